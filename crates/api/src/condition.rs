@@ -1,0 +1,57 @@
+//! Condition types and reasons: one vocabulary for status, events and metrics.
+//!
+//! Types and reasons are read by people and by other programs, so that they are never renamed.
+
+/// Condition types.
+pub mod kind {
+    /// The object is as its spec asks. On every kind.
+    pub const READY: &str = "Ready";
+    /// The operator still works on it. On every kind; follows kstatus.
+    pub const RECONCILING: &str = "Reconciling";
+    /// Only an edit by a person helps. On every kind; follows kstatus.
+    pub const STALLED: &str = "Stalled";
+    /// The Deployment has rolled out. On every kind.
+    pub const DEPLOYMENT_READY: &str = "DeploymentReady";
+    /// An object of others bears the name of a child. On every kind.
+    pub const CONFLICT: &str = "Conflict";
+    /// The operator has its own access to coderd.
+    pub const OPERATOR_ACCESS_READY: &str = "OperatorAccessReady";
+    /// The license of the Secret is applied.
+    pub const LICENSE_APPLIED: &str = "LicenseApplied";
+    /// The license ends soon.
+    pub const LICENSE_EXPIRING: &str = "LicenseExpiring";
+    /// The Ingress or route is written.
+    pub const EXPOSED: &str = "Exposed";
+    /// Workspace RBAC is in place.
+    pub const WORKSPACE_ACCESS: &str = "WorkspaceAccess";
+    /// The control plane that a pool or proxy names can be used.
+    pub const CONTROL_PLANE_READY: &str = "ControlPlaneReady";
+    /// The credentials of `bootstrap` can be read.
+    pub const BOOTSTRAP_SECRET_READY: &str = "BootstrapSecretReady";
+    /// The license covers external provisioners.
+    pub const EXTERNAL_PROVISIONERS_ENTITLED: &str = "ExternalProvisionersEntitled";
+    /// The provisioner key exists in coderd.
+    pub const PROVISIONER_KEY_READY: &str = "ProvisionerKeyReady";
+    /// The Secret holds the provisioner key.
+    pub const PROVISIONER_KEY_SECRET_READY: &str = "ProvisionerKeySecretReady";
+    /// Daemons of the pool are connected to coderd.
+    pub const DAEMONS_CONNECTED: &str = "DaemonsConnected";
+    /// The workspace proxy is registered in coderd.
+    pub const REGISTERED: &str = "Registered";
+}
+
+/// Reasons that more than one condition uses.
+pub mod reason {
+    /// Nothing is decided yet.
+    pub const PENDING: &str = "Pending";
+    /// Switched off by the spec.
+    pub const DISABLED: &str = "Disabled";
+    /// As the spec asks.
+    pub const RECONCILED: &str = "Reconciled";
+    /// Work is going on.
+    pub const PROGRESSING: &str = "Progressing";
+    /// An object of others bears the name.
+    pub const FOREIGN_OBJECT: &str = "ForeignObject";
+    /// The operator lacks a permission.
+    pub const FORBIDDEN: &str = "Forbidden";
+}

@@ -1,0 +1,47 @@
+//! Names that are written into clusters and therefore never change.
+
+/// The API group of the three kinds.
+pub const GROUP: &str = "coder.com";
+/// The only version of the three kinds.
+pub const VERSION: &str = "v1alpha1";
+
+/// The one field manager under which the operator writes.
+pub const FIELD_MANAGER: &str = "coder-k8s";
+/// The Lease that the leading operator holds.
+pub const LEASE: &str = "coder-k8s-controller.coder.com";
+
+/// Labels that every child bears.
+pub mod label {
+    /// What the child belongs to, one value for each kind.
+    pub const NAME: &str = "app.kubernetes.io/name";
+    /// Which object it belongs to.
+    pub const INSTANCE: &str = "app.kubernetes.io/instance";
+    /// Who manages it.
+    pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+    /// The value of [`MANAGED_BY`] on everything that the operator writes.
+    pub const MANAGER: &str = "coder-k8s";
+    /// The control plane that a workspace Role or RoleBinding serves.
+    pub const CONTROL_PLANE: &str = "coder.com/control-plane";
+    /// The namespace of that control plane.
+    pub const CONTROL_PLANE_NAMESPACE: &str = "coder.com/control-plane-namespace";
+}
+
+/// The value of [`label::NAME`] for the children of each kind.
+pub mod component {
+    /// Children of a CoderControlPlane.
+    pub const CONTROL_PLANE: &str = "coder-control-plane";
+    /// Children of a CoderProvisioner.
+    pub const PROVISIONER: &str = "coder-provisioner";
+    /// Children of a CoderWorkspaceProxy.
+    pub const WORKSPACE_PROXY: &str = "coder-workspace-proxy";
+}
+
+/// Finalizers, one for each kind, present only while there is something outside to clean.
+pub mod finalizer {
+    /// Workspace RBAC in other namespaces, which no garbage collector removes.
+    pub const CONTROL_PLANE: &str = "coder.com/workspace-rbac-cleanup";
+    /// A provisioner key in coderd.
+    pub const PROVISIONER: &str = "coder.com/provisioner-key-cleanup";
+    /// A registration in coderd.
+    pub const WORKSPACE_PROXY: &str = "coder.com/workspace-proxy-cleanup";
+}

@@ -1,0 +1,230 @@
+//! Pieces of JSON schema that the derive macros cannot write.
+//!
+//! Embedded Kubernetes types keep their structure and lose their descriptions: with them a single kind
+//! would pass the size that client-side `kubectl apply` can store. Every list and string that a
+//! validation rule reads gets an upper bound, because the API server prices rules by the largest input.
+
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVar, LocalObjectReference, Volume, VolumeMount};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+/// The longest list of containers, volumes, mounts or references that a kind takes.
+const MAX_ITEMS: u32 = 128;
+/// The longest list of environment entries.
+const MAX_ENV: u32 = 512;
+
+/// The schema of an embedded Kubernetes type.
+pub(crate) fn embed<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = generator.subschema_for::<T>();
+    strip_descriptions(&mut schema);
+    schema
+}
+
+/// A list of an embedded Kubernetes type.
+pub(crate) fn embed_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    list(&embed::<T>(generator), MAX_ITEMS)
+}
+
+/// Environment entries: unique by name, each with at most one source.
+pub(crate) fn env_vars(generator: &mut SchemaGenerator) -> Schema {
+    let mut entry = embed::<EnvVar>(generator);
+    bound_name(&mut entry, 253, "an environment variable needs a name, and the name has no '='", |name| {
+        format!("size({name}.trim()) > 0 && !{name}.contains('=')")
+    });
+    if let Some(source) = property(&mut entry, "valueFrom") {
+        source.insert("minProperties".into(), json!(1));
+        source.insert("maxProperties".into(), json!(1));
+    }
+    add_rule(
+        &mut entry,
+        "!has(self.valueFrom) || !has(self.value) || self.value == ''",
+        "an environment variable has either a value or a valueFrom, not both",
+    );
+    let mut schema = list(&entry, MAX_ENV);
+    keyed_by(&mut schema, "name");
+    schema
+}
+
+/// `envFrom`: each entry names a ConfigMap or a Secret.
+pub(crate) fn env_from(generator: &mut SchemaGenerator) -> Schema {
+    let mut entry = embed::<EnvFromSource>(generator);
+    add_rule(
+        &mut entry,
+        "!(has(self.configMapRef) && has(self.secretRef))",
+        "an envFrom entry names one source: configMapRef or secretRef, not both",
+    );
+    add_rule(
+        &mut entry,
+        "has(self.configMapRef) || has(self.secretRef)",
+        "an envFrom entry needs a configMapRef or a secretRef",
+    );
+    for source in ["configMapRef", "secretRef"] {
+        if let Some(reference) = property(&mut entry, source) {
+            require_name(reference);
+        }
+    }
+    list(&entry, MAX_ITEMS)
+}
+
+/// Volumes, unique by name.
+pub(crate) fn volumes(generator: &mut SchemaGenerator) -> Schema {
+    let mut entry = embed::<Volume>(generator);
+    bound_name(
+        &mut entry,
+        63,
+        "a volume's name is a DNS label: lower-case letters, digits and '-', at most 63 characters",
+        |name| format!("{name}.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"),
+    );
+    let mut schema = list(&entry, MAX_ITEMS);
+    keyed_by(&mut schema, "name");
+    schema
+}
+
+/// Volume mounts, unique by mount path.
+pub(crate) fn volume_mounts(generator: &mut SchemaGenerator) -> Schema {
+    let mut entry = embed::<VolumeMount>(generator);
+    if let Some(path) = property(&mut entry, "mountPath") {
+        path.insert("minLength".into(), json!(1));
+    }
+    if let Some(name) = property(&mut entry, "name") {
+        name.insert("minLength".into(), json!(1));
+    }
+    let mut schema = list(&entry, MAX_ITEMS);
+    keyed_by(&mut schema, "mountPath");
+    schema
+}
+
+/// Containers that run before the main one, unique by name.
+pub(crate) fn containers(generator: &mut SchemaGenerator) -> Schema {
+    let mut entry = embed::<Container>(generator);
+    if let Some(name) = property(&mut entry, "name") {
+        name.insert("minLength".into(), json!(1));
+        name.insert("maxLength".into(), json!(63));
+    }
+    let mut schema = list(&entry, MAX_ITEMS);
+    keyed_by(&mut schema, "name");
+    schema
+}
+
+/// References to pull Secrets, unique by name.
+pub(crate) fn pull_secrets(generator: &mut SchemaGenerator) -> Schema {
+    let mut entry = embed::<LocalObjectReference>(generator);
+    if let Some(object) = entry.as_object_mut() {
+        require_name(object);
+    }
+    let mut schema = list(&entry, MAX_ITEMS);
+    keyed_by(&mut schema, "name");
+    schema
+}
+
+/// A map of strings whose keys and values a validation rule may read.
+pub(crate) fn string_map(_: &mut SchemaGenerator) -> Schema {
+    schema(json!({
+        "type": "object",
+        "maxProperties": 256,
+        "additionalProperties": {"type": "string", "maxLength": 65536},
+    }))
+}
+
+/// A short list of strings, none of them empty.
+pub(crate) fn arguments(_: &mut SchemaGenerator) -> Schema {
+    schema(json!({
+        "type": "array",
+        "maxItems": MAX_ITEMS,
+        "items": {"type": "string", "minLength": 1, "maxLength": 8192},
+    }))
+}
+
+/// Turns a JSON object into a schema.
+pub(crate) fn schema(value: Value) -> Schema {
+    match value {
+        Value::Object(object) => Schema::from(object),
+        other => Schema::from(other.as_bool().unwrap_or(true)),
+    }
+}
+
+/// Adds one validation rule with the sentence that a person reads when it fails.
+pub(crate) fn add_rule(schema: &mut Schema, rule: &str, message: &str) {
+    if let Some(object) = schema.as_object_mut() {
+        push_rule(object, rule, message);
+    }
+}
+
+fn push_rule(object: &mut Map<String, Value>, rule: &str, message: &str) {
+    let rules = object.entry("x-kubernetes-validations").or_insert_with(|| json!([]));
+    if let Some(rules) = rules.as_array_mut() {
+        rules.push(json!({"rule": rule, "message": message}));
+    }
+}
+
+fn list(items: &Schema, max: u32) -> Schema {
+    schema(json!({"type": "array", "maxItems": max, "items": items}))
+}
+
+fn keyed_by(schema: &mut Schema, key: &str) {
+    if let Some(object) = schema.as_object_mut() {
+        object.insert("x-kubernetes-list-type".into(), json!("map"));
+        object.insert("x-kubernetes-list-map-keys".into(), json!([key]));
+    }
+}
+
+/// Bounds the `name` of a list's entry and gives it a rule, written for the expression that reads it.
+fn bound_name(entry: &mut Schema, max: u32, message: &str, rule: impl FnOnce(&str) -> String) {
+    if let Some(name) = property(entry, "name") {
+        name.insert("maxLength".into(), json!(max));
+        push_rule(name, &rule("self"), message);
+    }
+}
+
+/// A reference's name: required and not blank. Kubernetes' own schema defaults it to an empty string.
+fn require_name(reference: &mut Map<String, Value>) {
+    reference.insert("required".into(), json!(["name"]));
+    if let Some(name) = reference.get_mut("properties").and_then(|p| p.get_mut("name")).and_then(Value::as_object_mut)
+    {
+        name.remove("default");
+        name.insert("maxLength".into(), json!(253));
+        push_rule(name, "size(self.trim()) > 0", "the name of the referenced object is missing");
+    }
+}
+
+fn property<'a>(schema: &'a mut Schema, name: &str) -> Option<&'a mut Map<String, Value>> {
+    schema.as_object_mut()?.get_mut("properties")?.get_mut(name)?.as_object_mut()
+}
+
+fn strip_descriptions(schema: &mut Schema) {
+    if let Some(object) = schema.as_object_mut() {
+        strip(object);
+    }
+}
+
+/// Removes descriptions from a schema object, minding that `properties` holds names, not keywords.
+fn strip(object: &mut Map<String, Value>) {
+    object.remove("description");
+    for (keyword, value) in object.iter_mut() {
+        match (keyword.as_str(), value) {
+            ("properties", Value::Object(properties)) => {
+                for property in properties.values_mut().filter_map(Value::as_object_mut) {
+                    strip(property);
+                }
+            }
+            ("items" | "additionalProperties", Value::Object(inner)) => strip(inner),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_property_called_description_survives_the_stripping() {
+        let mut object = json!({
+            "description": "gone",
+            "properties": {"description": {"type": "string", "description": "gone"}},
+            "items": {"description": "gone", "type": "string"},
+        });
+        strip(object.as_object_mut().unwrap());
+        assert_eq!(object, json!({"properties": {"description": {"type": "string"}}, "items": {"type": "string"}}));
+    }
+}

@@ -1,0 +1,227 @@
+//! What the real API server accepts and refuses of our kinds, and the sentence with which it refuses.
+
+use coder_k8s_api::{crds, names, samples::SAMPLES};
+use coder_k8s_testbed::shared_with;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// A table of manifests for one kind. Every entry is laid over `base`; a null takes a field of it away.
+#[derive(Deserialize)]
+struct Table {
+    base: Value,
+    refused: Vec<Case>,
+    accepted: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    title: String,
+    name: Option<String>,
+    spec: Value,
+    #[serde(default)]
+    says: String,
+}
+
+#[tokio::test]
+async fn bad_control_planes_are_refused_with_a_sentence() {
+    check("CoderControlPlane", include_str!("manifests/controlplane.yaml")).await;
+}
+
+#[tokio::test]
+async fn bad_provisioners_are_refused_with_a_sentence() {
+    check("CoderProvisioner", include_str!("manifests/provisioner.yaml")).await;
+}
+
+#[tokio::test]
+async fn bad_workspace_proxies_are_refused_with_a_sentence() {
+    check("CoderWorkspaceProxy", include_str!("manifests/workspaceproxy.yaml")).await;
+}
+
+#[tokio::test]
+async fn every_sample_is_accepted() {
+    let shared = shared_with(crds).await;
+    let namespace = shared.namespace("samples").await;
+    for sample in SAMPLES {
+        let mut object: DynamicObject = serde_saphyr::from_str(sample.yaml).unwrap();
+        object.metadata.namespace = None;
+        let kind = object.types.clone().unwrap().kind;
+        let said = object.data["spec"].clone();
+        let stored = api(shared.cluster.client(), &kind, namespace.name())
+            .create(&strict(), &object)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error}", sample.file));
+        assert_contains(sample.file, &said, &stored.data["spec"]);
+    }
+}
+
+#[tokio::test]
+async fn defaults_are_visible_in_the_stored_object() {
+    let shared = shared_with(crds).await;
+    let namespace = shared.namespace("defaults").await;
+    for manifest in [
+        json!({"metadata": {"name": "without-spec"}}),
+        json!({"metadata": {"name": "with-empty-spec"}, "spec": {}}),
+        json!({"metadata": {"name": "with-nulls"}, "spec": {"service": null, "replicas": null, "readinessProbe": null}}),
+    ] {
+        let object: DynamicObject = serde_json::from_value(manifest).unwrap();
+        let stored =
+            api(shared.cluster.client(), "CoderControlPlane", namespace.name()).create(&strict(), &object).await.unwrap();
+        let expected = serde_json::to_value(coder_k8s_api::CoderControlPlaneSpec::default()).unwrap();
+        assert_eq!(stored.data["spec"], expected);
+    }
+    let pool = json!({"metadata": {"name": "pool"}, "spec": {"controlPlaneRef": {"name": "coder"}}});
+    let stored = api(shared.cluster.client(), "CoderProvisioner", namespace.name())
+        .create(&strict(), &serde_json::from_value(pool).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(stored.data["spec"]["replicas"], 1);
+    assert_eq!(stored.data["spec"]["rbac"], json!({"workspacePerms": true, "enableDeployments": true}));
+    assert_eq!(stored.data["spec"].get("image"), None, "the effective image is on status");
+}
+
+/// A rule that came later must not lock an object that is already stored: its finalizers must still come off.
+#[tokio::test]
+async fn an_object_that_breaks_a_new_rule_can_still_be_edited_and_deleted() {
+    let shared = shared_with(crds).await;
+    let namespace = shared.namespace("ratchet").await;
+    let client = shared.cluster.client();
+    let lax = lax_copy_of_control_planes();
+    let crd_api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    crd_api.create(&PostParams::default(), &lax).await.unwrap();
+    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("lax.coder.com", "v1alpha1", "CoderControlPlane"), "codercontrolplanes");
+    let objects: Api<DynamicObject> = Api::namespaced_with(client, namespace.name(), &resource);
+    let old = json!({
+        "metadata": {"name": "1-coder", "finalizers": ["coder.com/workspace-rbac-cleanup"]},
+        "spec": {"service": {"port": 0}, "licenseSecretRef": {"name": ""}},
+    });
+    let old: DynamicObject = serde_json::from_value(old).unwrap();
+    coder_k8s_testbed::eventually(std::time::Duration::from_secs(20), || async {
+        objects.create(&PostParams::default(), &old).await.map(|_| ())
+    })
+    .await
+    .unwrap();
+
+    let mut strict = crd_api.get("codercontrolplanes.lax.coder.com").await.unwrap();
+    strict.spec.versions[0].schema = crds()[0].spec.versions[0].schema.clone();
+    crd_api.replace("codercontrolplanes.lax.coder.com", &PostParams::default(), &strict).await.unwrap();
+    // The new schema is in force once a fresh object of that kind is refused.
+    coder_k8s_testbed::eventually(std::time::Duration::from_secs(20), || async {
+        let fresh = json!({"metadata": {"name": "2-coder"}, "spec": {}});
+        let fresh: DynamicObject = serde_json::from_value(fresh).unwrap();
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        match objects.create(&dry, &fresh).await {
+            Err(error) if error.to_string().contains("name of a Service") => Ok(()),
+            other => Err(format!("{:?}", other.map(|o| o.metadata.name))),
+        }
+    })
+    .await
+    .unwrap();
+
+    let label = json!({"metadata": {"labels": {"touched": "yes"}}});
+    let merge = kube::api::Patch::Merge(&label);
+    objects.patch("1-coder", &kube::api::PatchParams::default(), &merge).await.expect("an edit elsewhere is accepted");
+    objects.delete("1-coder", &kube::api::DeleteParams::default()).await.unwrap();
+    let free = json!({"metadata": {"finalizers": null}});
+    objects
+        .patch("1-coder", &kube::api::PatchParams::default(), &kube::api::Patch::Merge(&free))
+        .await
+        .expect("the finalizer comes off");
+    assert!(objects.get_opt("1-coder").await.unwrap().is_none());
+}
+
+#[test]
+fn each_crd_fits_into_the_annotation_of_kubectl_apply() {
+    for crd in crds() {
+        let size = serde_json::to_string(&crd).unwrap().len();
+        println!("{}: {size} bytes of JSON", crd.metadata.name.clone().unwrap());
+        assert!(size < 200 * 1024);
+    }
+}
+
+async fn check(kind: &str, table: &str) {
+    let table: Table = serde_saphyr::from_str(table).unwrap();
+    assert!(table.refused.len() >= 20, "{kind}: {} bad manifests are too few", table.refused.len());
+    let shared = shared_with(crds).await;
+    let namespace = shared.namespace("validation").await;
+    let api = api(shared.cluster.client(), kind, namespace.name());
+    let mut wrong = Vec::new();
+    for case in &table.refused {
+        match api.create(&strict(), &manifest(&table.base, case)).await {
+            Ok(_) => wrong.push(format!("{}: was accepted", case.title)),
+            Err(kube::Error::Api(status)) if status.code == 422 && status.message.contains(&case.says) => {}
+            Err(error) => wrong.push(format!("{}: {error}\n    expected: {}", case.title, case.says)),
+        }
+    }
+    for case in &table.accepted {
+        if let Err(error) = api.create(&strict(), &manifest(&table.base, case)).await {
+            wrong.push(format!("{}: should be accepted: {error}", case.title));
+        }
+    }
+    println!("{kind}: {} refused, {} accepted", table.refused.len(), table.accepted.len());
+    assert!(wrong.is_empty(), "{kind}:\n{}", wrong.join("\n"));
+}
+
+fn strict() -> PostParams {
+    PostParams { dry_run: true, ..PostParams::default() }
+}
+
+fn api(client: Client, kind: &str, namespace: &str) -> Api<DynamicObject> {
+    let plural = crds().into_iter().find(|crd| crd.spec.names.kind == kind).unwrap().spec.names.plural;
+    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(names::GROUP, names::VERSION, kind), &plural);
+    Api::namespaced_with(client, namespace, &resource)
+}
+
+fn manifest(base: &Value, case: &Case) -> DynamicObject {
+    let mut spec = base.clone();
+    lay_over(&mut spec, &case.spec);
+    let name = case.name.as_deref().unwrap_or("case");
+    serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
+}
+
+fn lay_over(base: &mut Value, patch: &Value) {
+    let (Value::Object(base), Value::Object(patch)) = (base, patch) else { return };
+    for (key, value) in patch {
+        match (base.get_mut(key), value) {
+            (Some(_), Value::Null) => {
+                base.remove(key);
+            }
+            (Some(inner @ Value::Object(_)), Value::Object(_)) => lay_over(inner, value),
+            _ => {
+                base.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+fn assert_contains(what: &str, said: &Value, stored: &Value) {
+    match (said, stored) {
+        (Value::Object(said), Value::Object(stored)) => {
+            for (key, value) in said {
+                assert_contains(&format!("{what}.{key}"), value, stored.get(key).unwrap_or(&Value::Null));
+            }
+        }
+        (said, stored) => assert_eq!(said, stored, "{what}"),
+    }
+}
+
+/// The CRD of control planes in a group of its own, with a schema that lets everything pass.
+fn lax_copy_of_control_planes() -> CustomResourceDefinition {
+    let mut crd = crds().remove(0);
+    crd.metadata.name = Some("codercontrolplanes.lax.coder.com".into());
+    crd.spec.group = "lax.coder.com".into();
+    let lax = json!({
+        "type": "object",
+        "properties": {
+            "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+        },
+    });
+    crd.spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema = Some(serde_json::from_value(lax).unwrap());
+    crd.spec.versions[0].subresources.as_mut().unwrap().scale = None;
+    crd
+}

@@ -1,0 +1,76 @@
+//! The samples: applied as a person would, and awaited.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use coder_k8s_api::{names, samples::SAMPLES};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+};
+
+use super::Teller;
+
+/// Who applies the samples, apart from the operator's own field manager.
+const MANAGER: &str = "coder-k8s-dev";
+
+/// Applies every sample, its namespace first.
+pub(crate) async fn apply(client: &Client, say: &Teller) -> Result<()> {
+    for sample in parsed()? {
+        let namespace = sample.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        ensure_namespace(client, &namespace).await?;
+        let name = sample.metadata.name.clone().unwrap_or_default();
+        api(client, &sample)?
+            .patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(&sample))
+            .await
+            .with_context(|| format!("cannot apply the sample {namespace}/{name}"))?;
+        say.line(&format!("applied {} {namespace}/{name}", kind(&sample)));
+    }
+    Ok(())
+}
+
+/// Waits until every sample is stored.
+pub(crate) async fn settled(client: &Client) -> Result<()> {
+    for sample in parsed()? {
+        let name = sample.metadata.name.clone().unwrap_or_default();
+        while api(client, &sample)?.get_opt(&name).await?.is_none() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+    Ok(())
+}
+
+fn parsed() -> Result<Vec<DynamicObject>> {
+    SAMPLES
+        .iter()
+        .map(|sample| serde_saphyr::from_str(sample.yaml).with_context(|| format!("sample {}", sample.file)))
+        .collect()
+}
+
+fn kind(object: &DynamicObject) -> &str {
+    object.types.as_ref().map_or("object", |types| types.kind.as_str())
+}
+
+fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
+    let plural = coder_k8s_api::crds()
+        .into_iter()
+        .find(|crd| crd.spec.names.kind == kind(object))
+        .map(|crd| crd.spec.names.plural)
+        .with_context(|| format!("{} is none of our kinds", kind(object)))?;
+    let kind = GroupVersionKind::gvk(names::GROUP, names::VERSION, kind(object));
+    let resource = ApiResource::from_gvk_with_plural(&kind, &plural);
+    Ok(match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::default_namespaced_with(client.clone(), &resource),
+    })
+}
+
+async fn ensure_namespace(client: &Client, name: &str) -> Result<()> {
+    let namespace = serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    Api::<Namespace>::all(client.clone())
+        .patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(&namespace))
+        .await
+        .with_context(|| format!("cannot create the namespace {name}"))?;
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! A line for everything that happens to our kinds and their children.
+
+use std::{collections::HashMap, fmt::Debug};
+
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition};
+use futures::{StreamExt, future::join_all};
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Pod, Secret, Service, ServiceAccount},
+    },
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::PartialObjectMeta,
+    runtime::{WatchStreamExt, watcher},
+};
+use serde::de::DeserializeOwned;
+
+use super::Teller;
+
+/// Tells of every change until it is dropped.
+pub(crate) async fn everything(client: &Client, say: &Teller) {
+    let managed = watcher::Config::default().labels("app.kubernetes.io/managed-by=coder-k8s");
+    join_all([
+        follow(Api::<CoderControlPlane>::all(client.clone()), watcher::Config::default(), say, |o| {
+            summary(o.status.as_ref().map(|status| status.conditions.as_slice()))
+        }),
+        follow(Api::<CoderProvisioner>::all(client.clone()), watcher::Config::default(), say, |o| {
+            summary(o.status.as_ref().map(|status| status.conditions.as_slice()))
+        }),
+        follow(Api::<CoderWorkspaceProxy>::all(client.clone()), watcher::Config::default(), say, |o| {
+            summary(o.status.as_ref().map(|status| status.conditions.as_slice()))
+        }),
+        follow(Api::<Deployment>::all(client.clone()), managed.clone(), say, |o| {
+            let status = o.status.as_ref();
+            let ready = status.and_then(|s| s.ready_replicas).unwrap_or(0);
+            let wanted = o.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
+            format!("{ready} of {wanted} pods are ready")
+        }),
+        follow(Api::<Pod>::all(client.clone()), managed.clone(), say, |o| {
+            o.status.as_ref().and_then(|s| s.phase.clone()).unwrap_or_default()
+        }),
+        follow(Api::<Service>::all(client.clone()), managed.clone(), say, |_| String::new()),
+        follow(Api::<ServiceAccount>::all(client.clone()), managed.clone(), say, |_| String::new()),
+        follow(Api::<PartialObjectMeta<Secret>>::all(client.clone()), managed, say, |_| String::new()),
+    ])
+    .await;
+}
+
+/// Follows one kind and tells when the short state of an object changes.
+fn follow<'a, K>(
+    api: Api<K>,
+    config: watcher::Config,
+    say: &'a Teller,
+    state: impl Fn(&K) -> String + Send + 'a,
+) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    Box::pin(async move {
+        let mut known: HashMap<String, String> = HashMap::new();
+        let mut events = watcher(api, config).default_backoff().boxed();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                    let (name, now) = (describe(&object), state(&object));
+                    if known.get(&name) != Some(&now) {
+                        let verb = if known.contains_key(&name) { "changed" } else { "created" };
+                        let colon = if now.is_empty() { "" } else { ": " };
+                        say.line(&format!("{verb} {name}{colon}{now}"));
+                        known.insert(name, now);
+                    }
+                }
+                Ok(watcher::Event::Delete(object)) => {
+                    let name = describe(&object);
+                    known.remove(&name);
+                    say.line(&format!("deleted {name}"));
+                }
+                Ok(_) => {}
+                Err(error) => say.line(&format!("watch of {}: {error}", K::plural(&()))),
+            }
+        }
+    })
+}
+
+fn describe<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    format!("{} {}/{}", K::kind(&()), object.namespace().unwrap_or_default(), object.name_any())
+}
+
+/// The state of one of our objects in a few words.
+fn summary(conditions: Option<&[Condition]>) -> String {
+    let ready = conditions.and_then(|all| all.iter().find(|c| c.type_ == condition::kind::READY));
+    ready.map(|c| format!("Ready={} {}: {}", c.status, c.reason, c.message)).unwrap_or_default()
+}

@@ -1,0 +1,146 @@
+//! What the API server was asked, by whom, from its own audit log.
+//!
+//! The log leaves out the cluster's own components, so what it holds are the requests of the code under test. The
+//! server writes a line after it has sent the response; whoever looks for a request he just made must look until
+//! it is there.
+
+use std::path::Path;
+
+use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize;
+
+/// The rules of the log: the users given are left out, and so are health probes.
+pub(crate) fn policy(unlogged_users: &[&str]) -> String {
+    let policy = serde_json::json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            { "level": "None", "users": unlogged_users },
+            { "level": "None", "userGroups": ["system:serviceaccounts:kube-system"] },
+            { "level": "None", "nonResourceURLs": ["/healthz*", "/livez*", "/readyz*"] },
+            { "level": "Metadata" },
+        ],
+    });
+    policy.to_string()
+}
+
+/// One request, as the API server saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditEvent {
+    /// `ResponseComplete`, or `ResponseStarted` for a watch that goes on. A watch that ended has both.
+    pub stage: String,
+    /// Who sent it.
+    pub user: String,
+    /// In whose name it was sent.
+    pub impersonated: Option<String>,
+    /// The user agent.
+    pub user_agent: String,
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, ...
+    pub verb: String,
+    /// The plural of the kind; empty for other URLs.
+    pub resource: String,
+    /// `status`, `binding`, ...; empty for the object itself.
+    pub subresource: String,
+    /// The namespace; empty for cluster-wide requests.
+    pub namespace: String,
+    /// The object's name; empty for lists.
+    pub name: String,
+    /// The HTTP status of the response.
+    pub code: u16,
+    /// When the request came in.
+    pub received: Timestamp,
+    /// The path and query.
+    pub uri: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    stage: String,
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    verb: String,
+    user: User,
+    impersonated_user: Option<User>,
+    #[serde(default)]
+    user_agent: String,
+    #[serde(default)]
+    object_ref: Object,
+    #[serde(default)]
+    response_status: Response,
+    request_received_timestamp: Timestamp,
+}
+
+#[derive(Deserialize)]
+struct User {
+    #[serde(default)]
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Object {
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Response {
+    code: u16,
+}
+
+impl From<Line> for AuditEvent {
+    fn from(line: Line) -> Self {
+        Self {
+            stage: line.stage,
+            user: line.user.username,
+            impersonated: line.impersonated_user.map(|user| user.username),
+            user_agent: line.user_agent,
+            verb: line.verb,
+            resource: line.object_ref.resource,
+            subresource: line.object_ref.subresource,
+            namespace: line.object_ref.namespace,
+            name: line.object_ref.name,
+            code: line.response_status.code,
+            received: line.request_received_timestamp,
+            uri: line.request_uri,
+        }
+    }
+}
+
+/// Reads a log, oldest first. A server that has logged nothing yet has no file.
+pub(crate) fn read(path: &Path) -> std::io::Result<Vec<AuditEvent>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(parse(&text)?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The last line may be half written, so only lines with an end count.
+fn parse(text: &str) -> serde_json::Result<Vec<AuditEvent>> {
+    text.split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
+        .map(|line| serde_json::from_str::<Line>(line).map(AuditEvent::from))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":"ResponseComplete","requestURI":"/api/v1/namespaces/a/pods/p/status","verb":"patch","user":{"username":"admin","groups":["system:masters"]},"impersonatedUser":{"username":"jane"},"sourceIPs":["127.0.0.1"],"userAgent":"test","objectRef":{"resource":"pods","namespace":"a","name":"p","apiVersion":"v1","subresource":"status"},"responseStatus":{"metadata":{},"code":403},"requestReceivedTimestamp":"2026-11-15T20:57:00.123456Z","stageTimestamp":"2026-11-15T20:57:00.223456Z"}"#;
+
+    #[test]
+    fn a_line_is_read_and_a_half_line_is_not() {
+        let events = parse(&format!("{LINE}\n{}", &LINE[..40])).unwrap();
+        let [event] = events.as_slice() else { panic!("{events:?}") };
+        assert_eq!((event.user.as_str(), event.impersonated.as_deref()), ("admin", Some("jane")));
+        assert_eq!((event.resource.as_str(), event.subresource.as_str()), ("pods", "status"));
+        assert_eq!((event.code, event.verb.as_str()), (403, "patch"));
+    }
+}

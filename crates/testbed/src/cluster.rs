@@ -1,0 +1,272 @@
+//! A control plane that is there until it is dropped.
+//!
+//! [`Cluster::builder`] starts real components on loopback, with RBAC on and with the default admission plugins.
+//! The caller is `admin`, a member of `system:masters`; [`Cluster::client_as`] acts as anyone else. The cluster's
+//! own requests come from other users that the audit log leaves out. Dropping the cluster ends its processes and
+//! removes its files; so does the end of the process.
+
+mod access;
+mod flags;
+mod start;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use parking_lot::Mutex;
+use rustix::process::Signal;
+
+use crate::audit::{self, AuditEvent};
+use crate::binaries::{self, Binaries};
+use crate::node::Node;
+use crate::process::{Component, Group};
+use access::Access;
+
+/// Why a cluster is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A program is missing.
+    #[error(transparent)]
+    Binaries(#[from] binaries::Error),
+    /// A component ended by itself.
+    #[error("{component} ended ({status}); its last lines:\n{log}")]
+    Exited {
+        /// The program.
+        component: &'static str,
+        /// How it ended.
+        status: ExitStatus,
+        /// The end of its log.
+        log: String,
+    },
+    /// A component runs, but is of no use.
+    #[error("{component} is not ready after {after:?} ({last}); its last lines:\n{log}")]
+    NotReady {
+        /// The program.
+        component: &'static str,
+        /// How long it was waited for.
+        after: Duration,
+        /// What was seen last.
+        last: String,
+        /// The end of its log.
+        log: String,
+    },
+    /// A custom resource definition could not be installed.
+    #[error("cannot install the custom resource definition {name}: {problem}")]
+    Crd {
+        /// Its name.
+        name: String,
+        /// What the API server said, or which condition did not come.
+        problem: String,
+    },
+    /// The certificates could not be made.
+    #[error("cannot make the cluster's certificates")]
+    Pki(#[from] rcgen::Error),
+    /// A process or a file could not be handled.
+    #[error("cannot {action}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, source }
+    }
+
+    /// Whether another port would have helped.
+    fn is_address_in_use(&self) -> bool {
+        matches!(self, Self::Exited { log, .. } if log.contains("address already in use"))
+    }
+}
+
+type Tell = Box<dyn Fn(&str) + Send + Sync>;
+
+/// What kind of cluster to start.
+#[must_use]
+pub struct Builder {
+    binaries: Option<Binaries>,
+    controller_manager: bool,
+    crds: Vec<CustomResourceDefinition>,
+    ready_within: Duration,
+    tell: Tell,
+}
+
+impl Builder {
+    /// Whether to run kube-controller-manager; on by default. Without it nothing is garbage collected or rolled
+    /// out, and the service account admission plugin, which would refuse every pod, is off.
+    pub fn controller_manager(mut self, wanted: bool) -> Self {
+        self.controller_manager = wanted;
+        self
+    }
+
+    /// Definitions to install before the controllers start, so that garbage collection knows them at once.
+    pub fn crds(mut self, crds: Vec<CustomResourceDefinition>) -> Self {
+        self.crds = crds;
+        self
+    }
+
+    /// Programs other than those of [`Binaries::locate`].
+    pub fn binaries(mut self, binaries: Binaries) -> Self {
+        self.binaries = Some(binaries);
+        self
+    }
+
+    /// How long each component may take to become ready; a minute by default.
+    pub fn ready_within(mut self, limit: Duration) -> Self {
+        self.ready_within = limit;
+        self
+    }
+
+    /// Is told each step of the start, for people.
+    pub fn progress(mut self, tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        self.tell = Box::new(tell);
+        self
+    }
+
+    /// Starts the cluster and waits until it is of use. Dropping the future stops what was started.
+    pub async fn start(self) -> Result<Cluster, Error> {
+        start::start(self).await
+    }
+}
+
+/// A running control plane.
+#[derive(Debug)]
+pub struct Cluster {
+    binaries: Binaries,
+    access: Access,
+    etcd: Arc<Component>,
+    api_server: Mutex<Arc<Component>>,
+    api_server_args: Vec<String>,
+    controller_manager: Option<Arc<Component>>,
+    ready_within: Duration,
+    group: Group,
+}
+
+impl Cluster {
+    /// A cluster with a controller-manager and without custom resources, unless told otherwise.
+    pub fn builder() -> Builder {
+        Builder {
+            binaries: None,
+            controller_manager: true,
+            crds: Vec::new(),
+            ready_within: Duration::from_mins(1),
+            tell: Box::new(|_| {}),
+        }
+    }
+
+    /// The programs that run.
+    pub fn binaries(&self) -> &Binaries {
+        &self.binaries
+    }
+
+    /// The API server's address.
+    pub fn url(&self) -> &str {
+        &self.access.url
+    }
+
+    /// A kubeconfig file for `admin`, for as long as the cluster is there.
+    pub fn kubeconfig_path(&self) -> PathBuf {
+        self.group.dir().file(start::KUBECONFIG)
+    }
+
+    /// The text of that file. It needs no other file.
+    pub fn kubeconfig_yaml(&self) -> String {
+        self.access.kubeconfig(&self.access.admin)
+    }
+
+    /// The settings of a client for `admin`.
+    pub fn config(&self) -> kube::Config {
+        self.access.config(&self.access.admin)
+    }
+
+    /// A new client for `admin`. Its connections belong to the calling runtime and end with it.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn client(&self) -> kube::Client {
+        access::client(self.config())
+    }
+
+    /// A new client that acts as someone else, by impersonation.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn client_as(&self, user: &str, groups: &[&str]) -> kube::Client {
+        let mut config = self.config();
+        config.auth_info.impersonate = Some(user.to_owned());
+        config.auth_info.impersonate_groups = Some(groups.iter().map(|&group| group.to_owned()).collect());
+        access::client(config)
+    }
+
+    /// A new client of the testbed itself, whose requests the audit log leaves out.
+    pub(crate) fn own_client(&self) -> kube::Client {
+        access::client(self.access.config(&self.access.testbed))
+    }
+
+    /// Starts a node on the calling runtime. The audit log leaves its requests out.
+    pub async fn node(&self, name: &str) -> kube::Result<Node> {
+        Node::start(self.own_client(), name).await
+    }
+
+    /// The requests so far, without those of the cluster's own components. Read [`AuditEvent`] on what comes late.
+    pub fn audit(&self) -> io::Result<Vec<AuditEvent>> {
+        audit::read(&self.group.dir().file(start::AUDIT_LOG))
+    }
+
+    /// Whether a controller-manager runs.
+    pub fn has_controller_manager(&self) -> bool {
+        self.controller_manager.is_some()
+    }
+
+    /// Stops the API server in its tracks: connections stay open and are not served.
+    pub fn pause_api_server(&self) -> io::Result<()> {
+        self.api_server.lock().signal(Signal::STOP)
+    }
+
+    /// Lets a paused API server go on.
+    pub fn resume_api_server(&self) -> io::Result<()> {
+        self.api_server.lock().signal(Signal::CONT)
+    }
+
+    /// Kills the API server and starts it again, with the same address and data, until it is ready.
+    pub async fn restart_api_server(&self) -> Result<(), Error> {
+        start::restart_api_server(self).await
+    }
+
+    /// The directory with the cluster's data, keys and logs.
+    pub fn run_dir(&self) -> &Path {
+        self.group.dir().path()
+    }
+
+    /// The live processes of the cluster.
+    pub fn pids(&self) -> Vec<i32> {
+        self.group.pids()
+    }
+
+    /// The process that ends the others when this one is gone.
+    pub fn guard_pid(&self) -> u32 {
+        self.group.guard_pid()
+    }
+
+    /// The end of each component's log, for a report on a failed test.
+    pub fn logs(&self) -> Vec<(&'static str, String)> {
+        let api_server = self.api_server.lock().clone();
+        [Some(&self.etcd), Some(&api_server), self.controller_manager.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|component| (component.name, component.log_tail()))
+            .collect()
+    }
+
+    /// Ends the processes and removes the files, without blocking the runtime as a drop would.
+    pub async fn stop(self) {
+        let _ = tokio::task::spawn_blocking(move || drop(self)).await;
+    }
+}

@@ -1,0 +1,24 @@
+//! A real Kubernetes control plane on loopback, for tests and for `coder-k8s dev`.
+//!
+//! [`Cluster`] runs etcd, kube-apiserver and kube-controller-manager as ordinary processes, and [`Node`] plays
+//! the kubelet. The programs come from [`Binaries`]. Nothing is simulated in the API server: RBAC, admission,
+//! garbage collection and rollouts are the real ones. Nothing is left behind: processes and files go away with
+//! the process that started them, however it ends.
+
+mod audit;
+pub mod binaries;
+pub mod cluster;
+mod eventually;
+pub mod node;
+mod pki;
+mod ports;
+mod process;
+mod rundir;
+mod shared;
+
+pub use audit::AuditEvent;
+pub use binaries::{Binaries, Progress, Sources, Stage};
+pub use cluster::{Builder, Cluster};
+pub use eventually::{TimedOut, eventually};
+pub use node::{Behaviour, Node, Rule};
+pub use shared::{Namespace, Shared, shared, shared_with};

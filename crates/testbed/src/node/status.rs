@@ -1,0 +1,338 @@
+//! The status of a pod, from how its containers fare. Pure.
+//!
+//! Times and restart counts are carried over from the status that is there, so the result equals it when nothing
+//! has changed. Conditions of others are never touched.
+
+use std::net::Ipv4Addr;
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::Behaviour;
+
+const OWN_CONDITIONS: [&str; 4] = ["PodScheduled", "Initialized", "ContainersReady", "Ready"];
+
+/// What the node should report, or nothing for a pod that is not there or has ended.
+pub(super) fn wanted(
+    pod: &Pod,
+    ip: Ipv4Addr,
+    host_ip: &str,
+    now: Timestamp,
+    behaviour: impl Fn(&str) -> Behaviour,
+) -> Option<PodStatus> {
+    let spec = pod.spec.as_ref()?;
+    let mut status = pod.status.clone().unwrap_or_default();
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let now = Time(now);
+    let of = |container: &Container| behaviour(container.image.as_deref().unwrap_or_default());
+
+    let init: Vec<_> = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .map(|container| {
+            let previous = find(status.init_container_statuses.as_ref(), &container.name);
+            let sidecar = container.restart_policy.as_deref() == Some("Always");
+            match of(container) {
+                Behaviour::Ready | Behaviour::Unready if !sidecar => completed(container, previous, &now),
+                behaviour => running(container, behaviour, previous, &now),
+            }
+        })
+        .collect();
+    let initialized = init.iter().all(|status| !is_waiting(status));
+    let containers: Vec<_> = spec
+        .containers
+        .iter()
+        .map(|container| {
+            let previous = find(status.container_statuses.as_ref(), &container.name);
+            if initialized {
+                running(container, of(container), previous, &now)
+            } else {
+                waiting(container, previous, "PodInitializing", None)
+            }
+        })
+        .collect();
+
+    let unready: Vec<_> =
+        containers.iter().filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
+    let unready = (!unready.is_empty())
+        .then(|| ("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" "))));
+    let uninitialized =
+        (!initialized).then(|| ("ContainersNotInitialized", String::from("init containers are waiting")));
+    let pulling = containers.iter().any(|status| reason(status) == Some("ImagePullBackOff"));
+    let conditions = status.conditions.get_or_insert_default();
+    for (type_, problem) in [
+        ("PodScheduled", None),
+        ("Initialized", uninitialized),
+        ("ContainersReady", unready.clone()),
+        ("Ready", unready),
+    ] {
+        set_condition(conditions, type_, problem, &now);
+    }
+    status.phase = Some(if pulling || !initialized { "Pending" } else { "Running" }.into());
+    status.start_time.get_or_insert(now);
+    status.host_ip = Some(host_ip.into());
+    status.host_ips = Some(vec![HostIP { ip: host_ip.into() }]);
+    status.pod_ip = Some(ip.to_string());
+    status.pod_ips = Some(vec![PodIP { ip: ip.to_string() }]);
+    status.container_statuses = Some(containers);
+    if !init.is_empty() {
+        status.init_container_statuses = Some(init);
+    }
+    Some(status)
+}
+
+/// The strategic merge patch that makes `wanted` true. It names the pod's uid, so that a successor of the same name
+/// is never given its status.
+pub(super) fn patch(pod: &Pod, wanted: &PodStatus) -> Value {
+    let conditions: Vec<_> = wanted
+        .conditions
+        .iter()
+        .flatten()
+        .filter(|condition| OWN_CONDITIONS.contains(&condition.type_.as_str()))
+        .map(|PodCondition { type_, status, reason, message, last_transition_time, .. }| {
+            // Conditions are merged key by key: what is to go away must be named.
+            json!({
+                "type": type_, "status": status, "reason": reason, "message": message,
+                "lastTransitionTime": last_transition_time,
+            })
+        })
+        .collect();
+    json!({
+        "metadata": { "uid": pod.metadata.uid },
+        "status": {
+            "phase": wanted.phase,
+            "conditions": conditions,
+            "startTime": wanted.start_time,
+            "hostIP": wanted.host_ip,
+            "hostIPs": wanted.host_ips,
+            "podIP": wanted.pod_ip,
+            "podIPs": wanted.pod_ips,
+            "containerStatuses": wanted.container_statuses,
+            "initContainerStatuses": wanted.init_container_statuses,
+        },
+    })
+}
+
+fn set_condition(
+    conditions: &mut Vec<PodCondition>,
+    type_: &str,
+    problem: Option<(&str, String)>,
+    now: &Time,
+) {
+    let status = if problem.is_none() { "True" } else { "False" };
+    let (reason, message) = problem.map(|(reason, message)| (reason.to_owned(), message)).unzip();
+    let condition = match conditions.iter_mut().find(|condition| condition.type_ == type_) {
+        Some(condition) => condition,
+        None => conditions.push_mut(PodCondition { type_: type_.into(), ..PodCondition::default() }),
+    };
+    if condition.status != status {
+        status.clone_into(&mut condition.status);
+        condition.last_transition_time = Some(now.clone());
+    }
+    condition.reason = reason;
+    condition.message = message;
+}
+
+fn running(
+    container: &Container,
+    behaviour: Behaviour,
+    previous: Option<&ContainerStatus>,
+    now: &Time,
+) -> ContainerStatus {
+    let ready = match behaviour {
+        Behaviour::Ready => true,
+        Behaviour::Unready => false,
+        Behaviour::ImagePullBackOff => {
+            let image = container.image.as_deref().unwrap_or_default();
+            return waiting(
+                container,
+                previous,
+                "ImagePullBackOff",
+                Some(format!("Back-off pulling image \"{image}\"")),
+            );
+        }
+        Behaviour::CrashLoop => return crashing(container, previous, now),
+    };
+    let since = previous
+        .and_then(|status| status.state.as_ref()?.running.as_ref()?.started_at.clone())
+        .unwrap_or_else(|| now.clone());
+    ContainerStatus {
+        ready,
+        started: Some(true),
+        state: Some(ContainerState {
+            running: Some(ContainerStateRunning { started_at: Some(since) }),
+            ..ContainerState::default()
+        }),
+        ..base(container, previous)
+    }
+}
+
+fn waiting(
+    container: &Container,
+    previous: Option<&ContainerStatus>,
+    reason: &str,
+    message: Option<String>,
+) -> ContainerStatus {
+    ContainerStatus {
+        started: Some(false),
+        state: Some(ContainerState {
+            waiting: Some(ContainerStateWaiting { reason: Some(reason.into()), message }),
+            ..ContainerState::default()
+        }),
+        ..base(container, previous)
+    }
+}
+
+fn crashing(container: &Container, previous: Option<&ContainerStatus>, now: &Time) -> ContainerStatus {
+    let name = &container.name;
+    let message = format!("back-off restarting failed container {name}");
+    let last = previous
+        .and_then(|status| status.last_state.as_ref()?.terminated.clone())
+        .unwrap_or_else(|| terminated(1, "Error", now));
+    ContainerStatus {
+        restart_count: previous.map_or(0, |status| status.restart_count).max(1),
+        last_state: Some(ContainerState { terminated: Some(last), ..ContainerState::default() }),
+        ..waiting(container, previous, "CrashLoopBackOff", Some(message))
+    }
+}
+
+fn completed(container: &Container, previous: Option<&ContainerStatus>, now: &Time) -> ContainerStatus {
+    let ended = previous
+        .and_then(|status| status.state.as_ref()?.terminated.clone())
+        .unwrap_or_else(|| terminated(0, "Completed", now));
+    ContainerStatus {
+        ready: true,
+        started: Some(false),
+        state: Some(ContainerState { terminated: Some(ended), ..ContainerState::default() }),
+        ..base(container, previous)
+    }
+}
+
+fn terminated(exit_code: i32, reason: &str, now: &Time) -> ContainerStateTerminated {
+    ContainerStateTerminated {
+        exit_code,
+        reason: Some(reason.into()),
+        started_at: Some(now.clone()),
+        finished_at: Some(now.clone()),
+        ..ContainerStateTerminated::default()
+    }
+}
+
+fn base(container: &Container, previous: Option<&ContainerStatus>) -> ContainerStatus {
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        restart_count: previous.map_or(0, |status| status.restart_count),
+        last_state: previous.and_then(|status| status.last_state.clone()),
+        ..ContainerStatus::default()
+    }
+}
+
+fn find<'a>(statuses: Option<&'a Vec<ContainerStatus>>, name: &str) -> Option<&'a ContainerStatus> {
+    statuses?.iter().find(|status| status.name == name)
+}
+
+fn is_waiting(status: &ContainerStatus) -> bool {
+    status.state.as_ref().is_some_and(|state| state.waiting.is_some())
+}
+
+fn reason(status: &ContainerStatus) -> Option<&str> {
+    status.state.as_ref()?.waiting.as_ref()?.reason.as_deref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> Pod {
+        serde_json::from_value(json!({
+            "metadata": { "name": "p", "namespace": "n", "uid": "1" },
+            "spec": {
+                "initContainers": [{ "name": "prepare", "image": "tool" }],
+                "containers": [{ "name": "main", "image": "coder:v2" }, { "name": "side", "image": "proxy" }],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn look(pod: &Pod, second: i64, image: &str, behaviour: Behaviour) -> PodStatus {
+        let of = |other: &str| if other == image { behaviour } else { Behaviour::Ready };
+        wanted(pod, Ipv4Addr::new(10, 128, 0, 1), "10.127.0.1", at(second), of).unwrap()
+    }
+
+    fn ready(status: &PodStatus) -> (&str, i64) {
+        let condition =
+            status.conditions.iter().flatten().find(|condition| condition.type_ == "Ready").unwrap();
+        (&condition.status, condition.last_transition_time.as_ref().unwrap().0.as_second())
+    }
+
+    #[test]
+    fn each_behaviour_gives_a_phase_and_a_readiness() {
+        for (image, behaviour, phase, is_ready) in [
+            ("coder:v2", Behaviour::Ready, "Running", "True"),
+            ("coder:v2", Behaviour::Unready, "Running", "False"),
+            ("coder:v2", Behaviour::ImagePullBackOff, "Pending", "False"),
+            ("coder:v2", Behaviour::CrashLoop, "Running", "False"),
+            ("tool", Behaviour::ImagePullBackOff, "Pending", "False"),
+            ("tool", Behaviour::CrashLoop, "Pending", "False"),
+        ] {
+            let status = look(&pod(), 1, image, behaviour);
+            assert_eq!(status.phase.as_deref(), Some(phase), "{image} {behaviour:?}");
+            assert_eq!(ready(&status).0, is_ready, "{image} {behaviour:?}");
+        }
+    }
+
+    #[test]
+    fn a_second_look_changes_nothing() {
+        for behaviour in
+            [Behaviour::Ready, Behaviour::Unready, Behaviour::ImagePullBackOff, Behaviour::CrashLoop]
+        {
+            let mut pod = pod();
+            let first = look(&pod, 1, "coder:v2", behaviour);
+            pod.status = Some(first.clone());
+            assert_eq!(look(&pod, 2, "coder:v2", behaviour), first);
+        }
+    }
+
+    #[test]
+    fn a_change_moves_the_transition_time_and_names_what_goes_away() {
+        let mut pod = pod();
+        pod.status = Some(look(&pod, 1, "coder:v2", Behaviour::Unready));
+        let status = look(&pod, 2, "coder:v2", Behaviour::Ready);
+        assert_eq!(ready(&status), ("True", 2));
+        let patch = patch(&pod, &status);
+        let condition = &patch["status"]["conditions"][3];
+        assert_eq!(condition["type"], "Ready");
+        assert!(condition.get("reason").is_some_and(Value::is_null), "{condition}");
+    }
+
+    #[test]
+    fn conditions_of_others_are_kept_out_of_the_patch() {
+        let mut pod = pod();
+        let foreign =
+            PodCondition { type_: "DisruptionTarget".into(), status: "True".into(), ..Default::default() };
+        pod.status = Some(PodStatus { conditions: Some(vec![foreign]), ..Default::default() });
+        let status = look(&pod, 1, "coder:v2", Behaviour::Ready);
+        assert_eq!(status.conditions.as_ref().unwrap().len(), 5);
+        assert_eq!(patch(&pod, &status)["status"]["conditions"].as_array().unwrap().len(), 4);
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_is_left_alone() {
+        let mut pod = pod();
+        pod.status = Some(PodStatus { phase: Some("Succeeded".into()), ..Default::default() });
+        assert!(wanted(&pod, Ipv4Addr::LOCALHOST, "", at(1), |_| Behaviour::Ready).is_none());
+    }
+}

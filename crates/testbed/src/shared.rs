@@ -1,0 +1,116 @@
+//! One cluster for all tests of a process.
+//!
+//! The first caller starts it, on a thread and runtime of its own, because the runtime of a test ends with the
+//! test. The others wait for it. It is never stopped by hand: the guard ends it with the process. Tests keep apart
+//! by namespaces, which are left in place, as the whole cluster is thrown away.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace as NamespaceObject, ServiceAccount};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::ResourceExt;
+use kube::api::{Api, PostParams};
+use tokio::sync::SetOnce;
+
+use crate::{Cluster, Node, eventually};
+
+const ACCOUNT_WITHIN: Duration = Duration::from_secs(30);
+
+static SHARED: SetOnce<Result<Shared, String>> = SetOnce::const_new();
+
+/// A cluster with a controller-manager and a node.
+pub struct Shared {
+    /// The control plane.
+    pub cluster: Cluster,
+    /// Its only node.
+    pub node: Node,
+    crds: Vec<String>,
+}
+
+/// The shared cluster, without custom resources.
+///
+/// # Panics
+/// When it could not be started; the message says why, the same for every caller.
+pub async fn shared() -> &'static Shared {
+    shared_with(Vec::new).await
+}
+
+/// The shared cluster, with custom resources. All tests of a process must ask for the same ones: the first caller
+/// decides.
+///
+/// # Panics
+/// When it could not be started, or was started without one of these definitions.
+#[expect(clippy::panic, reason = "its callers are tests, and a test without a cluster has failed")]
+pub async fn shared_with(crds: fn() -> Vec<CustomResourceDefinition>) -> &'static Shared {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        std::thread::spawn(move || run(crds()));
+    });
+    let shared = match SHARED.wait().await {
+        Ok(shared) => shared,
+        Err(problem) => panic!("the shared cluster could not be started: {problem}"),
+    };
+    if let Some(missing) = crds().iter().map(ResourceExt::name_any).find(|name| !shared.crds.contains(name)) {
+        panic!("the shared cluster was started without {missing}: pass the same definitions in every test");
+    }
+    shared
+}
+
+fn run(crds: Vec<CustomResourceDefinition>) {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return drop(SHARED.set(Err(error.to_string()))),
+    };
+    runtime.block_on(async {
+        let _ = SHARED.set(start(crds).await.map_err(|error| with_sources(&*error)));
+        std::future::pending::<()>().await;
+    });
+}
+
+async fn start(crds: Vec<CustomResourceDefinition>) -> Result<Shared, Box<dyn std::error::Error>> {
+    let names = crds.iter().map(ResourceExt::name_any).collect();
+    let cluster = Cluster::builder().crds(crds).start().await?;
+    let node = cluster.node("testbed").await?;
+    Ok(Shared { cluster, node, crds: names })
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// A namespace of one test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Namespace(String);
+
+impl Namespace {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Shared {
+    /// Makes a namespace that no other test has, and waits until pods can be created in it.
+    ///
+    /// # Panics
+    /// When the cluster refuses it, or its service account does not come.
+    #[expect(clippy::panic, reason = "its callers are tests, which cannot go on without it")]
+    pub async fn namespace(&self, prefix: &str) -> Namespace {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("{prefix}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let client = self.cluster.own_client();
+        let mut object = NamespaceObject::default();
+        object.metadata.name = Some(name.clone());
+        if let Err(error) = Api::all(client.clone()).create(&PostParams::default(), &object).await {
+            panic!("cannot create the namespace {name}: {error}");
+        }
+        let accounts = Api::<ServiceAccount>::namespaced(client, &name);
+        if let Err(error) = eventually(ACCOUNT_WITHIN, || accounts.get("default")).await {
+            panic!("no default service account in {name}: {error}");
+        }
+        Namespace(name)
+    }
+}

@@ -1,0 +1,25 @@
+//! Getting the programs of the test cluster, and running the tests with them.
+
+use anyhow::Result;
+use coder_k8s_testbed::Binaries;
+
+use crate::run::{cargo, must, say};
+
+/// Gets the programs, building them if need be, with a line now and then for the person who waits.
+pub(crate) fn get() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let binaries = runtime.block_on(Binaries::build(&mut |progress| say(&progress.to_string())))?;
+    let folder = binaries.kube_apiserver.parent().unwrap_or(&binaries.kube_apiserver);
+    say(&format!("the cluster's programs are in {}", folder.display()));
+    Ok(())
+}
+
+/// Runs all tests.
+pub(crate) fn test(args: &[String]) -> Result<()> {
+    get()?;
+    let mut command = cargo(&["test", "--workspace"]);
+    command.args(args);
+    must(command)?;
+    say("all tests passed");
+    Ok(())
+}
