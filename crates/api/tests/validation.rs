@@ -68,7 +68,7 @@ async fn defaults_are_visible_in_the_stored_object() {
         json!({"metadata": {"name": "with-empty-spec"}, "spec": {}}),
         json!({"metadata": {"name": "with-nulls"}, "spec": {"service": null, "replicas": null, "readinessProbe": null}}),
     ] {
-        let object: DynamicObject = serde_json::from_value(manifest).unwrap();
+        let object = object(names::GROUP, "CoderControlPlane", manifest);
         let stored =
             api(shared.cluster.client(), "CoderControlPlane", namespace.name()).create(&strict(), &object).await.unwrap();
         let expected = serde_json::to_value(coder_k8s_api::CoderControlPlaneSpec::default()).unwrap();
@@ -76,7 +76,7 @@ async fn defaults_are_visible_in_the_stored_object() {
     }
     let pool = json!({"metadata": {"name": "pool"}, "spec": {"controlPlaneRef": {"name": "coder"}}});
     let stored = api(shared.cluster.client(), "CoderProvisioner", namespace.name())
-        .create(&strict(), &serde_json::from_value(pool).unwrap())
+        .create(&strict(), &object(names::GROUP, "CoderProvisioner", pool))
         .await
         .unwrap();
     assert_eq!(stored.data["spec"]["replicas"], 1);
@@ -99,7 +99,7 @@ async fn an_object_that_breaks_a_new_rule_can_still_be_edited_and_deleted() {
         "metadata": {"name": "1-coder", "finalizers": ["coder.com/workspace-rbac-cleanup"]},
         "spec": {"service": {"port": 0}, "licenseSecretRef": {"name": ""}},
     });
-    let old: DynamicObject = serde_json::from_value(old).unwrap();
+    let old = object("lax.coder.com", "CoderControlPlane", old);
     coder_k8s_testbed::eventually(std::time::Duration::from_secs(20), || async {
         objects.create(&PostParams::default(), &old).await.map(|_| ())
     })
@@ -112,7 +112,7 @@ async fn an_object_that_breaks_a_new_rule_can_still_be_edited_and_deleted() {
     // The new schema is in force once a fresh object of that kind is refused.
     coder_k8s_testbed::eventually(std::time::Duration::from_secs(20), || async {
         let fresh = json!({"metadata": {"name": "2-coder"}, "spec": {}});
-        let fresh: DynamicObject = serde_json::from_value(fresh).unwrap();
+        let fresh = object("lax.coder.com", "CoderControlPlane", fresh);
         let dry = PostParams { dry_run: true, ..PostParams::default() };
         match objects.create(&dry, &fresh).await {
             Err(error) if error.to_string().contains("name of a Service") => Ok(()),
@@ -151,14 +151,14 @@ async fn check(kind: &str, table: &str) {
     let api = api(shared.cluster.client(), kind, namespace.name());
     let mut wrong = Vec::new();
     for case in &table.refused {
-        match api.create(&strict(), &manifest(&table.base, case)).await {
+        match api.create(&strict(), &manifest(kind, &table.base, case)).await {
             Ok(_) => wrong.push(format!("{}: was accepted", case.title)),
             Err(kube::Error::Api(status)) if status.code == 422 && status.message.contains(&case.says) => {}
             Err(error) => wrong.push(format!("{}: {error}\n    expected: {}", case.title, case.says)),
         }
     }
     for case in &table.accepted {
-        if let Err(error) = api.create(&strict(), &manifest(&table.base, case)).await {
+        if let Err(error) = api.create(&strict(), &manifest(kind, &table.base, case)).await {
             wrong.push(format!("{}: should be accepted: {error}", case.title));
         }
     }
@@ -176,11 +176,17 @@ fn api(client: Client, kind: &str, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client, namespace, &resource)
 }
 
-fn manifest(base: &Value, case: &Case) -> DynamicObject {
+fn manifest(kind: &str, base: &Value, case: &Case) -> DynamicObject {
     let mut spec = base.clone();
     lay_over(&mut spec, &case.spec);
     let name = case.name.as_deref().unwrap_or("case");
-    serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
+    object(names::GROUP, kind, json!({"metadata": {"name": name}, "spec": spec}))
+}
+
+fn object(group: &str, kind: &str, mut manifest: Value) -> DynamicObject {
+    manifest["apiVersion"] = json!(format!("{group}/{}", names::VERSION));
+    manifest["kind"] = json!(kind);
+    serde_json::from_value(manifest).unwrap()
 }
 
 fn lay_over(base: &mut Value, patch: &Value) {

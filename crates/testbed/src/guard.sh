@@ -17,10 +17,10 @@ dir=$1
 kill -s TERM -- -$$
 kill -s CONT -- -$$
 round=0
-while [ $round -lt 60 ]; do
+while [ $round -lt 50 ]; do
     find_others
     [ -n "$others" ] || break
-    [ $round -lt 30 ] || kill -s KILL $others
+    [ $round -lt 20 ] || kill -s KILL $others
     sleep 0.05
     round=$((round + 1))
 done

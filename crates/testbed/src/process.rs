@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use crate::rundir::{RunDir, members};
+use crate::rundir::{RunDir, kill_and_wait, members};
 
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 const TAIL_LINES: usize = 25;
@@ -94,26 +94,35 @@ impl Group {
     /// Ends the group and removes the directory. Blocks for at most about five seconds.
     pub(crate) fn stop(&self) {
         let mut guard = self.guard.lock();
-        if guard.pipe.take().is_none() {
+        if guard.pipe.is_none() {
             return;
         }
+        let components = self.components.lock();
+        // A component that is asked to end takes seconds to say goodbye to its clients; it has nothing to save.
+        for component in components.iter() {
+            let _ = component.child.lock().kill();
+        }
+        guard.pipe = None;
         let deadline = Instant::now() + STOP_WITHIN;
-        while matches!(guard.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+        while self.guard_is_running() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
         // The guard itself may have been killed, so its work is done again. The group's id cannot have passed to
-        // anyone else while a process of ours with that group is there.
-        let components = self.components.lock();
-        let ours = components.iter().any(|component| component.exited().is_none())
-            || matches!(guard.child.try_wait(), Ok(None));
-        if let (true, Ok(group)) = (ours, self.group()) {
-            let _ = kill_process_group(group, Signal::KILL);
+        // anyone else, because the guard has not been reaped yet.
+        if let Ok(group) = self.group() {
+            kill_and_wait(group);
         }
         for component in components.iter() {
             let _ = component.child.lock().wait();
         }
         let _ = guard.child.wait();
         let _ = std::fs::remove_dir_all(self.dir.path());
+    }
+
+    /// Looks without reaping.
+    fn guard_is_running(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        self.group().is_ok_and(|pid| matches!(waitid(WaitId::Pid(pid), options), Ok(None)))
     }
 
     /// The live processes of the group, the guard included.
@@ -180,10 +189,19 @@ mod tests {
         group.spawn("sleeper", Path::new("/bin/sh"), &["-c".into(), script.into()]).unwrap()
     }
 
+    fn until_ready(component: &Component) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while component.log_tail().is_empty() {
+            assert!(Instant::now() < deadline, "{} wrote nothing", component.name);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     #[test]
     fn a_stop_ends_the_group_and_removes_the_directory() {
         let group = Group::start().unwrap();
-        let component = sleeper(&group, "sleep 600 & wait");
+        let component = sleeper(&group, "sleep 600 & echo ready; wait");
+        until_ready(&component);
         let stopped = sleeper(&group, "sleep 600");
         stopped.signal(Signal::STOP).unwrap();
         assert!(group.pids().len() >= 3);
@@ -196,12 +214,10 @@ mod tests {
     }
 
     #[test]
-    fn a_component_that_ignores_the_request_to_end_is_killed() {
+    fn a_process_that_ignores_the_request_to_end_is_killed() {
         let group = Group::start().unwrap();
-        let component = sleeper(&group, "trap '' TERM; echo ready; while :; do sleep 1; done");
-        while component.log_tail().is_empty() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let component = sleeper(&group, "(trap '' TERM; echo ready; while :; do sleep 1; done) & wait");
+        until_ready(&component);
         group.stop();
         assert!(group.pids().is_empty());
         assert!(!group.dir().path().exists());
@@ -210,7 +226,8 @@ mod tests {
     #[test]
     fn a_stop_works_without_the_guard() {
         let group = Group::start().unwrap();
-        sleeper(&group, "sleep 600 & wait");
+        let component = sleeper(&group, "sleep 600 & echo ready; wait");
+        until_ready(&component);
         kill_process(group.group().unwrap(), Signal::KILL).unwrap();
         group.stop();
         assert!(group.pids().is_empty());

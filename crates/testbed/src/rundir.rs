@@ -7,7 +7,7 @@
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,9 @@ impl RunDir {
         match DirBuilder::new().mode(0o700).create(root) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             other => other?,
+        }
+        if std::fs::symlink_metadata(root)?.uid() != rustix::process::getuid().as_raw() {
+            return Err(io::Error::other(format!("{} belongs to another user", root.display())));
         }
         let all = File::create(root.join(LOCK))?;
         all.lock()?;
@@ -116,11 +119,16 @@ fn kill_guarded(dir: &Path) {
     };
     let ours = members(pid).into_iter().any(|member| mentions(member, dir));
     if let (true, Some(group)) = (ours, Pid::from_raw(pid)) {
-        let _ = kill_process_group(group, Signal::KILL);
-        let deadline = Instant::now() + GONE_WITHIN;
-        while !members(pid).is_empty() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        kill_and_wait(group);
+    }
+}
+
+/// Kills a process group and gives its members a moment to be gone, so that none of them still writes files.
+pub(crate) fn kill_and_wait(group: Pid) {
+    let _ = kill_process_group(group, Signal::KILL);
+    let deadline = Instant::now() + GONE_WITHIN;
+    while !members(group.as_raw_pid()).is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
