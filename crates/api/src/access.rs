@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use kube::api::ObjectMeta;
+use kube::core::ObjectMeta;
 
 use crate::names::{GROUP, label};
 

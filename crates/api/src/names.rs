@@ -45,3 +45,13 @@ pub mod finalizer {
     /// A registration in coderd.
     pub const WORKSPACE_PROXY: &str = "coder.com/workspace-proxy-cleanup";
 }
+
+/// Annotations.
+pub mod annotation {
+    /// Hash of what the operator last asked for, on every child that it wrote.
+    pub const APPLIED_HASH: &str = "coder.com/applied-hash";
+    /// On an object of others: hands it over to the object that the value names as `<kind>/<name>`.
+    pub const ADOPT_BY: &str = "coder.com/adopt-by";
+    /// UID of the control plane that a workspace Role or RoleBinding serves.
+    pub const WORKSPACE_RBAC_OWNER_UID: &str = "coder.com/workspace-rbac-owner-uid";
+}

@@ -1,30 +1,86 @@
 //! The command line: what `coder-k8s` can be asked to do.
+//!
+//! Without a subcommand it is the controller, as `--app=controller` and `--app=all` were for the existing operator.
 
-use std::io::{self, Write};
-
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::crds::{self, Format};
+use crate::{
+    controller, crds,
+    manifests::{self, Install},
+    print::{Format, objects, print},
+};
 
 /// Runs Coder on Kubernetes.
 #[derive(Debug, Parser)]
-#[command(name = "coder-k8s", version, about, arg_required_else_help = true)]
+#[command(name = "coder-k8s", version, about, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+
+    #[command(flatten)]
+    controller: controller::Options,
+
+    #[command(flatten)]
+    former: Former,
+}
+
+/// Flags of the existing operator, so that its Deployment starts this program too.
+#[derive(Debug, clap::Args)]
+struct Former {
+    /// What to run: `all` and `controller` are the controller
+    #[arg(long, hide = true)]
+    app: Option<String>,
+    #[arg(long, hide = true)]
+    coder_url: Option<String>,
+    #[arg(long, hide = true)]
+    coder_session_token: Option<String>,
+    #[arg(long, hide = true)]
+    coder_namespace: Option<String>,
+    #[arg(long, hide = true)]
+    coder_request_timeout: Option<String>,
+}
+
+impl Former {
+    /// Refuses what this release cannot do, and names the flags that have no effect.
+    fn check(&self) -> Result<Vec<&'static str>> {
+        match self.app.as_deref() {
+            None | Some("all" | "controller") => {}
+            Some(mode @ ("aggregated-apiserver" | "mcp-http")) => {
+                bail!("--app={mode} does not exist in this release; use --app=controller, or leave the flag out")
+            }
+            Some(other) => bail!("--app={other} is unknown; it takes all, controller, aggregated-apiserver or mcp-http"),
+        }
+        let idle = [
+            ("--coder-url", self.coder_url.is_some()),
+            ("--coder-session-token", self.coder_session_token.is_some()),
+            ("--coder-namespace", self.coder_namespace.is_some()),
+            ("--coder-request-timeout", self.coder_request_timeout.is_some()),
+        ];
+        Ok(idle.into_iter().filter(|(_, given)| *given).map(|(flag, _)| flag).collect())
+    }
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Print the CRDs, for `coder-k8s crds | kubectl apply -f -`
+    /// Run the operator against a cluster
+    Controller(Box<controller::Options>),
+    /// Print the CRDs, for `coder-k8s crds | kubectl apply --server-side -f -`
     Crds {
         /// How to print them
         #[arg(long, value_enum, default_value_t, env = "CODER_K8S_FORMAT")]
         format: Format,
     },
-    /// Start a local cluster with the kinds installed and the samples applied, until Ctrl-C
+    /// Print what installs the operator: Namespace, RBAC, Deployment
+    Manifests {
+        /// How to print them
+        #[arg(long, value_enum, default_value_t, env = "CODER_K8S_FORMAT")]
+        format: Format,
+        #[command(flatten)]
+        install: Install,
+    },
+    /// Start a local cluster with the operator and the samples, until Ctrl-C
     #[cfg(feature = "dev")]
     Dev(crate::dev::Options),
     /// Print the version
@@ -39,11 +95,17 @@ enum Command {
 /// Does what was asked.
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.command {
-        Command::Crds { format } => print(&crds::render(format)?),
+        None => {
+            let idle = args.former.check()?;
+            controller::run(args.controller, &idle)
+        }
+        Some(Command::Controller(options)) => controller::run(*options, &[]),
+        Some(Command::Crds { format }) => print(&crds::render(format)?),
+        Some(Command::Manifests { format, install }) => print(&objects(format, &manifests::objects(&install)?)?),
         #[cfg(feature = "dev")]
-        Command::Dev(options) => crate::dev::run(options),
-        Command::Version => print(&format!("coder-k8s {}\n", env!("CARGO_PKG_VERSION"))),
-        Command::Completions { shell } => {
+        Some(Command::Dev(options)) => crate::dev::run(&options),
+        Some(Command::Version) => print(&format!("coder-k8s {}\n", env!("CARGO_PKG_VERSION"))),
+        Some(Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "coder-k8s", &mut script);
             print(&String::from_utf8_lossy(&script))
@@ -51,16 +113,53 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Writes to standard output. A reader that went away early, such as `head`, is no error.
-pub(crate) fn print(text: &str) -> Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Says on standard error what went wrong.
-#[expect(clippy::print_stderr, reason = "the last words of a program that failed")]
-pub(crate) fn complain(error: &anyhow::Error) {
-    eprintln!("coder-k8s: {error:#}");
+    fn parse(args: &[&str]) -> Args {
+        Args::try_parse_from([&["coder-k8s"], args].concat()).unwrap()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_old_ways_to_start_the_controller_still_do() {
+        for args in [&[][..], &["--app=all"], &["--app=controller"], &["--app", "all", "--health-addr=:9000"]] {
+            let args = parse(args);
+            assert!(args.command.is_none());
+            assert_eq!(args.former.check().unwrap(), Vec::<&str>::new());
+        }
+        assert!(matches!(parse(&["controller"]).command, Some(Command::Controller(_))));
+    }
+
+    #[test]
+    fn modes_that_do_not_exist_yet_are_refused_with_a_sentence() {
+        let refusal = |mode: &str| parse(&[mode]).former.check().unwrap_err().to_string();
+        assert!(refusal("--app=mcp-http").contains("does not exist in this release"));
+        assert!(refusal("--app=aggregated-apiserver").contains("does not exist in this release"));
+        assert!(refusal("--app=banana").contains("is unknown"));
+    }
+
+    #[test]
+    fn old_flags_without_effect_are_named() {
+        let args = parse(&["--app=all", "--coder-request-timeout=30s"]);
+        assert_eq!(args.former.check().unwrap(), ["--coder-request-timeout"]);
+    }
+
+    #[test]
+    fn every_flag_of_the_controller_has_a_variable_and_shows_its_default() {
+        let command = Args::command();
+        let controller = command.find_subcommand("controller").unwrap();
+        for arg in controller.get_arguments().filter(|arg| !["help", "version"].contains(&arg.get_id().as_str())) {
+            let flag = arg.get_long().unwrap();
+            let variable = arg.get_env().unwrap_or_else(|| panic!("--{flag} has no variable")).to_string_lossy().into_owned();
+            assert_eq!(variable, format!("CODER_K8S_{}", flag.to_uppercase().replace('-', "_")));
+            let optional = ["kubeconfig", "watch-namespaces", "leader-elect-namespace", "identity"];
+            assert!(optional.contains(&flag) || !arg.get_default_values().is_empty(), "--{flag} shows no default");
+        }
+    }
 }

@@ -1,8 +1,9 @@
-//! `coder-k8s dev`: a local cluster, the kinds, the samples, and a line for everything that happens.
+//! `coder-k8s dev`: a local cluster, the operator, the samples, and a line for everything that happens.
 //!
 //! The cluster is the testbed's: a real API server on loopback whose pods are played by a node that starts
 //! no containers. It is gone when the command ends, however it ends.
 
+mod operator;
 mod samples;
 mod watch;
 
@@ -14,8 +15,9 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 
-use crate::cli::print;
+use crate::print::print;
 
 /// What `dev` is asked to do.
 #[derive(Debug, clap::Args)]
@@ -27,12 +29,16 @@ pub(crate) struct Options {
     /// With --until-ready: how many seconds that may take
     #[arg(long, default_value_t = 120, env = "CODER_K8S_DEV_TIMEOUT")]
     timeout: u64,
+
+    /// What the operator logs: error, warn, info, debug, trace
+    #[arg(long, default_value = "warn", env = "CODER_K8S_LOG_LEVEL")]
+    log_level: String,
 }
 
 /// Runs until Ctrl-C, or until the samples are settled.
-pub(crate) fn run(options: Options) -> Result<()> {
+pub(crate) fn run(options: &Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let outcome = runtime.block_on(dev(&options));
+    let outcome = runtime.block_on(dev(options));
     runtime.shutdown_timeout(Duration::from_secs(2));
     outcome
 }
@@ -77,6 +83,9 @@ async fn serve(cluster: &Cluster, options: &Options, say: &Teller) -> Result<()>
     }
     let watching = watch::everything(&client, say);
     tokio::pin!(watching);
+    let stop = CancellationToken::new();
+    let operator = operator::run(cluster, &client, &options.log_level, stop.clone(), say);
+    tokio::pin!(operator);
     let settled = async {
         samples::apply(&client, say).await?;
         if options.until_ready {
@@ -92,10 +101,14 @@ async fn serve(cluster: &Cluster, options: &Options, say: &Teller) -> Result<()>
         }
         Ok(())
     };
-    tokio::select! {
+    let outcome = tokio::select! {
         outcome = settled => outcome,
         () = &mut watching => bail!("the watch of the cluster ended"),
-    }
+        outcome = &mut operator => return outcome.and_then(|()| bail!("the operator ended")),
+    };
+    stop.cancel();
+    operator.await?;
+    outcome
 }
 
 /// Waits for Ctrl-C or a request to end.

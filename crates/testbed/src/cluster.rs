@@ -15,7 +15,11 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::PostParams;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
@@ -179,6 +183,21 @@ impl Cluster {
     /// The text of that file. It needs no other file.
     pub fn kubeconfig_yaml(&self) -> String {
         self.access.kubeconfig(&self.access.admin)
+    }
+
+    /// Writes a kubeconfig for a ServiceAccount, with a token of its own and with no more rights than it has.
+    pub async fn kubeconfig_for_account(&self, namespace: &str, name: &str) -> kube::Result<PathBuf> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(access::client(self.access.config(&self.access.testbed)), namespace);
+        let wanted = TokenRequest {
+            spec: Some(TokenRequestSpec { expiration_seconds: Some(24 * 3600), ..TokenRequestSpec::default() }),
+            ..TokenRequest::default()
+        };
+        let given = accounts.create_token_request(name, &PostParams::default(), &wanted).await?;
+        let token = given.status.and_then(|status| status.token).unwrap_or_default();
+        let path = self.run_dir().join(format!("kubeconfig-{namespace}-{name}"));
+        std::fs::write(&path, self.access.kubeconfig_with(name, &token))
+            .map_err(|error| kube::Error::Service(error.into()))?;
+        Ok(path)
     }
 
     /// The settings of a client for `admin`.

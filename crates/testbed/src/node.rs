@@ -1,7 +1,7 @@
 //! A node that plays the kubelet, so that workloads progress through the real controllers.
 //!
 //! It binds every pod that has no node, reports the containers of its own pods in the state that it was told, and
-//! completes deletions. It runs nothing. What it reports is decided by pure functions ([`rules`], [`status`]); this
+//! completes deletions. It runs nothing. What it reports is decided by pure functions (`rules`, `status`); this
 //! file does the reads and writes. A write happens only when it changes something.
 
 mod rules;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use coder_k8s_api::{names, samples::SAMPLES};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, samples::SAMPLES};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
 
 use super::Teller;
@@ -30,15 +30,21 @@ pub(crate) async fn apply(client: &Client, say: &Teller) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every sample is stored.
+/// Waits until the operator has said of every sample how it stands.
 pub(crate) async fn settled(client: &Client) -> Result<()> {
     for sample in parsed()? {
         let name = sample.metadata.name.clone().unwrap_or_default();
-        while api(client, &sample)?.get_opt(&name).await?.is_none() {
-            tokio::time::sleep(Duration::from_millis(200)).await;
+        let api = api(client, &sample)?;
+        while !api.get_opt(&name).await?.is_some_and(|object| is_observed(&object)) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
     Ok(())
+}
+
+fn is_observed(object: &DynamicObject) -> bool {
+    let observed = object.data.pointer("/status/observedGeneration").and_then(serde_json::Value::as_i64);
+    observed.is_some() && observed == object.metadata.generation
 }
 
 fn parsed() -> Result<Vec<DynamicObject>> {
@@ -53,13 +59,14 @@ fn kind(object: &DynamicObject) -> &str {
 }
 
 fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
-    let plural = coder_k8s_api::crds()
-        .into_iter()
-        .find(|crd| crd.spec.names.kind == kind(object))
-        .map(|crd| crd.spec.names.plural)
-        .with_context(|| format!("{} is none of our kinds", kind(object)))?;
-    let kind = GroupVersionKind::gvk(names::GROUP, names::VERSION, kind(object));
-    let resource = ApiResource::from_gvk_with_plural(&kind, &plural);
+    let resource = [
+        ApiResource::erase::<CoderControlPlane>(&()),
+        ApiResource::erase::<CoderProvisioner>(&()),
+        ApiResource::erase::<CoderWorkspaceProxy>(&()),
+    ]
+    .into_iter()
+    .find(|resource| resource.kind == kind(object))
+    .with_context(|| format!("{} is none of our kinds", kind(object)))?;
     Ok(match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::default_namespaced_with(client.clone(), &resource),

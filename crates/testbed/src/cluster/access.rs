@@ -64,6 +64,10 @@ impl Access {
     }
 
     pub(super) fn kubeconfig(&self, User { name, token }: &User) -> String {
+        self.kubeconfig_with(name, token)
+    }
+
+    pub(super) fn kubeconfig_with(&self, name: &str, token: &str) -> String {
         let url = &self.url;
         let ca = serde_json::json!(ByteString(self.ca_pem.clone().into_bytes()));
         format!(

@@ -1,0 +1,200 @@
+//! Conditions: computed anew in every pass, with times that move only when a status flips.
+
+use coder_k8s_api::condition::{kind, reason};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::outcome::{Done, Note};
+
+/// The status of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// `True`
+    True,
+    /// `False`
+    False,
+    /// `Unknown`
+    Unknown,
+}
+
+impl State {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+impl From<bool> for State {
+    fn from(is: bool) -> Self {
+        if is { Self::True } else { Self::False }
+    }
+}
+
+/// The conditions of one pass.
+#[derive(Debug)]
+pub struct Conditions<'a> {
+    before: &'a [Condition],
+    generation: Option<i64>,
+    now: Timestamp,
+    all: Vec<Condition>,
+}
+
+impl<'a> Conditions<'a> {
+    /// No condition yet, for an object of `generation` that had the conditions `before`.
+    pub fn new(before: &'a [Condition], generation: Option<i64>, now: Timestamp) -> Self {
+        Self { before, generation, now, all: Vec::new() }
+    }
+
+    /// Says one thing.
+    pub fn set(&mut self, type_: &str, state: impl Into<State>, reason: &str, message: impl Into<String>) {
+        let status = state.into().as_str();
+        let same = self.before.iter().find(|c| c.type_ == type_ && c.status == status);
+        let since = same.map_or_else(|| Time(whole_seconds(self.now)), |c| c.last_transition_time.clone());
+        self.all.push(Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: message.into(),
+            observed_generation: self.generation,
+            last_transition_time: since,
+        });
+    }
+
+    /// Says what is common to all kinds: whether children conflict, whether work goes on, whether only a person helps.
+    ///
+    /// `ready` is the verdict if nothing failed.
+    pub fn set_common(&mut self, done: &Done, ready: Verdict) {
+        let conflict = done.foreign.iter().map(|foreign| {
+            format!(
+                "{} {} exists and belongs to somebody else; rename or delete it, or hand it over with the annotation {}",
+                foreign.kind, foreign.name, foreign.hand_over
+            )
+        });
+        let conflict = conflict.collect::<Vec<_>>().join("; ");
+        let failure = done.failures.first();
+        match (done.foreign.is_empty(), failure) {
+            (false, _) => self.set(kind::READY, false, reason::FOREIGN_OBJECT, conflict.clone()),
+            (true, Some(failure)) => self.set(kind::READY, false, failure.reason, failure.message.clone()),
+            (true, None) => self.set(kind::READY, ready.ready, ready.reason, ready.message),
+        }
+        match failure {
+            Some(failure) => self.set(kind::RECONCILING, true, failure.reason, failure.message.clone()),
+            None if ready.working => self.set(kind::RECONCILING, true, reason::PROGRESSING, "work is going on"),
+            None => self.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do"),
+        }
+        if done.foreign.is_empty() {
+            self.set(kind::STALLED, false, reason::RECONCILED, "nothing waits for a person");
+            self.set(kind::CONFLICT, false, reason::RECONCILED, "no object of others is in the way");
+        } else {
+            self.set(kind::STALLED, true, reason::FOREIGN_OBJECT, conflict.clone());
+            self.set(kind::CONFLICT, true, reason::FOREIGN_OBJECT, conflict);
+        }
+    }
+
+    /// The list, in the order in which it was said.
+    pub fn into_vec(self) -> Vec<Condition> {
+        self.all
+    }
+}
+
+/// Whether an object is as its spec asks, if nothing failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Verdict {
+    /// The answer.
+    pub ready: bool,
+    /// Whether the operator still works on it.
+    pub working: bool,
+    /// The reason, one word.
+    pub reason: &'static str,
+    /// The sentence.
+    pub message: &'static str,
+}
+
+/// What to tell people after a pass: `Ready` has flipped or has another reason.
+pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<Note> {
+    let find = |all: &[Condition]| all.iter().find(|c| c.type_ == kind::READY).cloned();
+    let (Some(now), then) = (find(after), find(before)) else { return Vec::new() };
+    if then.is_some_and(|then| then.status == now.status && then.reason == now.reason) {
+        return Vec::new();
+    }
+    let bad = after.iter().any(|c| c.type_ == kind::STALLED && c.status == "True")
+        || after.iter().any(|c| c.type_ == kind::RECONCILING && c.status == "True" && c.reason != reason::PROGRESSING);
+    vec![Note { warning: bad, reason: now.reason, message: now.message }]
+}
+
+/// Conditions carry whole seconds; anything finer would differ after a round trip.
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::{Failure, Foreign, Retry};
+
+    const SETTLED: Verdict = Verdict { ready: true, working: false, reason: "Deployed", message: "all is well" };
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn pass(before: &[Condition], done: &Done, now: i64) -> Vec<Condition> {
+        let mut conditions = Conditions::new(before, Some(3), at(now));
+        conditions.set_common(done, SETTLED);
+        conditions.into_vec()
+    }
+
+    fn status(all: &[Condition], type_: &str) -> (String, String) {
+        let found = all.iter().find(|c| c.type_ == type_).unwrap();
+        (found.status.clone(), found.reason.clone())
+    }
+
+    fn failed() -> Done {
+        let failure = Failure { reason: reason::FORBIDDEN, message: "no".into(), retry: Retry::Backoff };
+        Done { failures: vec![failure], ..Done::default() }
+    }
+
+    fn in_the_way() -> Done {
+        let foreign = Foreign { kind: "ServiceAccount".into(), name: "coder".into(), hand_over: "a=b".into() };
+        Done { foreign: vec![foreign], ..Done::default() }
+    }
+
+    #[test]
+    fn a_time_moves_only_when_a_status_flips() {
+        let first = pass(&[], &Done::default(), 10);
+        let second = pass(&first, &Done::default(), 20);
+        assert_eq!(first, second);
+        let third = pass(&second, &failed(), 30);
+        let ready = third.iter().find(|c| c.type_ == kind::READY).unwrap();
+        assert_eq!(ready.last_transition_time, Time(at(30)));
+        let stalled = third.iter().find(|c| c.type_ == kind::STALLED).unwrap();
+        assert_eq!(stalled.last_transition_time, Time(at(10)));
+    }
+
+    #[test]
+    fn a_failure_is_worked_on_and_a_conflict_waits_for_a_person() {
+        let failing = pass(&[], &failed(), 1);
+        assert_eq!(status(&failing, kind::READY), ("False".into(), "Forbidden".into()));
+        assert_eq!(status(&failing, kind::RECONCILING).0, "True");
+        assert_eq!(status(&failing, kind::STALLED).0, "False");
+        let conflict = pass(&[], &in_the_way(), 1);
+        assert_eq!(status(&conflict, kind::READY), ("False".into(), "ForeignObject".into()));
+        assert_eq!(status(&conflict, kind::RECONCILING).0, "False");
+        assert_eq!(status(&conflict, kind::STALLED).0, "True");
+        assert_eq!(status(&conflict, kind::CONFLICT).0, "True");
+    }
+
+    #[test]
+    fn only_a_transition_is_told() {
+        let well = pass(&[], &Done::default(), 1);
+        let bad = pass(&well, &in_the_way(), 2);
+        assert_eq!(transitions(&[], &well).len(), 1);
+        assert_eq!(transitions(&well, &well), []);
+        let notes = transitions(&well, &bad);
+        assert!(notes[0].warning && notes[0].reason == "ForeignObject");
+        assert!(!transitions(&bad, &pass(&bad, &Done::default(), 3))[0].warning);
+    }
+}

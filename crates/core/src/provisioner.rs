@@ -1,0 +1,39 @@
+//! What becomes of a CoderProvisioner. For now only a status that says that nothing does.
+
+use std::sync::Arc;
+
+use coder_k8s_api::{CoderProvisioner, CoderProvisionerStatus};
+use jiff::Timestamp;
+
+use crate::{
+    condition::{Conditions, Verdict},
+    outcome::Done,
+};
+
+/// What was observed.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// The object.
+    pub object: Arc<CoderProvisioner>,
+}
+
+/// Says how things stand.
+pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderProvisionerStatus {
+    let before = seen.object.status.clone().unwrap_or_default();
+    let mut conditions = Conditions::new(&before.conditions, seen.object.metadata.generation, now);
+    conditions.set_common(
+        done,
+        Verdict {
+            ready: false,
+            working: false,
+            reason: "NotDeployed",
+            message: "this release does not run provisioner daemons yet",
+        },
+    );
+    CoderProvisionerStatus {
+        observed_generation: seen.object.metadata.generation,
+        phase: Some("Pending".to_owned()),
+        conditions: conditions.into_vec(),
+        ..before
+    }
+}

@@ -1,0 +1,128 @@
+//! What an object refers to, so that a change there wakes it.
+
+use std::collections::BTreeSet;
+
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, PodSettings, WorkspaceRbac};
+use kube::{Resource, ResourceExt};
+
+/// Something that an object refers to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reference {
+    /// A Secret of the same namespace.
+    Secret(String),
+    /// A ConfigMap of the same namespace.
+    ConfigMap(String),
+    /// A namespace.
+    Namespace(String),
+    /// A CoderControlPlane of the same namespace.
+    ControlPlane(String),
+}
+
+/// Objects that refer to others.
+pub trait References: Resource<DynamicType = ()> {
+    /// All that this one refers to.
+    fn references(&self) -> BTreeSet<Reference>;
+}
+
+impl References for CoderControlPlane {
+    fn references(&self) -> BTreeSet<Reference> {
+        let spec = &self.spec;
+        let access = &spec.operator_access;
+        let mut all = of_pod(&spec.pod);
+        all.extend(of_rbac(&spec.rbac));
+        all.extend(spec.license_secret_ref.iter().map(|secret| secret_named(&secret.name)));
+        all.extend(spec.tls.secret_names.iter().map(secret_named));
+        all.extend(access.token_secret_ref.iter().chain(&access.ca_secret_ref).map(|secret| secret_named(&secret.name)));
+        all.extend(access.first_user_secret_ref.iter().map(|secret| secret_named(&secret.name)));
+        all
+    }
+}
+
+impl References for CoderProvisioner {
+    fn references(&self) -> BTreeSet<Reference> {
+        let spec = &self.spec;
+        let mut all = of_pod(&spec.pod);
+        all.extend(of_rbac(&spec.rbac));
+        all.insert(Reference::ControlPlane(spec.control_plane_ref.name.to_string()));
+        all.extend(spec.bootstrap.iter().map(|bootstrap| secret_named(&bootstrap.credentials_secret_ref.name)));
+        all
+    }
+}
+
+impl References for CoderWorkspaceProxy {
+    fn references(&self) -> BTreeSet<Reference> {
+        let spec = &self.spec;
+        let mut all = of_pod(&spec.pod);
+        all.extend(spec.control_plane_ref.iter().map(|plane| Reference::ControlPlane(plane.name.to_string())));
+        all.extend(spec.proxy_session_token_secret_ref.iter().map(|secret| secret_named(&secret.name)));
+        if let Some(bootstrap) = &spec.bootstrap {
+            all.insert(secret_named(&bootstrap.credentials_secret_ref.name));
+            all.extend(bootstrap.ca_secret_ref.iter().map(|secret| secret_named(&secret.name)));
+        }
+        all
+    }
+}
+
+fn secret_named(name: impl AsRef<str>) -> Reference {
+    Reference::Secret(name.as_ref().to_owned())
+}
+
+fn of_rbac(rbac: &WorkspaceRbac) -> impl Iterator<Item = Reference> {
+    rbac.workspace_namespaces.iter().map(|namespace| Reference::Namespace(namespace.to_string()))
+}
+
+/// The Secrets and ConfigMaps that the pods read.
+fn of_pod(pod: &PodSettings) -> BTreeSet<Reference> {
+    let mut all: BTreeSet<_> = pod.certs.secrets.iter().map(|secret| secret_named(&secret.name)).collect();
+    for source in &pod.env_from {
+        all.extend(source.secret_ref.iter().map(|secret| secret_named(&secret.name)));
+        all.extend(source.config_map_ref.iter().map(|map| Reference::ConfigMap(map.name.clone())));
+    }
+    for source in pod.extra_env.iter().filter_map(|env| env.value_from.as_ref()) {
+        all.extend(source.secret_key_ref.iter().map(|secret| secret_named(&secret.name)));
+        all.extend(source.config_map_key_ref.iter().map(|map| Reference::ConfigMap(map.name.clone())));
+    }
+    all
+}
+
+/// The namespace and name of an object, for messages.
+pub fn full_name<K: Resource>(object: &K) -> String {
+    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_plane_names_every_secret_it_uses() {
+        let spec = serde_json::json!({
+            "licenseSecretRef": {"name": "license"},
+            "tls": {"secretNames": ["tls"]},
+            "certs": {"secrets": [{"name": "ca", "key": "ca.crt"}]},
+            "operatorAccess": {"method": "TokenSecret", "tokenSecretRef": {"name": "token"}, "caSecretRef": {"name": "api-ca"}},
+            "envFrom": [{"secretRef": {"name": "env"}}, {"configMapRef": {"name": "settings"}}],
+            "extraEnv": [
+                {"name": "A", "valueFrom": {"secretKeyRef": {"name": "db", "key": "url"}}},
+                {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "more", "key": "b"}}},
+            ],
+            "rbac": {"workspaceNamespaces": ["dev"]},
+        });
+        let object = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
+        let secrets = ["license", "tls", "ca", "token", "api-ca", "env", "db"].map(secret_named);
+        let maps = ["settings", "more"].map(|name| Reference::ConfigMap(name.to_owned()));
+        let expected: BTreeSet<_> =
+            secrets.into_iter().chain(maps).chain([Reference::Namespace("dev".to_owned())]).collect();
+        assert_eq!(object.references(), expected);
+    }
+
+    #[test]
+    fn a_pool_and_a_proxy_name_their_control_plane_and_credentials() {
+        let pool = serde_json::json!({"controlPlaneRef": {"name": "coder"}, "bootstrap": {"credentialsSecretRef": {"name": "c"}}});
+        let pool = CoderProvisioner::new("pool", serde_json::from_value(pool).unwrap());
+        assert_eq!(pool.references(), [Reference::ControlPlane("coder".into()), Reference::Secret("c".into())].into());
+        let proxy = serde_json::json!({"bootstrap": {"coderURL": "http://c", "credentialsSecretRef": {"name": "c"}, "caSecretRef": {"name": "ca"}}});
+        let proxy = CoderWorkspaceProxy::new("proxy", serde_json::from_value(proxy).unwrap());
+        assert_eq!(proxy.references(), [Reference::Secret("c".into()), Reference::Secret("ca".into())].into());
+    }
+}

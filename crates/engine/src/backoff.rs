@@ -1,0 +1,108 @@
+//! How long to wait after a failure: exponential, with jitter, and never less than the other side asked for.
+
+use std::{collections::HashMap, time::Duration};
+
+use coder_k8s_core::outcome::Retry;
+use parking_lot::Mutex;
+
+use crate::key::Key;
+
+/// A growing delay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// The first delay.
+    pub base: Duration,
+    /// The longest delay.
+    pub cap: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { base: Duration::from_millis(500), cap: Duration::from_secs(300) }
+    }
+}
+
+impl Backoff {
+    /// The delay after `failures` failures in a row, the first counted as one.
+    ///
+    /// `jitter` in `0.0..1.0` takes off up to a fifth, so that objects which failed together part ways;
+    /// `asked` is the other side's Retry-After, below which no delay falls.
+    pub fn delay(&self, failures: u32, asked: Option<Duration>, jitter: f64) -> Duration {
+        let doubled = self.base.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+        let delay = doubled.min(self.cap).mul_f64(1.0 - 0.2 * jitter.clamp(0.0, 1.0));
+        asked.map_or(delay, |asked| delay.max(asked))
+    }
+}
+
+/// How often each object failed in a row.
+#[derive(Debug, Default)]
+pub struct Failures {
+    backoff: Backoff,
+    in_a_row: Mutex<HashMap<Key, u32>>,
+}
+
+impl Failures {
+    /// Counts a failure and says when to try again.
+    pub fn failed(&self, key: &Key, retry: Retry) -> Duration {
+        let mut all = self.in_a_row.lock();
+        let count = all.entry(key.clone()).or_default();
+        *count = count.saturating_add(1);
+        let asked = match retry {
+            // The first retry of an outdated view is quick; a view that stays outdated backs off like the rest.
+            Retry::Soon if *count == 1 => return Duration::from_millis(50),
+            Retry::Soon | Retry::Backoff => None,
+            Retry::After(asked) => Some(asked),
+        };
+        self.backoff.delay(*count, asked, jitter())
+    }
+
+    /// Forgets the failures of an object that succeeded or went.
+    pub fn forget(&self, key: &Key) {
+        self.in_a_row.lock().remove(key);
+    }
+}
+
+/// A number in `0.0..1.0` that differs from call to call; good enough to spread retries.
+pub fn jitter() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    let bits = u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default();
+    f64::from(bits) / (f64::from(u32::MAX) + 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_cap() {
+        let backoff = Backoff::default();
+        let delays: Vec<_> = (1..=12).map(|n| backoff.delay(n, None, 0.0).as_millis()).collect();
+        assert_eq!(delays[..4], [500, 1000, 2000, 4000]);
+        assert_eq!(delays[11], 300_000);
+        assert_eq!(backoff.delay(u32::MAX, None, 0.0), Duration::from_secs(300));
+    }
+
+    #[test]
+    fn jitter_shortens_by_at_most_a_fifth() {
+        let backoff = Backoff::default();
+        assert_eq!(backoff.delay(2, None, 0.999_999), Duration::from_nanos(800_000_200));
+        assert!((0..100).map(|_| jitter()).all(|j| (0.0..1.0).contains(&j)));
+    }
+
+    #[test]
+    fn an_object_that_succeeds_starts_over() {
+        let (failures, key) = (Failures::default(), Key::new("Thing", "ns", "a"));
+        let delays: Vec<_> = (0..3).map(|_| failures.failed(&key, Retry::Backoff)).collect();
+        assert!(delays.is_sorted() && delays[2] > Duration::from_secs(1));
+        failures.forget(&key);
+        assert!(failures.failed(&key, Retry::Backoff) <= Duration::from_millis(500));
+        assert!(failures.in_a_row.lock().len() == 1);
+    }
+
+    #[test]
+    fn a_retry_after_is_a_lower_bound() {
+        let backoff = Backoff::default();
+        assert_eq!(backoff.delay(1, Some(Duration::from_secs(7)), 0.5), Duration::from_secs(7));
+        assert_eq!(backoff.delay(12, Some(Duration::from_secs(7)), 0.0), Duration::from_secs(300));
+    }
+}

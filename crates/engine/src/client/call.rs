@@ -1,0 +1,244 @@
+//! What a request is, from its method, path, query and content type. Cheap, and of low cardinality: the name
+//! of an object never becomes a part of it.
+
+use std::fmt;
+
+use http::{Method, Request, Uri, header::CONTENT_TYPE};
+
+/// What a call asks for, in the words of RBAC; `apply` is told apart from `patch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Update,
+    Patch,
+    Apply,
+    Delete,
+    DeleteCollection,
+}
+
+impl Verb {
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Patch => "patch",
+            Self::Apply => "apply",
+            Self::Delete => "delete",
+            Self::DeleteCollection => "deletecollection",
+        }
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One call to the API server.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// What is asked for.
+    pub verb: Verb,
+    /// Of what: `pods`, `deployments/status`, or the first part of a path outside the API, as `/version`.
+    pub resource: String,
+    /// Whether it changes anything in the cluster.
+    pub writes: bool,
+    /// Whether its answer has no end of its own.
+    pub streams: bool,
+    uri: Uri,
+}
+
+impl Call {
+    /// Classifies a request.
+    pub fn of<B>(request: &Request<B>) -> Self {
+        let uri = request.uri();
+        let query = Query::of(uri.query().unwrap_or_default());
+        let place = Place::of(uri.path());
+        let verb = match *request.method() {
+            Method::POST => Verb::Create,
+            Method::PUT => Verb::Update,
+            Method::PATCH if is_apply(request) => Verb::Apply,
+            Method::PATCH => Verb::Patch,
+            Method::DELETE if place.collection => Verb::DeleteCollection,
+            Method::DELETE => Verb::Delete,
+            _ if query.watch => Verb::Watch,
+            _ if place.collection => Verb::List,
+            _ => Verb::Get,
+        };
+        let reads = matches!(verb, Verb::Get | Verb::List | Verb::Watch);
+        Self {
+            verb,
+            writes: !reads && !query.dry_run && !place.review,
+            streams: verb == Verb::Watch || query.follow,
+            resource: place.resource,
+            uri: uri.clone(),
+        }
+    }
+
+    /// The path, which names the object; without the query.
+    pub fn path(&self) -> &str {
+        self.uri.path()
+    }
+}
+
+fn is_apply<B>(request: &Request<B>) -> bool {
+    let content = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    content.is_some_and(|content| content.starts_with("application/apply-patch"))
+}
+
+#[derive(Default)]
+struct Query {
+    watch: bool,
+    follow: bool,
+    dry_run: bool,
+}
+
+impl Query {
+    fn of(query: &str) -> Self {
+        let mut found = Self::default();
+        for pair in query.split('&') {
+            match pair {
+                "watch=true" | "watch=1" => found.watch = true,
+                "follow=true" | "follow=1" => found.follow = true,
+                "dryRun=All" => found.dry_run = true,
+                _ => {}
+            }
+        }
+        found
+    }
+}
+
+struct Place {
+    resource: String,
+    collection: bool,
+    /// Reviews are questions that are asked by creating an object that is never stored.
+    review: bool,
+}
+
+impl Place {
+    fn of(path: &str) -> Self {
+        let mut parts = path.split('/').filter(|part| !part.is_empty());
+        let (root, group) = match parts.next() {
+            Some("api") => ("/api", parts.next().map(|_version| "")),
+            Some("apis") => ("/apis", parts.next().filter(|_group| parts.next().is_some())),
+            Some(first) => return Self::outside(format!("/{first}")),
+            None => return Self::outside("/".into()),
+        };
+        let (Some(group), Some(first)) = (group, parts.next()) else {
+            return Self::outside(root.into());
+        };
+        let rest: Vec<&str> = parts.collect();
+        let (resource, name, sub) = match (first, rest.as_slice()) {
+            // `namespaces/x/pods` is about pods, but `namespaces/x/status` about the namespace.
+            ("namespaces", [_, sub @ ("status" | "finalize"), ..]) => ("namespaces", true, Some(*sub)),
+            ("namespaces", [_, resource, inner @ ..]) => {
+                (*resource, !inner.is_empty(), inner.get(1).copied())
+            }
+            (resource, inner) => (resource, !inner.is_empty(), inner.get(1).copied()),
+        };
+        let review = matches!(group, "authorization.k8s.io" | "authentication.k8s.io");
+        let resource = sub.map_or_else(|| resource.to_owned(), |sub| format!("{resource}/{sub}"));
+        Self { resource, collection: !name, review }
+    }
+
+    fn outside(resource: String) -> Self {
+        Self { resource, collection: false, review: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(method: &str, uri: &str, content: &str) -> Call {
+        Call::of(&Request::builder().method(method).uri(uri).header(CONTENT_TYPE, content).body(()).unwrap())
+    }
+
+    #[test]
+    fn requests_are_named_by_verb_and_resource() {
+        const JSON: &str = "application/json";
+        const APPLY: &str = "application/apply-patch+yaml";
+        const MERGE: &str = "application/merge-patch+json";
+        const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/ns/deployments";
+        let table = [
+            ("GET", "/api/v1/pods", JSON, "list pods", false),
+            ("GET", "/api/v1/pods?watch=true&resourceVersion=1", JSON, "watch pods", false),
+            ("GET", "/api/v1/namespaces/ns/pods?&labelSelector=watch%3Dtrue", JSON, "list pods", false),
+            ("GET", "/api/v1/namespaces/ns/pods/x", JSON, "get pods", false),
+            ("GET", "/api/v1/namespaces/ns/pods/x/log?follow=true", JSON, "get pods/log", false),
+            ("GET", "/api/v1/namespaces/ns/services/x/proxy/a/b/c", JSON, "get services/proxy", false),
+            ("GET", "/api/v1/namespaces", JSON, "list namespaces", false),
+            ("GET", "/api/v1/namespaces/ns", JSON, "get namespaces", false),
+            ("PUT", "/api/v1/namespaces/ns/finalize", JSON, "update namespaces/finalize", true),
+            ("PATCH", "/api/v1/namespaces/ns/status", MERGE, "patch namespaces/status", true),
+            ("POST", "/api/v1/namespaces/ns/pods/x/eviction", JSON, "create pods/eviction", true),
+            (
+                "POST",
+                "/api/v1/namespaces/ns/serviceaccounts/x/token",
+                JSON,
+                "create serviceaccounts/token",
+                true,
+            ),
+            ("GET", "/apis/apps/v1/deployments", JSON, "list deployments", false),
+            ("POST", DEPLOYMENTS, JSON, "create deployments", true),
+            ("DELETE", DEPLOYMENTS, JSON, "deletecollection deployments", true),
+            ("PUT", &format!("{DEPLOYMENTS}/x"), JSON, "update deployments", true),
+            (
+                "PATCH",
+                &format!("{DEPLOYMENTS}/x?fieldManager=m&force=true"),
+                APPLY,
+                "apply deployments",
+                true,
+            ),
+            ("PATCH", &format!("{DEPLOYMENTS}/x?dryRun=All"), APPLY, "apply deployments", false),
+            ("PATCH", &format!("{DEPLOYMENTS}/x/status"), APPLY, "apply deployments/status", true),
+            ("PATCH", &format!("{DEPLOYMENTS}/x/scale"), MERGE, "patch deployments/scale", true),
+            ("DELETE", &format!("{DEPLOYMENTS}/x"), JSON, "delete deployments", true),
+            (
+                "GET",
+                "/apis/coder.com/v1alpha1/namespaces/a/codercontrolplanes/b",
+                JSON,
+                "get codercontrolplanes",
+                false,
+            ),
+            ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles/x", JSON, "get clusterroles", false),
+            ("POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", JSON, "create clusterroles", true),
+            (
+                "POST",
+                "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+                JSON,
+                "create selfsubjectaccessreviews",
+                false,
+            ),
+            ("GET", "/version", JSON, "get /version", false),
+            ("GET", "/openapi/v3/apis/apps/v1", JSON, "get /openapi", false),
+            ("GET", "/api", JSON, "get /api", false),
+            ("GET", "/api/v1", JSON, "get /api", false),
+            ("GET", "/apis", JSON, "get /apis", false),
+            ("GET", "/apis/apps", JSON, "get /apis", false),
+            ("GET", "/apis/apps/v1", JSON, "get /apis", false),
+            ("GET", "/", JSON, "get /", false),
+        ];
+        for (method, uri, content, expected, writes) in table {
+            let call = call(method, uri, content);
+            assert_eq!(format!("{} {}", call.verb, call.resource), expected, "{method} {uri}");
+            assert_eq!(call.writes, writes, "{method} {uri}");
+        }
+    }
+
+    #[test]
+    fn watches_and_followed_logs_have_no_end() {
+        assert!(call("GET", "/api/v1/pods?watch=1", "").streams);
+        assert!(call("GET", "/api/v1/namespaces/ns/pods/x/log?follow=true", "").streams);
+        assert!(!call("GET", "/api/v1/pods?watch=false", "").streams);
+    }
+}

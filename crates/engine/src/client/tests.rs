@@ -1,0 +1,239 @@
+use std::{
+    collections::VecDeque,
+    future::pending,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{Full, StreamBody};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams, WatchParams},
+    client::Body,
+};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+use tower::BoxError;
+
+use super::*;
+use crate::fence::Moment;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn settings() -> Settings {
+    Settings { deadline: 3 * SECOND, ..Settings::new(Metrics::new()) }
+}
+
+fn answer() -> Response<Full<Bytes>> {
+    let body = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}"#;
+    Response::new(Full::new(Bytes::from_static(body.as_bytes())))
+}
+
+/// A server that answers after a while, and how many calls reached it.
+fn server(settings: &Settings, after: Duration) -> (Api<ConfigMap>, Arc<AtomicUsize>) {
+    let reached = Arc::new(AtomicUsize::new(0));
+    let counted = reached.clone();
+    let service = tower::service_fn(move |_: Request<Body>| {
+        let counted = counted.clone();
+        async move {
+            counted.fetch_add(1, Ordering::SeqCst);
+            sleep(after).await;
+            Ok::<_, BoxError>(answer())
+        }
+    });
+    let guard = Guard::new(settings.clone()).unwrap();
+    let client = ClientBuilder::new(service, "default").with_layer(&guard).build();
+    (Api::default_namespaced(client), reached)
+}
+
+fn counted(settings: &Settings, verb: &str, code: &str) -> bool {
+    let text = settings.metrics.encode().unwrap();
+    text.contains(&format!("{{verb=\"{verb}\",resource=\"configmaps\",code=\"{code}\"}} 1\n"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_without_an_answer_ends_at_the_deadline() {
+    let settings = settings();
+    let (api, reached) = server(&settings, 60 * SECOND);
+    let started = Instant::now();
+    let error = api.get("x").await.unwrap_err();
+    assert!(is_timeout(&error) && !is_not_leading(&error), "{error}");
+    assert_eq!(error.to_string(), "ServiceError: no complete answer from the API server within 3 s");
+    assert_eq!((started.elapsed().as_secs(), reached.load(Ordering::SeqCst)), (3, 1));
+    assert!(counted(&settings, "get", "timeout"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_covers_the_body() {
+    let settings = settings();
+    let service = tower::service_fn(|_: Request<Body>| async {
+        sleep(SECOND).await;
+        let start = stream::iter([Ok::<_, BoxError>(Frame::data(Bytes::from_static(b"{\"kind\"")))]);
+        Ok::<_, BoxError>(Response::new(StreamBody::new(start.chain(stream::pending()))))
+    });
+    let guard = Guard::new(settings.clone()).unwrap();
+    let client = ClientBuilder::new(service, "default").with_layer(&guard).build();
+    let started = Instant::now();
+    let error = Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
+    assert!(is_timeout(&error), "{error}");
+    assert_eq!(started.elapsed().as_secs(), 3);
+    assert!(counted(&settings, "get", "timeout") && !counted(&settings, "get", "200"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_has_a_deadline_until_its_headers_and_none_after() {
+    let settings = settings();
+    let event = r#"{"type":"ADDED","object":{"metadata":{"name":"x"}}}"#;
+    let service = tower::service_fn(move |_: Request<Body>| async move {
+        let late = stream::once(async move {
+            sleep(600 * SECOND).await;
+            Ok::<_, BoxError>(Frame::data(Bytes::from(format!("{event}\n"))))
+        });
+        Ok::<_, BoxError>(Response::new(StreamBody::new(late)))
+    });
+    let guard = Guard::new(settings.clone()).unwrap();
+    let client = ClientBuilder::new(service, "default").with_layer(&guard).build();
+    let api = Api::<ConfigMap>::default_namespaced(client);
+    let mut events = api.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+    assert!(counted(&settings, "watch", "200"), "counted when established");
+    assert!(events.try_next().await.unwrap().is_some());
+
+    let (api, _) = server(&settings, 60 * SECOND);
+    assert!(is_timeout(&api.watch(&WatchParams::default(), "0").await.err().unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_fence_refuses_writes_and_lets_reads_through() {
+    let fence = Fence::closed();
+    let settings = Settings { fence: Some(fence.clone()), ..settings() };
+    let (api, reached) = server(&settings, Duration::ZERO);
+    let error = api.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
+    assert!(is_not_leading(&error) && !is_timeout(&error), "{error}");
+    assert_eq!(reached.load(Ordering::SeqCst), 0, "nothing was sent");
+    assert!(counted(&settings, "create", "fenced"));
+    api.get("x").await.unwrap();
+
+    fence.hold_until(Moment::now(), SECOND);
+    api.create(&PostParams::default(), &ConfigMap::default()).await.unwrap();
+    assert_eq!(reached.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_in_flight_is_abandoned_when_the_fence_closes() {
+    let fence = Fence::closed();
+    let settings = Settings { fence: Some(fence.clone()), deadline: 60 * SECOND, ..settings() };
+    let (api, _) = server(&settings, 30 * SECOND);
+    let patch = Patch::Apply(serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap"}));
+    let params = PatchParams::apply("test");
+
+    fence.hold_until(Moment::now(), 2 * SECOND);
+    let started = Instant::now();
+    let error = api.patch("x", &params, &patch).await.unwrap_err();
+    assert!(is_not_leading(&error), "{error}");
+    assert_eq!(started.elapsed().as_secs(), 2, "it ran out");
+    assert!(counted(&settings, "apply", "fenced"));
+
+    fence.hold_until(Moment::now(), 20 * SECOND);
+    let (closing, started) = (fence.clone(), Instant::now());
+    let (result, ()) = tokio::join!(api.patch("x", &params, &patch), async {
+        sleep(SECOND).await;
+        closing.close();
+    });
+    assert!(is_not_leading(&result.unwrap_err()));
+    assert!(started.elapsed() <= SECOND * 3 / 2, "closed by hand");
+
+    fence.hold_until(Moment::now(), 20 * SECOND);
+    let (result, ()) = tokio::join!(api.patch("x", &params, &patch), async {
+        sleep(15 * SECOND).await;
+        fence.hold_until(Moment::now(), 20 * SECOND);
+    });
+    result.expect("a renewal keeps a slow write alive");
+}
+
+#[derive(Default)]
+struct Script {
+    before: Mutex<VecDeque<Fault>>,
+    after: Mutex<VecDeque<Fault>>,
+}
+
+impl Faults for Script {
+    fn before(&self, _: &Call) -> Option<Fault> {
+        self.before.lock().pop_front()
+    }
+
+    fn after(&self, call: &Call) -> Option<Fault> {
+        assert_eq!(call.path(), "/api/v1/namespaces/default/configmaps/x");
+        self.after.lock().pop_front()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn faults_strike_before_and_after_the_server() {
+    let script = Arc::new(Script::default());
+    let settings = Settings { faults: Some(script.clone()), ..settings() };
+    let (api, reached) = server(&settings, Duration::ZERO);
+    let reached = || reached.swap(0, Ordering::SeqCst);
+
+    script.before.lock().push_back(Fault::Error);
+    assert!(matches!(api.get("x").await.unwrap_err(), kube::Error::Service(_)));
+    assert_eq!(reached(), 0);
+    assert!(counted(&settings, "get", "error"));
+
+    script.before.lock().push_back(Fault::Status(503));
+    assert!(matches!(api.get("x").await.unwrap_err(), kube::Error::Api(status) if status.code == 503));
+    assert_eq!(reached(), 0);
+    assert!(counted(&settings, "get", "503"));
+
+    script.after.lock().push_back(Fault::Error);
+    api.get("x").await.unwrap_err();
+    assert_eq!(reached(), 1, "the server did it");
+
+    script.after.lock().push_back(Fault::Status(409));
+    assert!(matches!(api.get("x").await.unwrap_err(), kube::Error::Api(status) if status.code == 409));
+    assert_eq!(reached(), 1);
+
+    script.before.lock().push_back(Fault::Delay(SECOND));
+    script.after.lock().push_back(Fault::Delay(SECOND));
+    let started = Instant::now();
+    api.get("x").await.unwrap();
+    assert_eq!((started.elapsed(), reached()), (2 * SECOND, 1));
+    assert!(counted(&settings, "get", "200"));
+
+    script.before.lock().push_back(Fault::Delay(5 * SECOND));
+    assert!(is_timeout(&api.get("x").await.unwrap_err()), "the deadline holds");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_nobody_waits_for_is_counted() {
+    let settings = settings();
+    let (api, _) = server(&settings, 60 * SECOND);
+    let given_up = tokio::time::timeout(SECOND, api.get("x")).await;
+    assert!(given_up.is_err());
+    assert!(counted(&settings, "get", "canceled"));
+}
+
+#[tokio::test]
+async fn every_call_says_who_we_are() {
+    let service = tower::service_fn(|request: Request<Body>| async move {
+        assert_eq!(request.headers()[http::header::USER_AGENT], USER_AGENT);
+        Ok::<_, BoxError>(answer())
+    });
+    let guard = Guard::new(settings()).unwrap();
+    let client = ClientBuilder::new(service, "default").with_layer(&guard).build();
+    Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap();
+    assert!(USER_AGENT.starts_with("coder-k8s/"));
+
+    let unsendable = Settings { user_agent: "line\nbreak".into(), ..settings() };
+    assert!(matches!(Guard::new(unsendable).err().unwrap(), kube::Error::HttpError(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_calls_share_a_deadline() {
+    let error = within(SECOND, pending::<kube::Result<()>>()).await.unwrap_err();
+    assert!(is_timeout(&error));
+    assert_eq!(within(SECOND, async { Ok(3) }).await.unwrap(), 3);
+}

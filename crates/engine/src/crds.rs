@@ -1,0 +1,218 @@
+//! Whether the API server serves the kinds that the operator needs, now and later.
+//!
+//! A tripwire on CRDs says when to look; a look is one live read of a CRD that matters. A CRD that is missing or
+//! lacks fields of this release is waited for: nothing is half-written, and readiness names the command that helps.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
+use kube::{Api, Client};
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    health::{Gate, Readiness},
+    metrics::Metrics,
+    tripwire::{Tripped, Tripwire},
+};
+
+/// How a CRD stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// Not looked yet.
+    Unknown,
+    /// Not installed.
+    Absent,
+    /// Installed and not yet served.
+    Pending,
+    /// Of an older release: these fields are missing.
+    Older(Vec<String>),
+    /// As needed, as far as the operator may see.
+    Ready,
+}
+
+/// The CRDs that matter, and how they stand.
+#[derive(Clone, Debug)]
+pub struct Crds {
+    states: watch::Receiver<BTreeMap<String, Served>>,
+}
+
+impl Crds {
+    /// Looks after `required` CRDs, each with the schema of this release, and `optional` ones by name.
+    ///
+    /// The second value does the looking until it is dropped.
+    pub fn watch(
+        client: Client,
+        required: Vec<CustomResourceDefinition>,
+        optional: &[&str],
+        readiness: &Readiness,
+        metrics: Arc<Metrics>,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
+        let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();
+        for crd in required {
+            let name = crd.metadata.name.clone().unwrap_or_default();
+            let gate = readiness.gate(format!("crd {name}"));
+            wanted.insert(name, Wanted { fields: Some(fields_of(&crd)), gate: Some(gate) });
+        }
+        for name in optional {
+            wanted.insert((*name).to_owned(), Wanted { fields: None, gate: None });
+        }
+        let states = wanted.keys().map(|name| (name.clone(), Served::Unknown)).collect();
+        let (sender, receiver) = watch::channel(states);
+        let tripwire: Tripwire<CustomResourceDefinition> =
+            Tripwire { api: Api::all(client.clone()), synced: readiness.gate("watch customresourcedefinitions"), metrics };
+        let looking = async move {
+            let (look, looks) = mpsc::unbounded_channel();
+            let names: Vec<String> = wanted.keys().cloned().collect();
+            for name in &names {
+                let _ = look.send(name.clone());
+            }
+            let telling = tripwire.run(move |tripped| match tripped {
+                Tripped::Touched { name, .. } => drop(look.send(name.to_owned())),
+                Tripped::Gap => names.iter().for_each(|name| drop(look.send(name.clone()))),
+            });
+            tokio::join!(telling, keep(Api::all(client), wanted, looks, sender));
+        };
+        (Self { states: receiver }, looking)
+    }
+
+    /// How a CRD stands now.
+    pub fn state(&self, name: &str) -> Served {
+        self.states.borrow().get(name).cloned().unwrap_or(Served::Absent)
+    }
+
+    /// Waits until a CRD is as needed.
+    pub async fn ready(&mut self, name: &str) {
+        let _ = self.states.wait_for(|states| states.get(name) == Some(&Served::Ready)).await;
+    }
+
+    /// Waits until a CRD is no longer as needed.
+    pub async fn unready(&mut self, name: &str) {
+        let _ = self.states.wait_for(|states| states.get(name) != Some(&Served::Ready)).await;
+    }
+}
+
+struct Wanted {
+    /// The fields of this release; none for a CRD that only must be there.
+    fields: Option<Vec<String>>,
+    gate: Option<Gate>,
+}
+
+async fn keep(
+    api: Api<CustomResourceDefinition>,
+    wanted: BTreeMap<String, Wanted>,
+    mut looks: mpsc::UnboundedReceiver<String>,
+    states: watch::Sender<BTreeMap<String, Served>>,
+) {
+    while let Some(name) = looks.recv().await {
+        let Some(Wanted { fields, gate }) = wanted.get(&name) else { continue };
+        let state = match api.get_opt(&name).await {
+            Ok(crd) => judge(crd.as_ref(), fields.as_deref()),
+            // An install that may not read CRDs goes on; the watch of the kind itself will tell.
+            Err(kube::Error::Api(status)) if status.is_forbidden() => {
+                tracing::warn!(crd = name, "cannot check whether the CRD is up to date: {}", status.message);
+                Served::Ready
+            }
+            Err(error) => {
+                tracing::warn!(crd = name, "cannot look at the CRD: {}", crate::client::describe(&error));
+                continue;
+            }
+        };
+        report(&name, &state, gate.as_ref());
+        states.send_if_modified(|states| states.insert(name.clone(), state.clone()).as_ref() != Some(&state));
+    }
+}
+
+fn report(name: &str, state: &Served, gate: Option<&Gate>) {
+    let Some(gate) = gate else { return };
+    let help = "run `coder-k8s crds | kubectl apply --server-side -f -`";
+    match state {
+        Served::Ready => gate.pass(),
+        Served::Unknown | Served::Pending => gate.fail("installed and not yet served"),
+        Served::Absent => gate.fail(format!("not installed; {help}")),
+        Served::Older(missing) => {
+            let shown = missing.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
+            gate.fail(format!("older than this operator, {} fields are missing ({shown}, …); {help}", missing.len()));
+        }
+    }
+    if *state != Served::Ready {
+        tracing::warn!(crd = name, ?state, "waiting for the CRD; {help}");
+    }
+}
+
+/// How a CRD stands that was just read.
+fn judge(crd: Option<&CustomResourceDefinition>, fields: Option<&[String]>) -> Served {
+    let Some(crd) = crd else { return Served::Absent };
+    let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let established = conditions.into_iter().flatten().any(|c| c.type_ == "Established" && c.status == "True");
+    if !established || crd.metadata.deletion_timestamp.is_some() {
+        return Served::Pending;
+    }
+    let found = fields_of(crd);
+    let missing: Vec<String> = fields.into_iter().flatten().filter(|field| !found.contains(field)).cloned().collect();
+    if missing.is_empty() { Served::Ready } else { Served::Older(missing) }
+}
+
+/// The paths of all fields that are our own to name: below `spec` and `status`, three levels deep.
+fn fields_of(crd: &CustomResourceDefinition) -> Vec<String> {
+    let mut paths = Vec::new();
+    for version in crd.spec.versions.iter().filter(|version| version.served) {
+        if let Some(root) = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref()) {
+            collect("", root, 4, &mut paths);
+        }
+    }
+    paths.sort();
+    paths
+}
+
+fn collect(path: &str, schema: &JSONSchemaProps, depth: usize, paths: &mut Vec<String>) {
+    if depth == 0 {
+        return;
+    }
+    for (name, field) in schema.properties.iter().flatten() {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        collect(&path, field, depth - 1, paths);
+        if let Some(JSONSchemaPropsOrArray::Schema(item)) = &field.items {
+            collect(&format!("{path}[]"), item, depth - 1, paths);
+        }
+        paths.push(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ours() -> CustomResourceDefinition {
+        let mut crd = coder_k8s_api::crds().remove(0);
+        let condition = serde_json::json!({"conditions": [{"type": "Established", "status": "True"}]});
+        crd.status = Some(serde_json::from_value(condition).unwrap());
+        crd
+    }
+
+    fn without(crd: &CustomResourceDefinition, field: &str) -> CustomResourceDefinition {
+        let mut crd = crd.clone();
+        let root = crd.spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema.as_mut().unwrap();
+        let spec = root.properties.as_mut().unwrap().get_mut("spec").unwrap();
+        assert!(spec.properties.as_mut().unwrap().remove(field).is_some());
+        crd
+    }
+
+    #[test]
+    fn a_crd_is_judged_by_its_fields() {
+        let crd = ours();
+        let fields = fields_of(&crd);
+        assert_eq!(judge(Some(&crd), Some(&fields)), Served::Ready);
+        assert_eq!(judge(Some(&without(&crd, "scaling")), Some(&fields)), Served::Older(vec!["spec.scaling".into()]));
+        assert_eq!(judge(None, Some(&fields)), Served::Absent);
+        assert_eq!(judge(Some(&coder_k8s_api::crds().remove(0)), Some(&fields)), Served::Pending);
+    }
+
+    #[test]
+    fn a_crd_of_a_later_release_will_do() {
+        let crd = ours();
+        let older = fields_of(&without(&crd, "scaling"));
+        assert_eq!(judge(Some(&crd), Some(&older)), Served::Ready);
+    }
+}

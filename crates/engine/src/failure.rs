@@ -1,0 +1,74 @@
+//! What a failed call to the API server means: a reason, a sentence, and when to try again.
+
+use std::time::Duration;
+
+use coder_k8s_api::condition::reason;
+use coder_k8s_core::outcome::{Failure, Retry};
+
+use crate::client;
+
+/// Judges an error. `what` says what was tried, such as `write ServiceAccount coder`.
+pub fn judge(what: &str, error: &kube::Error) -> Failure {
+    let (reason, retry) = match error {
+        kube::Error::Api(status) => {
+            let asked = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+            let asked = (asked > 0).then(|| Duration::from_secs(asked.into()));
+            let wait = asked.map_or(Retry::Backoff, Retry::After);
+            match status.code {
+                _ if is_skew(&status.message) => ("SchemaSkew", Retry::Backoff),
+                401 | 403 => (reason::FORBIDDEN, Retry::Backoff),
+                404 => ("NotFound", Retry::Backoff),
+                409 => ("Outdated", Retry::Soon),
+                422 if status.message.contains("field is immutable") => ("Outdated", Retry::Soon),
+                400 | 422 => ("Invalid", Retry::Backoff),
+                429 => ("RateLimited", wait),
+                _ => ("APIServerError", wait),
+            }
+        }
+        error if client::is_not_leading(error) => ("NotLeading", Retry::Backoff),
+        error if client::is_timeout(error) => ("Timeout", Retry::Backoff),
+        _ => ("APIServerUnreachable", Retry::Backoff),
+    };
+    Failure { reason, message: format!("cannot {what}: {}", client::describe(error)), retry }
+}
+
+/// Server-side apply answers a field that the server does not know with 500 and this text.
+fn is_skew(message: &str) -> bool {
+    message.contains("field not declared in schema")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn api(code: u16, message: &str, retry_after: Option<i32>) -> kube::Error {
+        let status = serde_json::json!({
+            "status": "Failure", "code": code, "message": message, "reason": "",
+            "details": {"retryAfterSeconds": retry_after.unwrap_or(0)},
+        });
+        kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[test]
+    fn each_answer_has_its_reason_and_its_patience() {
+        for (error, reason, retry) in [
+            (api(403, "cannot patch resource", None), "Forbidden", Retry::Backoff),
+            (api(409, "conflict", None), "Outdated", Retry::Soon),
+            (api(422, "metadata.uid: Invalid value: field is immutable", None), "Outdated", Retry::Soon),
+            (api(422, "spec.ports: Required value", None), "Invalid", Retry::Backoff),
+            (api(429, "slow down", Some(7)), "RateLimited", Retry::After(Duration::from_secs(7))),
+            (api(500, "x: field not declared in schema", None), "SchemaSkew", Retry::Backoff),
+            (api(503, "shutting down", Some(1)), "APIServerError", Retry::After(Duration::from_secs(1))),
+        ] {
+            let failure = judge("write ServiceAccount coder", &error);
+            assert_eq!((failure.reason, failure.retry), (reason, retry), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_forbidden_call_names_verb_and_resource() {
+        let text = r#"serviceaccounts "coder" is forbidden: User "u" cannot patch resource "serviceaccounts" in API group "" in the namespace "ns""#;
+        let failure = judge("write ServiceAccount coder", &api(403, text, None));
+        assert_eq!(failure.message, format!("cannot write ServiceAccount coder: {text}"));
+    }
+}

@@ -1,0 +1,195 @@
+//! Until when this process may write.
+//!
+//! The lease loop opens the fence for a while after each renewal; the client refuses writes while it is
+//! closed. Nobody has to close it: a process that was stopped, starved or cut off finds it closed when it
+//! wakes, because it is a point in time and not a flag.
+//!
+//! Time is `CLOCK_BOOTTIME`, which runs on while the process is stopped and while the machine sleeps.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+const CLOSED: u64 = 0;
+const ALWAYS: u64 = u64::MAX;
+
+/// A point in time, comparable within this process only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// The current moment.
+    pub fn now() -> Self {
+        Self(clock::nanos())
+    }
+
+    /// The time from `earlier` to `self`, zero if it lies ahead.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The time from this moment until now.
+    pub fn elapsed(self) -> Duration {
+        Self::now().since(self)
+    }
+
+    /// The moment `wait` after this one.
+    #[must_use]
+    pub fn plus(self, wait: Duration) -> Self {
+        let wait = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(wait).min(ALWAYS - 1))
+    }
+
+    pub(crate) fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+}
+
+/// Whether this process may write now. Clones share one state.
+#[derive(Clone, Debug)]
+pub struct Fence {
+    open_until: Arc<AtomicU64>,
+}
+
+impl Fence {
+    /// A fence that lets nothing through until the lease is held.
+    pub fn closed() -> Self {
+        Self { open_until: Arc::new(AtomicU64::new(CLOSED)) }
+    }
+
+    /// A fence that lets everything through: leader election is off.
+    pub fn always_open() -> Self {
+        Self { open_until: Arc::new(AtomicU64::new(ALWAYS)) }
+    }
+
+    /// Keeps the fence open until `for_` after `from`, which the caller took *before* it sent the renewing
+    /// request: nobody else may count from an earlier moment. Never shortens what was granted before.
+    pub fn hold_until(&self, from: Moment, for_: Duration) {
+        self.open_until.fetch_max(from.plus(for_).0, Ordering::SeqCst);
+    }
+
+    /// Closes the fence at once.
+    pub fn close(&self) {
+        self.open_until.store(CLOSED, Ordering::SeqCst);
+    }
+
+    /// Whether a write may be sent now.
+    pub fn is_open(&self) -> bool {
+        Moment::now().0 < self.open_until.load(Ordering::SeqCst)
+    }
+
+    /// How long the fence stays open if nobody extends it; zero when closed.
+    pub fn remaining(&self) -> Duration {
+        Moment(self.open_until.load(Ordering::SeqCst)).since(Moment::now())
+    }
+}
+
+#[cfg(not(test))]
+mod clock {
+    pub(super) fn nanos() -> u64 {
+        super::boot_nanos()
+    }
+}
+
+/// Unit tests run under tokio's clock, so that paused time moves the fence too.
+#[cfg(test)]
+mod clock {
+    use std::{sync::OnceLock, time::Duration};
+    use tokio::time::Instant;
+
+    const EPOCH: Duration = Duration::from_secs(1_000_000);
+
+    pub(super) fn nanos() -> u64 {
+        static BASE: OnceLock<Instant> = OnceLock::new();
+        let base = *BASE.get_or_init(Instant::now);
+        let now = Instant::now();
+        let since = EPOCH + now.saturating_duration_since(base) - base.saturating_duration_since(now);
+        u64::try_from(since.as_nanos()).unwrap()
+    }
+}
+
+fn boot_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn it_closes_by_itself() {
+        let fence = Fence::closed();
+        assert!(!fence.is_open());
+        fence.hold_until(Moment::now(), 10 * SECOND);
+        tokio::time::advance(9 * SECOND).await;
+        assert!(fence.is_open());
+        assert_eq!(fence.remaining(), SECOND);
+        tokio::time::advance(SECOND).await;
+        assert!(!fence.is_open());
+        assert_eq!(fence.remaining(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_counts_from_before_the_request() {
+        let fence = Fence::closed();
+        let before = Moment::now();
+        tokio::time::advance(11 * SECOND).await;
+        fence.hold_until(before, 10 * SECOND);
+        assert!(!fence.is_open(), "an answer that took 11 s grants nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_older_grant_does_not_shorten_a_newer_one() {
+        let fence = Fence::closed();
+        let early = Moment::now();
+        tokio::time::advance(5 * SECOND).await;
+        fence.hold_until(Moment::now(), 10 * SECOND);
+        fence.hold_until(early, 10 * SECOND);
+        assert_eq!(fence.remaining(), 10 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clones_share_and_close_is_immediate() {
+        let fence = Fence::closed();
+        let seen_elsewhere = fence.clone();
+        fence.hold_until(Moment::now(), 10 * SECOND);
+        assert!(seen_elsewhere.is_open());
+        fence.close();
+        assert!(!seen_elsewhere.is_open());
+    }
+
+    #[test]
+    fn without_election_it_is_open_for_ever() {
+        let fence = Fence::always_open();
+        fence.hold_until(Moment::now(), SECOND);
+        assert!(fence.is_open());
+        assert!(fence.remaining() > 1000 * SECOND);
+    }
+
+    #[test]
+    fn a_huge_grant_does_not_overflow() {
+        let fence = Fence::closed();
+        fence.hold_until(Moment::now(), Duration::MAX);
+        assert!(fence.is_open());
+    }
+
+    #[test]
+    fn the_real_clock_runs() {
+        let first = boot_nanos();
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(first > 0 && boot_nanos() >= first + 1_000_000);
+    }
+}

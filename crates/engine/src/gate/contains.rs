@@ -1,0 +1,184 @@
+//! Whether a live object already holds everything that is desired of it.
+//!
+//! Others may add: keys to a map, entries to a list that merges by key (an injected sidecar), defaults of the
+//! server. A list without keys belongs to whoever wrote it, so that it must agree as a whole. Quantities are
+//! compared by value, because the server writes `1000m` as `1`.
+
+use serde_json::{Map, Value};
+
+/// Lists that merge by key under server-side apply, by the name of their field. Of several alternatives the
+/// first that all desired entries bear is used.
+const KEYED: [(&str, &[&[&str]]); 12] = [
+    ("containers", &[&["name"]]),
+    ("initContainers", &[&["name"]]),
+    ("env", &[&["name"]]),
+    ("volumes", &[&["name"]]),
+    ("volumeMounts", &[&["mountPath"]]),
+    ("ports", &[&["containerPort", "protocol"], &["port", "protocol"], &["containerPort"], &["port"]]),
+    ("imagePullSecrets", &[&["name"]]),
+    ("hostAliases", &[&["ip"]]),
+    ("topologySpreadConstraints", &[&["topologyKey", "whenUnsatisfiable"]]),
+    ("ownerReferences", &[&["uid"]]),
+    ("secrets", &[&["name"]]),
+    ("conditions", &[&["type"]]),
+];
+
+/// Lists of plain values that merge as sets.
+const SETS: [&str; 1] = ["finalizers"];
+
+/// Maps whose values are quantities.
+const QUANTITIES: [&str; 5] = ["limits", "requests", "capacity", "sizeLimit", "divisor"];
+
+/// Whether `live` holds all of `desired`.
+pub(super) fn contains(live: &Value, desired: &Value) -> bool {
+    within("", live, desired)
+}
+
+fn within(field: &str, live: &Value, desired: &Value) -> bool {
+    match (live, desired) {
+        (Value::Object(live), Value::Object(desired)) => desired.iter().all(|(key, value)| {
+            let field = if QUANTITIES.contains(&field) { field } else { key.as_str() };
+            live.get(key).map_or_else(|| is_empty(value), |found| within(field, found, value))
+        }),
+        (Value::Array(live), Value::Array(desired)) if SETS.contains(&field) => {
+            desired.iter().all(|wanted| live.contains(wanted))
+        }
+        (Value::Array(live), Value::Array(desired)) => match keys_of(field, desired) {
+            Some(keys) => desired.iter().all(|wanted| {
+                live.iter().any(|found| has_same_keys(keys, found, wanted) && within("", found, wanted))
+            }),
+            None => live.len() == desired.len() && live.iter().zip(desired).all(|(a, b)| within("", a, b)),
+        },
+        (live, desired) if QUANTITIES.contains(&field) => match (quantity(live), quantity(desired)) {
+            (Some(live), Some(desired)) => live == desired,
+            _ => live == desired,
+        },
+        (live, desired) => live == desired,
+    }
+}
+
+/// The server drops what is empty, so that nothing is missing where nothing was asked for.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(set) => !set,
+        Value::Object(map) => map.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::String(text) => text.is_empty(),
+        Value::Number(_) => false,
+    }
+}
+
+fn keys_of(field: &str, desired: &[Value]) -> Option<&'static [&'static str]> {
+    let (_, alternatives) = KEYED.iter().find(|(name, _)| *name == field)?;
+    let bears = |entry: &Value, keys: &[&str]| entry.as_object().is_some_and(|e| keys.iter().all(|k| e.contains_key(*k)));
+    alternatives.iter().find(|keys| desired.iter().all(|entry| bears(entry, keys))).copied()
+}
+
+fn has_same_keys(keys: &[&str], a: &Value, b: &Value) -> bool {
+    let part = |value: &Value, key: &str| value.as_object().and_then(|map: &Map<String, Value>| map.get(key).cloned());
+    keys.iter().all(|key| part(a, key) == part(b, key))
+}
+
+/// A quantity in thousandths. None: not a quantity, or one too fine or too large to tell.
+fn quantity(value: &Value) -> Option<i128> {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        _ => return None,
+    };
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(split);
+    let unit: i128 = match suffix {
+        "m" => 1,
+        "" => 1_000,
+        "k" => 1_000_000,
+        "M" => 1_000_000_000,
+        "G" => 1_000_000_000_000,
+        "T" => 1_000_000_000_000_000,
+        "P" => 1_000_000_000_000_000_000,
+        "Ki" => 1_000 << 10,
+        "Mi" => 1_000 << 20,
+        "Gi" => 1_000 << 30,
+        "Ti" => 1_000 << 40,
+        "Pi" => 1_000 << 50,
+        _ => return None,
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = u32::try_from(fraction.len()).ok().filter(|digits| *digits <= 9)?;
+    let scaled: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let scale = 10_i128.pow(digits);
+    let value = scaled.checked_mul(unit)?;
+    (value % scale == 0).then_some(value / scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_others_add_does_not_count() {
+        let live = json!({
+            "metadata": {"labels": {"a": "1", "theirs": "x"}, "resourceVersion": "7"},
+            "spec": {"template": {"spec": {"containers": [
+                {"name": "sidecar", "image": "mesh"},
+                {"name": "coder", "image": "coder:1", "imagePullPolicy": "Always", "env": [
+                    {"name": "THEIRS", "value": "y"}, {"name": "A", "value": "1"}]},
+            ]}}},
+        });
+        let desired = json!({
+            "metadata": {"labels": {"a": "1"}, "annotations": {}},
+            "spec": {"template": {"spec": {"containers": [{"name": "coder", "image": "coder:1", "env": [{"name": "A", "value": "1"}]}]}}},
+        });
+        assert!(contains(&live, &desired));
+    }
+
+    #[test]
+    fn a_changed_or_missing_field_counts() {
+        let live = json!({"spec": {"replicas": 2, "containers": [{"name": "coder", "image": "coder:2"}]}});
+        assert!(!contains(&live, &json!({"spec": {"replicas": 3}})));
+        assert!(!contains(&live, &json!({"spec": {"containers": [{"name": "coder", "image": "coder:1"}]}})));
+        assert!(!contains(&live, &json!({"spec": {"containers": [{"name": "other"}]}})));
+        assert!(!contains(&live, &json!({"spec": {"paused": true}})));
+        assert!(contains(&live, &json!({"spec": {"paused": false, "strategy": {}, "args": [], "note": ""}})));
+    }
+
+    #[test]
+    fn a_list_without_keys_agrees_as_a_whole() {
+        let live = json!({"args": ["a", "b"], "rules": [{"host": "x", "pathType": "Prefix"}]});
+        assert!(contains(&live, &json!({"args": ["a", "b"], "rules": [{"host": "x"}]})));
+        assert!(!contains(&live, &json!({"args": ["a"]})));
+        assert!(!contains(&live, &json!({"args": ["b", "a"]})));
+        assert!(!contains(&live, &json!({"rules": [{"host": "x"}, {"host": "y"}]})));
+    }
+
+    #[test]
+    fn ports_match_with_and_without_the_defaulted_protocol() {
+        let live = json!({"ports": [{"port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}]});
+        assert!(contains(&live, &json!({"ports": [{"port": 80, "targetPort": 8080}]})));
+        assert!(contains(&live, &json!({"ports": [{"port": 80, "protocol": "TCP"}]})));
+        assert!(!contains(&live, &json!({"ports": [{"port": 81}]})));
+    }
+
+    #[test]
+    fn quantities_are_compared_by_value() {
+        let live = json!({"resources": {"limits": {"cpu": "1", "memory": "4Gi"}, "requests": {"cpu": "1500m"}}});
+        for same in [
+            json!({"resources": {"limits": {"cpu": "1000m", "memory": "4096Mi"}}}),
+            json!({"resources": {"limits": {"cpu": 1}, "requests": {"cpu": "1.5"}}}),
+        ] {
+            assert!(contains(&live, &same), "{same}");
+        }
+        assert!(!contains(&live, &json!({"resources": {"limits": {"cpu": "2"}}})));
+        assert!(!contains(&live, &json!({"resources": {"limits": {"memory": "4G"}}})));
+    }
+
+    #[test]
+    fn finalizers_are_a_set() {
+        let live = json!({"finalizers": ["theirs", "ours"]});
+        assert!(contains(&live, &json!({"finalizers": ["ours"]})));
+        assert!(!contains(&live, &json!({"finalizers": ["missing"]})));
+    }
+}

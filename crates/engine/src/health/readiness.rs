@@ -1,0 +1,158 @@
+//! Whether the process is ready, as a list of named gates that all have to pass. A gate is passed or failed
+//! by whoever owns it, or computed when somebody asks.
+
+use std::{fmt::Write, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+/// The gates of the process. Clones share them. Without any gate it is not ready: nothing has started yet.
+#[derive(Clone)]
+pub struct Readiness {
+    gates: Arc<Mutex<Vec<Named>>>,
+    /// Counts the changes of gates, for those who wait for one.
+    changes: watch::Sender<u64>,
+}
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Self { gates: Arc::default(), changes: watch::Sender::new(0) }
+    }
+}
+
+#[derive(Clone)]
+struct Named {
+    name: String,
+    ask: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
+}
+
+/// One condition of readiness, in the hands of its owner.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    failing: Arc<Mutex<Option<String>>>,
+    changes: watch::Sender<u64>,
+}
+
+/// What [`Readiness::report`] found.
+pub(super) struct Report {
+    pub(super) ready: bool,
+    pub(super) text: String,
+}
+
+impl Readiness {
+    /// A registry without gates.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a gate that fails with "not started" until its owner says otherwise.
+    pub fn gate(&self, name: impl Into<String>) -> Gate {
+        let gate = Gate { failing: Arc::new(Mutex::new(Some("not started".into()))), changes: self.changes.clone() };
+        let asked = gate.clone();
+        self.check(name, move || asked.failing.lock().clone().map_or(Ok(()), Err));
+        gate
+    }
+
+    /// Adds a gate that is computed each time; it must answer at once.
+    pub fn check(
+        &self,
+        name: impl Into<String>,
+        ask: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        self.gates.lock().push(Named { name: name.into(), ask: Arc::new(ask) });
+    }
+
+    /// Counts the changes of gates: take it, look at the gates, and wait for it to move on.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Whether every gate passes.
+    pub fn is_ready(&self) -> bool {
+        self.report().ready
+    }
+
+    pub(super) fn report(&self) -> Report {
+        // A check may be slow or look at us: the lock is not held while asking.
+        let gates = self.gates.lock().clone();
+        let mut report = Report { ready: !gates.is_empty(), text: String::new() };
+        for Named { name, ask } in gates {
+            // invariant: writing to a String does not fail.
+            let _ = match ask() {
+                Ok(()) => writeln!(report.text, "[+] {name} ok"),
+                Err(why) => {
+                    report.ready = false;
+                    writeln!(report.text, "[-] {name}: {why}")
+                }
+            };
+        }
+        report.text.push_str(if report.ready { "ok\n" } else { "not ready\n" });
+        report
+    }
+}
+
+impl Gate {
+    /// The condition holds.
+    pub fn pass(&self) {
+        *self.failing.lock() = None;
+        self.changed();
+    }
+
+    /// The condition does not hold.
+    pub fn fail(&self, why: impl Into<String>) {
+        *self.failing.lock() = Some(why.into());
+        self.changed();
+    }
+
+    /// Says why the condition does not hold yet. A condition that held once is not taken back by this.
+    pub fn note(&self, why: &str) {
+        if let Some(known) = &mut *self.failing.lock() {
+            why.clone_into(known);
+        }
+        self.changed();
+    }
+
+    /// Whether the condition holds.
+    pub fn passed(&self) -> bool {
+        self.failing.lock().is_none()
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn it_is_ready_when_every_gate_passes() {
+        let readiness = Readiness::new();
+        assert!(!readiness.is_ready(), "nothing has started");
+        let planes = readiness.gate("watch codercontrolplanes");
+        let secrets = readiness.gate("watch secrets");
+        let alive = Arc::new(AtomicBool::new(true));
+        let asked = alive.clone();
+        readiness.check("lease loop", move || {
+            if asked.load(Ordering::SeqCst) { Ok(()) } else { Err("no sign of life for 12 s".into()) }
+        });
+        planes.pass();
+        assert_eq!(
+            readiness.report().text,
+            "[+] watch codercontrolplanes ok\n[-] watch secrets: not started\n[+] lease loop ok\nnot ready\n"
+        );
+        secrets.pass();
+        assert_eq!(
+            readiness.report().text,
+            "[+] watch codercontrolplanes ok\n[+] watch secrets ok\n[+] lease loop ok\nok\n"
+        );
+        secrets.fail("not synced yet");
+        assert!(readiness.report().text.contains("[-] watch secrets: not synced yet\n"));
+        secrets.pass();
+        alive.store(false, Ordering::SeqCst);
+        assert!(!readiness.is_ready());
+    }
+}

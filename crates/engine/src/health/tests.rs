@@ -1,0 +1,121 @@
+use axum::{
+    body::Body,
+    http::{Method, Request},
+};
+use http_body_util::BodyExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::*;
+use crate::address::Address;
+
+async fn ask(router: &Router, method: Method, path: &str, body: &str) -> (u16, String, String) {
+    let request = Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
+    let response = router.clone().oneshot(request).await.unwrap();
+    let kind = response.headers().get(CONTENT_TYPE).map_or("", |v| v.to_str().unwrap()).to_owned();
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, kind, String::from_utf8(body.to_vec()).unwrap())
+}
+
+async fn look(router: &Router, path: &str) -> (u16, String) {
+    let (status, _, body) = ask(router, Method::GET, path, "").await;
+    (status, body)
+}
+
+#[tokio::test]
+async fn probes_tell_life_from_readiness() {
+    let readiness = Readiness::new();
+    let gate = readiness.gate("watch secrets");
+    let router = probes(readiness);
+    assert_eq!(look(&router, "/livez").await, (200, "ok".into()));
+    assert_eq!(look(&router, "/healthz").await, (200, "ok".into()));
+    assert_eq!(look(&router, "/readyz").await, (503, "[-] watch secrets: not started\nnot ready\n".into()));
+    gate.pass();
+    assert_eq!(look(&router, "/readyz").await, (200, "[+] watch secrets ok\nok\n".into()));
+}
+
+#[tokio::test]
+async fn an_unknown_path_says_what_there_is() {
+    let (status, body) = look(&probes(Readiness::new()), "/health?x=y").await;
+    assert_eq!(status, 404);
+    assert_eq!(body, "/health is not served here; there is GET /livez, GET /healthz, GET /readyz\n");
+    assert_eq!(ask(&probes(Readiness::new()), Method::POST, "/livez", "").await.0, 405);
+}
+
+#[tokio::test]
+async fn metrics_are_refreshed_before_they_are_shown() {
+    let numbers = Metrics::new();
+    let counted = numbers.clone();
+    let router = metrics(numbers, Some(Arc::new(move || counted.queue_depth(7))));
+    let (status, kind, body) = ask(&router, Method::GET, "/metrics", "").await;
+    assert_eq!((status, kind.as_str()), (200, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
+    assert!(body.contains("\ncoder_k8s_queue_depth 7\n"));
+    assert_eq!(crate::metrics::lint(&body), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn the_log_level_is_read_and_set() {
+    let (_subscriber, handle) = logs::for_tests("info");
+    let router = admin(handle.clone());
+    assert_eq!(look(&router, "/log-level").await, (200, "info\n".into()));
+    let (status, _, body) = ask(&router, Method::PUT, "/log-level", "debug\n").await;
+    assert_eq!((status, body.as_str()), (200, "debug\n"));
+    assert_eq!(handle.current(), "debug");
+    let (status, _, body) = ask(&router, Method::PUT, "/log-level", "loud").await;
+    assert_eq!(status, 400);
+    assert!(body.starts_with("\"loud\" is not a log filter: "), "{body}");
+    assert_eq!(look(&router, "/log-level").await, (200, "debug\n".into()));
+}
+
+async fn fetch(addr: std::net::SocketAddr) -> String {
+    let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+#[tokio::test]
+async fn a_listener_serves_until_it_is_stopped() {
+    for address in [":0", "127.0.0.1:0", "localhost:0"] {
+        let address: Address = address.parse().unwrap();
+        let bound = bind(&address, "--health-address").await.unwrap().unwrap();
+        let port = bound.local_addr.port();
+        assert_ne!(port, 0);
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(serve(bound, probes(Readiness::new()), stop.clone()));
+        assert!(fetch(([127, 0, 0, 1], port).into()).await.starts_with("HTTP/1.1 200"), "{address}");
+        stop.cancel();
+        server.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_does_not_hold_up_the_stop() {
+    let bound = bind(&"127.0.0.1:0".parse().unwrap(), "--x").await.unwrap().unwrap();
+    let (addr, stop) = (bound.local_addr, CancellationToken::new());
+    let server = tokio::spawn(serve(bound, probes(Readiness::new()), stop.clone()));
+    let _half_a_request = {
+        let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
+        stream.write_all(b"GET /liv").await.unwrap();
+        stream
+    };
+    stop.cancel();
+    tokio::time::timeout(std::time::Duration::from_secs(5), server).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_taken_port_names_the_address_and_the_flag() {
+    let first = bind(&":0".parse().unwrap(), "--health-address").await.unwrap().unwrap();
+    let taken: Address = format!(":{}", first.local_addr.port()).parse().unwrap();
+    let error = bind(&taken, "--health-address").await.unwrap_err().to_string();
+    assert!(error.starts_with(&format!("cannot listen on {taken}: ")), "{error}");
+    assert!(error.ends_with("; choose another address with --health-address"), "{error}");
+}
+
+#[tokio::test]
+async fn off_listens_nowhere() {
+    assert!(bind(&Address::Off, "--health-address").await.unwrap().is_none());
+}

@@ -1,0 +1,300 @@
+//! What the process counts about itself, as `OpenMetrics` text.
+//!
+//! One method for each fact, so that names, labels and units are decided here and nowhere else. Labels are
+//! of low cardinality: kinds, reasons, verbs, resources and codes; never the name of an object.
+//! [`lint()`] holds an exposition to the format and to our habits of naming.
+
+mod lint;
+mod process;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64},
+    },
+    time::Duration,
+};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+pub use lint::lint;
+
+/// The content type of [`Metrics::encode`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// How one reconcile ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The object is as its spec asks.
+    Settled,
+    /// Something outside has to happen first.
+    Waiting,
+    /// It went wrong and is tried again.
+    Failed,
+}
+
+impl Outcome {
+    /// The value of the `outcome` label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Settled => "settled",
+            Self::Waiting => "waiting",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reconciled {
+    kind: &'static str,
+    outcome: &'static str,
+    reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ready {
+    kind: &'static str,
+    ready: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ApiCall {
+    verb: &'static str,
+    resource: String,
+    code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Verb {
+    verb: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Resource {
+    resource: String,
+}
+
+type Count = Counter<u64, AtomicU64>;
+type Level = Gauge<i64, AtomicI64>;
+type Durations<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// All metrics of the process.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    reconciles: Family<Reconciled, Count>,
+    reconcile_duration: Durations<Kind>,
+    queue_depth: Level,
+    queue_wait: Histogram,
+    api_calls: Family<ApiCall, Count>,
+    api_call_duration: Durations<Verb>,
+    leading: Level,
+    objects: Family<Ready, Level>,
+    unparsable: Family<Kind, Level>,
+    watch_restarts: Family<Resource, Count>,
+}
+
+impl Metrics {
+    /// Metrics with their own registry, all at zero.
+    pub fn new() -> Arc<Self> {
+        let mut metrics = Self {
+            registry: Registry::default(),
+            reconciles: Family::default(),
+            reconcile_duration: Family::new_with_constructor(slow_durations),
+            queue_depth: Level::default(),
+            queue_wait: slow_durations(),
+            api_calls: Family::default(),
+            api_call_duration: Family::new_with_constructor(call_durations),
+            leading: Level::default(),
+            objects: Family::default(),
+            unparsable: Family::default(),
+            watch_restarts: Family::default(),
+        };
+        metrics.register();
+        Arc::new(metrics)
+    }
+
+    fn register(&mut self) {
+        self.registry.register_collector(Box::new(process::Process));
+        let ours = self.registry.sub_registry_with_prefix("coder_k8s");
+
+        let build = Family::<Vec<(&'static str, &'static str)>, Level>::default();
+        build.get_or_create(&vec![("version", env!("CARGO_PKG_VERSION"))]).set(1);
+        ours.register("build_info", "The running version; always 1", build);
+
+        ours.register("reconciles", "Reconciles ended, by outcome and reason", self.reconciles.clone());
+        ours.register_with_unit(
+            "reconcile_duration",
+            "Time one reconcile took",
+            Unit::Seconds,
+            self.reconcile_duration.clone(),
+        );
+        ours.register("queue_depth", "Objects waiting to be reconciled now", self.queue_depth.clone());
+        ours.register_with_unit(
+            "queue_wait",
+            "Time an object that was due waited for a free worker",
+            Unit::Seconds,
+            self.queue_wait.clone(),
+        );
+        ours.register(
+            "api_calls",
+            "Calls to the Kubernetes API, by HTTP status or error, timeout, fenced, canceled",
+            self.api_calls.clone(),
+        );
+        ours.register_with_unit(
+            "api_call_duration",
+            "Time a call to the Kubernetes API took; of a watch, until it was established",
+            Unit::Seconds,
+            self.api_call_duration.clone(),
+        );
+        ours.register("leading", "1 while this process holds the lease", self.leading.clone());
+        ours.register("objects", "Custom resources, by their Ready condition", self.objects.clone());
+        ours.register(
+            "unparsable_objects",
+            "Custom resources that this version cannot read and therefore leaves alone",
+            self.unparsable.clone(),
+        );
+        ours.register("watch_restarts", "Watches that had to be started again", self.watch_restarts.clone());
+    }
+
+    /// A reconcile of `kind` ended.
+    pub fn reconciled(&self, kind: &'static str, outcome: Outcome, reason: &str, took: Duration) {
+        let labels = Reconciled { kind, outcome: outcome.as_str(), reason: reason.to_owned() };
+        self.reconciles.get_or_create(&labels).inc();
+        self.reconcile_duration.get_or_create(&Kind { kind }).observe(took.as_secs_f64());
+    }
+
+    /// How many objects wait to be reconciled.
+    pub fn queue_depth(&self, depth: usize) {
+        self.queue_depth.set(level(depth));
+    }
+
+    /// How long an object that was due waited for a worker.
+    pub fn queue_wait(&self, waited: Duration) {
+        self.queue_wait.observe(waited.as_secs_f64());
+    }
+
+    /// A call to the API server ended. `code` is the HTTP status, or `error`, `timeout`, `fenced`,
+    /// `canceled`.
+    pub fn api_call(&self, verb: &'static str, resource: &str, code: &str, took: Duration) {
+        let labels = ApiCall { verb, resource: resource.to_owned(), code: code.to_owned() };
+        self.api_calls.get_or_create(&labels).inc();
+        self.api_call_duration.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+    }
+
+    /// Whether this process holds the lease.
+    pub fn leading(&self, leading: bool) {
+        self.leading.set(i64::from(leading));
+    }
+
+    /// How many objects of `kind` have `ready` (`true`, `false`, `unknown`) in their Ready condition.
+    pub fn objects(&self, kind: &'static str, ready: &'static str, count: usize) {
+        self.objects.get_or_create(&Ready { kind, ready }).set(level(count));
+    }
+
+    /// How many objects of `kind` cannot be read.
+    pub fn unparsable(&self, kind: &'static str, count: usize) {
+        self.unparsable.get_or_create(&Kind { kind }).set(level(count));
+    }
+
+    /// The watch on `resource` had to be started again.
+    pub fn watch_restarts(&self, resource: &str) {
+        self.watch_restarts.get_or_create(&Resource { resource: resource.to_owned() }).inc();
+    }
+
+    /// The exposition. The process's own numbers are read from the system at this moment.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+fn level(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn call_durations() -> Histogram {
+    Histogram::new([0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0])
+}
+
+fn slow_durations() -> Histogram {
+    Histogram::new([0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn everything_set() -> String {
+        let metrics = Metrics::new();
+        let took = Duration::from_millis(30);
+        for outcome in [Outcome::Settled, Outcome::Waiting, Outcome::Failed] {
+            metrics.reconciled("CoderControlPlane", outcome, "AsPlanned", took);
+        }
+        metrics.reconciled("CoderProvisioner", Outcome::Failed, "odd \"reason\"\\\n", took);
+        metrics.queue_depth(3);
+        metrics.queue_wait(took);
+        metrics.api_call("get", "secrets", "200", took);
+        metrics.api_call("get", "secrets", "404", took);
+        metrics.api_call("apply", "deployments/status", "timeout", Duration::from_secs(60));
+        metrics.leading(true);
+        metrics.objects("CoderControlPlane", "true", 4);
+        metrics.objects("CoderControlPlane", "unknown", 0);
+        metrics.unparsable("CoderControlPlane", 1);
+        metrics.watch_restarts("secrets");
+        metrics.encode().unwrap()
+    }
+
+    #[test]
+    fn the_exposition_is_clean() {
+        let text = everything_set();
+        assert_eq!(lint(&text), Vec::<String>::new(), "{text}");
+        assert_eq!(lint(&Metrics::new().encode().unwrap()), Vec::<String>::new(), "before anything happened");
+    }
+
+    #[test]
+    fn facts_become_series() {
+        let text = everything_set();
+        for line in [
+            "coder_k8s_reconciles_total{kind=\"CoderControlPlane\",outcome=\"settled\",reason=\"AsPlanned\"} 1",
+            "coder_k8s_reconcile_duration_seconds_count{kind=\"CoderControlPlane\"} 3",
+            "coder_k8s_queue_depth 3",
+            "coder_k8s_queue_wait_seconds_count 1",
+            "coder_k8s_api_calls_total{verb=\"get\",resource=\"secrets\",code=\"404\"} 1",
+            "coder_k8s_api_call_duration_seconds_count{verb=\"apply\"} 1",
+            "coder_k8s_leading 1",
+            "coder_k8s_objects{kind=\"CoderControlPlane\",ready=\"true\"} 4",
+            "coder_k8s_unparsable_objects{kind=\"CoderControlPlane\"} 1",
+            "coder_k8s_watch_restarts_total{resource=\"secrets\"} 1",
+            concat!("coder_k8s_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is missing from\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_process_describes_itself() {
+        let text = Metrics::new().encode().unwrap();
+        let value = |name: &str| -> f64 {
+            let line = text.lines().find(|l| l.starts_with(&format!("{name} "))).expect(name);
+            line.rsplit(' ').next().unwrap().parse().unwrap()
+        };
+        assert!(value("process_resident_memory_bytes") > 1e6);
+        assert!(value("process_cpu_seconds_total") >= 0.0);
+        assert!(value("process_open_fds") >= 3.0);
+        let age = f64::from(u32::try_from(jiff::Timestamp::now().as_second()).unwrap())
+            - value("process_start_time_seconds");
+        assert!((-2.0..86_400.0).contains(&age), "started {age} s ago");
+    }
+}

@@ -1,0 +1,85 @@
+//! Reading a Secret of others: live, one at a time, and without a trace.
+//!
+//! The value is kept in types that do not print it and wipe it when dropped. A Secret that cannot be decoded
+//! is an error that quotes nothing: kube's own reading would log the whole body.
+
+use std::collections::BTreeMap;
+
+use kube::Client;
+use secrecy::{ExposeSecret, SecretSlice};
+use serde::Deserialize;
+
+/// Why a Secret could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server did not give it.
+    #[error("cannot read the Secret {namespace}/{name}: {}", crate::client::describe(.source))]
+    Api {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// What happened.
+        source: kube::Error,
+    },
+    /// It is not a Secret as Kubernetes writes one. The content is not quoted.
+    #[error("the Secret {namespace}/{name} cannot be decoded")]
+    Decode {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+}
+
+/// The data of a Secret. `Debug` shows the keys alone.
+#[derive(Clone, Default)]
+pub struct SecretData {
+    /// The version that was read.
+    pub resource_version: String,
+    values: BTreeMap<String, SecretSlice<u8>>,
+}
+
+impl std::fmt::Debug for SecretData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SecretData").field("keys", &self.values.keys()).finish_non_exhaustive()
+    }
+}
+
+impl SecretData {
+    /// The value under a key.
+    pub fn value(&self, key: &str) -> Option<&[u8]> {
+        self.values.get(key).map(ExposeSecret::expose_secret)
+    }
+}
+
+#[derive(Deserialize)]
+struct Body {
+    metadata: Meta,
+    #[serde(default)]
+    data: Option<BTreeMap<String, k8s_openapi::ByteString>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Meta {
+    #[serde(default)]
+    resource_version: String,
+}
+
+/// Reads a Secret. None: there is none of that name.
+pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option<SecretData>, Error> {
+    let api = |source| Error::Api { namespace: namespace.to_owned(), name: name.to_owned(), source };
+    let url = format!("/api/v1/namespaces/{namespace}/secrets/{name}");
+    let request = http::Request::get(url).body(Vec::new()).map_err(|error| api(kube::Error::HttpError(error)))?;
+    let text = match client.request_text(request).await {
+        Ok(text) => text,
+        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(None),
+        Err(error) => return Err(api(error)),
+    };
+    let text = secrecy::SecretString::from(text);
+    let body: Body = serde_json::from_str(text.expose_secret())
+        .map_err(|_| Error::Decode { namespace: namespace.to_owned(), name: name.to_owned() })?;
+    let values = body.data.unwrap_or_default().into_iter().map(|(key, value)| (key, SecretSlice::from(value.0)));
+    Ok(Some(SecretData { resource_version: body.metadata.resource_version, values: values.collect() }))
+}

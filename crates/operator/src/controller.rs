@@ -1,0 +1,247 @@
+//! The controller: watches, leads, reconciles, and ends in order.
+//!
+//! Every instance watches and is ready; only the one that holds the lease works. An instance that loses the
+//! lease stops writing at that moment and exits. One that is asked to stop finishes what it does, then hands the
+//! lease over.
+
+pub(crate) mod children;
+mod context;
+mod options;
+mod watches;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use coder_k8s_engine::{
+    backoff::Failures,
+    client::{self, Settings},
+    crds::Crds,
+    events::Events,
+    fence::Fence,
+    gate::Gate,
+    health::{self, Readiness},
+    index::References,
+    key::Key,
+    lease::{self, Ended, Heartbeat},
+    logs,
+    metrics::Metrics,
+    queue::{Next, Queue},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use context::Context;
+pub(crate) use options::Options;
+
+use context::{Caches, Reported, kind};
+use watches::{OPTIONAL_CRDS, Scope, Watches};
+
+/// Runs the controller in this process until a signal ends it.
+pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
+    let logs = logs::init(options.log_format, &options.log_level)?;
+    for flag in idle_flags {
+        tracing::warn!("{flag} has no effect in this release");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let stop = CancellationToken::new();
+        let signals = stop_on_signal(stop.clone())?;
+        let outcome = control(options, Some(logs), stop).await;
+        signals.abort();
+        outcome
+    });
+    runtime.shutdown_background();
+    outcome
+}
+
+fn stop_on_signal(stop: CancellationToken) -> Result<tokio::task::JoinHandle<()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("asked to stop"),
+            _ = interrupt.recv() => tracing::info!("interrupted"),
+        }
+        stop.cancel();
+    }))
+}
+
+/// Runs the controller until `stop`.
+pub(crate) async fn control(options: Options, logs: Option<logs::Handle>, stop: CancellationToken) -> Result<()> {
+    let election = options.leader_elect.then(|| options.lease());
+    if let Some(election) = &election {
+        election.validate()?;
+    }
+    let config = kube_config(&options).await?;
+    let (metrics, readiness) = (Metrics::new(), Readiness::default());
+    let fence = if election.is_some() { Fence::closed() } else { Fence::always_open() };
+    let settings = |fence| Settings {
+        deadline: options.request_timeout,
+        user_agent: format!("coder-k8s/{}", env!("CARGO_PKG_VERSION")),
+        fence,
+        metrics: metrics.clone(),
+        faults: None,
+    };
+    let client = client::build(config.clone(), settings(Some(fence.clone())))?;
+    let lease_client = client::build(config, settings(None))?;
+    let instance = election.as_ref().map_or_else(|| "coder-k8s".to_owned(), |election| election.identity.clone());
+    let ctx = Arc::new(Context {
+        client: client.clone(),
+        caches: Caches::default(),
+        references: References::default(),
+        gate: Gate::new(client.clone()),
+        events: Events::new(client.clone(), instance),
+        failures: Failures::default(),
+        metrics: metrics.clone(),
+        queue: Queue::new(metrics.clone()),
+    });
+    let mut tasks = JoinSet::new();
+    let serving = CancellationToken::new();
+    serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "coder-k8s starts");
+
+    let (crds, looking) =
+        Crds::watch(client.clone(), coder_k8s_api::crds(), &OPTIONAL_CRDS, &readiness, metrics.clone());
+    tasks.spawn(looking);
+    let scope = Scope::new(&options.watch_namespaces);
+    let watching = Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
+    let synced = watching.start(&scope);
+
+    let (leading, mut leads) = watch::channel(election.is_none());
+    let release = CancellationToken::new();
+    let mut elected = tokio::spawn({
+        let (release, beat, ctx) = (release.clone(), Heartbeat::default(), ctx.clone());
+        if let Some(election) = &election {
+            let (beat, limit) = (beat.clone(), election.lease_duration * 2);
+            readiness.check("lease", move || match beat.alive(limit) {
+                true => Ok(()),
+                false => Err("the lease loop does not turn".to_owned()),
+            });
+        }
+        async move {
+            match election {
+                Some(election) => {
+                    let ended = lease::run(lease_client, election, fence, leading, beat, release).await;
+                    ctx.metrics.leading(false);
+                    Some(ended)
+                }
+                None => {
+                    release.cancelled().await;
+                    None
+                }
+            }
+        }
+    });
+
+    let work = async {
+        if leads.wait_for(|leads| *leads).await.is_err() {
+            return true;
+        }
+        synced.wait(&readiness, &crds).await;
+        ctx.metrics.leading(true);
+        tracing::info!("leading: objects are reconciled");
+        ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, |key| reconcile(key, ctx.clone())).await
+    };
+    let drained = tokio::select! {
+        drained = work => drained,
+        () = stop.cancelled() => true,
+        ended = &mut elected => {
+            serving.cancel();
+            match ended.context("the lease loop failed")? {
+                Some(Ended::Lost(loss)) => bail!("no longer leading: {loss}; exiting so that nothing is written any more"),
+                _ => return Ok(()),
+            }
+        }
+    };
+    if !drained {
+        tracing::warn!("some objects were still being worked on after {:?}", options.shutdown_timeout);
+    }
+    release.cancel();
+    let released = tokio::time::timeout(Duration::from_secs(5), elected).await;
+    serving.cancel();
+    tasks.abort_all();
+    match released {
+        Ok(Ok(_)) => tracing::info!("stopped"),
+        _ => tracing::warn!("stopped without handing the lease over"),
+    }
+    Ok(())
+}
+
+async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
+    match key.kind {
+        kind::CONTROL_PLANE => crate::controlplane::reconcile(key, ctx).await,
+        kind::PROVISIONER => crate::provisioner::reconcile(key, ctx).await,
+        _ => crate::workspaceproxy::reconcile(key, ctx).await,
+    }
+}
+
+async fn kube_config(options: &Options) -> Result<kube::Config> {
+    match &options.kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path).with_context(|| format!("cannot read --kubeconfig {}", path.display()))?;
+            Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
+        }
+        None => kube::Config::infer()
+            .await
+            .context("no cluster to work on: set --kubeconfig or KUBECONFIG, or run inside a cluster"),
+    }
+}
+
+/// Starts the servers for probes, metrics and the log level.
+async fn serve(
+    options: &Options,
+    ctx: &Arc<Context>,
+    readiness: &Readiness,
+    logs: Option<logs::Handle>,
+    stop: &CancellationToken,
+    tasks: &mut JoinSet<()>,
+) -> Result<()> {
+    let counted = ctx.clone();
+    let count = Arc::new(move || count_objects(&counted));
+    let servers = [
+        ("--health-addr", &options.health_addr, Some(health::probes(readiness.clone()))),
+        ("--metrics-addr", &options.metrics_addr, Some(health::metrics(ctx.metrics.clone(), Some(count)))),
+        ("--admin-addr", &options.admin_addr, logs.map(health::admin)),
+    ];
+    for (flag, address, router) in servers {
+        let Some(router) = router else { continue };
+        if let Some(bound) = health::bind(address, flag).await? {
+            tracing::info!(address = %bound.local_addr, "serving for {flag}");
+            let serving = health::serve(bound, router, stop.clone());
+            tasks.spawn(async move {
+                if let Err(error) = serving.await {
+                    tracing::error!("the server of {flag} failed: {error}");
+                }
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Counts our objects by readiness, for the metrics.
+fn count_objects(ctx: &Context) {
+    count(ctx, &ctx.caches.control_planes);
+    count(ctx, &ctx.caches.provisioners);
+    count(ctx, &ctx.caches.workspace_proxies);
+}
+
+fn count<K: Reported>(ctx: &Context, cache: &coder_k8s_engine::cache::Cache<K>) {
+    let [mut ready, mut unready, mut unknown] = [0; 3];
+    cache.each(|object| {
+        let conditions = object.status().map_or(&[][..], K::conditions);
+        match conditions.iter().find(|c: &&Condition| c.type_ == coder_k8s_api::condition::kind::READY) {
+            Some(condition) if condition.status == "True" => ready += 1,
+            Some(condition) if condition.status == "False" => unready += 1,
+            _ => unknown += 1,
+        }
+    });
+    for (state, count) in [("true", ready), ("false", unready), ("unknown", unknown)] {
+        ctx.metrics.objects(cache.kind(), state, count);
+    }
+}

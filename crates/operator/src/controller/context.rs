@@ -1,0 +1,160 @@
+//! What every reconcile has at hand.
+
+use std::{fmt::Debug, sync::Arc};
+
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy};
+use coder_k8s_core::{
+    condition::transitions,
+    outcome::{Done, Retry},
+};
+use coder_k8s_engine::{
+    backoff::Failures,
+    cache::Cache,
+    client,
+    events::Events,
+    failure,
+    gate::Gate,
+    index::References,
+    key::Key,
+    metrics::{Metrics, Outcome},
+    queue::{Next, Queue},
+    status::{self, Written},
+};
+use jiff::Timestamp;
+use k8s_openapi::{NamespaceResourceScope, api::core::v1::ServiceAccount, apimachinery::pkg::apis::meta::v1::Condition};
+use kube::{Client, Resource};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::Instant;
+
+/// The kinds whose objects are reconciled.
+pub(crate) mod kind {
+    /// CoderControlPlane
+    pub(crate) const CONTROL_PLANE: &str = "CoderControlPlane";
+    /// CoderProvisioner
+    pub(crate) const PROVISIONER: &str = "CoderProvisioner";
+    /// CoderWorkspaceProxy
+    pub(crate) const WORKSPACE_PROXY: &str = "CoderWorkspaceProxy";
+    /// Kinds of others that objects refer to.
+    pub(crate) const SECRET: &str = "Secret";
+    /// ConfigMap
+    pub(crate) const CONFIG_MAP: &str = "ConfigMap";
+    /// Namespace
+    pub(crate) const NAMESPACE: &str = "Namespace";
+}
+
+/// The last seen state of everything that is cached.
+#[derive(Clone, Debug)]
+pub(crate) struct Caches {
+    pub(crate) control_planes: Cache<CoderControlPlane>,
+    pub(crate) provisioners: Cache<CoderProvisioner>,
+    pub(crate) workspace_proxies: Cache<CoderWorkspaceProxy>,
+    pub(crate) service_accounts: Cache<ServiceAccount>,
+}
+
+impl Default for Caches {
+    fn default() -> Self {
+        Self {
+            control_planes: Cache::new(kind::CONTROL_PLANE),
+            provisioners: Cache::new(kind::PROVISIONER),
+            workspace_proxies: Cache::new(kind::WORKSPACE_PROXY),
+            service_accounts: Cache::new("ServiceAccount"),
+        }
+    }
+}
+
+/// What every reconcile has at hand.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) caches: Caches,
+    pub(crate) references: References,
+    pub(crate) gate: Gate,
+    pub(crate) events: Events,
+    pub(crate) failures: Failures,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) queue: Queue,
+}
+
+/// An object with conditions on its status.
+pub(crate) trait Reported:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned
+{
+    /// Its status.
+    type Status: Serialize + Debug + PartialEq;
+
+    /// The status that it has.
+    fn status(&self) -> Option<&Self::Status>;
+
+    /// The conditions of a status.
+    fn conditions(status: &Self::Status) -> &[Condition];
+}
+
+macro_rules! reported {
+    ($($kind:ty => $status:ty),+ $(,)?) => {$(
+        impl Reported for $kind {
+            type Status = $status;
+
+            fn status(&self) -> Option<&$status> {
+                self.status.as_ref()
+            }
+
+            fn conditions(status: &$status) -> &[Condition] {
+                &status.conditions
+            }
+        }
+    )+};
+}
+
+reported! {
+    CoderControlPlane => coder_k8s_api::CoderControlPlaneStatus,
+    CoderProvisioner => coder_k8s_api::CoderProvisionerStatus,
+    CoderWorkspaceProxy => coder_k8s_api::CoderWorkspaceProxyStatus,
+}
+
+impl Context {
+    /// The time.
+    #[expect(clippy::unused_self, reason = "time is part of what a reconcile is given")]
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+
+    /// Ends a pass: writes the status if it changed, tells of transitions, and says when to come back.
+    pub(crate) async fn conclude<K: Reported>(
+        &self,
+        key: &Key,
+        object: &K,
+        next: &K::Status,
+        mut done: Done,
+        started: Instant,
+    ) -> Next {
+        match status::write(&self.client, object, object.status(), next).await {
+            Ok(Written::Unchanged | Written::Outdated) => {}
+            Ok(Written::Changed) => {
+                let before = object.status().map_or(&[][..], K::conditions);
+                for note in transitions(before, K::conditions(next)) {
+                    tracing::info!(reason = note.reason, "{}", note.message);
+                    self.events.publish(&object.object_ref(&()), &note).await;
+                }
+            }
+            // A deposed leader says nothing: the process is about to end.
+            Err(error) if client::is_not_leading(&error) => return Next::OnChange,
+            Err(error) => done.failures.push(failure::judge("write the status", &error)),
+        }
+        let Some(first) = done.failures.first() else {
+            self.failures.forget(key);
+            let (outcome, reason) = match done.foreign.is_empty() {
+                true => (Outcome::Settled, "Reconciled"),
+                false => (Outcome::Waiting, "ForeignObject"),
+            };
+            self.metrics.reconciled(key.kind, outcome, reason, started.elapsed());
+            return Next::OnChange;
+        };
+        self.metrics.reconciled(key.kind, Outcome::Failed, first.reason, started.elapsed());
+        let delay = self.failures.failed(key, first.retry);
+        if first.retry == Retry::Soon {
+            tracing::debug!(reason = first.reason, ?delay, "{}", first.message);
+        } else {
+            tracing::warn!(reason = first.reason, ?delay, "{}", first.message);
+        }
+        Next::After(delay)
+    }
+}

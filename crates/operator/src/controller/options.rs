@@ -1,0 +1,128 @@
+//! The flags of the controller. Each has an environment variable: `--health-addr` is `CODER_K8S_HEALTH_ADDR`.
+
+use std::{path::PathBuf, time::Duration};
+
+use coder_k8s_api::names;
+use coder_k8s_engine::{address::Address, lease, logs::Format};
+
+/// Where the namespace of a pod stands in its own file system.
+const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// How the controller runs.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Kubeconfig to use [default: KUBECONFIG, then the pod's own account, then ~/.kube/config]
+    #[arg(long, env = "CODER_K8S_KUBECONFIG", value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+
+    /// Namespaces to look after, separated by commas [default: all]
+    #[arg(long, env = "CODER_K8S_WATCH_NAMESPACES", value_name = "NAMESPACES", value_delimiter = ',')]
+    pub(crate) watch_namespaces: Vec<String>,
+
+    /// Work only while holding the lease, so that several instances can run
+    #[arg(long, env = "CODER_K8S_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) leader_elect: bool,
+
+    /// Namespace of the lease [default: `POD_NAMESPACE`, then the pod's own, then kube-system]
+    #[arg(long, env = "CODER_K8S_LEADER_ELECT_NAMESPACE", value_name = "NAMESPACE")]
+    pub(crate) leader_elect_namespace: Option<String>,
+
+    /// How long others respect a lease that is not renewed
+    #[arg(long, env = "CODER_K8S_LEASE_DURATION", default_value = "15s", value_parser = duration, value_name = "TIME")]
+    pub(crate) lease_duration: Duration,
+
+    /// How long the leader goes on without renewing its lease
+    #[arg(long, env = "CODER_K8S_RENEW_DEADLINE", default_value = "10s", value_parser = duration, value_name = "TIME")]
+    pub(crate) renew_deadline: Duration,
+
+    /// How often the lease is renewed
+    #[arg(long, env = "CODER_K8S_RETRY_PERIOD", default_value = "2s", value_parser = duration, value_name = "TIME")]
+    pub(crate) retry_period: Duration,
+
+    /// Name under which this instance holds the lease [default: `POD_NAME` or the host's name, and a random part]
+    #[arg(long, env = "CODER_K8S_IDENTITY", value_name = "NAME")]
+    pub(crate) identity: Option<String>,
+
+    /// Address of /readyz, /livez and /healthz; `off` for none
+    #[arg(long, env = "CODER_K8S_HEALTH_ADDR", default_value = ":8081", value_name = "ADDRESS")]
+    pub(crate) health_addr: Address,
+
+    /// Address of /metrics; `off` for none
+    #[arg(long, env = "CODER_K8S_METRICS_ADDR", default_value = ":8080", value_name = "ADDRESS")]
+    pub(crate) metrics_addr: Address,
+
+    /// Address of /log-level, which changes what is logged; reach it with `kubectl port-forward`
+    #[arg(long, env = "CODER_K8S_ADMIN_ADDR", default_value = "127.0.0.1:8082", value_name = "ADDRESS")]
+    pub(crate) admin_addr: Address,
+
+    /// Form of the log: human, json, or auto, which is human on a terminal
+    #[arg(long, env = "CODER_K8S_LOG_FORMAT", default_value = "auto", value_name = "FORM")]
+    pub(crate) log_format: Format,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter such as `info,coder_k8s_engine::lease=debug`
+    #[arg(long, env = "CODER_K8S_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    pub(crate) log_level: String,
+
+    /// How many objects are worked on at a time
+    #[arg(long, env = "CODER_K8S_CONCURRENCY", default_value_t = 16, value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub(crate) concurrency: usize,
+
+    /// How long a call to the API server may take
+    #[arg(long, env = "CODER_K8S_REQUEST_TIMEOUT", default_value = "10s", value_parser = duration, value_name = "TIME")]
+    pub(crate) request_timeout: Duration,
+
+    /// How long work in progress may go on when the operator is asked to stop
+    #[arg(long, env = "CODER_K8S_SHUTDOWN_TIMEOUT", default_value = "20s", value_parser = duration, value_name = "TIME")]
+    pub(crate) shutdown_timeout: Duration,
+}
+
+impl Options {
+    /// The settings of the leader election.
+    pub(crate) fn lease(&self) -> lease::Settings {
+        lease::Settings {
+            namespace: self.lease_namespace(),
+            name: names::LEASE.to_owned(),
+            identity: self.identity(),
+            lease_duration: self.lease_duration,
+            renew_deadline: self.renew_deadline,
+            retry_period: self.retry_period,
+        }
+    }
+
+    fn lease_namespace(&self) -> String {
+        let given = self.leader_elect_namespace.clone();
+        let of_pod = || std::env::var("POD_NAMESPACE").ok();
+        let in_file = || std::fs::read_to_string(NAMESPACE_FILE).ok();
+        let trimmed = |text: String| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+        given.and_then(trimmed).or_else(|| of_pod().and_then(trimmed)).or_else(|| in_file().and_then(trimmed))
+            .unwrap_or_else(|| "kube-system".to_owned())
+    }
+
+    /// Unique to this process: a restarted pod is another holder than it was before.
+    fn identity(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned());
+        let name = self.identity.clone().or_else(|| std::env::var("POD_NAME").ok()).or_else(host);
+        format!("{}_{}", name.unwrap_or_else(|| "coder-k8s".to_owned()), uuid::Uuid::new_v4())
+    }
+}
+
+/// Reads `15s`, `500ms`, `2m` or `1h30m`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: jiff::SignedDuration =
+        text.parse().map_err(|_| format!("{text:?} is not a time such as 15s, 500ms or 2m"))?;
+    Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        assert_eq!(duration("15s"), Ok(Duration::from_secs(15)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
+        assert!(duration("soon").unwrap_err().contains("is not a time such as"));
+        assert!(duration("-5s").unwrap_err().contains("negative"));
+    }
+}

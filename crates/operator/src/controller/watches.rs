@@ -1,0 +1,263 @@
+//! What the controller watches, and whom each change wakes.
+
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
+
+use coder_k8s_api::names::{self, label};
+use coder_k8s_core::references;
+use coder_k8s_engine::{
+    cache::Cache,
+    crds::{Crds, Served},
+    health::{Gate, Readiness},
+    key::Key,
+    tripwire::{Tripped, Tripwire},
+    watch::{Change, Follow},
+};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount},
+};
+use kube::{Api, Client, Resource, ResourceExt, core::DeserializeGuard, runtime::watcher};
+use serde::de::DeserializeOwned;
+use tokio::task::JoinSet;
+
+use super::{Context, context::kind};
+
+/// CRDs of others that children may need.
+pub(crate) const OPTIONAL_CRDS: [&str; 1] = ["httproutes.gateway.networking.k8s.io"];
+
+/// Where the controller looks: everywhere, or in these namespaces.
+#[derive(Clone, Debug)]
+pub(crate) enum Scope {
+    Everywhere,
+    Namespaces(BTreeSet<String>),
+}
+
+impl Scope {
+    pub(crate) fn new(namespaces: &[String]) -> Self {
+        let named: BTreeSet<_> =
+            namespaces.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+        if named.is_empty() { Self::Everywhere } else { Self::Namespaces(named) }
+    }
+
+    /// The namespaces one by one; none stands for all.
+    fn each(&self) -> Vec<Option<String>> {
+        match self {
+            Self::Everywhere => vec![None],
+            Self::Namespaces(names) => names.iter().cloned().map(Some).collect(),
+        }
+    }
+}
+
+/// The watches while they are being set up.
+pub(crate) struct Watches<'a> {
+    pub(crate) ctx: &'a Arc<Context>,
+    pub(crate) client: &'a Client,
+    pub(crate) readiness: &'a Readiness,
+    pub(crate) crds: &'a Crds,
+    pub(crate) tasks: &'a mut JoinSet<()>,
+}
+
+/// What must have been listed before the first object is worked on.
+#[derive(Default)]
+pub(crate) struct Synced {
+    gates: Vec<Gate>,
+    kinds: Vec<(String, Vec<Gate>)>,
+}
+
+impl Synced {
+    /// Waits until everything was listed. A kind whose CRD is missing holds up nobody else.
+    pub(crate) async fn wait(&self, readiness: &Readiness, crds: &Crds) {
+        let listed = |gates: &[Gate]| gates.iter().all(Gate::passed);
+        let waived = |crd: &str| matches!(crds.state(crd), Served::Absent | Served::Pending | Served::Older(_));
+        let mut changes = readiness.changes();
+        while !(listed(&self.gates) && self.kinds.iter().all(|(crd, gates)| listed(gates) || waived(crd))) {
+            // The registry of gates is never dropped while the controller runs.
+            let _ = changes.changed().await;
+        }
+    }
+}
+
+impl Watches<'_> {
+    /// Starts all of them.
+    pub(crate) fn start(mut self, scope: &Scope) -> Synced {
+        let mut synced = Synced::default();
+        for namespace in scope.each() {
+            let caches = self.ctx.caches.clone();
+            self.root(&namespace, caches.control_planes, &mut synced);
+            self.root(&namespace, caches.provisioners, &mut synced);
+            self.root(&namespace, caches.workspace_proxies, &mut synced);
+            synced.gates.push(self.children::<ServiceAccount>(&namespace, caches.service_accounts));
+            synced.gates.push(self.tripwire::<Secret>(api(self.client, namespace.as_deref()), &namespace, kind::SECRET));
+            synced.gates.push(self.tripwire::<ConfigMap>(
+                api(self.client, namespace.as_deref()),
+                &namespace,
+                kind::CONFIG_MAP,
+            ));
+        }
+        if matches!(scope, Scope::Everywhere) {
+            synced.gates.push(self.tripwire::<Namespace>(Api::all(self.client.clone()), &None, kind::NAMESPACE));
+        }
+        synced
+    }
+
+    /// Follows one of our kinds, once its CRD is as this release needs it.
+    fn root<K>(&mut self, namespace: &Option<String>, cache: Cache<K>, synced: &mut Synced)
+    where
+        K: references::References
+            + Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let crd = format!("{}.{}", K::plural(&()), names::GROUP);
+        let follow = self.follow(namespace, cache, watcher::Config::default());
+        let gate = follow.synced.clone();
+        match synced.kinds.iter_mut().find(|(name, _)| *name == crd) {
+            Some((_, gates)) => gates.push(gate.clone()),
+            None => synced.kinds.push((crd.clone(), vec![gate.clone()])),
+        }
+        let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
+        self.tasks.spawn(async move {
+            loop {
+                gate.fail("waits for its CRD");
+                crds.ready(&crd).await;
+                gate.fail("not listed yet");
+                tokio::select! {
+                    () = follow.run(|change| root_changed(&ctx, &change)) => {}
+                    () = crds.unready(&crd) => {}
+                }
+            }
+        });
+    }
+
+    /// Follows the children of one kind that bear our label.
+    fn children<K>(&mut self, namespace: &Option<String>, cache: Cache<K>) -> Gate
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    {
+        let ours = watcher::Config::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGER));
+        let follow = self.follow(namespace, cache, ours);
+        let gate = follow.synced.clone();
+        let ctx = self.ctx.clone();
+        self.tasks.spawn(async move { follow.run(|change| child_changed(&ctx, &change)).await });
+        gate
+    }
+
+    fn follow<K>(&self, namespace: &Option<String>, cache: Cache<K>, config: watcher::Config) -> Follow<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        Follow {
+            api: api::<DeserializeGuard<K>>(self.client, namespace.as_deref()),
+            config,
+            namespace: namespace.clone(),
+            cache,
+            synced: self.readiness.gate(gate_name(&K::plural(&()), namespace)),
+            metrics: self.ctx.metrics.clone(),
+        }
+    }
+
+    /// Notices changes of objects of others; wakes those who refer to them.
+    fn tripwire<K>(
+        &mut self,
+        api: Api<kube::api::PartialObjectMeta<K>>,
+        namespace: &Option<String>,
+        kind: &'static str,
+    ) -> Gate
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    {
+        let synced = self.readiness.gate(gate_name(&K::plural(&()), namespace));
+        let tripwire = Tripwire { api, synced: synced.clone(), metrics: self.ctx.metrics.clone() };
+        let ctx = self.ctx.clone();
+        self.tasks.spawn(async move {
+            tripwire
+                .run(|tripped| match tripped {
+                    Tripped::Touched { namespace, name } => wake(&ctx, ctx.references.of(&Key::new(kind, namespace, name))),
+                    Tripped::Gap => wake(&ctx, ctx.references.of_kind(kind)),
+                })
+                .await;
+        });
+        synced
+    }
+}
+
+fn gate_name(plural: &str, namespace: &Option<String>) -> String {
+    namespace.as_ref().map_or_else(|| format!("watch {plural}"), |namespace| format!("watch {plural} in {namespace}"))
+}
+
+fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+fn wake(ctx: &Context, keys: impl IntoIterator<Item = Key>) {
+    keys.into_iter().for_each(|key| ctx.queue.wake(key));
+}
+
+/// A change of one of our objects wakes it, and those that refer to it.
+fn root_changed<K>(ctx: &Context, change: &Change<'_, K>)
+where
+    K: references::References,
+{
+    let kind = kind_of::<K>();
+    let key = match change {
+        Change::Seen(object) => {
+            let key = Key::of(kind, *object);
+            ctx.references.set(&key, targets(*object, &key.namespace));
+            key
+        }
+        Change::Gone(object) => {
+            let key = Key::of(kind, *object);
+            ctx.references.set(&key, BTreeSet::new());
+            key
+        }
+    };
+    wake(ctx, ctx.references.of(&key));
+    ctx.queue.wake(key);
+}
+
+/// A change of a child wakes its owner.
+fn child_changed<K: Resource>(ctx: &Context, change: &Change<'_, K>) {
+    let object = match change {
+        Change::Seen(object) => *object,
+        Change::Gone(object) => {
+            if let Some(uid) = object.uid() {
+                ctx.gate.forget(&uid);
+            }
+            *object
+        }
+    };
+    for owner in object.owner_references().iter().filter(|owner| owner.controller == Some(true)) {
+        let ours = [kind::CONTROL_PLANE, kind::PROVISIONER, kind::WORKSPACE_PROXY];
+        if let Some(kind) = ours.into_iter().find(|kind| *kind == owner.kind) {
+            ctx.queue.wake(Key::new(kind, object.namespace().unwrap_or_default(), &owner.name));
+        }
+    }
+}
+
+fn targets<K: references::References>(object: &K, namespace: &str) -> BTreeSet<Key> {
+    let key = |reference| match reference {
+        references::Reference::Secret(name) => Key::new(kind::SECRET, namespace, name),
+        references::Reference::ConfigMap(name) => Key::new(kind::CONFIG_MAP, namespace, name),
+        references::Reference::Namespace(name) => Key::new(kind::NAMESPACE, "", name),
+        references::Reference::ControlPlane(name) => Key::new(kind::CONTROL_PLANE, namespace, name),
+    };
+    object.references().into_iter().map(key).collect()
+}
+
+fn kind_of<K: Resource<DynamicType = ()>>() -> &'static str {
+    match &*K::kind(&()) {
+        kind::CONTROL_PLANE => kind::CONTROL_PLANE,
+        kind::PROVISIONER => kind::PROVISIONER,
+        _ => kind::WORKSPACE_PROXY,
+    }
+}

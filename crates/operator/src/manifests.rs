@@ -1,0 +1,199 @@
+//! `coder-k8s manifests`: what installs the operator, made from the code.
+//!
+//! With `--watch-namespaces` everything but reading CRDs is granted by Roles in those namespaces: there is no
+//! cluster-wide access to Secrets.
+
+use anyhow::{Result, bail};
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde_json::{Value, json};
+
+use crate::permissions::{Within, rules};
+
+const NAME: &str = "coder-k8s";
+
+/// How the operator is installed.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Install {
+    /// Namespace of the operator
+    #[arg(long, default_value = "coder-system", env = "CODER_K8S_NAMESPACE")]
+    pub namespace: String,
+
+    /// Image of the operator
+    #[arg(long, default_value = concat!("ghcr.io/coder/coder-k8s:v", env!("CARGO_PKG_VERSION")), env = "CODER_K8S_IMAGE")]
+    pub image: String,
+
+    /// Instances; all but one wait to take over
+    #[arg(long, default_value_t = 1, env = "CODER_K8S_REPLICAS")]
+    pub replicas: u16,
+
+    /// Namespaces to look after, separated by commas [default: all]
+    #[arg(long, env = "CODER_K8S_WATCH_NAMESPACES", value_delimiter = ',')]
+    pub watch_namespaces: Vec<String>,
+
+    /// Print the CRDs too, before the rest
+    #[arg(long, env = "CODER_K8S_WITH_CRDS")]
+    pub with_crds: bool,
+}
+
+impl Default for Install {
+    fn default() -> Self {
+        Self {
+            namespace: "coder-system".to_owned(),
+            image: concat!("ghcr.io/coder/coder-k8s:v", env!("CARGO_PKG_VERSION")).to_owned(),
+            replicas: 1,
+            watch_namespaces: Vec::new(),
+            with_crds: false,
+        }
+    }
+}
+
+/// The objects, in the order in which they are best applied.
+pub fn objects(install: &Install) -> Result<Vec<Value>> {
+    for name in install.watch_namespaces.iter().chain([&install.namespace]) {
+        let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if name.is_empty() || name.len() > 63 || !name.chars().all(valid) {
+            bail!("{name:?} is not the name of a namespace");
+        }
+    }
+    let mut objects = Vec::new();
+    if install.with_crds {
+        for crd in coder_k8s_api::crds() {
+            objects.push(serde_json::to_value(crd)?);
+        }
+    }
+    objects.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.namespace, "labels": labels()}}));
+    objects.push(json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(&install.namespace)}));
+    objects.extend(access(install));
+    for role in coder_k8s_api::access::user_roles() {
+        objects.push(serde_json::to_value(role)?);
+    }
+    objects.push(deployment(install));
+    Ok(objects)
+}
+
+/// The rights of the operator, bound to its account.
+pub fn access(install: &Install) -> Vec<Value> {
+    let mut objects = Vec::new();
+    if install.watch_namespaces.is_empty() {
+        let all = rules(&[Within::Cluster, Within::ClusterIfAll, Within::Watched]);
+        objects.extend(granted(None, NAME, &all, &install.namespace));
+    } else {
+        objects.extend(granted(None, NAME, &rules(&[Within::Cluster]), &install.namespace));
+        for namespace in &install.watch_namespaces {
+            objects.extend(granted(Some(namespace), NAME, &rules(&[Within::Watched]), &install.namespace));
+        }
+    }
+    objects.extend(granted(Some(&install.namespace), "coder-k8s-leader-election", &rules(&[Within::Own]), &install.namespace));
+    objects
+}
+
+/// A role and its binding: in a namespace, or in the cluster.
+fn granted(namespace: Option<&str>, name: &str, rules: &[PolicyRule], of: &str) -> [Value; 2] {
+    let prefix = if namespace.is_some() { "" } else { "Cluster" };
+    let api = "rbac.authorization.k8s.io";
+    let mut metadata = json!({"name": name, "labels": labels()});
+    if let Some(namespace) = namespace {
+        metadata["namespace"] = json!(namespace);
+    }
+    [
+        json!({"apiVersion": format!("{api}/v1"), "kind": format!("{prefix}Role"), "metadata": metadata, "rules": rules}),
+        json!({
+            "apiVersion": format!("{api}/v1"),
+            "kind": format!("{prefix}RoleBinding"),
+            "metadata": metadata,
+            "roleRef": {"apiGroup": api, "kind": format!("{prefix}Role"), "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": of}],
+        }),
+    ]
+}
+
+fn deployment(install: &Install) -> Value {
+    let mut args = vec!["controller".to_owned()];
+    if !install.watch_namespaces.is_empty() {
+        args.push(format!("--watch-namespaces={}", install.watch_namespaces.join(",")));
+    }
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let probe = |path: &str| json!({"httpGet": {"path": path, "port": "health"}});
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": meta(&install.namespace),
+        "spec": {
+            "replicas": install.replicas,
+            "selector": {"matchLabels": labels()},
+            "template": {
+                "metadata": {"labels": labels()},
+                "spec": {
+                    "serviceAccountName": NAME,
+                    "terminationGracePeriodSeconds": 30,
+                    "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+                    "containers": [{
+                        "name": "controller",
+                        "image": install.image,
+                        "args": args,
+                        "env": [field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace")],
+                        "ports": [
+                            {"name": "health", "containerPort": 8081, "protocol": "TCP"},
+                            {"name": "metrics", "containerPort": 8080, "protocol": "TCP"},
+                        ],
+                        "livenessProbe": probe("/livez"),
+                        "readinessProbe": probe("/readyz"),
+                        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+                        "securityContext": {
+                            "allowPrivilegeEscalation": false,
+                            "readOnlyRootFilesystem": true,
+                            "capabilities": {"drop": ["ALL"]},
+                        },
+                    }],
+                },
+            },
+        },
+    })
+}
+
+fn labels() -> Value {
+    json!({"app.kubernetes.io/name": NAME})
+}
+
+fn meta(namespace: &str) -> Value {
+    json!({"name": NAME, "namespace": namespace, "labels": labels()})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster_wide_resources(install: &Install) -> Vec<String> {
+        let roles = access(install).into_iter().filter(|object| object["kind"] == "ClusterRole");
+        roles
+            .flat_map(|role| role["rules"].as_array().unwrap().clone())
+            .flat_map(|rule| rule["resources"].as_array().unwrap().clone())
+            .map(|resource| resource.as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn an_install_for_some_namespaces_reads_no_secrets_elsewhere() {
+        let install = Install { watch_namespaces: vec!["a".into(), "b".into()], ..Install::default() };
+        assert_eq!(cluster_wide_resources(&install), ["customresourcedefinitions"]);
+        let roles = access(&install).into_iter().filter(|object| object["kind"] == "Role");
+        let places: Vec<_> = roles.map(|role| role["metadata"]["namespace"].clone()).collect();
+        assert_eq!(places, ["a", "b", "coder-system"]);
+    }
+
+    #[test]
+    fn leases_are_touched_in_the_own_namespace_alone() {
+        assert!(!cluster_wide_resources(&Install::default()).contains(&"leases".to_owned()));
+    }
+
+    #[test]
+    fn a_namespace_that_cannot_exist_is_refused() {
+        let install = Install { watch_namespaces: vec!["A b".into()], ..Install::default() };
+        assert_eq!(objects(&install).unwrap_err().to_string(), r#""A b" is not the name of a namespace"#);
+    }
+
+    #[test]
+    fn nothing_is_granted_with_a_star() {
+        assert!(!serde_json::to_string(&access(&Install::default())).unwrap().contains('*'));
+    }
+}

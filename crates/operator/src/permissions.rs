@@ -1,0 +1,112 @@
+//! What the operator touches in a cluster, and so what it may do there.
+//!
+//! The one place that says it. The installation manifests are made from this table, and the tests run the operator
+//! with exactly these rights: a call that is not declared here fails there.
+
+use k8s_openapi::api::rbac::v1::PolicyRule;
+
+/// Where a right is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Within {
+    /// In the whole cluster, whatever is watched.
+    Cluster,
+    /// In the whole cluster, but only if the whole cluster is watched.
+    ClusterIfAll,
+    /// In every watched namespace.
+    Watched,
+    /// In the operator's own namespace.
+    Own,
+}
+
+/// Something that the operator touches.
+#[derive(Clone, Copy, Debug)]
+pub struct Touch {
+    group: &'static str,
+    resources: &'static [&'static str],
+    verbs: &'static [&'static str],
+    within: Within,
+    /// What for.
+    pub why: &'static str,
+}
+
+/// Everything that the operator touches.
+pub const TOUCHES: [Touch; 9] = [
+    Touch {
+        group: "coder.com",
+        resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
+        verbs: &["get", "list", "watch"],
+        within: Within::Watched,
+        why: "the objects that it looks after",
+    },
+    Touch {
+        group: "coder.com",
+        resources: &["codercontrolplanes/status", "coderprovisioners/status", "coderworkspaceproxies/status"],
+        verbs: &["patch"],
+        within: Within::Watched,
+        why: "saying how they stand",
+    },
+    Touch {
+        group: "coder.com",
+        resources: &["codercontrolplanes/finalizers"],
+        verbs: &["update"],
+        within: Within::Watched,
+        why: "children that block the deletion of their owner, where the cluster checks that",
+    },
+    Touch {
+        group: "",
+        resources: &["serviceaccounts"],
+        verbs: &["create", "delete", "get", "list", "patch", "watch"],
+        within: Within::Watched,
+        why: "the identity of the pods",
+    },
+    Touch {
+        group: "",
+        resources: &["configmaps", "secrets"],
+        verbs: &["list", "watch"],
+        within: Within::Watched,
+        why: "noticing that a referenced one changes; only metadata is asked for",
+    },
+    Touch {
+        group: "events.k8s.io",
+        resources: &["events"],
+        verbs: &["create", "patch"],
+        within: Within::Watched,
+        why: "telling of transitions",
+    },
+    Touch {
+        group: "",
+        resources: &["namespaces"],
+        verbs: &["list", "watch"],
+        within: Within::ClusterIfAll,
+        why: "noticing that a namespace consents to workspaces; only metadata is asked for",
+    },
+    Touch {
+        group: "apiextensions.k8s.io",
+        resources: &["customresourcedefinitions"],
+        verbs: &["get", "list", "watch"],
+        within: Within::Cluster,
+        why: "knowing whether the kinds, and the Gateway API, are installed and up to date",
+    },
+    Touch {
+        group: "coordination.k8s.io",
+        resources: &["leases"],
+        verbs: &["create", "get", "update"],
+        within: Within::Own,
+        why: "electing a leader",
+    },
+];
+
+/// The rules for what is touched at one of these places.
+pub fn rules(within: &[Within]) -> Vec<PolicyRule> {
+    let strings = |list: &[&str]| list.iter().map(|item| (*item).to_owned()).collect::<Vec<_>>();
+    TOUCHES
+        .iter()
+        .filter(|touch| within.contains(&touch.within))
+        .map(|touch| PolicyRule {
+            api_groups: Some(strings(&[touch.group])),
+            resources: Some(strings(touch.resources)),
+            verbs: strings(touch.verbs),
+            ..PolicyRule::default()
+        })
+        .collect()
+}

@@ -1,0 +1,45 @@
+//! What the program writes for people and for pipes.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::ValueEnum;
+use serde_json::Value;
+
+/// How objects are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// YAML documents.
+    #[default]
+    Yaml,
+    /// One JSON `List`.
+    Json,
+}
+
+/// Objects as text for `kubectl apply`.
+pub fn objects(format: Format, objects: &[Value]) -> Result<String> {
+    Ok(match format {
+        Format::Yaml => {
+            let documents: Vec<_> = objects.iter().map(serde_saphyr::to_string).collect::<Result<_, _>>()?;
+            documents.iter().map(|document| format!("---\n{document}")).collect()
+        }
+        Format::Json => {
+            let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
+            format!("{}\n", serde_json::to_string_pretty(&list)?)
+        }
+    })
+}
+
+/// Writes to standard output. A reader that went away early, such as `head`, is no error.
+pub(crate) fn print(text: &str) -> Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Says on standard error what went wrong.
+#[expect(clippy::print_stderr, reason = "the last words of a program that failed")]
+pub(crate) fn complain(error: &anyhow::Error) {
+    eprintln!("coder-k8s: {error:#}");
+}

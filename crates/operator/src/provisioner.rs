@@ -1,0 +1,24 @@
+//! CoderProvisioner: for now no children, only a status that says so.
+
+use std::sync::Arc;
+
+use coder_k8s_core::{
+    outcome::Done,
+    provisioner::{self, Seen},
+};
+use coder_k8s_engine::{key::Key, queue::Next};
+use tokio::time::Instant;
+
+use crate::controller::Context;
+
+/// One pass over one object.
+pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
+    let started = Instant::now();
+    let Some(object) = ctx.caches.provisioners.get(&key.namespace, &key.name) else {
+        ctx.failures.forget(&key);
+        return Next::OnChange;
+    };
+    let (seen, done) = (Seen { object }, Done::default());
+    let status = provisioner::status(&seen, &done, ctx.now());
+    ctx.conclude(&key, &*seen.object, &status, done, started).await
+}
