@@ -1,0 +1,180 @@
+//! Leader election with real processes: who writes, and who never does.
+
+mod support;
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use coder_k8s::manifests::Install;
+use coder_k8s_api::{CoderControlPlane, CoderControlPlaneSpec, crds};
+use coder_k8s_testbed::{Cluster, eventually};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use rustix::process::Signal;
+use support::{Operator, grant, requests, writes};
+use tokio::task::JoinHandle;
+
+/// A lease that is lost quickly, so that the tests are quick.
+const QUICK: [&str; 3] = ["--lease-duration=3s", "--renew-deadline=2s", "--retry-period=500ms"];
+
+async fn cluster() -> Cluster {
+    let cluster = Cluster::builder().controller_manager(false).crds(crds()).start().await.unwrap();
+    grant(&cluster.client(), &Install::default()).await;
+    cluster
+}
+
+/// Edits an object again and again, so that whoever leads has something to write.
+async fn keep_busy(client: Client) -> JoinHandle<()> {
+    let api: Api<CoderControlPlane> = Api::namespaced(client, "default");
+    let object = CoderControlPlane::new("busy", CoderControlPlaneSpec::default());
+    api.create(&PostParams::default(), &object).await.unwrap();
+    tokio::spawn(async move {
+        for count in 0_u64.. {
+            let edit = serde_json::json!({"spec": {"serviceAccount": {"annotations": {"count": count.to_string()}}}});
+            // While the API server is held up there is nothing to edit.
+            let _ = api.patch("busy", &PatchParams::default(), &Patch::Merge(&edit)).await;
+            tokio::time::sleep(Duration::from_millis(40)).await;
+        }
+    })
+}
+
+/// Once another operator has written, none that wrote before it ever writes again.
+fn assert_one_writer_at_a_time(cluster: &Cluster) -> usize {
+    let all = requests(cluster, |user| user.starts_with("operator-"));
+    let mut writes = writes(&all);
+    writes.sort_by_key(|event| event.received);
+    let mut deposed = BTreeSet::new();
+    let mut writer = "";
+    for event in &writes {
+        let user = event.impersonated.as_deref().unwrap();
+        if user != writer {
+            assert!(!deposed.contains(user), "{user} wrote after {writer} had: {event:?}");
+            deposed.insert(writer.to_owned());
+            writer = user;
+        }
+    }
+    writes.len()
+}
+
+async fn wrote(cluster: &Cluster, user: &str) {
+    let wrote = eventually(support::PATIENCE, || async {
+        let all = requests(cluster, |name| name == user);
+        if writes(&all).iter().any(|event| event.code < 300) { Ok(()) } else { Err("no write yet") }
+    });
+    wrote.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_leader_is_followed_within_the_lease_and_a_stopped_one_within_two_seconds() {
+    let cluster = cluster().await;
+    let busy = keep_busy(cluster.client()).await;
+    let mut first = Operator::start(&cluster, &QUICK);
+    first.leads().await;
+    let second = Operator::start(&cluster, &QUICK);
+    second.ready().await;
+    wrote(&cluster, &first.user).await;
+    assert!(!second.output().contains("leading:"), "one that waits is ready and does not lead");
+
+    first.signal(Signal::KILL);
+    let killed = Instant::now();
+    first.exit_code().await;
+    second.leads().await;
+    let took = killed.elapsed();
+    println!("after SIGKILL: {took:?} (lease 3 s, retry 0.5 s)");
+    assert!(took < Duration::from_millis(3_500 + 1_000), "{took:?}");
+    wrote(&cluster, &second.user).await;
+
+    // With the settings of a real installation: what counts is the hand-over, not the lease.
+    let third = Operator::start(&cluster, &["--lease-duration=15s", "--renew-deadline=10s", "--retry-period=2s"]);
+    third.ready().await;
+    let mut second = second;
+    second.signal(Signal::TERM);
+    let stopped = Instant::now();
+    third.leads().await;
+    let took = stopped.elapsed();
+    println!("after SIGTERM: {took:?} (lease 15 s, retry 2 s)");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert_eq!(second.exit_code().await, Some(0));
+    busy.abort();
+    assert_one_writer_at_a_time(&cluster);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_slept_through_its_lease_writes_nothing_and_exits() {
+    let cluster = cluster().await;
+    let busy = keep_busy(cluster.client()).await;
+    let mut sleeper = Operator::start(&cluster, &QUICK);
+    sleeper.leads().await;
+    wrote(&cluster, &sleeper.user).await;
+    let other = Operator::start(&cluster, &QUICK);
+    other.ready().await;
+    sleeper.signal(Signal::STOP);
+    other.leads().await;
+    wrote(&cluster, &other.user).await;
+    let before = writes(&requests(&cluster, |user| user == sleeper.user)).len();
+    sleeper.signal(Signal::CONT);
+    assert_eq!(sleeper.exit_code().await, Some(1), "{}", sleeper.output());
+    assert!(sleeper.output().contains("no longer leading"), "{}", sleeper.output());
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    busy.abort();
+    assert_eq!(writes(&requests(&cluster, |user| user == sleeper.user)).len(), before);
+    assert_one_writer_at_a_time(&cluster);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_cannot_reach_the_api_server_stops_leading_within_the_renew_deadline() {
+    let cluster = cluster().await;
+    let mut leader = Operator::start(&cluster, &QUICK);
+    leader.leads().await;
+    cluster.pause_api_server().unwrap();
+    let paused = Instant::now();
+    assert_eq!(leader.exit_code().await, Some(1), "{}", leader.output());
+    let took = paused.elapsed();
+    cluster.resume_api_server().unwrap();
+    println!("black hole: exited after {took:?} (renew deadline 2 s)");
+    assert!(took < Duration::from_millis(2_500), "{took:?}");
+}
+
+/// Kills whoever leads, at random moments. `CODER_K8S_KILLS` sets how often; 50 is the full campaign.
+#[tokio::test(flavor = "multi_thread")]
+async fn however_often_leaders_die_there_are_never_two_writers() {
+    let kills: usize = std::env::var("CODER_K8S_KILLS").map_or(6, |count| count.parse().unwrap());
+    let cluster = cluster().await;
+    let busy = keep_busy(cluster.client()).await;
+    let mut pair = [Operator::start(&cluster, &QUICK), Operator::start(&cluster, &QUICK)];
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    for round in 0..kills {
+        let leader = loop {
+            if let Some(leader) = pair.iter().position(|operator| operator.output().contains("leading:")) {
+                break leader;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        wrote(&cluster, &pair[leader].user).await;
+        // An xorshift: a random moment within half a second, the same in every run.
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        tokio::time::sleep(Duration::from_millis(seed % 500)).await;
+        let signal = [Signal::KILL, Signal::TERM, Signal::STOP][usize::try_from(seed % 3).unwrap()];
+        pair[leader].signal(signal);
+        let mut fallen = std::mem::replace(&mut pair[leader], Operator::start(&cluster, &QUICK));
+        if signal == Signal::STOP {
+            // It wakes when another may already lead.
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(2_000 + seed % 3_000)).await;
+                fallen.signal(Signal::CONT);
+                fallen.exit_code().await;
+            });
+        }
+        println!("round {round}: {signal:?}");
+    }
+    busy.abort();
+    let count = assert_one_writer_at_a_time(&cluster);
+    println!("{kills} kills, {count} writes, never two writers");
+    assert!(count > kills * 2);
+}

@@ -1,0 +1,196 @@
+//! The operator as a process of its own, with exactly the rights that its manifests give it.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use coder_k8s::manifests::{self, Install};
+use coder_k8s_testbed::{AuditEvent, Cluster, TimedOut, eventually};
+use kube::{
+    Api, Client,
+    api::{DynamicObject, Patch, PatchParams},
+    discovery,
+};
+use rustix::process::{Pid, Signal};
+
+/// How long anything may take before a test gives up on it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The group that the operators of a test belong to. Each has a user name of its own, so that the audit log
+/// can tell them apart.
+const GROUP: &str = "operators";
+
+/// Grants what the manifests grant, to every operator of the test.
+pub async fn grant(client: &Client, install: &Install) {
+    let everyone = serde_json::json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": GROUP}]);
+    apply(client, serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.namespace}})).await;
+    for mut object in manifests::access(install) {
+        if object.get("subjects").is_some() {
+            object["subjects"] = everyone.clone();
+        }
+        apply(client, object).await;
+    }
+}
+
+/// Applies any object, as an administrator would.
+pub async fn apply(client: &Client, object: serde_json::Value) {
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    let kind = (&object.types.clone().unwrap()).try_into().unwrap();
+    let (resource, _) = discovery::pinned_kind(client, &kind).await.unwrap();
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let params = PatchParams::apply("tests").force();
+    api.patch(object.metadata.name.as_deref().unwrap(), &params, &Patch::Apply(&object)).await.unwrap();
+}
+
+/// A running operator. Killed when dropped.
+pub struct Operator {
+    child: Child,
+    /// Its user name in the audit log.
+    pub user: String,
+    output: PathBuf,
+}
+
+impl Operator {
+    /// Starts an operator that may do what [`grant`] granted.
+    pub fn start(cluster: &Cluster, args: &[&str]) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let user = format!("operator-{}", COUNT.fetch_add(1, Ordering::SeqCst));
+        let kubeconfig = cluster.run_dir().join(format!("kubeconfig-{user}"));
+        let admin = cluster.kubeconfig_yaml();
+        let acting = format!("      as: {user}\n      as-groups: [{GROUP}, \"system:authenticated\"]\n");
+        fs::write(&kubeconfig, admin.replace("contexts:", &format!("{acting}contexts:"))).unwrap();
+        Self::start_with(user, &kubeconfig, cluster.run_dir().join(format!("output-{}", kubeconfig.file_name().unwrap().display())), args)
+    }
+
+    /// Starts an operator with a kubeconfig of any kind.
+    pub fn start_with(user: String, kubeconfig: &std::path::Path, output: PathBuf, args: &[&str]) -> Self {
+        let file = File::create(&output).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_coder-k8s"))
+            .args(["controller", "--log-format=json", "--health-addr=127.0.0.1:0", "--metrics-addr=127.0.0.1:0"])
+            .args(["--admin-addr=127.0.0.1:0", "--leader-elect-namespace=coder-system"])
+            .args(args)
+            .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .env_remove("KUBECONFIG")
+            .env_remove("RUST_BACKTRACE")
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        Self { child, user, output }
+    }
+
+    /// Everything that it wrote.
+    pub fn output(&self) -> String {
+        fs::read_to_string(&self.output).unwrap()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Its exit code, once it has ended by itself.
+    pub async fn exit_code(&mut self) -> Option<i32> {
+        for _ in 0..1200 {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("it does not end:\n{}", self.output());
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The address that it serves for a flag such as `--health-addr`.
+    pub async fn address(&self, flag: &str) -> String {
+        self.until(|lines| {
+            let line = lines.iter().find(|line| line["message"] == format!("serving for {flag}"))?;
+            Some(line["address"].as_str()?.to_owned())
+        })
+        .await
+    }
+
+    /// GET, with the status code and the body.
+    pub async fn get(&self, flag: &str, path: &str) -> (u16, String) {
+        let address = self.address(flag).await;
+        request(&address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await
+    }
+
+    /// Waits until it is ready.
+    pub async fn ready(&self) {
+        let ready = eventually(PATIENCE, || async {
+            match self.get("--health-addr", "/readyz").await {
+                (200, _) => Ok(()),
+                (code, body) => Err(format!("{code}: {body}")),
+            }
+        })
+        .await;
+        ready.unwrap_or_else(|error| panic!("not ready: {error}\n{}", self.output()));
+    }
+
+    /// Waits until it leads.
+    pub async fn leads(&self) {
+        self.until(|lines| lines.iter().any(|line| line["message"].as_str().is_some_and(|m| m.starts_with("leading"))).then_some(())).await;
+    }
+
+    /// Waits for something in its log.
+    pub async fn until<T>(&self, find: impl Fn(&[serde_json::Value]) -> Option<T>) -> T {
+        let found = eventually(PATIENCE, || async {
+            let lines: Vec<_> = self.output().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            find(&lines).ok_or("not in the log")
+        })
+        .await;
+        found.unwrap_or_else(|error: TimedOut| panic!("{error}\n{}", self.output()))
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One HTTP request on a connection of its own.
+pub async fn request(address: &str, text: &str) -> (u16, String) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
+    (code, body.to_owned())
+}
+
+/// The requests of operators in the audit log, complete ones only.
+pub fn requests(cluster: &Cluster, of: impl Fn(&str) -> bool) -> Vec<AuditEvent> {
+    let all = cluster.audit().unwrap();
+    let ours = |event: &AuditEvent| event.impersonated.as_deref().is_some_and(&of);
+    all.into_iter().filter(|event| ours(event) && event.stage != "ResponseStarted").collect()
+}
+
+/// The writes among them, those of the lease left out.
+pub fn writes(events: &[AuditEvent]) -> Vec<&AuditEvent> {
+    let writes = ["create", "update", "patch", "delete", "deletecollection"];
+    events.iter().filter(|event| writes.contains(&&*event.verb) && event.resource != "leases").collect()
+}
