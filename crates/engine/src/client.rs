@@ -93,19 +93,32 @@ pub async fn within<T>(deadline: Duration, calls: impl Future<Output = kube::Res
         .unwrap_or_else(|_| Err(kube::Error::Service(Interrupted::Timeout(deadline).into())))
 }
 
-/// An error in one line, with its causes. An answer of the API server stands for itself.
+/// An error in one line. An answer of the API server stands for itself; of an answer that cannot be decoded only
+/// the place is named, because a decoder quotes what it stumbles over.
 pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    if let Some(kube::Error::Api(status)) = error.downcast_ref() {
-        return status.message.clone();
+    let mut chain: Vec<&(dyn std::error::Error + 'static)> = vec![error];
+    while let Some(source) = chain.last().and_then(|error| error.source()) {
+        chain.push(source);
     }
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
+    for link in &chain {
+        match link.downcast_ref() {
+            Some(kube::Error::Api(status)) => return status.message.clone(),
+            Some(kube::Error::SerdeError(cause)) => {
+                let (line, column) = (cause.line(), cause.column());
+                return format!("the answer of the API server cannot be decoded (line {line}, column {column})");
+            }
+            _ => {}
         }
-        source = cause.source();
+        if link.downcast_ref::<serde_json::Error>().is_some() {
+            return "the answer of the API server cannot be decoded".to_owned();
+        }
+    }
+    let mut text = String::new();
+    for link in chain.iter().map(ToString::to_string) {
+        // Many errors repeat their cause.
+        if !text.contains(&link) {
+            text = if text.is_empty() { link } else { format!("{text}: {link}") };
+        }
     }
     text
 }

@@ -111,7 +111,10 @@ mod clock {
         static BASE: OnceLock<Instant> = OnceLock::new();
         let base = *BASE.get_or_init(Instant::now);
         let now = Instant::now();
-        let since = EPOCH + now.saturating_duration_since(base) - base.saturating_duration_since(now);
+        let since = match now.checked_duration_since(base) {
+            Some(later) => EPOCH + later,
+            None => EPOCH.saturating_sub(base - now),
+        };
         u64::try_from(since.as_nanos()).unwrap()
     }
 }

@@ -178,13 +178,11 @@ pub async fn run(
     };
     fence.close();
     leading.send_replace(false);
-    match ended {
-        Some(loss) => Ended::Lost(loss),
-        None => {
-            elector.release().await;
-            Ended::Released
-        }
+    if let Some(loss) = ended {
+        return Ended::Lost(loss);
     }
+    elector.release().await;
+    Ended::Released
 }
 
 struct Elector {

@@ -189,43 +189,28 @@ fn parse(given: &str) -> Result<EnvFilter, Error> {
     EnvFilter::builder().parse(&directives).map_err(|error| refused(error.to_string()))
 }
 
-/// A handle over a subscriber that is installed nowhere; it works for as long as the subscriber is kept.
 #[cfg(test)]
-pub(crate) fn for_tests(filter: &str) -> (impl Subscriber + Send + Sync, Handle) {
-    build(false, false, filter, std::io::sink).unwrap()
+pub(crate) mod capture;
+
+/// A subscriber that is installed nowhere, its handle, and what it writes.
+#[cfg(test)]
+pub(crate) fn for_tests(
+    json: bool,
+    filter: &str,
+) -> (impl Subscriber + Send + Sync, Handle, capture::Captured) {
+    let captured = capture::Captured::default();
+    let writer = captured.clone();
+    let (subscriber, handle) = build(json, false, filter, move || writer.clone()).unwrap();
+    (subscriber, handle, captured)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
-    use super::*;
-
-    #[derive(Clone, Default)]
-    struct Captured(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Captured {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl Captured {
-        fn take(&self) -> String {
-            String::from_utf8(std::mem::take(&mut *self.0.lock())).unwrap()
-        }
-    }
+    use super::{capture::Captured, *};
 
     /// Runs `say` under a subscriber of its own.
     fn capture(json: bool, filter: &str, say: impl FnOnce(&Handle, &Captured)) {
-        let captured = Captured::default();
-        let writer = captured.clone();
-        let (subscriber, handle) = build(json, false, filter, move || writer.clone()).unwrap();
+        let (subscriber, handle, captured) = for_tests(json, filter);
         tracing::subscriber::with_default(subscriber, || say(&handle, &captured));
     }
 

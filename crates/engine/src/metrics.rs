@@ -247,7 +247,7 @@ mod tests {
         metrics.queue_wait(took);
         metrics.api_call("get", "secrets", "200", took);
         metrics.api_call("get", "secrets", "404", took);
-        metrics.api_call("apply", "deployments/status", "timeout", Duration::from_secs(60));
+        metrics.api_call("apply", "deployments/status", "timeout", Duration::from_mins(1));
         metrics.leading(true);
         metrics.objects("CoderControlPlane", "true", 4);
         metrics.objects("CoderControlPlane", "unknown", 0);

@@ -124,14 +124,12 @@ where
 }
 
 /// A watch error in a sentence. The API server's own words name verb and resource.
-pub(crate) fn explain(error: &watcher::Error) -> String {
+fn explain(error: &watcher::Error) -> String {
     match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => match status.code {
-            404 => "the API server does not know this resource; is its CRD installed?".to_owned(),
-            _ => status.message.clone(),
-        },
+        watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404 => {
+            "the API server does not know this resource; is its CRD installed?".to_owned()
+        }
+        watcher::Error::WatchError(status) => status.message.clone(),
         other => crate::client::describe(other),
     }
 }

@@ -35,9 +35,22 @@ pub enum Fault {
 
 /// The answer of an API server that fails with `code`.
 pub(super) fn status(code: u16) -> Response<Full<Bytes>> {
+    // kube tells answers apart by the reason, not by the code.
+    let reason = match code {
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "Conflict",
+        410 => "Expired",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "InternalError",
+    };
     let body = serde_json::json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "code": code, "reason": "InternalError", "message": "injected fault",
+        "code": code, "reason": reason, "message": "injected fault",
     });
     let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
     *response.status_mut() =

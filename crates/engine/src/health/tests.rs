@@ -57,7 +57,7 @@ async fn metrics_are_refreshed_before_they_are_shown() {
 
 #[tokio::test]
 async fn the_log_level_is_read_and_set() {
-    let (_subscriber, handle) = logs::for_tests("info");
+    let (_subscriber, handle, _) = logs::for_tests(false, "info");
     let router = admin(handle.clone());
     assert_eq!(look(&router, "/log-level").await, (200, "info\n".into()));
     let (status, _, body) = ask(&router, Method::PUT, "/log-level", "debug\n").await;

@@ -64,14 +64,12 @@ pub fn observe(before: Option<Observed>, lease: Option<&Lease>, me: &str, now: M
 
 /// What to do, given the lease and what [`observe`] made of it.
 pub fn decide(lease: Option<&Lease>, observed: Option<&Observed>, me: &str, now: Moment) -> Decision {
-    let run_out = observed.is_none_or(|o| now.since(o.at) >= o.lasts);
-    match lease.map(holder) {
-        None if run_out => Decision::Create,
-        None => Decision::Wait,
-        Some(None) => Decision::Take,
-        Some(Some(holder)) if holder == me => Decision::Renew,
-        Some(Some(_)) if run_out && observed.is_some() => Decision::Take,
-        Some(Some(_)) => Decision::Wait,
+    let still_theirs = observed.map(|o| now.since(o.at) < o.lasts);
+    match (lease.map(holder), still_theirs) {
+        (Some(Some(holder)), _) if holder == me => Decision::Renew,
+        (None | Some(Some(_)), Some(true)) | (Some(Some(_)), None) => Decision::Wait,
+        (None, _) => Decision::Create,
+        (Some(_), _) => Decision::Take,
     }
 }
 

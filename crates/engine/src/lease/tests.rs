@@ -206,6 +206,34 @@ async fn a_leader_that_is_cut_off_stops_before_its_successor_starts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_fence_of_a_loop_that_stands_still_closes_by_itself() {
+    let server = Server::default();
+    let mut a = Candidate::start(&server, "a");
+    a.elected().await;
+    let b = Candidate::start(&server, "b");
+    a.renewed().await;
+    a.task.abort();
+    let start = Instant::now();
+    while !b.fence.is_open() {
+        sleep(TICK).await;
+        assert!(!(a.fence.is_open() && b.fence.is_open()), "two leaders");
+        assert!(!a.fence.is_open() || start.elapsed() < 10 * SECOND, "still open");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_answer_leaves_less_time() {
+    let server = Server::default();
+    let mut a = Candidate::start(&server, "a");
+    a.elected().await;
+    a.set(Link::Late(3 * SECOND));
+    a.renewed().await;
+    a.renewed().await;
+    let left = a.fence.remaining();
+    assert!(left <= 7 * SECOND && left > 6 * SECOND, "{left:?} after an answer that took 3 s");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_that_is_told_to_stop_hands_over_within_two_seconds() {
     for wait in 0..20_u32 {
         let server = Server::default();

@@ -158,6 +158,32 @@ mod tests {
     }
 
     #[test]
+    fn trouble_is_said_when_it_changes() {
+        let (subscriber, _, captured) = crate::logs::for_tests(false, "info");
+        tracing::subscriber::with_default(subscriber, || {
+            let mut trouble = Trouble::new(&Settings::new("ns", "op", "me"));
+            let heard = || captured.take();
+            trouble.leading(&refused("update", 500, "etcd is down"), Duration::from_secs(4));
+            let line = heard();
+            assert!(
+                line.contains("WARN lease not renewed for 4 s of 10 s: cannot update it: etcd is down (500)"),
+                "{line}"
+            );
+            trouble.leading(&refused("update", 500, "etcd is down"), Duration::from_secs(5));
+            trouble.leading(&refused("update", 409, "conflict"), Duration::from_secs(6));
+            trouble.leading(&refused("update", 500, "etcd is down"), Duration::from_secs(7));
+            assert_eq!(heard(), "");
+            trouble.leading(&Failed::Silent, Duration::from_secs(8));
+            assert!(heard().contains("lease not renewed for 8 s of 10 s: no answer from the API server"));
+            assert_eq!(trouble.last(), "no answer from the API server");
+            trouble.is_over();
+            assert!(heard().contains("INFO the lease is in reach again"));
+            trouble.is_over();
+            assert_eq!(heard(), "");
+        });
+    }
+
+    #[test]
     fn a_lost_race_is_not_trouble() {
         for (verb, code, outdated) in [
             ("update", 409, true),

@@ -58,7 +58,7 @@ impl Stat {
         Self::parse(&fs::read_to_string("/proc/self/stat").ok()?, ticks, page)
     }
 
-    /// Fields are numbered as in proc_pid_stat(5). The second is the command in parentheses and may hold
+    /// Fields are numbered as in `proc_pid_stat(5)`. The second is the command in parentheses and may hold
     /// anything, so counting starts after the last closing one.
     fn parse(stat: &str, ticks: f64, page: i64) -> Option<Self> {
         let (_, rest) = stat.rsplit_once(')')?;

@@ -194,3 +194,26 @@ pub fn writes(events: &[AuditEvent]) -> Vec<&AuditEvent> {
     let writes = ["create", "update", "patch", "delete", "deletecollection"];
     events.iter().filter(|event| writes.contains(&&*event.verb) && event.resource != "leases").collect()
 }
+
+/// Waits until the operator has said of an object how it stands, and returns it.
+pub async fn observed(client: &Client, namespace: &str, name: &str) -> coder_k8s_api::CoderControlPlane {
+    let api: Api<coder_k8s_api::CoderControlPlane> = Api::namespaced(client.clone(), namespace);
+    let seen = eventually(PATIENCE, || async {
+        let object = api.get(name).await.map_err(|error| error.to_string())?;
+        let observed = object.status.as_ref().and_then(|status| status.observed_generation);
+        if observed == object.metadata.generation { Ok(object) } else { Err(format!("{:?}", object.status)) }
+    });
+    seen.await.unwrap()
+}
+
+/// A control plane with nothing but its name.
+pub fn control_plane(name: &str) -> coder_k8s_api::CoderControlPlane {
+    coder_k8s_api::CoderControlPlane::new(name, coder_k8s_api::CoderControlPlaneSpec::default())
+}
+
+/// The status, reason and message of a condition.
+pub fn condition(object: &coder_k8s_api::CoderControlPlane, kind: &str) -> (String, String, String) {
+    let all = object.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let found = all.iter().find(|c| c.type_ == kind).unwrap_or_else(|| panic!("no condition {kind}: {all:?}"));
+    (found.status.clone(), found.reason.clone(), found.message.clone())
+}
