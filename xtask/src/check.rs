@@ -13,13 +13,17 @@ use crate::{
 /// The release of cargo-deny that the policy in `deny.toml` is written for.
 const DENY: &str = "0.20.2";
 
+type Check = fn() -> Result<()>;
+
 /// Runs all checks, also after a failure, and ends with a verdict.
 pub(crate) fn check() -> Result<()> {
-    let checks: [(&str, fn() -> Result<()>); 5] = [
+    let checks: [(&str, Check); 5] = [
         ("format", || must(cargo(&["fmt", "--all", "--check"]))),
         ("generated files", || generate(true)),
         ("samples", samples),
-        ("lints", || must(cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))),
+        ("lints", || {
+            must(cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))
+        }),
         ("dependencies", dependencies),
     ];
     let mut failed = Vec::new();
@@ -60,7 +64,9 @@ fn parse(yaml: &str) -> Result<()> {
     missing("", &value, &typed)
 }
 
-fn round_trip<K: serde::de::DeserializeOwned + serde::Serialize>(value: &serde_json::Value) -> Result<serde_json::Value> {
+fn round_trip<K: serde::de::DeserializeOwned + serde::Serialize>(
+    value: &serde_json::Value,
+) -> Result<serde_json::Value> {
     let typed: K = serde_json::from_value(value.clone())?;
     Ok(serde_json::to_value(typed)?)
 }
@@ -87,7 +93,15 @@ fn missing(path: &str, said: &serde_json::Value, understood: &serde_json::Value)
 fn dependencies() -> Result<()> {
     let deny = installed_deny()?;
     let mut command = Command::new(deny);
-    command.args(["--workspace", "--all-features", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"]);
+    command.args([
+        "--workspace",
+        "--all-features",
+        "check",
+        "--hide-inclusion-graph",
+        "bans",
+        "licenses",
+        "sources",
+    ]);
     command.current_dir(crate::run::root());
     must(command)
 }

@@ -39,7 +39,10 @@ pub(crate) fn generate(check: bool) -> Result<()> {
         return Ok(());
     }
     if check {
-        bail!("generated files are not up to date; run `cargo xtask generate` and commit:\n  {}", stale.join("\n  "));
+        bail!(
+            "generated files are not up to date; run `cargo xtask generate` and commit:\n  {}",
+            stale.join("\n  ")
+        );
     }
     for path in found.keys().filter(|path| !wanted.contains_key(*path)) {
         fs::remove_file(root().join(path))?;

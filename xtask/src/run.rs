@@ -36,6 +36,7 @@ pub(crate) fn must(mut command: Command) -> Result<()> {
 }
 
 fn describe(command: &Command) -> String {
-    let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let program =
+        Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
     command.get_args().fold(program, |line, arg| format!("{line} {}", arg.to_string_lossy()))
 }

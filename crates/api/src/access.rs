@@ -11,7 +11,8 @@ const KINDS: [&str; 3] = ["codercontrolplanes", "coderprovisioners", "coderworks
 
 /// Cluster roles for people, aggregated into the roles that every cluster has.
 pub fn user_roles() -> Vec<ClusterRole> {
-    let every = |subresource: &str| KINDS.iter().map(|kind| format!("{kind}{subresource}")).collect::<Vec<_>>();
+    let every =
+        |subresource: &str| KINDS.iter().map(|kind| format!("{kind}{subresource}")).collect::<Vec<_>>();
     let read = ["get", "list", "watch"];
     let write = ["create", "delete", "deletecollection", "patch", "update"];
     vec![

@@ -19,8 +19,8 @@ mod text;
 mod workspaceproxy;
 
 pub use controlplane::{
-    AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, DEFAULT_IMAGE, EntitlementsStatus,
-    LicenseSettings, LicenseStatus, OperatorAccess, Scaling, Tls,
+    AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, DEFAULT_IMAGE,
+    EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, Scaling, Tls,
 };
 pub use crd::crds;
 pub use network::{
@@ -29,14 +29,14 @@ pub use network::{
 };
 pub use pod::{Certs, DisruptionBudget, PodSettings, Probe, Prometheus, PullPolicy, ServiceAccountSettings};
 pub use provisioner::{
-    CoderProvisioner, CoderProvisionerSpec, CoderProvisionerStatus, CredentialsSource, DaemonCounts, OnEntitlementLost,
-    PendingKey, ProvisionerBootstrap, ProvisionerKey, StaleKey,
+    CoderProvisioner, CoderProvisionerSpec, CoderProvisionerStatus, CredentialsSource, DaemonCounts,
+    OnEntitlementLost, PendingKey, ProvisionerBootstrap, ProvisionerKey, StaleKey,
 };
 pub use rbac::WorkspaceRbac;
 pub use refs::{ControlPlaneRef, ReportedSecretRef, SecretKey, SecretKeyRef, SecretRef};
 pub use text::{
-    ClusterDomain, DataKey, HostName, HttpUrl, ImageRef, KeyName, Line, NamespaceName, ObjectName, OrganizationName,
-    ProxyName, WildcardAccess, WildcardHost,
+    ClusterDomain, DataKey, HostName, HttpUrl, ImageRef, KeyName, Line, NamespaceName, ObjectName,
+    OrganizationName, ProxyName, WildcardAccess, WildcardHost,
 };
 pub use workspaceproxy::{
     CoderWorkspaceProxy, CoderWorkspaceProxySpec, CoderWorkspaceProxyStatus, ProxyBootstrap, Registration,

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::{
     apps::v1::DeploymentStrategy,
     core::v1::{
-        Affinity, Container, EnvFromSource, EnvVar, HostAlias, Lifecycle, LocalObjectReference, PodSecurityContext,
-        ResourceRequirements, SecurityContext, Toleration, TopologySpreadConstraint, Volume, VolumeMount,
+        Affinity, Container, EnvFromSource, EnvVar, HostAlias, Lifecycle, LocalObjectReference,
+        PodSecurityContext, ResourceRequirements, SecurityContext, Toleration, TopologySpreadConstraint,
+        Volume, VolumeMount,
     },
 };
 use kube::KubeSchema;
@@ -19,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     refs::SecretKey,
     schema::{
-        add_rule, arguments, containers, embed, embed_list, env_from, env_vars, pull_secrets, string_map, volume_mounts,
-        volumes,
+        add_rule, arguments, containers, embed, embed_list, env_from, env_vars, pull_secrets, string_map,
+        volume_mounts, volumes,
     },
     text::ObjectName,
 };

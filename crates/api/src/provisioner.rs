@@ -29,16 +29,33 @@ use crate::{
     status = "CoderProvisionerStatus",
     derive = "PartialEq",
     doc = "A pool of external provisioner daemons with a key of its own in coderd.",
-    scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicas", label_selector_path = ".status.selector"),
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.readyReplicas"),
-    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
-    printcolumn(name = "Status", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
+    ),
+    printcolumn(
+        name = "Status",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
+    ),
     printcolumn(name = "Organization", type_ = "string", json_path = ".status.organizationName"),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas", priority = 1),
-    printcolumn(name = "Control Plane", type_ = "string", json_path = ".spec.controlPlaneRef.name", priority = 1),
+    printcolumn(
+        name = "Control Plane",
+        type_ = "string",
+        json_path = ".spec.controlPlaneRef.name",
+        priority = 1
+    ),
     printcolumn(name = "Key", type_ = "string", json_path = ".status.provisionerKeyName", priority = 1),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(

@@ -11,10 +11,22 @@ pub struct Sample {
 
 /// All samples, in the order in which they are best applied.
 pub const SAMPLES: [Sample; 6] = [
-    Sample { file: "controlplane-image-only.yaml", yaml: include_str!("../samples/controlplane-image-only.yaml") },
-    Sample { file: "controlplane-licensed.yaml", yaml: include_str!("../samples/controlplane-licensed.yaml") },
+    Sample {
+        file: "controlplane-image-only.yaml",
+        yaml: include_str!("../samples/controlplane-image-only.yaml"),
+    },
+    Sample {
+        file: "controlplane-licensed.yaml",
+        yaml: include_str!("../samples/controlplane-licensed.yaml"),
+    },
     Sample { file: "provisioner.yaml", yaml: include_str!("../samples/provisioner.yaml") },
-    Sample { file: "provisioner-bootstrap.yaml", yaml: include_str!("../samples/provisioner-bootstrap.yaml") },
+    Sample {
+        file: "provisioner-bootstrap.yaml",
+        yaml: include_str!("../samples/provisioner-bootstrap.yaml"),
+    },
     Sample { file: "workspaceproxy.yaml", yaml: include_str!("../samples/workspaceproxy.yaml") },
-    Sample { file: "workspaceproxy-bootstrap.yaml", yaml: include_str!("../samples/workspaceproxy-bootstrap.yaml") },
+    Sample {
+        file: "workspaceproxy-bootstrap.yaml",
+        yaml: include_str!("../samples/workspaceproxy-bootstrap.yaml"),
+    },
 ];

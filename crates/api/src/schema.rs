@@ -4,7 +4,9 @@
 //! would pass the size that client-side `kubectl apply` can store. Every list and string that a
 //! validation rule reads gets an upper bound, because the API server prices rules by the largest input.
 
-use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVar, LocalObjectReference, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    Container, EnvFromSource, EnvVar, LocalObjectReference, Volume, VolumeMount,
+};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
@@ -179,7 +181,8 @@ fn bound_name(entry: &mut Schema, max: u32, message: &str, rule: impl FnOnce(&st
 /// A reference's name: required and not blank. Kubernetes' own schema defaults it to an empty string.
 fn require_name(reference: &mut Map<String, Value>) {
     reference.insert("required".into(), json!(["name"]));
-    if let Some(name) = reference.get_mut("properties").and_then(|p| p.get_mut("name")).and_then(Value::as_object_mut)
+    if let Some(name) =
+        reference.get_mut("properties").and_then(|p| p.get_mut("name")).and_then(Value::as_object_mut)
     {
         name.remove("default");
         name.insert("maxLength".into(), json!(253));
@@ -225,6 +228,9 @@ mod tests {
             "items": {"description": "gone", "type": "string"},
         });
         strip(object.as_object_mut().unwrap());
-        assert_eq!(object, json!({"properties": {"description": {"type": "string"}}, "items": {"type": "string"}}));
+        assert_eq!(
+            object,
+            json!({"properties": {"description": {"type": "string"}}, "items": {"type": "string"}})
+        );
     }
 }

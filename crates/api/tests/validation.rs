@@ -1,4 +1,13 @@
 //! What the real API server accepts and refuses of our kinds, and the sentence with which it refuses.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "a test that cannot go on says so and stops"
+)]
 
 use coder_k8s_api::{crds, names, samples::SAMPLES};
 use coder_k8s_testbed::shared_with;
@@ -69,8 +78,10 @@ async fn defaults_are_visible_in_the_stored_object() {
         json!({"metadata": {"name": "with-nulls"}, "spec": {"service": null, "replicas": null, "readinessProbe": null}}),
     ] {
         let object = object(names::GROUP, "CoderControlPlane", manifest);
-        let stored =
-            api(shared.cluster.client(), "CoderControlPlane", namespace.name()).create(&strict(), &object).await.unwrap();
+        let stored = api(shared.cluster.client(), "CoderControlPlane", namespace.name())
+            .create(&strict(), &object)
+            .await
+            .unwrap();
         let expected = serde_json::to_value(coder_k8s_api::CoderControlPlaneSpec::default()).unwrap();
         assert_eq!(stored.data["spec"], expected);
     }
@@ -93,7 +104,10 @@ async fn an_object_that_breaks_a_new_rule_can_still_be_edited_and_deleted() {
     let lax = lax_copy_of_control_planes();
     let crd_api: Api<CustomResourceDefinition> = Api::all(client.clone());
     crd_api.create(&PostParams::default(), &lax).await.unwrap();
-    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("lax.coder.com", "v1alpha1", "CoderControlPlane"), "codercontrolplanes");
+    let resource = ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk("lax.coder.com", "v1alpha1", "CoderControlPlane"),
+        "codercontrolplanes",
+    );
     let objects: Api<DynamicObject> = Api::namespaced_with(client, namespace.name(), &resource);
     let old = json!({
         "metadata": {"name": "1-coder", "finalizers": ["coder.com/workspace-rbac-cleanup"]},
@@ -124,7 +138,10 @@ async fn an_object_that_breaks_a_new_rule_can_still_be_edited_and_deleted() {
 
     let label = json!({"metadata": {"labels": {"touched": "yes"}}});
     let merge = kube::api::Patch::Merge(&label);
-    objects.patch("1-coder", &kube::api::PatchParams::default(), &merge).await.expect("an edit elsewhere is accepted");
+    objects
+        .patch("1-coder", &kube::api::PatchParams::default(), &merge)
+        .await
+        .expect("an edit elsewhere is accepted");
     objects.delete("1-coder", &kube::api::DeleteParams::default()).await.unwrap();
     let free = json!({"metadata": {"finalizers": null}});
     objects
@@ -172,7 +189,10 @@ fn strict() -> PostParams {
 
 fn api(client: Client, kind: &str, namespace: &str) -> Api<DynamicObject> {
     let plural = crds().into_iter().find(|crd| crd.spec.names.kind == kind).unwrap().spec.names.plural;
-    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(names::GROUP, names::VERSION, kind), &plural);
+    let resource = ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk(names::GROUP, names::VERSION, kind),
+        &plural,
+    );
     Api::namespaced_with(client, namespace, &resource)
 }
 
@@ -227,7 +247,8 @@ fn lax_copy_of_control_planes() -> CustomResourceDefinition {
             "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
         },
     });
-    crd.spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema = Some(serde_json::from_value(lax).unwrap());
+    crd.spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema =
+        Some(serde_json::from_value(lax).unwrap());
     crd.spec.versions[0].subresources.as_mut().unwrap().scale = None;
     crd
 }

@@ -82,7 +82,9 @@ impl<'a> Conditions<'a> {
         }
         match failure {
             Some(failure) => self.set(kind::RECONCILING, true, failure.reason, failure.message.clone()),
-            None if ready.working => self.set(kind::RECONCILING, true, reason::PROGRESSING, "work is going on"),
+            None if ready.working => {
+                self.set(kind::RECONCILING, true, reason::PROGRESSING, "work is going on");
+            }
             None => self.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do"),
         }
         if done.foreign.is_empty() {
@@ -121,7 +123,9 @@ pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<Note> {
         return Vec::new();
     }
     let bad = after.iter().any(|c| c.type_ == kind::STALLED && c.status == "True")
-        || after.iter().any(|c| c.type_ == kind::RECONCILING && c.status == "True" && c.reason != reason::PROGRESSING);
+        || after
+            .iter()
+            .any(|c| c.type_ == kind::RECONCILING && c.status == "True" && c.reason != reason::PROGRESSING);
     vec![Note { warning: bad, reason: now.reason, message: now.message }]
 }
 
@@ -135,7 +139,8 @@ mod tests {
     use super::*;
     use crate::outcome::{Failure, Foreign, Retry};
 
-    const SETTLED: Verdict = Verdict { ready: true, working: false, reason: "Deployed", message: "all is well" };
+    const SETTLED: Verdict =
+        Verdict { ready: true, working: false, reason: "Deployed", message: "all is well" };
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -158,7 +163,8 @@ mod tests {
     }
 
     fn in_the_way() -> Done {
-        let foreign = Foreign { kind: "ServiceAccount".into(), name: "coder".into(), hand_over: "a=b".into() };
+        let foreign =
+            Foreign { kind: "ServiceAccount".into(), name: "coder".into(), hand_over: "a=b".into() };
         Done { foreign: vec![foreign], ..Done::default() }
     }
 

@@ -39,7 +39,8 @@ pub fn decide(seen: &Seen) -> Plan {
         return Plan { service_account: None, obsolete: Vec::new() };
     }
     let name = spec.name.as_ref().map_or_else(|| seen.object.name_any(), ToString::to_string);
-    let obsolete = seen.service_accounts.iter().filter(|account| account.name_any() != name).cloned().collect();
+    let obsolete =
+        seen.service_accounts.iter().filter(|account| account.name_any() != name).cloned().collect();
     let service_account = ServiceAccount {
         metadata: ObjectMeta {
             name: Some(name),
@@ -96,13 +97,18 @@ mod tests {
 
     #[test]
     fn a_renamed_service_account_replaces_the_old_one() {
-        let plan = decide(&seen(serde_json::json!({"serviceAccount": {"name": "robot"}}), &["coder", "robot"]));
+        let plan =
+            decide(&seen(serde_json::json!({"serviceAccount": {"name": "robot"}}), &["coder", "robot"]));
         assert_eq!(plan.obsolete.iter().map(|a| a.name_any()).collect::<Vec<_>>(), ["coder"]);
     }
 
     #[test]
     fn nothing_is_made_when_creation_is_disabled_or_the_object_goes() {
-        assert_eq!(decide(&seen(serde_json::json!({"serviceAccount": {"disableCreate": true}}), &["coder"])).service_account, None);
+        assert_eq!(
+            decide(&seen(serde_json::json!({"serviceAccount": {"disableCreate": true}}), &["coder"]))
+                .service_account,
+            None
+        );
         let mut going = seen(serde_json::json!({}), &["coder"]);
         let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
         Arc::make_mut(&mut going.object).metadata.deletion_timestamp = Some(time);

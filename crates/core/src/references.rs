@@ -32,7 +32,13 @@ impl References for CoderControlPlane {
         all.extend(of_rbac(&spec.rbac));
         all.extend(spec.license_secret_ref.iter().map(|secret| secret_named(&secret.name)));
         all.extend(spec.tls.secret_names.iter().map(secret_named));
-        all.extend(access.token_secret_ref.iter().chain(&access.ca_secret_ref).map(|secret| secret_named(&secret.name)));
+        all.extend(
+            access
+                .token_secret_ref
+                .iter()
+                .chain(&access.ca_secret_ref)
+                .map(|secret| secret_named(&secret.name)),
+        );
         all.extend(access.first_user_secret_ref.iter().map(|secret| secret_named(&secret.name)));
         all
     }
@@ -44,7 +50,9 @@ impl References for CoderProvisioner {
         let mut all = of_pod(&spec.pod);
         all.extend(of_rbac(&spec.rbac));
         all.insert(Reference::ControlPlane(spec.control_plane_ref.name.to_string()));
-        all.extend(spec.bootstrap.iter().map(|bootstrap| secret_named(&bootstrap.credentials_secret_ref.name)));
+        all.extend(
+            spec.bootstrap.iter().map(|bootstrap| secret_named(&bootstrap.credentials_secret_ref.name)),
+        );
         all
     }
 }
@@ -53,7 +61,9 @@ impl References for CoderWorkspaceProxy {
     fn references(&self) -> BTreeSet<Reference> {
         let spec = &self.spec;
         let mut all = of_pod(&spec.pod);
-        all.extend(spec.control_plane_ref.iter().map(|plane| Reference::ControlPlane(plane.name.to_string())));
+        all.extend(
+            spec.control_plane_ref.iter().map(|plane| Reference::ControlPlane(plane.name.to_string())),
+        );
         all.extend(spec.proxy_session_token_secret_ref.iter().map(|secret| secret_named(&secret.name)));
         if let Some(bootstrap) = &spec.bootstrap {
             all.insert(secret_named(&bootstrap.credentials_secret_ref.name));
@@ -120,9 +130,15 @@ mod tests {
     fn a_pool_and_a_proxy_name_their_control_plane_and_credentials() {
         let pool = serde_json::json!({"controlPlaneRef": {"name": "coder"}, "bootstrap": {"credentialsSecretRef": {"name": "c"}}});
         let pool = CoderProvisioner::new("pool", serde_json::from_value(pool).unwrap());
-        assert_eq!(pool.references(), [Reference::ControlPlane("coder".into()), Reference::Secret("c".into())].into());
+        assert_eq!(
+            pool.references(),
+            [Reference::ControlPlane("coder".into()), Reference::Secret("c".into())].into()
+        );
         let proxy = serde_json::json!({"bootstrap": {"coderURL": "http://c", "credentialsSecretRef": {"name": "c"}, "caSecretRef": {"name": "ca"}}});
         let proxy = CoderWorkspaceProxy::new("proxy", serde_json::from_value(proxy).unwrap());
-        assert_eq!(proxy.references(), [Reference::Secret("c".into()), Reference::Secret("ca".into())].into());
+        assert_eq!(
+            proxy.references(),
+            [Reference::Secret("c".into()), Reference::Secret("ca".into())].into()
+        );
     }
 }

@@ -18,7 +18,7 @@ pub struct Backoff {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { base: Duration::from_millis(500), cap: Duration::from_secs(300) }
+        Self { base: Duration::from_millis(500), cap: Duration::from_mins(5) }
     }
 }
 
@@ -28,7 +28,8 @@ impl Backoff {
     /// `jitter` in `0.0..1.0` takes off up to a fifth, so that objects which failed together part ways;
     /// `asked` is the other side's Retry-After, below which no delay falls.
     pub fn delay(&self, failures: u32, asked: Option<Duration>, jitter: f64) -> Duration {
-        let doubled = self.base.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+        let doubled =
+            self.base.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
         let delay = doubled.min(self.cap).mul_f64(1.0 - 0.2 * jitter.clamp(0.0, 1.0));
         asked.map_or(delay, |asked| delay.max(asked))
     }
@@ -79,7 +80,7 @@ mod tests {
         let delays: Vec<_> = (1..=12).map(|n| backoff.delay(n, None, 0.0).as_millis()).collect();
         assert_eq!(delays[..4], [500, 1000, 2000, 4000]);
         assert_eq!(delays[11], 300_000);
-        assert_eq!(backoff.delay(u32::MAX, None, 0.0), Duration::from_secs(300));
+        assert_eq!(backoff.delay(u32::MAX, None, 0.0), Duration::from_mins(5));
     }
 
     #[test]
@@ -103,6 +104,6 @@ mod tests {
     fn a_retry_after_is_a_lower_bound() {
         let backoff = Backoff::default();
         assert_eq!(backoff.delay(1, Some(Duration::from_secs(7)), 0.5), Duration::from_secs(7));
-        assert_eq!(backoff.delay(12, Some(Duration::from_secs(7)), 0.0), Duration::from_secs(300));
+        assert_eq!(backoff.delay(12, Some(Duration::from_secs(7)), 0.0), Duration::from_mins(5));
     }
 }

@@ -105,7 +105,9 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
             Some(kube::Error::Api(status)) => return status.message.clone(),
             Some(kube::Error::SerdeError(cause)) => {
                 let (line, column) = (cause.line(), cause.column());
-                return format!("the answer of the API server cannot be decoded (line {line}, column {column})");
+                return format!(
+                    "the answer of the API server cannot be decoded (line {line}, column {column})"
+                );
             }
             _ => {}
         }

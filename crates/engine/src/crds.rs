@@ -60,8 +60,11 @@ impl Crds {
         }
         let states = wanted.keys().map(|name| (name.clone(), Served::Unknown)).collect();
         let (sender, receiver) = watch::channel(states);
-        let tripwire: Tripwire<CustomResourceDefinition> =
-            Tripwire { api: Api::all(client.clone()), synced: readiness.gate("watch customresourcedefinitions"), metrics };
+        let tripwire: Tripwire<CustomResourceDefinition> = Tripwire {
+            api: Api::all(client.clone()),
+            synced: readiness.gate("watch customresourcedefinitions"),
+            metrics,
+        };
         let looking = async move {
             let (look, looks) = mpsc::unbounded_channel();
             let names: Vec<String> = wanted.keys().cloned().collect();
@@ -133,7 +136,10 @@ fn report(name: &str, state: &Served, gate: Option<&Gate>) {
         Served::Absent => gate.fail(format!("not installed; {help}")),
         Served::Older(missing) => {
             let shown = missing.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
-            gate.fail(format!("older than this operator, {} fields are missing ({shown}, …); {help}", missing.len()));
+            gate.fail(format!(
+                "older than this operator, {} fields are missing ({shown}, …); {help}",
+                missing.len()
+            ));
         }
     }
     if *state != Served::Ready {
@@ -145,12 +151,14 @@ fn report(name: &str, state: &Served, gate: Option<&Gate>) {
 fn judge(crd: Option<&CustomResourceDefinition>, fields: Option<&[String]>) -> Served {
     let Some(crd) = crd else { return Served::Absent };
     let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let established = conditions.into_iter().flatten().any(|c| c.type_ == "Established" && c.status == "True");
+    let established =
+        conditions.into_iter().flatten().any(|c| c.type_ == "Established" && c.status == "True");
     if !established || crd.metadata.deletion_timestamp.is_some() {
         return Served::Pending;
     }
     let found = fields_of(crd);
-    let missing: Vec<String> = fields.into_iter().flatten().filter(|field| !found.contains(field)).cloned().collect();
+    let missing: Vec<String> =
+        fields.into_iter().flatten().filter(|field| !found.contains(field)).cloned().collect();
     if missing.is_empty() { Served::Ready } else { Served::Older(missing) }
 }
 
@@ -204,7 +212,10 @@ mod tests {
         let crd = ours();
         let fields = fields_of(&crd);
         assert_eq!(judge(Some(&crd), Some(&fields)), Served::Ready);
-        assert_eq!(judge(Some(&without(&crd, "scaling")), Some(&fields)), Served::Older(vec!["spec.scaling".into()]));
+        assert_eq!(
+            judge(Some(&without(&crd, "scaling")), Some(&fields)),
+            Served::Older(vec!["spec.scaling".into()])
+        );
         assert_eq!(judge(None, Some(&fields)), Served::Absent);
         assert_eq!(judge(Some(&coder_k8s_api::crds().remove(0)), Some(&fields)), Served::Pending);
     }

@@ -29,7 +29,11 @@ pub trait Child:
 }
 
 impl<K> Child for K where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned
 {
 }
 
@@ -92,7 +96,12 @@ impl Gate {
     }
 
     /// Makes the child be as `desired`. `held` is the child as last seen.
-    pub async fn apply<K: Child>(&self, owner: &Owner, desired: K, held: Option<&K>) -> kube::Result<Applied<K>> {
+    pub async fn apply<K: Child>(
+        &self,
+        owner: &Owner,
+        desired: K,
+        held: Option<&K>,
+    ) -> kube::Result<Applied<K>> {
         let wanted = Wanted::new(owner, desired)?;
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
         match held {
@@ -156,12 +165,12 @@ impl Gate {
     }
 
     async fn send<K: Child>(&self, api: &Api<K>, wanted: &Wanted, expect: Expect) -> kube::Result<K> {
-        let mut object = wanted.object.clone();
-        match expect {
+        let (field, value) = match expect {
             // No object has this version: the server creates, or answers 409.
-            Expect::Absent => object["metadata"]["resourceVersion"] = json!("1"),
-            Expect::Incarnation(uid) => object["metadata"]["uid"] = json!(uid),
-        }
+            Expect::Absent => ("resourceVersion", json!("1")),
+            Expect::Incarnation(uid) => ("uid", json!(uid)),
+        };
+        let object = with(wanted.object.clone(), &["metadata", field], value);
         let written = api
             .patch(&wanted.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(Unprinted(object)))
             .await?;
@@ -174,7 +183,9 @@ impl Gate {
     fn was_written<K: Resource>(&self, live: &K, wanted: &Wanted) -> bool {
         let written = self.written.lock();
         let last = live.uid().and_then(|uid| written.get(&uid));
-        last.is_some_and(|(hash, version)| *hash == wanted.hash && Some(version) == live.resource_version().as_ref())
+        last.is_some_and(|(hash, version)| {
+            *hash == wanted.hash && Some(version) == live.resource_version().as_ref()
+        })
     }
 
     /// Forgets a child that is gone.
@@ -215,20 +226,36 @@ impl Wanted {
         for (key, value) in &owner.labels {
             labels.insert(key.clone(), value.clone());
         }
-        let mut object = serde_json::to_value(&desired).map_err(kube::Error::SerdeError)?;
-        object["apiVersion"] = json!(K::api_version(&()));
-        object["kind"] = json!(K::kind(&()));
+        let object = typed(&desired)?;
         let hash = short_hash(object.to_string().as_bytes());
-        object["metadata"]["annotations"][annotation::APPLIED_HASH] = json!(hash);
+        let object = with(object, &["metadata", "annotations", annotation::APPLIED_HASH], json!(hash));
         Ok(Self { name, object, hash })
     }
 
     fn is_in<K: Child>(&self, live: &K) -> kube::Result<bool> {
-        let mut live = serde_json::to_value(live).map_err(kube::Error::SerdeError)?;
-        live["apiVersion"] = json!(K::api_version(&()));
-        live["kind"] = json!(K::kind(&()));
-        Ok(contains::contains(&live, &self.object))
+        Ok(contains::contains(&typed(live)?, &self.object))
     }
+}
+
+/// An object as JSON with its kind, which typed objects leave out.
+fn typed<K: Child>(object: &K) -> kube::Result<Value> {
+    let object = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
+    let object = with(object, &["apiVersion"], json!(K::api_version(&())));
+    Ok(with(object, &["kind"], json!(K::kind(&()))))
+}
+
+/// The object with `value` at `path`. Parents that are missing are made.
+fn with(mut object: Value, path: &[&str], value: Value) -> Value {
+    let mut place = &mut object;
+    for key in path {
+        if !place.is_object() {
+            *place = json!({});
+        }
+        let Some(map) = place.as_object_mut() else { return object };
+        place = map.entry(*key).or_insert(Value::Null);
+    }
+    *place = value;
+    object
 }
 
 /// The first 16 hexadecimal digits of a SHA-256.
@@ -262,7 +289,8 @@ mod tests {
         ServiceAccount {
             metadata: ObjectMeta {
                 name: Some("coder".into()),
-                annotations: annotation.map(|value| [(annotation::ADOPT_BY.to_owned(), value.to_owned())].into()),
+                annotations: annotation
+                    .map(|value| [(annotation::ADOPT_BY.to_owned(), value.to_owned())].into()),
                 owner_references: Some(owners),
                 ..ObjectMeta::default()
             },

@@ -50,7 +50,12 @@ impl References {
     /// The objects that refer to anything of a kind.
     pub fn of_kind(&self, kind: &str) -> BTreeSet<Key> {
         let inner = self.inner.read();
-        inner.by_target.iter().filter(|(target, _)| target.kind == kind).flat_map(|(_, sources)| sources.clone()).collect()
+        inner
+            .by_target
+            .iter()
+            .filter(|(target, _)| target.kind == kind)
+            .flat_map(|(_, sources)| sources.clone())
+            .collect()
     }
 }
 

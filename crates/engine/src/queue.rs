@@ -94,7 +94,13 @@ impl Queue {
     /// Runs objects until `stop`, at most `concurrency` at a time; then waits up to `drain` for those that run.
     ///
     /// Returns whether all of them ended in time.
-    pub async fn run<F, Fut>(&self, concurrency: usize, stop: CancellationToken, drain: Duration, work: F) -> bool
+    pub async fn run<F, Fut>(
+        &self,
+        concurrency: usize,
+        stop: CancellationToken,
+        drain: Duration,
+        work: F,
+    ) -> bool
     where
         F: Fn(Key) -> Fut,
         Fut: Future<Output = Next> + Send + 'static,
@@ -133,7 +139,9 @@ impl Queue {
         let mut state = self.shared.state.lock();
         state.promote(now);
         let key = state.ready.pop_front()?;
-        if let Some(Doing::Waiting { since }) = state.doing.insert(key.clone(), Doing::Running { woken: false }) {
+        if let Some(Doing::Waiting { since }) =
+            state.doing.insert(key.clone(), Doing::Running { woken: false })
+        {
             self.shared.metrics.queue_wait(now.saturating_duration_since(since));
         }
         self.shared.metrics.queue_depth(state.ready.len());
@@ -195,7 +203,7 @@ impl Drop for Ended {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
             tracing::error!(object = %key, "the reconcile panicked; it is tried again in 60 s");
-            self.queue.finish(key, Next::After(Duration::from_secs(60)));
+            self.queue.finish(key, Next::After(Duration::from_mins(1)));
         }
     }
 }
@@ -226,10 +234,16 @@ mod tests {
                 next
             }
         });
-        let ((), drained) = tokio::join!(async { tokio::time::sleep(time).await; stop.cancel() }, jobs);
+        let ((), drained) = tokio::join!(
+            async {
+                tokio::time::sleep(time).await;
+                stop.cancel();
+            },
+            jobs
+        );
         assert!(drained);
-        let log = log.lock().clone();
-        log
+
+        log.lock().clone()
     }
 
     #[tokio::test(start_paused = true)]
@@ -270,13 +284,19 @@ mod tests {
             let done = counted.clone();
             async move {
                 if key.name == "slow" {
-                    tokio::time::sleep(Duration::from_secs(3600)).await;
+                    tokio::time::sleep(Duration::from_hours(1)).await;
                 }
                 done.fetch_add(1, Ordering::SeqCst);
                 Next::OnChange
             }
         });
-        let ((), drained) = tokio::join!(async { tokio::time::sleep(Duration::from_secs(1)).await; stop.cancel() }, jobs);
+        let ((), drained) = tokio::join!(
+            async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                stop.cancel();
+            },
+            jobs
+        );
         assert_eq!(done.load(Ordering::SeqCst), 3);
         assert!(!drained, "the slow one did not end within the drain");
     }
@@ -290,7 +310,8 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(10)).await;
             waker.wake(key("a"));
         });
-        let ran = run(&queue, Duration::from_secs(75), Duration::ZERO, Next::After(Duration::from_secs(60))).await;
+        let ran =
+            run(&queue, Duration::from_secs(75), Duration::ZERO, Next::After(Duration::from_mins(1))).await;
         let times: Vec<_> = ran.iter().map(|(_, at)| at / 1000).collect();
         assert_eq!(times, [0, 10, 70], "the alarm of the first delay was overtaken");
     }
@@ -308,7 +329,13 @@ mod tests {
                 Next::OnChange
             }
         });
-        tokio::join!(async { tokio::time::sleep(Duration::from_secs(61)).await; stop.cancel() }, jobs);
+        tokio::join!(
+            async {
+                tokio::time::sleep(Duration::from_secs(61)).await;
+                stop.cancel();
+            },
+            jobs
+        );
         assert_eq!(count.load(Ordering::SeqCst), 2);
     }
 }

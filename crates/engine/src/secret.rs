@@ -71,7 +71,8 @@ struct Meta {
 pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option<SecretData>, Error> {
     let api = |source| Error::Api { namespace: namespace.to_owned(), name: name.to_owned(), source };
     let url = format!("/api/v1/namespaces/{namespace}/secrets/{name}");
-    let request = http::Request::get(url).body(Vec::new()).map_err(|error| api(kube::Error::HttpError(error)))?;
+    let request =
+        http::Request::get(url).body(Vec::new()).map_err(|error| api(kube::Error::HttpError(error)))?;
     let text = match client.request_text(request).await {
         Ok(text) => text,
         Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(None),
@@ -80,6 +81,7 @@ pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option
     let text = secrecy::SecretString::from(text);
     let body: Body = serde_json::from_str(text.expose_secret())
         .map_err(|_| Error::Decode { namespace: namespace.to_owned(), name: name.to_owned() })?;
-    let values = body.data.unwrap_or_default().into_iter().map(|(key, value)| (key, SecretSlice::from(value.0)));
+    let values =
+        body.data.unwrap_or_default().into_iter().map(|(key, value)| (key, SecretSlice::from(value.0)));
     Ok(Some(SecretData { resource_version: body.metadata.resource_version, values: values.collect() }))
 }

@@ -57,7 +57,9 @@ where
     let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
     match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await {
         Ok(_) => Ok(Written::Changed),
-        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(Written::Outdated),
+        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {
+            Ok(Written::Outdated)
+        }
         Err(error) => Err(error),
     }
 }

@@ -22,7 +22,7 @@ use crate::{
 /// Seconds after which the server ends a watch, so that it is made anew.
 const SERVER_LIMIT: u32 = 290;
 /// How long a silent watch is trusted beyond that.
-const GRACE: Duration = Duration::from_secs(300);
+const GRACE: Duration = Duration::from_mins(5);
 
 /// What a tripwire tells.
 #[derive(Debug)]
@@ -104,7 +104,9 @@ where
             loop {
                 match timeout(GRACE, events.next()).await {
                     Ok(Some(Ok(
-                        WatchEvent::Added(object) | WatchEvent::Modified(object) | WatchEvent::Deleted(object),
+                        WatchEvent::Added(object)
+                        | WatchEvent::Modified(object)
+                        | WatchEvent::Deleted(object),
                     ))) => {
                         version = object.resource_version().unwrap_or(version);
                         let namespace = object.namespace().unwrap_or_default();

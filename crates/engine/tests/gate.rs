@@ -1,4 +1,13 @@
 //! The apply gate on the real API server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "a test that cannot go on says so and stops"
+)]
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -69,9 +78,14 @@ impl Scene {
 }
 
 fn account(annotations: &[(&str, &str)]) -> ServiceAccount {
-    let annotations: BTreeMap<_, _> = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let annotations: BTreeMap<_, _> =
+        annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     ServiceAccount {
-        metadata: ObjectMeta { name: Some("robot".into()), annotations: Some(annotations), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some("robot".into()),
+            annotations: Some(annotations),
+            ..ObjectMeta::default()
+        },
         ..ServiceAccount::default()
     }
 }
@@ -88,7 +102,7 @@ fn written<K>(applied: Applied<K>) -> K {
 async fn a_child_is_created_with_one_request_and_no_read() {
     let scene = Scene::new("gate-create").await;
     let made = written(scene.apply(account(&[("a", "1")]), None).await);
-    assert_eq!(made.owner_references(), [scene.owner.reference.clone()]);
+    assert_eq!(made.owner_references(), std::slice::from_ref(&scene.owner.reference));
     assert_eq!(made.labels()[label::MANAGED_BY], label::MANAGER);
     assert_eq!(made.annotations()["a"], "1");
     let requests = scene.requests(1).await;
@@ -115,14 +129,16 @@ async fn nothing_is_sent_when_nothing_changed() {
 #[tokio::test]
 async fn a_foreign_object_of_the_same_name_is_reported_and_untouched() {
     let scene = Scene::new("gate-foreign").await;
-    let theirs = scene.accounts().create(&PostParams::default(), &account(&[("theirs", "yes")])).await.unwrap();
+    let theirs =
+        scene.accounts().create(&PostParams::default(), &account(&[("theirs", "yes")])).await.unwrap();
     let Applied::Foreign(foreign) = scene.apply(account(&[]), None).await else { panic!("it was adopted") };
     assert_eq!((foreign.kind.as_str(), foreign.name.as_str()), ("ServiceAccount", "robot"));
     assert_eq!(foreign.hand_over, "coder.com/adopt-by=CoderControlPlane/coder");
     assert_eq!(scene.accounts().get("robot").await.unwrap(), theirs);
     // Also when the cache shows it.
     assert!(matches!(scene.apply(account(&[]), Some(&theirs)).await, Applied::Foreign(_)));
-    let writes: Vec<_> = scene.requests(2).await.into_iter().filter(|r| r.verb != "get" && r.code < 300).collect();
+    let writes: Vec<_> =
+        scene.requests(2).await.into_iter().filter(|r| r.verb != "get" && r.code < 300).collect();
     assert!(writes.is_empty(), "{writes:?}");
 }
 
@@ -132,7 +148,7 @@ async fn a_foreign_object_that_is_handed_over_is_taken() {
     let theirs = account(&[(annotation::ADOPT_BY, "CoderControlPlane/coder"), ("theirs", "yes")]);
     scene.accounts().create(&PostParams::default(), &theirs).await.unwrap();
     let taken = written(scene.apply(account(&[("a", "1")]), None).await);
-    assert_eq!(taken.owner_references(), [scene.owner.reference.clone()]);
+    assert_eq!(taken.owner_references(), std::slice::from_ref(&scene.owner.reference));
     assert_eq!(taken.annotations()["theirs"], "yes", "what others wrote stays");
 }
 
@@ -144,7 +160,10 @@ async fn labels_and_annotations_of_others_survive_and_cost_nothing() {
     let live = scene.accounts().patch("robot", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     assert!(matches!(scene.apply(account(&[("a", "1")]), Some(&live)).await, Applied::Unchanged));
     let changed = written(scene.apply(account(&[("a", "2")]), Some(&live)).await);
-    assert_eq!((&*changed.labels()["team"], &*changed.annotations()["cloud"], &*changed.annotations()["a"]), ("x", "role", "2"));
+    assert_eq!(
+        (&*changed.labels()["team"], &*changed.annotations()["cloud"], &*changed.annotations()["a"]),
+        ("x", "role", "2")
+    );
 }
 
 #[tokio::test]
@@ -154,7 +173,8 @@ async fn a_field_that_is_no_longer_asked_for_goes_and_a_changed_one_comes_back()
     let fewer = written(scene.apply(account(&[("a", "1")]), Some(&made)).await);
     assert!(!fewer.annotations().contains_key("b"));
     let drift = json!({"metadata": {"annotations": {"a": "tampered"}}});
-    let drifted = scene.accounts().patch("robot", &PatchParams::default(), &Patch::Merge(&drift)).await.unwrap();
+    let drifted =
+        scene.accounts().patch("robot", &PatchParams::default(), &Patch::Merge(&drift)).await.unwrap();
     let mended = written(scene.apply(account(&[("a", "1")]), Some(&drifted)).await);
     assert_eq!(mended.annotations()["a"], "1");
 }
@@ -163,7 +183,7 @@ async fn a_field_that_is_no_longer_asked_for_goes_and_a_changed_one_comes_back()
 async fn fields_written_by_plain_update_are_taken_over_and_dropped() {
     let scene = Scene::new("gate-takeover").await;
     let mut old = account(&[("kept", "1"), ("dropped", "1")]);
-    old.metadata.owner_references = Some(vec![scene.owner.reference.clone()]);
+    old.metadata.owner_references = Some(vec!std::slice::from_ref(&scene.owner.reference));
     let by_us = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
     let old = scene.accounts().create(&by_us, &old).await.unwrap();
     let theirs = json!({"metadata": {"annotations": {"theirs": "yes"}}});
@@ -196,7 +216,8 @@ async fn an_outdated_view_does_not_lead_to_an_adoption() {
     let scene = Scene::new("gate-stale").await;
     let ours = written(scene.apply(account(&[("a", "1")]), None).await);
     scene.accounts().delete("robot", &DeleteParams::default()).await.unwrap();
-    let theirs = scene.accounts().create(&PostParams::default(), &account(&[("theirs", "yes")])).await.unwrap();
+    let theirs =
+        scene.accounts().create(&PostParams::default(), &account(&[("theirs", "yes")])).await.unwrap();
     let refused = scene.gate.apply(&scene.owner, account(&[("a", "2")]), Some(&ours)).await;
     let failure = coder_k8s_engine::failure::judge("write ServiceAccount robot", &refused.unwrap_err());
     assert_eq!(failure.reason, "Outdated");
@@ -230,7 +251,10 @@ async fn an_injected_sidecar_is_neither_lost_nor_fought_over() {
         "spec": {"containers": [{"name": "mesh", "image": "mesh:1"}], "volumes": [{"name": "mesh", "emptyDir": {}}]},
     }}});
     let live = api.patch("coder", &PatchParams::default(), &Patch::Strategic(&inject)).await.unwrap();
-    assert!(matches!(scene.gate.apply(&scene.owner, deployment.clone(), Some(&live)).await.unwrap(), Applied::Unchanged));
+    assert!(matches!(
+        scene.gate.apply(&scene.owner, deployment.clone(), Some(&live)).await.unwrap(),
+        Applied::Unchanged
+    ));
 
     let mut next = deployment;
     next.spec.as_mut().unwrap().template.spec.as_mut().unwrap().containers[0].image = Some("coder:2".into());

@@ -48,9 +48,13 @@ impl Former {
         match self.app.as_deref() {
             None | Some("all" | "controller") => {}
             Some(mode @ ("aggregated-apiserver" | "mcp-http")) => {
-                bail!("--app={mode} does not exist in this release; use --app=controller, or leave the flag out")
+                bail!(
+                    "--app={mode} does not exist in this release; use --app=controller, or leave the flag out"
+                )
             }
-            Some(other) => bail!("--app={other} is unknown; it takes all, controller, aggregated-apiserver or mcp-http"),
+            Some(other) => {
+                bail!("--app={other} is unknown; it takes all, controller, aggregated-apiserver or mcp-http")
+            }
         }
         let idle = [
             ("--coder-url", self.coder_url.is_some()),
@@ -101,7 +105,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         Some(Command::Controller(options)) => controller::run(*options, &[]),
         Some(Command::Crds { format }) => print(&crds::render(format)?),
-        Some(Command::Manifests { format, install }) => print(&objects(format, &manifests::objects(&install)?)?),
+        Some(Command::Manifests { format, install }) => {
+            print(&objects(format, &manifests::objects(&install)?)?)
+        }
         #[cfg(feature = "dev")]
         Some(Command::Dev(options)) => crate::dev::run(&options),
         Some(Command::Version) => print(&format!("coder-k8s {}\n", env!("CARGO_PKG_VERSION"))),
@@ -128,7 +134,8 @@ mod tests {
 
     #[test]
     fn the_old_ways_to_start_the_controller_still_do() {
-        for args in [&[][..], &["--app=all"], &["--app=controller"], &["--app", "all", "--health-addr=:9000"]] {
+        for args in [&[][..], &["--app=all"], &["--app=controller"], &["--app", "all", "--health-addr=:9000"]]
+        {
             let args = parse(args);
             assert!(args.command.is_none());
             assert_eq!(args.former.check().unwrap(), Vec::<&str>::new());
@@ -154,12 +161,21 @@ mod tests {
     fn every_flag_of_the_controller_has_a_variable_and_shows_its_default() {
         let command = Args::command();
         let controller = command.find_subcommand("controller").unwrap();
-        for arg in controller.get_arguments().filter(|arg| !["help", "version"].contains(&arg.get_id().as_str())) {
+        for arg in
+            controller.get_arguments().filter(|arg| !["help", "version"].contains(&arg.get_id().as_str()))
+        {
             let flag = arg.get_long().unwrap();
-            let variable = arg.get_env().unwrap_or_else(|| panic!("--{flag} has no variable")).to_string_lossy().into_owned();
+            let variable = arg
+                .get_env()
+                .unwrap_or_else(|| panic!("--{flag} has no variable"))
+                .to_string_lossy()
+                .into_owned();
             assert_eq!(variable, format!("CODER_K8S_{}", flag.to_uppercase().replace('-', "_")));
             let optional = ["kubeconfig", "watch-namespaces", "leader-elect-namespace", "identity"];
-            assert!(optional.contains(&flag) || !arg.get_default_values().is_empty(), "--{flag} shows no default");
+            assert!(
+                optional.contains(&flag) || !arg.get_default_values().is_empty(),
+                "--{flag} shows no default"
+            );
         }
     }
 }

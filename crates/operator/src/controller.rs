@@ -11,36 +11,38 @@ mod watches;
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow};
 use coder_k8s_engine::{
-    backoff::Failures,
     client::{self, Settings},
     crds::Crds,
-    events::Events,
     fence::Fence,
-    gate::Gate,
     health::{self, Readiness},
-    index::References,
     key::Key,
     lease::{self, Ended, Heartbeat},
     logs,
     metrics::Metrics,
-    queue::{Next, Queue},
+    queue::Next,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{
+    Client,
+    config::{KubeConfigOptions, Kubeconfig},
+};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
-    task::JoinSet,
+    task::{JoinHandle, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use context::Context;
 pub(crate) use options::Options;
 
-use context::{Caches, Reported, kind};
+use context::{Reported, kind};
 use watches::{OPTIONAL_CRDS, Scope, Watches};
+
+/// How long the lease may take to be handed over.
+const HAND_OVER: Duration = Duration::from_secs(5);
 
 /// Runs the controller in this process until a signal ends it.
 pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
@@ -60,7 +62,7 @@ pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
     outcome
 }
 
-fn stop_on_signal(stop: CancellationToken) -> Result<tokio::task::JoinHandle<()>> {
+fn stop_on_signal(stop: CancellationToken) -> Result<JoinHandle<()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(tokio::spawn(async move {
@@ -73,104 +75,101 @@ fn stop_on_signal(stop: CancellationToken) -> Result<tokio::task::JoinHandle<()>
 }
 
 /// Runs the controller until `stop`.
-pub(crate) async fn control(options: Options, logs: Option<logs::Handle>, stop: CancellationToken) -> Result<()> {
+pub(crate) async fn control(
+    options: Options,
+    logs: Option<logs::Handle>,
+    stop: CancellationToken,
+) -> Result<()> {
     let election = options.leader_elect.then(|| options.lease());
     if let Some(election) = &election {
         election.validate()?;
     }
-    let config = kube_config(&options).await?;
     let (metrics, readiness) = (Metrics::new(), Readiness::default());
     let fence = if election.is_some() { Fence::closed() } else { Fence::always_open() };
-    let settings = |fence| Settings {
-        deadline: options.request_timeout,
-        user_agent: format!("coder-k8s/{}", env!("CARGO_PKG_VERSION")),
-        fence,
-        metrics: metrics.clone(),
-        faults: None,
-    };
+    let config = kube_config(&options).await?;
+    let settings =
+        |fence| Settings { deadline: options.request_timeout, fence, ..Settings::new(metrics.clone()) };
     let client = client::build(config.clone(), settings(Some(fence.clone())))?;
     let lease_client = client::build(config, settings(None))?;
-    let instance = election.as_ref().map_or_else(|| "coder-k8s".to_owned(), |election| election.identity.clone());
-    let ctx = Arc::new(Context {
-        client: client.clone(),
-        caches: Caches::default(),
-        references: References::default(),
-        gate: Gate::new(client.clone()),
-        events: Events::new(client.clone(), instance),
-        failures: Failures::default(),
-        metrics: metrics.clone(),
-        queue: Queue::new(metrics.clone()),
-    });
-    let mut tasks = JoinSet::new();
-    let serving = CancellationToken::new();
+    let instance =
+        election.as_ref().map_or_else(|| "coder-k8s".to_owned(), |election| election.identity.clone());
+    let ctx = Arc::new(Context::new(client.clone(), instance, metrics.clone()));
+
+    let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
     serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "coder-k8s starts");
-
     let (crds, looking) =
-        Crds::watch(client.clone(), coder_k8s_api::crds(), &OPTIONAL_CRDS, &readiness, metrics.clone());
+        Crds::watch(client.clone(), coder_k8s_api::crds(), &OPTIONAL_CRDS, &readiness, metrics);
     tasks.spawn(looking);
-    let scope = Scope::new(&options.watch_namespaces);
-    let watching = Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
-    let synced = watching.start(&scope);
+    let watches =
+        Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
+    let synced = watches.start(&Scope::new(&options.watch_namespaces));
 
-    let (leading, mut leads) = watch::channel(election.is_none());
     let release = CancellationToken::new();
-    let mut elected = tokio::spawn({
-        let (release, beat, ctx) = (release.clone(), Heartbeat::default(), ctx.clone());
-        if let Some(election) = &election {
-            let (beat, limit) = (beat.clone(), election.lease_duration * 2);
-            readiness.check("lease", move || match beat.alive(limit) {
-                true => Ok(()),
-                false => Err("the lease loop does not turn".to_owned()),
-            });
-        }
-        async move {
-            match election {
-                Some(election) => {
-                    let ended = lease::run(lease_client, election, fence, leading, beat, release).await;
-                    ctx.metrics.leading(false);
-                    Some(ended)
-                }
-                None => {
-                    release.cancelled().await;
-                    None
-                }
-            }
-        }
-    });
-
+    let (mut elected, mut leads) = elect(election, lease_client, fence, &readiness, release.clone());
     let work = async {
-        if leads.wait_for(|leads| *leads).await.is_err() {
-            return true;
+        let set_up = async {
+            let _ = leads.wait_for(|leads| *leads).await;
+            synced.wait(&readiness, &crds).await;
+        };
+        tokio::select! {
+            () = set_up => {}
+            () = stop.cancelled() => return true,
         }
-        synced.wait(&readiness, &crds).await;
         ctx.metrics.leading(true);
         tracing::info!("leading: objects are reconciled");
-        ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, |key| reconcile(key, ctx.clone())).await
+        let reconcile = |key| reconcile(key, ctx.clone());
+        ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile).await
     };
     let drained = tokio::select! {
         drained = work => drained,
-        () = stop.cancelled() => true,
         ended = &mut elected => {
-            serving.cancel();
-            match ended.context("the lease loop failed")? {
-                Some(Ended::Lost(loss)) => bail!("no longer leading: {loss}; exiting so that nothing is written any more"),
-                _ => return Ok(()),
-            }
+            return match ended.context("the lease loop failed")? {
+                Some(Ended::Lost(loss)) => Err(anyhow!("no longer leading: {loss}; exiting so that nothing is written any more")),
+                Some(Ended::Released) | None => Ok(()),
+            };
         }
     };
     if !drained {
         tracing::warn!("some objects were still being worked on after {:?}", options.shutdown_timeout);
     }
     release.cancel();
-    let released = tokio::time::timeout(Duration::from_secs(5), elected).await;
+    let released = tokio::time::timeout(HAND_OVER, elected).await;
     serving.cancel();
     tasks.abort_all();
-    match released {
-        Ok(Ok(_)) => tracing::info!("stopped"),
-        _ => tracing::warn!("stopped without handing the lease over"),
+    if let Ok(Ok(_)) = released {
+        tracing::info!("stopped")
+    } else {
+        tracing::warn!("stopped without handing the lease over")
     }
     Ok(())
+}
+
+/// Starts to compete for the lease. The second value says whether this process leads.
+fn elect(
+    election: Option<lease::Settings>,
+    client: Client,
+    fence: Fence,
+    readiness: &Readiness,
+    release: CancellationToken,
+) -> (JoinHandle<Option<Ended>>, watch::Receiver<bool>) {
+    let (leading, leads) = watch::channel(election.is_none());
+    let Some(election) = election else {
+        let waiting = tokio::spawn(async move {
+            release.cancelled().await;
+            drop(leading);
+            None
+        });
+        return (waiting, leads);
+    };
+    let (beat, limit) = (Heartbeat::default(), election.lease_duration);
+    let asked = beat.clone();
+    readiness.check("lease", move || {
+        if asked.alive(limit) { Ok(()) } else { Err("the lease loop does not turn".to_owned()) }
+    });
+    let elected =
+        tokio::spawn(async move { Some(lease::run(client, election, fence, leading, beat, release).await) });
+    (elected, leads)
 }
 
 async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
@@ -182,15 +181,14 @@ async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
 }
 
 async fn kube_config(options: &Options) -> Result<kube::Config> {
-    match &options.kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path).with_context(|| format!("cannot read --kubeconfig {}", path.display()))?;
-            Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
-        }
-        None => kube::Config::infer()
+    let Some(path) = &options.kubeconfig else {
+        return kube::Config::infer()
             .await
-            .context("no cluster to work on: set --kubeconfig or KUBECONFIG, or run inside a cluster"),
-    }
+            .context("no cluster to work on: set --kubeconfig or KUBECONFIG, or run inside a cluster");
+    };
+    let file = Kubeconfig::read_from(path)
+        .with_context(|| format!("cannot read --kubeconfig {}", path.display()))?;
+    Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }
 
 /// Starts the servers for probes, metrics and the log level.

@@ -77,9 +77,9 @@ async fn serve(cluster: &Cluster, options: &Options, say: &Teller) -> Result<()>
     let _node = cluster.node("dev").await.context("cannot start the node")?;
     let client = cluster.client();
     say.line("the cluster is up; in another terminal:");
-    say.plain(&format!("    export KUBECONFIG={}", cluster.kubeconfig_path().display()));
+    Teller::plain(&format!("    export KUBECONFIG={}", cluster.kubeconfig_path().display()));
     if let Ok(kubectl) = cluster.binaries().kubectl() {
-        say.plain(&format!("    {} get coder --all-namespaces", kubectl.display()));
+        Teller::plain(&format!("    {} get coder --all-namespaces", kubectl.display()));
     }
     let watching = watch::everything(&client, say);
     tokio::pin!(watching);
@@ -136,11 +136,11 @@ impl Teller {
 
     /// A line with the time before it.
     pub(crate) fn line(&self, text: &str) {
-        self.plain(&format!("{:>6.1}s  {text}", self.start.elapsed().as_secs_f32()));
+        Self::plain(&format!("{:>6.1}s  {text}", self.start.elapsed().as_secs_f32()));
     }
 
     /// A line as it is. A reader that went away does not matter.
-    pub(crate) fn plain(&self, text: &str) {
+    pub(crate) fn plain(text: &str) {
         let _ = print(&format!("{text}\n"));
     }
 }

@@ -83,7 +83,12 @@ pub fn access(install: &Install) -> Vec<Value> {
             objects.extend(granted(Some(namespace), NAME, &rules(&[Within::Watched]), &install.namespace));
         }
     }
-    objects.extend(granted(Some(&install.namespace), "coder-k8s-leader-election", &rules(&[Within::Own]), &install.namespace));
+    objects.extend(granted(
+        Some(&install.namespace),
+        "coder-k8s-leader-election",
+        &rules(&[Within::Own]),
+        &install.namespace,
+    ));
     objects
 }
 
@@ -91,10 +96,10 @@ pub fn access(install: &Install) -> Vec<Value> {
 fn granted(namespace: Option<&str>, name: &str, rules: &[PolicyRule], of: &str) -> [Value; 2] {
     let prefix = if namespace.is_some() { "" } else { "Cluster" };
     let api = "rbac.authorization.k8s.io";
-    let mut metadata = json!({"name": name, "labels": labels()});
-    if let Some(namespace) = namespace {
-        metadata["namespace"] = json!(namespace);
-    }
+    let metadata = namespace.map_or_else(
+        || json!({"name": name, "labels": labels()}),
+        |namespace| json!({"name": name, "namespace": namespace, "labels": labels()}),
+    );
     [
         json!({"apiVersion": format!("{api}/v1"), "kind": format!("{prefix}Role"), "metadata": metadata, "rules": rules}),
         json!({
@@ -112,7 +117,8 @@ fn deployment(install: &Install) -> Value {
     if !install.watch_namespaces.is_empty() {
         args.push(format!("--watch-namespaces={}", install.watch_namespaces.join(",")));
     }
-    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let field =
+        |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": "health"}});
     json!({
         "apiVersion": "apps/v1",

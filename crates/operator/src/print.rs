@@ -21,7 +21,7 @@ pub fn objects(format: Format, objects: &[Value]) -> Result<String> {
     Ok(match format {
         Format::Yaml => {
             let documents: Vec<_> = objects.iter().map(serde_saphyr::to_string).collect::<Result<_, _>>()?;
-            documents.iter().map(|document| format!("---\n{document}")).collect()
+            format!("---\n{}", documents.join("---\n"))
         }
         Format::Json => {
             let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});

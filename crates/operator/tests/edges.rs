@@ -1,4 +1,13 @@
 //! At the edges: missing and old CRDs, objects that cannot be read, rights that are missing, an API server that goes away.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "a test that cannot go on says so and stops"
+)]
 
 mod support;
 
@@ -44,9 +53,10 @@ async fn ready_is(client: &Client, name: &str, reason: &str) -> CoderControlPlan
     let found = eventually(PATIENCE, || async {
         let object = api.get(name).await.map_err(|error| error.to_string())?;
         let all = object.status.as_ref().map_or(&[][..], |status| &status.conditions);
-        match all.iter().any(|c| c.type_ == kind::READY && c.reason == reason) {
-            true => Ok(object),
-            false => Err(format!("{all:?}")),
+        if all.iter().any(|c| c.type_ == kind::READY && c.reason == reason) {
+            Ok(object)
+        } else {
+            Err(format!("{all:?}"))
         }
     });
     found.await.unwrap()
@@ -129,7 +139,9 @@ async fn an_object_that_does_not_parse_is_named_and_blinds_nobody() {
     observed(&client, "default", "good").await;
     operator
         .until(|lines| {
-            let named = |line: &&serde_json::Value| line["object"] == "CoderControlPlane default/bad" && line["level"] == "ERROR";
+            let named = |line: &&serde_json::Value| {
+                line["object"] == "CoderControlPlane default/bad" && line["level"] == "ERROR"
+            };
             lines.iter().find(named).map(|_| ())
         })
         .await;
@@ -149,7 +161,8 @@ async fn a_missing_right_is_a_condition_and_a_line_and_never_a_crash() {
     let install = Install::default();
     grant(&client, &install).await;
     let role = |take_away: &str, verb: &str| {
-        let mut role = coder_k8s::manifests::access(&install).into_iter().find(|o| o["kind"] == "ClusterRole").unwrap();
+        let mut role =
+            coder_k8s::manifests::access(&install).into_iter().find(|o| o["kind"] == "ClusterRole").unwrap();
         for rule in role["rules"].as_array_mut().unwrap() {
             if rule["resources"].as_array().unwrap().contains(&json!(take_away)) {
                 rule["verbs"].as_array_mut().unwrap().retain(|granted| granted != verb);
@@ -192,7 +205,11 @@ async fn a_foreign_service_account_is_a_conflict_until_it_is_handed_over() {
     assert_eq!(condition(&object, kind::CONFLICT).0, "True");
     assert_eq!(condition(&object, kind::STALLED).0, "True");
     let (_, _, message) = condition(&object, kind::READY);
-    assert!(message.contains("ServiceAccount coder exists") && message.contains("coder.com/adopt-by=CoderControlPlane/coder"), "{message}");
+    assert!(
+        message.contains("ServiceAccount coder exists")
+            && message.contains("coder.com/adopt-by=CoderControlPlane/coder"),
+        "{message}"
+    );
     assert_eq!(accounts.get("coder").await.unwrap().owner_references(), []);
 
     let hand_over = json!({"metadata": {"annotations": {"coder.com/adopt-by": "CoderControlPlane/coder"}}});
@@ -202,7 +219,14 @@ async fn a_foreign_service_account_is_a_conflict_until_it_is_handed_over() {
     ready_is(&client, "coder", "NotDeployed").await;
     assert_eq!(accounts.get("coder").await.unwrap().labels()["team"], "x");
     let events: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(client, "default");
-    let told: Vec<_> = events.list(&ListParams::default()).await.unwrap().items.into_iter().filter_map(|e| e.reason).collect();
+    let told: Vec<_> = events
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items
+        .into_iter()
+        .filter_map(|e| e.reason)
+        .collect();
     assert_eq!(told, ["ForeignObject", "NotDeployed"], "one event a transition");
 }
 
@@ -235,7 +259,8 @@ async fn a_deleted_or_changed_child_comes_back() {
 async fn work_goes_on_after_the_api_server_was_away() {
     let (cluster, client) = cluster(crds()).await;
     grant(&client, &Install::default()).await;
-    let mut operator = Operator::start(&cluster, &["--lease-duration=60s", "--renew-deadline=50s", "--request-timeout=3s"]);
+    let mut operator =
+        Operator::start(&cluster, &["--lease-duration=60s", "--renew-deadline=50s", "--request-timeout=3s"]);
     operator.leads().await;
     planes(&client, "default").create(&PostParams::default(), &control_plane("before")).await.unwrap();
     observed(&client, "default", "before").await;

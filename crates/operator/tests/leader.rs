@@ -1,4 +1,13 @@
 //! Leader election with real processes: who writes, and who never does.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "a test that cannot go on says so and stops"
+)]
 
 mod support;
 
@@ -89,7 +98,8 @@ async fn a_killed_leader_is_followed_within_the_lease_and_a_stopped_one_within_t
     wrote(&cluster, &second.user).await;
 
     // With the settings of a real installation: what counts is the hand-over, not the lease.
-    let third = Operator::start(&cluster, &["--lease-duration=15s", "--renew-deadline=10s", "--retry-period=2s"]);
+    let third =
+        Operator::start(&cluster, &["--lease-duration=15s", "--renew-deadline=10s", "--retry-period=2s"]);
     third.ready().await;
     let mut second = second;
     second.signal(Signal::TERM);

@@ -1,4 +1,13 @@
 //! Small at rest: what the operator asks of the API server when nothing changes, and what it serves meanwhile.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "a test that cannot go on says so and stops"
+)]
 
 mod support;
 
@@ -9,7 +18,10 @@ use coder_k8s_api::{CoderControlPlane, crds};
 use coder_k8s_testbed::{Cluster, eventually};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::ServiceAccount;
-use kube::{Api, api::{ListParams, PostParams}};
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
 use rustix::process::Signal;
 use support::{Operator, control_plane, grant, request, requests, writes};
 
@@ -24,7 +36,10 @@ async fn two_hundred_objects_cost_nothing_at_rest_and_no_write_after_a_restart()
     grant(&client, &Install::default()).await;
     let api: Api<CoderControlPlane> = Api::namespaced(client.clone(), "default");
     stream::iter(0..OBJECTS)
-        .map(|n| { let api = api.clone(); async move { api.create(&PostParams::default(), &control_plane(&format!("coder-{n}"))).await } })
+        .map(|n| {
+            let api = api.clone();
+            async move { api.create(&PostParams::default(), &control_plane(&format!("coder-{n}"))).await }
+        })
         .buffer_unordered(16)
         .try_collect::<Vec<_>>()
         .await
@@ -33,10 +48,17 @@ async fn two_hundred_objects_cost_nothing_at_rest_and_no_write_after_a_restart()
     let mut first = Operator::start(&cluster, &[]);
     let settled = || async {
         let all = api.list(&ListParams::default()).await.unwrap();
-        let open = all.iter().filter(|o| o.status.as_ref().is_none_or(|s| s.observed_generation != o.metadata.generation));
-        match open.count() { 0 => Ok(()), open => Err(format!("{open} are not settled")) }
+        let open = all
+            .iter()
+            .filter(|o| o.status.as_ref().is_none_or(|s| s.observed_generation != o.metadata.generation));
+        match open.count() {
+            0 => Ok(()),
+            open => Err(format!("{open} are not settled")),
+        }
     };
-    eventually(support::PATIENCE, settled).await.unwrap_or_else(|error| panic!("{error}\n{}", first.output()));
+    eventually(support::PATIENCE, settled)
+        .await
+        .unwrap_or_else(|error| panic!("{error}\n{}", first.output()));
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
     let ours = ListParams::default().labels("app.kubernetes.io/managed-by=coder-k8s");
     assert_eq!(accounts.list(&ours).await.unwrap().items.len(), OBJECTS);
@@ -51,7 +73,8 @@ async fn two_hundred_objects_cost_nothing_at_rest_and_no_write_after_a_restart()
 
     tokio::time::sleep(REST).await;
     let later = requests(&cluster, |user| user == first.user);
-    let extra: Vec<_> = later.iter().skip(all.len()).filter(|e| e.resource != "leases" && e.verb != "watch").collect();
+    let extra: Vec<_> =
+        later.iter().skip(all.len()).filter(|e| e.resource != "leases" && e.verb != "watch").collect();
     assert!(extra.is_empty(), "at rest: {extra:?}");
 
     first.signal(Signal::TERM);
@@ -90,7 +113,9 @@ async fn the_log_level_changes_while_it_runs() {
     assert!(!operator.output().contains(r#""level":"INFO""#));
     let put = |level: &str| {
         let length = level.len();
-        format!("PUT /log-level HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{level}")
+        format!(
+            "PUT /log-level HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{level}"
+        )
     };
     assert_eq!(request(&admin, &put("debug")).await.0, 200);
     loud.until(|lines| lines.iter().any(|line| line["level"] == "DEBUG").then_some(())).await;

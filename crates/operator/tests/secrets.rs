@@ -1,4 +1,13 @@
 //! Values of Secrets reach nothing that the process writes, at the most verbose level.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "a test that cannot go on says so and stops"
+)]
 
 mod support;
 
@@ -65,7 +74,8 @@ async fn planted_values_are_in_no_line_of_the_log() {
     observed(&client, "default", "coder").await;
     // Writes that fail say why, and still nothing of the content.
     let conflict = json!({"metadata": {"name": "other"}});
-    let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(client.clone(), "default");
+    let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
+        Api::namespaced(client.clone(), "default");
     accounts.create(&PostParams::default(), &serde_json::from_value(conflict).unwrap()).await.unwrap();
     let rename = json!({"spec": {"serviceAccount": {"name": "other"}}});
     planes.patch("coder", &PatchParams::default(), &Patch::Merge(&rename)).await.unwrap();
@@ -92,7 +102,10 @@ async fn a_body_that_cannot_be_decoded_is_not_quoted() {
                         "items": [{"metadata": CANARY, "data": {"token": ENCODED}}], "spec": CANARY, "status": CANARY,
                     })
                     .to_string();
-                    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+                    let head = format!(
+                        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+                        body.len()
+                    );
                     if stream.write_all(format!("{head}{body}").as_bytes()).await.is_err() {
                         return;
                     }
@@ -111,10 +124,13 @@ async fn a_body_that_cannot_be_decoded_is_not_quoted() {
         ),
     )
     .unwrap();
-    let operator = Operator::start_with("nobody".into(), &kubeconfig, folder.join("output"), &["--log-level=trace"]);
+    let operator =
+        Operator::start_with("nobody".into(), &kubeconfig, folder.join("output"), &["--log-level=trace"]);
     operator
         .until(|lines| {
-            let failed = |line: &&serde_json::Value| line["message"].as_str().is_some_and(|m| m.contains("cannot be decoded"));
+            let failed = |line: &&serde_json::Value| {
+                line["message"].as_str().is_some_and(|m| m.contains("cannot be decoded"))
+            };
             (lines.iter().filter(failed).count() > 3).then_some(())
         })
         .await;

@@ -187,9 +187,13 @@ impl Cluster {
 
     /// Writes a kubeconfig for a ServiceAccount, with a token of its own and with no more rights than it has.
     pub async fn kubeconfig_for_account(&self, namespace: &str, name: &str) -> kube::Result<PathBuf> {
-        let accounts: Api<ServiceAccount> = Api::namespaced(access::client(self.access.config(&self.access.testbed)), namespace);
+        let accounts: Api<ServiceAccount> =
+            Api::namespaced(access::client(self.access.config(&self.access.testbed)), namespace);
         let wanted = TokenRequest {
-            spec: Some(TokenRequestSpec { expiration_seconds: Some(24 * 3600), ..TokenRequestSpec::default() }),
+            spec: Some(TokenRequestSpec {
+                expiration_seconds: Some(24 * 3600),
+                ..TokenRequestSpec::default()
+            }),
             ..TokenRequest::default()
         };
         let given = accounts.create_token_request(name, &PostParams::default(), &wanted).await?;

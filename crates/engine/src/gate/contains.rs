@@ -71,12 +71,16 @@ fn is_empty(value: &Value) -> bool {
 
 fn keys_of(field: &str, desired: &[Value]) -> Option<&'static [&'static str]> {
     let (_, alternatives) = KEYED.iter().find(|(name, _)| *name == field)?;
-    let bears = |entry: &Value, keys: &[&str]| entry.as_object().is_some_and(|e| keys.iter().all(|k| e.contains_key(*k)));
+    let bears = |entry: &Value, keys: &[&str]| {
+        entry.as_object().is_some_and(|e| keys.iter().all(|k| e.contains_key(*k)))
+    };
     alternatives.iter().find(|keys| desired.iter().all(|entry| bears(entry, keys))).copied()
 }
 
 fn has_same_keys(keys: &[&str], a: &Value, b: &Value) -> bool {
-    let part = |value: &Value, key: &str| value.as_object().and_then(|map: &Map<String, Value>| map.get(key).cloned());
+    let part = |value: &Value, key: &str| {
+        value.as_object().and_then(|map: &Map<String, Value>| map.get(key).cloned())
+    };
     keys.iter().all(|key| part(a, key) == part(b, key))
 }
 
@@ -164,7 +168,8 @@ mod tests {
 
     #[test]
     fn quantities_are_compared_by_value() {
-        let live = json!({"resources": {"limits": {"cpu": "1", "memory": "4Gi"}, "requests": {"cpu": "1500m"}}});
+        let live =
+            json!({"resources": {"limits": {"cpu": "1", "memory": "4Gi"}, "requests": {"cpu": "1500m"}}});
         for same in [
             json!({"resources": {"limits": {"cpu": "1000m", "memory": "4096Mi"}}}),
             json!({"resources": {"limits": {"cpu": 1}, "requests": {"cpu": "1.5"}}}),

@@ -47,7 +47,8 @@ impl Readiness {
 
     /// Adds a gate that fails with "not started" until its owner says otherwise.
     pub fn gate(&self, name: impl Into<String>) -> Gate {
-        let gate = Gate { failing: Arc::new(Mutex::new(Some("not started".into()))), changes: self.changes.clone() };
+        let gate =
+            Gate { failing: Arc::new(Mutex::new(Some("not started".into()))), changes: self.changes.clone() };
         let asked = gate.clone();
         self.check(name, move || asked.failing.lock().clone().map_or(Ok(()), Err));
         gate

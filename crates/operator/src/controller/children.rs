@@ -25,7 +25,13 @@ pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &st
 }
 
 /// Makes a child be as desired.
-pub(crate) async fn apply<K: Child>(ctx: &Context, owner: &Owner, desired: K, held: Option<&K>, done: &mut Done) {
+pub(crate) async fn apply<K: Child>(
+    ctx: &Context,
+    owner: &Owner,
+    desired: K,
+    held: Option<&K>,
+    done: &mut Done,
+) {
     let name = desired.name_any();
     let kind = K::kind(&());
     match ctx.gate.apply(owner, desired, held).await {

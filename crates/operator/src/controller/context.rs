@@ -2,7 +2,7 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason};
 use coder_k8s_core::{
     condition::transitions,
     outcome::{Done, Retry},
@@ -21,7 +21,9 @@ use coder_k8s_engine::{
     status::{self, Written},
 };
 use jiff::Timestamp;
-use k8s_openapi::{NamespaceResourceScope, api::core::v1::ServiceAccount, apimachinery::pkg::apis::meta::v1::Condition};
+use k8s_openapi::{
+    NamespaceResourceScope, api::core::v1::ServiceAccount, apimachinery::pkg::apis::meta::v1::Condition,
+};
 use kube::{Client, Resource};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
@@ -111,6 +113,20 @@ reported! {
 }
 
 impl Context {
+    /// A context with nothing seen yet.
+    pub(crate) fn new(client: Client, instance: String, metrics: Arc<Metrics>) -> Self {
+        Self {
+            caches: Caches::default(),
+            references: References::default(),
+            gate: Gate::new(client.clone()),
+            events: Events::new(client.clone(), instance),
+            failures: Failures::default(),
+            queue: Queue::new(metrics.clone()),
+            metrics,
+            client,
+        }
+    }
+
     /// The time.
     #[expect(clippy::unused_self, reason = "time is part of what a reconcile is given")]
     pub(crate) fn now(&self) -> Timestamp {
@@ -141,9 +157,10 @@ impl Context {
         }
         let Some(first) = done.failures.first() else {
             self.failures.forget(key);
-            let (outcome, reason) = match done.foreign.is_empty() {
-                true => (Outcome::Settled, "Reconciled"),
-                false => (Outcome::Waiting, "ForeignObject"),
+            let (outcome, reason) = if done.foreign.is_empty() {
+                (Outcome::Settled, reason::RECONCILED)
+            } else {
+                (Outcome::Waiting, reason::FOREIGN_OBJECT)
             };
             self.metrics.reconciled(key.kind, outcome, reason, started.elapsed());
             return Next::OnChange;

@@ -94,13 +94,17 @@ impl Options {
         let of_pod = || std::env::var("POD_NAMESPACE").ok();
         let in_file = || std::fs::read_to_string(NAMESPACE_FILE).ok();
         let trimmed = |text: String| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
-        given.and_then(trimmed).or_else(|| of_pod().and_then(trimmed)).or_else(|| in_file().and_then(trimmed))
+        given
+            .and_then(trimmed)
+            .or_else(|| of_pod().and_then(trimmed))
+            .or_else(|| in_file().and_then(trimmed))
             .unwrap_or_else(|| "kube-system".to_owned())
     }
 
     /// Unique to this process: a restarted pod is another holder than it was before.
     fn identity(&self) -> String {
-        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned());
+        let host =
+            || std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned());
         let name = self.identity.clone().or_else(|| std::env::var("POD_NAME").ok()).or_else(host);
         format!("{}_{}", name.unwrap_or_else(|| "coder-k8s".to_owned()), uuid::Uuid::new_v4())
     }

@@ -68,7 +68,8 @@ impl Synced {
     /// Waits until everything was listed. A kind whose CRD is missing holds up nobody else.
     pub(crate) async fn wait(&self, readiness: &Readiness, crds: &Crds) {
         let listed = |gates: &[Gate]| gates.iter().all(Gate::passed);
-        let waived = |crd: &str| matches!(crds.state(crd), Served::Absent | Served::Pending | Served::Older(_));
+        let waived =
+            |crd: &str| matches!(crds.state(crd), Served::Absent | Served::Pending | Served::Older(_));
         let mut changes = readiness.changes();
         while !(listed(&self.gates) && self.kinds.iter().all(|(crd, gates)| listed(gates) || waived(crd))) {
             // The registry of gates is never dropped while the controller runs.
@@ -82,26 +83,31 @@ impl Watches<'_> {
     pub(crate) fn start(mut self, scope: &Scope) -> Synced {
         let mut synced = Synced::default();
         for namespace in scope.each() {
+            let namespace = namespace.as_deref();
             let caches = self.ctx.caches.clone();
-            self.root(&namespace, caches.control_planes, &mut synced);
-            self.root(&namespace, caches.provisioners, &mut synced);
-            self.root(&namespace, caches.workspace_proxies, &mut synced);
-            synced.gates.push(self.children::<ServiceAccount>(&namespace, caches.service_accounts));
-            synced.gates.push(self.tripwire::<Secret>(api(self.client, namespace.as_deref()), &namespace, kind::SECRET));
+            self.root(namespace, caches.control_planes, &mut synced);
+            self.root(namespace, caches.provisioners, &mut synced);
+            self.root(namespace, caches.workspace_proxies, &mut synced);
+            synced.gates.push(self.children::<ServiceAccount>(namespace, caches.service_accounts));
+            synced.gates.push(self.tripwire::<Secret>(api(self.client, namespace), namespace, kind::SECRET));
             synced.gates.push(self.tripwire::<ConfigMap>(
-                api(self.client, namespace.as_deref()),
-                &namespace,
+                api(self.client, namespace),
+                namespace,
                 kind::CONFIG_MAP,
             ));
         }
         if matches!(scope, Scope::Everywhere) {
-            synced.gates.push(self.tripwire::<Namespace>(Api::all(self.client.clone()), &None, kind::NAMESPACE));
+            synced.gates.push(self.tripwire::<Namespace>(
+                Api::all(self.client.clone()),
+                None,
+                kind::NAMESPACE,
+            ));
         }
         synced
     }
 
     /// Follows one of our kinds, once its CRD is as this release needs it.
-    fn root<K>(&mut self, namespace: &Option<String>, cache: Cache<K>, synced: &mut Synced)
+    fn root<K>(&mut self, namespace: Option<&str>, cache: Cache<K>, synced: &mut Synced)
     where
         K: references::References
             + Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -134,9 +140,15 @@ impl Watches<'_> {
     }
 
     /// Follows the children of one kind that bear our label.
-    fn children<K>(&mut self, namespace: &Option<String>, cache: Cache<K>) -> Gate
+    fn children<K>(&mut self, namespace: Option<&str>, cache: Cache<K>) -> Gate
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
     {
         let ours = watcher::Config::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGER));
         let follow = self.follow(namespace, cache, ours);
@@ -146,14 +158,14 @@ impl Watches<'_> {
         gate
     }
 
-    fn follow<K>(&self, namespace: &Option<String>, cache: Cache<K>, config: watcher::Config) -> Follow<K>
+    fn follow<K>(&self, namespace: Option<&str>, cache: Cache<K>, config: watcher::Config) -> Follow<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
         Follow {
-            api: api::<DeserializeGuard<K>>(self.client, namespace.as_deref()),
+            api: api::<DeserializeGuard<K>>(self.client, namespace),
             config,
-            namespace: namespace.clone(),
+            namespace: namespace.map(str::to_owned),
             cache,
             synced: self.readiness.gate(gate_name(&K::plural(&()), namespace)),
             metrics: self.ctx.metrics.clone(),
@@ -164,7 +176,7 @@ impl Watches<'_> {
     fn tripwire<K>(
         &mut self,
         api: Api<kube::api::PartialObjectMeta<K>>,
-        namespace: &Option<String>,
+        namespace: Option<&str>,
         kind: &'static str,
     ) -> Gate
     where
@@ -176,7 +188,9 @@ impl Watches<'_> {
         self.tasks.spawn(async move {
             tripwire
                 .run(|tripped| match tripped {
-                    Tripped::Touched { namespace, name } => wake(&ctx, ctx.references.of(&Key::new(kind, namespace, name))),
+                    Tripped::Touched { namespace, name } => {
+                        wake(&ctx, ctx.references.of(&Key::new(kind, namespace, name)));
+                    }
                     Tripped::Gap => wake(&ctx, ctx.references.of_kind(kind)),
                 })
                 .await;
@@ -185,8 +199,8 @@ impl Watches<'_> {
     }
 }
 
-fn gate_name(plural: &str, namespace: &Option<String>) -> String {
-    namespace.as_ref().map_or_else(|| format!("watch {plural}"), |namespace| format!("watch {plural} in {namespace}"))
+fn gate_name(plural: &str, namespace: Option<&str>) -> String {
+    namespace.map_or_else(|| format!("watch {plural}"), |namespace| format!("watch {plural} in {namespace}"))
 }
 
 fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>

@@ -12,7 +12,10 @@ pub(super) fn observe(key: &Key, ctx: &Context) -> Option<Seen> {
     let uid = object.uid();
     let service_accounts = ctx.caches.service_accounts.filter(|account| {
         account.namespace().as_deref() == Some(&key.namespace)
-            && account.owner_references().iter().any(|owner| owner.controller == Some(true) && Some(&owner.uid) == uid.as_ref())
+            && account
+                .owner_references()
+                .iter()
+                .any(|owner| owner.controller == Some(true) && Some(&owner.uid) == uid.as_ref())
     });
     Some(Seen { object, service_accounts })
 }

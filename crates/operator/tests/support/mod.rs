@@ -19,7 +19,7 @@ use kube::{
 use rustix::process::{Pid, Signal};
 
 /// How long anything may take before a test gives up on it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The group that the operators of a test belong to. Each has a user name of its own, so that the audit log
 /// can tell them apart.
@@ -27,8 +27,13 @@ const GROUP: &str = "operators";
 
 /// Grants what the manifests grant, to every operator of the test.
 pub async fn grant(client: &Client, install: &Install) {
-    let everyone = serde_json::json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": GROUP}]);
-    apply(client, serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.namespace}})).await;
+    let everyone =
+        serde_json::json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": GROUP}]);
+    apply(
+        client,
+        serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.namespace}}),
+    )
+    .await;
     for mut object in manifests::access(install) {
         if object.get("subjects").is_some() {
             object["subjects"] = everyone.clone();
@@ -67,14 +72,24 @@ impl Operator {
         let admin = cluster.kubeconfig_yaml();
         let acting = format!("      as: {user}\n      as-groups: [{GROUP}, \"system:authenticated\"]\n");
         fs::write(&kubeconfig, admin.replace("contexts:", &format!("{acting}contexts:"))).unwrap();
-        Self::start_with(user, &kubeconfig, cluster.run_dir().join(format!("output-{}", kubeconfig.file_name().unwrap().display())), args)
+        Self::start_with(
+            user,
+            &kubeconfig,
+            cluster.run_dir().join(format!("output-{}", kubeconfig.file_name().unwrap().display())),
+            args,
+        )
     }
 
     /// Starts an operator with a kubeconfig of any kind.
     pub fn start_with(user: String, kubeconfig: &std::path::Path, output: PathBuf, args: &[&str]) -> Self {
         let file = File::create(&output).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_coder-k8s"))
-            .args(["controller", "--log-format=json", "--health-addr=127.0.0.1:0", "--metrics-addr=127.0.0.1:0"])
+            .args([
+                "controller",
+                "--log-format=json",
+                "--health-addr=127.0.0.1:0",
+                "--metrics-addr=127.0.0.1:0",
+            ])
             .args(["--admin-addr=127.0.0.1:0", "--leader-elect-namespace=coder-system"])
             .args(args)
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
@@ -149,13 +164,20 @@ impl Operator {
 
     /// Waits until it leads.
     pub async fn leads(&self) {
-        self.until(|lines| lines.iter().any(|line| line["message"].as_str().is_some_and(|m| m.starts_with("leading"))).then_some(())).await;
+        self.until(|lines| {
+            lines
+                .iter()
+                .any(|line| line["message"].as_str().is_some_and(|m| m.starts_with("leading")))
+                .then_some(())
+        })
+        .await;
     }
 
     /// Waits for something in its log.
     pub async fn until<T>(&self, find: impl Fn(&[serde_json::Value]) -> Option<T>) -> T {
         let found = eventually(PATIENCE, || async {
-            let lines: Vec<_> = self.output().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            let lines: Vec<_> =
+                self.output().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
             find(&lines).ok_or("not in the log")
         })
         .await;
@@ -178,7 +200,8 @@ pub async fn request(address: &str, text: &str) -> (u16, String) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
+    let code =
+        head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
     (code, body.to_owned())
 }
 
@@ -214,6 +237,7 @@ pub fn control_plane(name: &str) -> coder_k8s_api::CoderControlPlane {
 /// The status, reason and message of a condition.
 pub fn condition(object: &coder_k8s_api::CoderControlPlane, kind: &str) -> (String, String, String) {
     let all = object.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let found = all.iter().find(|c| c.type_ == kind).unwrap_or_else(|| panic!("no condition {kind}: {all:?}"));
+    let found =
+        all.iter().find(|c| c.type_ == kind).unwrap_or_else(|| panic!("no condition {kind}: {all:?}"));
     (found.status.clone(), found.reason.clone(), found.message.clone())
 }

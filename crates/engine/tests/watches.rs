@@ -1,0 +1,190 @@
+//! Watches that hold nothing, on the real API server and on one that forgets.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "a test that cannot go on says so and stops"
+)]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use coder_k8s_api::crds;
+use coder_k8s_engine::{
+    client::{self, Settings},
+    crds::{Crds, Served},
+    health::Readiness,
+    metrics::Metrics,
+    tripwire::{Tripped, Tripwire},
+};
+use coder_k8s_testbed::{Shared, eventually, shared_with};
+use http::{Request, Response};
+use k8s_openapi::{
+    api::core::v1::Secret, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+    client::Body,
+};
+use parking_lot::Mutex;
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ROUTES: &str = "httproutes.gateway.networking.k8s.io";
+
+fn client_of(shared: &Shared, agent: &str) -> Client {
+    let settings = Settings { user_agent: agent.to_owned(), ..Settings::new(Metrics::new()) };
+    client::build(shared.cluster.config(), settings).unwrap()
+}
+
+#[tokio::test]
+async fn an_optional_api_that_comes_and_goes_is_noticed_without_polling() {
+    let shared = shared_with(crds).await;
+    let readiness = Readiness::default();
+    let client = client_of(shared, "crd-watch");
+    let (mut found, looking) = Crds::watch(client, crds(), &[ROUTES], &readiness, Metrics::new());
+    let looking = tokio::spawn(looking);
+    found.ready("codercontrolplanes.coder.com").await;
+    eventually(PATIENCE, || async { if readiness.is_ready() { Ok(()) } else { Err("not ready") } })
+        .await
+        .unwrap();
+    assert_eq!(found.state(ROUTES), Served::Absent, "an optional API holds up nobody");
+
+    let admin: Api<CustomResourceDefinition> = Api::all(shared.cluster.client());
+    let routes = json!({
+        "metadata": {"name": ROUTES, "annotations": {"api-approved.kubernetes.io": "unapproved, a stand-in"}},
+        "spec": {
+            "group": "gateway.networking.k8s.io", "scope": "Namespaced",
+            "names": {"kind": "HTTPRoute", "plural": "httproutes", "singular": "httproute"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    });
+    admin.create(&PostParams::default(), &serde_json::from_value(routes).unwrap()).await.unwrap();
+    tokio::time::timeout(PATIENCE, found.ready(ROUTES)).await.unwrap();
+    let asked = || {
+        shared
+            .cluster
+            .audit()
+            .unwrap()
+            .into_iter()
+            .filter(|e| e.user_agent == "crd-watch" && e.verb != "watch")
+            .count()
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = asked();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(asked(), before, "nothing is asked while nothing changes");
+    admin.delete(ROUTES, &DeleteParams::default()).await.unwrap();
+    tokio::time::timeout(PATIENCE, found.unready(ROUTES)).await.unwrap();
+    eventually(PATIENCE, || async {
+        match found.state(ROUTES) {
+            Served::Absent => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+    .unwrap();
+    looking.abort();
+}
+
+#[tokio::test]
+async fn a_tripwire_tells_every_change_and_asks_for_one_object() {
+    let shared = shared_with(crds).await;
+    let namespace = shared.namespace("tripwire").await;
+    let admin: Api<Secret> = Api::namespaced(shared.cluster.client(), namespace.name());
+    let secret = |n: usize| serde_json::from_value(json!({"metadata": {"name": format!("s-{n}")}})).unwrap();
+    for n in 0..5 {
+        admin.create(&PostParams::default(), &secret(n)).await.unwrap();
+    }
+    let readiness = Readiness::default();
+    let synced = readiness.gate("watch secrets");
+    let api = Api::namespaced(client_of(shared, "tripwire"), namespace.name());
+    let tripwire: Tripwire<Secret> = Tripwire { api, synced: synced.clone(), metrics: Metrics::new() };
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = told.clone();
+    let running = tokio::spawn(async move {
+        tripwire
+            .run(|tripped| match tripped {
+                Tripped::Touched { name, .. } => heard.lock().push(name.to_owned()),
+                Tripped::Gap => heard.lock().push("gap".to_owned()),
+            })
+            .await;
+    });
+    eventually(PATIENCE, || async { if synced.passed() { Ok(()) } else { Err("not synced") } })
+        .await
+        .unwrap();
+    // The watch itself stands a moment after the list; what happens in between is not lost.
+    admin.create(&PostParams::default(), &secret(7)).await.unwrap();
+    admin
+        .patch("s-0", &PatchParams::default(), &Patch::Merge(&json!({"stringData": {"a": "b"}})))
+        .await
+        .unwrap();
+    admin.delete("s-1", &DeleteParams::default()).await.unwrap();
+    eventually(PATIENCE, || async {
+        let told = told.lock().clone();
+        if told == ["s-7", "s-0", "s-1"] { Ok(()) } else { Err(format!("{told:?}")) }
+    })
+    .await
+    .unwrap();
+    running.abort();
+    let lists: Vec<_> = shared
+        .cluster
+        .audit()
+        .unwrap()
+        .into_iter()
+        .filter(|e| e.user_agent == "tripwire" && e.verb == "list")
+        .collect();
+    assert!(lists.len() == 1 && lists[0].uri.contains("limit=1"), "{lists:?}");
+}
+
+/// A server whose history is always too short: the first watch ends with 410, the second stays open.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_expired_starts_over_and_says_that_there_was_a_gap() {
+    let watches = Arc::new(AtomicUsize::new(0));
+    let counted = watches.clone();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let counted = counted.clone();
+        async move {
+            let watching = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let answer = if !watching {
+                let list = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {"resourceVersion": "5"}, "items": []});
+                Body::from(list.to_string().into_bytes())
+            } else if counted.fetch_add(1, Ordering::SeqCst) == 0 {
+                let gone = json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "message": "too old resource version", "reason": "Expired", "code": 410}});
+                Body::from(format!("{gone}\n").into_bytes())
+            } else {
+                std::future::pending().await
+            };
+            Ok::<_, std::convert::Infallible>(Response::new(answer))
+        }
+    });
+    let readiness = Readiness::default();
+    let api = Api::all(Client::new(service, "default"));
+    let tripwire: Tripwire<Secret> =
+        Tripwire { api, synced: readiness.gate("watch secrets"), metrics: Metrics::new() };
+    let gaps = Arc::new(AtomicUsize::new(0));
+    let counted = gaps.clone();
+    let running = tokio::spawn(async move {
+        tripwire
+            .run(|tripped| {
+                if matches!(tripped, Tripped::Gap) {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+            .await;
+    });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!((gaps.load(Ordering::SeqCst), watches.load(Ordering::SeqCst)), (1, 2));
+    assert!(readiness.is_ready());
+    running.abort();
+}
