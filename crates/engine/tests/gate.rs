@@ -183,7 +183,7 @@ async fn a_field_that_is_no_longer_asked_for_goes_and_a_changed_one_comes_back()
 async fn fields_written_by_plain_update_are_taken_over_and_dropped() {
     let scene = Scene::new("gate-takeover").await;
     let mut old = account(&[("kept", "1"), ("dropped", "1")]);
-    old.metadata.owner_references = Some(vec!std::slice::from_ref(&scene.owner.reference));
+    old.metadata.owner_references = Some(vec![scene.owner.reference.clone()]);
     let by_us = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
     let old = scene.accounts().create(&by_us, &old).await.unwrap();
     let theirs = json!({"metadata": {"annotations": {"theirs": "yes"}}});

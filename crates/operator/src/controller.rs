@@ -138,9 +138,9 @@ pub(crate) async fn control(
     serving.cancel();
     tasks.abort_all();
     if let Ok(Ok(_)) = released {
-        tracing::info!("stopped")
+        tracing::info!("stopped");
     } else {
-        tracing::warn!("stopped without handing the lease over")
+        tracing::warn!("stopped without handing the lease over");
     }
     Ok(())
 }
