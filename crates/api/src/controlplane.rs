@@ -50,6 +50,8 @@ pub const DEFAULT_IMAGE: &str = "ghcr.io/coder/coder:latest";
 #[x_kube(
     validation = Rule::new("!has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1")
         .message("livenessProbe.successThreshold must be 1: Kubernetes allows no other value"),
+    validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'coder')")
+        .message("an init container must not be called coder: that is the name of the main container"),
     validation = Rule::new("!has(self.minReadySeconds) || self.progressDeadlineSeconds > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
     validation = Rule::new("!has(self.license) || !self.license.removeReplaced || has(self.licenseSecretRef)")

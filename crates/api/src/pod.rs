@@ -362,6 +362,12 @@ fn strategy(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
         "!has(self.rollingUpdate) || !has(self.type) || self.type == 'RollingUpdate'",
         "strategy.rollingUpdate needs strategy.type RollingUpdate",
     );
+    add_rule(
+        &mut schema,
+        "!has(self.rollingUpdate) || !has(self.rollingUpdate.maxSurge) || !has(self.rollingUpdate.maxUnavailable) \
+         || !(string(self.rollingUpdate.maxSurge) in ['0', '0%'] && string(self.rollingUpdate.maxUnavailable) in ['0', '0%'])",
+        "strategy.rollingUpdate.maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced",
+    );
     schema
 }
 

@@ -59,12 +59,14 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
+    validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'provisioner')")
+        .message("an init container must not be called provisioner: that is the name of the main container"),
     validation = Rule::new("!has(self.minReadySeconds) || self.progressDeadlineSeconds > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
-    validation = Rule::new("!has(self.extraArgs) || !self.extraArgs.exists(arg, arg.matches('^(--(tag|org|psk|key)(=.*)?|-[tO].*)$'))")
-        .message("extraArgs must not contain --tag, --org, --psk or --key: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName"),
-    validation = Rule::new("!has(self.extraEnv) || !self.extraEnv.exists(env, env.name in ['CODER_ORGANIZATION', 'CODER_PROVISIONERD_TAGS', 'CODER_PROVISIONER_DAEMON_PSK', 'CODER_PROVISIONER_DAEMON_KEY'])")
-        .message("extraEnv must not set CODER_ORGANIZATION, CODER_PROVISIONERD_TAGS, CODER_PROVISIONER_DAEMON_PSK or CODER_PROVISIONER_DAEMON_KEY: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName"),
+    validation = Rule::new("!has(self.extraArgs) || !self.extraArgs.exists(arg, arg.matches('^(--(tag|org|psk)(=.*)?|-[tO].*)$'))")
+        .message("extraArgs must not contain --tag, --org or --psk: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName"),
+    validation = Rule::new("!has(self.extraEnv) || !self.extraEnv.exists(env, env.name in ['CODER_ORGANIZATION', 'CODER_PROVISIONERD_TAGS', 'CODER_PROVISIONER_DAEMON_PSK'])")
+        .message("extraEnv must not set CODER_ORGANIZATION, CODER_PROVISIONERD_TAGS or CODER_PROVISIONER_DAEMON_PSK: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName"),
 )]
 pub struct CoderProvisionerSpec {
     /// The CoderControlPlane that the daemons join.

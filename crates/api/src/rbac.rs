@@ -4,7 +4,7 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{pod::yes, schema::embed_list, text::NamespaceName};
+use crate::{pod::yes, schema::role_rules, text::NamespaceName};
 
 /// Permissions to run workspaces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -18,7 +18,7 @@ pub struct WorkspaceRbac {
     pub enable_deployments: bool,
     /// Further rules of the Role. Never Secrets, RBAC or tokens, unless the operator's flags allow it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "embed_list::<PolicyRule>")]
+    #[schemars(schema_with = "role_rules")]
     pub extra_rules: Vec<PolicyRule>,
     /// Further namespaces for workspaces. Each must consent by the label
     /// `workspaces.coder.com/<namespace of this object>: allow`.

@@ -7,6 +7,7 @@
 use k8s_openapi::api::core::v1::{
     Container, EnvFromSource, EnvVar, LocalObjectReference, Volume, VolumeMount,
 };
+use k8s_openapi::api::rbac::v1::PolicyRule;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
@@ -36,6 +37,14 @@ pub(crate) fn env_vars(generator: &mut SchemaGenerator) -> Schema {
     if let Some(source) = property(&mut entry, "valueFrom") {
         source.insert("minProperties".into(), json!(1));
         source.insert("maxProperties".into(), json!(1));
+        for reference in ["secretKeyRef", "configMapKeyRef"] {
+            if let Some(reference) = nested(source, reference) {
+                require_name(reference);
+                if let Some(key) = nested(reference, "key") {
+                    key.insert("minLength".into(), json!(1));
+                }
+            }
+        }
     }
     add_rule(
         &mut entry,
@@ -77,6 +86,10 @@ pub(crate) fn volumes(generator: &mut SchemaGenerator) -> Schema {
         "a volume's name is a DNS label: lower-case letters, digits and '-', at most 63 characters",
         |name| format!("{name}.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"),
     );
+    if let Some(volume) = entry.as_object_mut() {
+        // The name and one source.
+        volume.insert("maxProperties".into(), json!(2));
+    }
     let mut schema = list(&entry, MAX_ITEMS);
     keyed_by(&mut schema, "name");
     schema
@@ -117,6 +130,20 @@ pub(crate) fn pull_secrets(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = list(&entry, MAX_ITEMS);
     keyed_by(&mut schema, "name");
     schema
+}
+
+/// Rules of a Role, as a Role accepts them.
+pub(crate) fn role_rules(generator: &mut SchemaGenerator) -> Schema {
+    let mut entry = embed::<PolicyRule>(generator);
+    if let Some(verbs) = property(&mut entry, "verbs") {
+        verbs.insert("minItems".into(), json!(1));
+    }
+    add_rule(
+        &mut entry,
+        "!has(self.nonResourceURLs) && has(self.apiGroups) && has(self.resources) && size(self.apiGroups) > 0 && size(self.resources) > 0",
+        "a rule of a Role names apiGroups and resources, and no nonResourceURLs",
+    );
+    list(&entry, MAX_ITEMS)
 }
 
 /// A map of strings whose keys and values a validation rule may read.
@@ -180,7 +207,11 @@ fn bound_name(entry: &mut Schema, max: u32, message: &str, rule: impl FnOnce(&st
 
 /// A reference's name: required and not blank. Kubernetes' own schema defaults it to an empty string.
 fn require_name(reference: &mut Map<String, Value>) {
-    reference.insert("required".into(), json!(["name"]));
+    match reference.get_mut("required").and_then(Value::as_array_mut) {
+        Some(required) if !required.contains(&json!("name")) => required.push(json!("name")),
+        Some(_) => {}
+        None => drop(reference.insert("required".into(), json!(["name"]))),
+    }
     if let Some(name) =
         reference.get_mut("properties").and_then(|p| p.get_mut("name")).and_then(Value::as_object_mut)
     {
@@ -190,8 +221,12 @@ fn require_name(reference: &mut Map<String, Value>) {
     }
 }
 
+fn nested<'a>(object: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
+    object.get_mut("properties")?.get_mut(name)?.as_object_mut()
+}
+
 fn property<'a>(schema: &'a mut Schema, name: &str) -> Option<&'a mut Map<String, Value>> {
-    schema.as_object_mut()?.get_mut("properties")?.get_mut(name)?.as_object_mut()
+    nested(schema.as_object_mut()?, name)
 }
 
 fn strip_descriptions(schema: &mut Schema) {

@@ -75,7 +75,7 @@ text_types! {
     /// The name of an object in the same namespace, such as a Secret.
     ObjectName {
         max: 253,
-        rule: "self.trim().matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",
+        rule: "self.trim().matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
         message: "must be the name of an object: lower-case letters, digits, '-' and '.', not empty, at most 253 characters",
     }
 

@@ -39,6 +39,9 @@ use crate::{
     validation = Rule::new("oldSelf.hasValue() || !self.metadata.name.contains('.')")
         .message("the name becomes part of the name of a Service and must not contain '.'")
         .optional_old_self(true),
+    validation = Rule::new("oldSelf.hasValue() || self.metadata.name != 'primary' || has(self.spec.proxySessionTokenSecretRef) || (has(self.spec.bootstrap) && has(self.spec.bootstrap.proxyName)) || (has(self.spec.registration) && has(self.spec.registration.proxyName))")
+        .message("'primary' is coderd itself: give the proxy another name, or set proxyName")
+        .optional_old_self(true),
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -52,6 +55,8 @@ use crate::{
         .message("registration is used with controlPlaneRef only; bootstrap has fields of its own for the name, display name and icon"),
     validation = Rule::new("!has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1")
         .message("livenessProbe.successThreshold must be 1: Kubernetes allows no other value"),
+    validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'workspace-proxy')")
+        .message("an init container must not be called workspace-proxy: that is the name of the main container"),
     validation = Rule::new("!has(self.minReadySeconds) || self.progressDeadlineSeconds > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
 )]

@@ -3,6 +3,7 @@
 use coder_k8s_api::condition::{kind, reason};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::Value;
 
 use crate::outcome::{Done, Note};
 
@@ -96,8 +97,11 @@ impl<'a> Conditions<'a> {
         }
     }
 
-    /// The list, in the order in which it was said.
-    pub fn into_vec(self) -> Vec<Condition> {
+    /// The list, in the order in which it was said. What this pass said nothing about stays as it was.
+    pub fn into_vec(mut self) -> Vec<Condition> {
+        let said = |all: &[Condition], type_: &str| all.iter().any(|c| c.type_ == type_);
+        let kept: Vec<_> = self.before.iter().filter(|c| !said(&self.all, &c.type_)).cloned().collect();
+        self.all.extend(kept);
         self.all
     }
 }
@@ -113,6 +117,28 @@ pub struct Verdict {
     pub reason: &'static str,
     /// The sentence.
     pub message: &'static str,
+}
+
+/// `Ready` if a pod is ready, else `Pending`: the word that the existing operator uses.
+pub fn phase(ready_replicas: Option<i32>) -> String {
+    if ready_replicas.unwrap_or(0) > 0 { "Ready" } else { "Pending" }.to_owned()
+}
+
+/// A status without its times, for those to whom only what it says matters.
+pub fn timeless(mut status: Value) -> Value {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                let times = ["Time", "LastChecked", "LastApplied", "since"];
+                map.retain(|key, _| !times.iter().any(|end| key.ends_with(end)));
+                map.values_mut().for_each(strip);
+            }
+            Value::Array(list) => list.iter_mut().for_each(strip),
+            _ => {}
+        }
+    }
+    strip(&mut status);
+    status
 }
 
 /// What to tell people after a pass: `Ready` has flipped or has another reason.
@@ -191,6 +217,26 @@ mod tests {
         assert_eq!(status(&conflict, kind::RECONCILING).0, "False");
         assert_eq!(status(&conflict, kind::STALLED).0, "True");
         assert_eq!(status(&conflict, kind::CONFLICT).0, "True");
+    }
+
+    #[test]
+    fn what_a_pass_says_nothing_about_stays() {
+        let mut others = Conditions::new(&[], Some(1), at(5));
+        others.set(kind::LICENSE_APPLIED, State::Unknown, reason::PENDING, "no license is asked for");
+        let others = others.into_vec();
+        let after = pass(&others, &Done::default(), 9);
+        assert_eq!(status(&after, kind::LICENSE_APPLIED), ("Unknown".into(), "Pending".into()));
+        assert_eq!(pass(&after, &Done::default(), 10), after);
+    }
+
+    #[test]
+    fn times_alone_say_nothing() {
+        let status = |time: &str, hash: &str| {
+            serde_json::json!({"url": "x", "entitlementsLastChecked": time, "licenseLastAppliedHash": hash,
+                "conditions": [{"type": "Ready", "lastTransitionTime": time}]})
+        };
+        assert_eq!(timeless(status("1", "a")), timeless(status("2", "a")));
+        assert_ne!(timeless(status("1", "a")), timeless(status("1", "b")));
     }
 
     #[test]

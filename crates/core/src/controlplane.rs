@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{ResourceExt, core::ObjectMeta};
 
 use crate::{
-    condition::{Conditions, Verdict},
+    condition::{Conditions, Verdict, phase},
     outcome::Done,
 };
 
@@ -63,12 +63,12 @@ pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderControlPlaneStat
             ready: false,
             working: false,
             reason: "NotDeployed",
-            message: "the ServiceAccount is in place; this release does not deploy coderd yet",
+            message: "this release does not deploy coderd yet",
         },
     );
     CoderControlPlaneStatus {
         observed_generation: seen.object.metadata.generation,
-        phase: Some("Pending".to_owned()),
+        phase: Some(phase(before.ready_replicas)),
         conditions: conditions.into_vec(),
         ..before
     }

@@ -5,6 +5,7 @@
 
 pub mod condition;
 pub mod controlplane;
+pub mod names;
 pub mod outcome;
 pub mod provisioner;
 pub mod references;

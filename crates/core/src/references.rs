@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, PodSettings, WorkspaceRbac};
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 
 /// Something that an object refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,11 +93,6 @@ fn of_pod(pod: &PodSettings) -> BTreeSet<Reference> {
         all.extend(source.config_map_key_ref.iter().map(|map| Reference::ConfigMap(map.name.clone())));
     }
     all
-}
-
-/// The namespace and name of an object, for messages.
-pub fn full_name<K: Resource>(object: &K) -> String {
-    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }
 
 #[cfg(test)]

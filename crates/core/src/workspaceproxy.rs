@@ -6,7 +6,7 @@ use coder_k8s_api::{CoderWorkspaceProxy, CoderWorkspaceProxyStatus};
 use jiff::Timestamp;
 
 use crate::{
-    condition::{Conditions, Verdict},
+    condition::{Conditions, Verdict, phase},
     outcome::Done,
 };
 
@@ -32,7 +32,7 @@ pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderWorkspaceProxySt
     );
     CoderWorkspaceProxyStatus {
         observed_generation: seen.object.metadata.generation,
-        phase: Some("Pending".to_owned()),
+        phase: Some(phase(before.ready_replicas)),
         conditions: conditions.into_vec(),
         ..before
     }

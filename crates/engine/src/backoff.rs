@@ -57,6 +57,11 @@ impl Failures {
         self.backoff.delay(*count, asked, jitter())
     }
 
+    /// Whether the object has failed since it last succeeded.
+    pub fn any(&self, key: &Key) -> bool {
+        self.in_a_row.lock().contains_key(key)
+    }
+
     /// Forgets the failures of an object that succeeded or went.
     pub fn forget(&self, key: &Key) {
         self.in_a_row.lock().remove(key);

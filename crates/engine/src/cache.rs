@@ -21,18 +21,20 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 pub struct Cache<K> {
     kind: &'static str,
     objects: Arc<RwLock<HashMap<Key, Arc<K>>>>,
+    /// Objects that are there and cannot be read, and why.
+    unreadable: Arc<RwLock<HashMap<Key, String>>>,
 }
 
 impl<K> Clone for Cache<K> {
     fn clone(&self) -> Self {
-        Self { kind: self.kind, objects: self.objects.clone() }
+        Self { kind: self.kind, objects: self.objects.clone(), unreadable: self.unreadable.clone() }
     }
 }
 
 impl<K: Resource> Cache<K> {
     /// An empty cache for a kind.
     pub fn new(kind: &'static str) -> Self {
-        Self { kind, objects: Arc::default() }
+        Self { kind, objects: Arc::default(), unreadable: Arc::default() }
     }
 
     /// The kind of its objects.
@@ -55,11 +57,26 @@ impl<K: Resource> Cache<K> {
         self.objects.read().values().for_each(|object| look(object));
     }
 
-    /// Stores an object. Returns what was there before.
-    pub fn insert(&self, mut object: K) -> Option<Arc<K>> {
+    /// Stores an object. Returns what was there before, and the object as it is kept.
+    pub fn insert(&self, mut object: K) -> (Option<Arc<K>>, Arc<K>) {
         slim(&mut object);
-        let key = Key::of(self.kind, &object);
-        self.objects.write().insert(key, Arc::new(object))
+        let (key, object) = (Key::of(self.kind, &object), Arc::new(object));
+        (self.objects.write().insert(key, object.clone()), object)
+    }
+
+    /// Notes that an object cannot be read. Returns whether that is news.
+    pub fn cannot_read(&self, key: &Key, why: &str) -> bool {
+        self.unreadable.write().insert(key.clone(), why.to_owned()).is_none_or(|before| before != why)
+    }
+
+    /// Notes that an object can be read, or is gone. Returns whether that is news.
+    pub fn is_readable_again(&self, key: &Key) -> bool {
+        self.unreadable.write().remove(key).is_some()
+    }
+
+    /// How many objects cannot be read.
+    pub fn unreadable(&self) -> usize {
+        self.unreadable.read().len()
     }
 
     /// Forgets an object. Returns what was there.
@@ -67,11 +84,17 @@ impl<K: Resource> Cache<K> {
         self.objects.write().remove(key)
     }
 
-    /// The keys in `namespace` (all, if none is given) that `kept` does not name.
+    /// The keys in `namespace` (all, if none is given) that `kept` does not name, of readable objects and others.
     pub fn others(&self, namespace: Option<&str>, kept: &HashSet<Key>) -> Vec<Key> {
-        let objects = self.objects.read();
+        let (objects, unreadable) = (self.objects.read(), self.unreadable.read());
         let within = |key: &&Key| namespace.is_none_or(|namespace| key.namespace == namespace);
-        objects.keys().filter(within).filter(|key| !kept.contains(*key)).cloned().collect()
+        objects
+            .keys()
+            .chain(unreadable.keys())
+            .filter(within)
+            .filter(|key| !kept.contains(*key))
+            .cloned()
+            .collect()
     }
 }
 

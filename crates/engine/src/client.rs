@@ -11,6 +11,7 @@ mod body;
 mod call;
 mod faults;
 mod guard;
+mod patience;
 
 use std::{future::Future, sync::Arc, time::Duration};
 

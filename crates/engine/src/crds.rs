@@ -3,19 +3,25 @@
 //! A tripwire on CRDs says when to look; a look is one live read of a CRD that matters. A CRD that is missing or
 //! lacks fields of this release is waited for: nothing is half-written, and readiness names the command that helps.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
 };
 use kube::{Api, Client};
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
 
 use crate::{
     health::{Gate, Readiness},
     metrics::Metrics,
     tripwire::{Tripped, Tripwire},
 };
+
+/// How long after a failed look the next one comes.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// How a CRD stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,14 +74,12 @@ impl Crds {
         let looking = async move {
             let (look, looks) = mpsc::unbounded_channel();
             let names: Vec<String> = wanted.keys().cloned().collect();
-            for name in &names {
-                let _ = look.send(name.clone());
-            }
+            let again = look.clone();
             let telling = tripwire.run(move |tripped| match tripped {
                 Tripped::Touched { name, .. } => drop(look.send(name.to_owned())),
                 Tripped::Gap => names.iter().for_each(|name| drop(look.send(name.clone()))),
             });
-            tokio::join!(telling, keep(Api::all(client), wanted, looks, sender));
+            tokio::join!(telling, keep(Api::all(client), wanted, looks, again, sender));
         };
         (Self { states: receiver }, looking)
     }
@@ -87,12 +91,19 @@ impl Crds {
 
     /// Waits until a CRD is as needed.
     pub async fn ready(&mut self, name: &str) {
-        let _ = self.states.wait_for(|states| states.get(name) == Some(&Served::Ready)).await;
+        self.until(|states| states.get(name) == Some(&Served::Ready)).await;
     }
 
     /// Waits until a CRD is no longer as needed.
     pub async fn unready(&mut self, name: &str) {
-        let _ = self.states.wait_for(|states| states.get(name) != Some(&Served::Ready)).await;
+        self.until(|states| states.get(name) != Some(&Served::Ready)).await;
+    }
+
+    async fn until(&mut self, holds: impl FnMut(&BTreeMap<String, Served>) -> bool) {
+        if self.states.wait_for(holds).await.is_err() {
+            // Nobody looks any more: nothing will ever change.
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -106,6 +117,7 @@ async fn keep(
     api: Api<CustomResourceDefinition>,
     wanted: BTreeMap<String, Wanted>,
     mut looks: mpsc::UnboundedReceiver<String>,
+    again: mpsc::UnboundedSender<String>,
     states: watch::Sender<BTreeMap<String, Served>>,
 ) {
     while let Some(name) = looks.recv().await {
@@ -119,16 +131,27 @@ async fn keep(
             }
             Err(error) => {
                 tracing::warn!(crd = name, "cannot look at the CRD: {}", crate::client::describe(&error));
+                let again = again.clone();
+                tokio::spawn(async move {
+                    sleep(RETRY).await;
+                    let _ = again.send(name);
+                });
                 continue;
             }
         };
-        report(&name, &state, gate.as_ref());
-        states.send_if_modified(|states| states.insert(name.clone(), state.clone()).as_ref() != Some(&state));
+        let changed = states
+            .send_if_modified(|states| states.insert(name.clone(), state.clone()).as_ref() != Some(&state));
+        if changed {
+            report(&name, &state, gate.as_ref());
+        }
     }
 }
 
 fn report(name: &str, state: &Served, gate: Option<&Gate>) {
-    let Some(gate) = gate else { return };
+    let Some(gate) = gate else {
+        tracing::info!(crd = name, ?state, "an optional API has changed");
+        return;
+    };
     let help = "run `coder-k8s crds | kubectl apply --server-side -f -`";
     match state {
         Served::Ready => gate.pass(),

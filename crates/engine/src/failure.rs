@@ -7,6 +7,9 @@ use coder_k8s_core::outcome::{Failure, Retry};
 
 use crate::client;
 
+/// The reason of a write that was not sent because another process leads, or may.
+pub const NOT_LEADING: &str = "NotLeading";
+
 /// Judges an error. `what` says what was tried, such as `write ServiceAccount coder`.
 pub fn judge(what: &str, error: &kube::Error) -> Failure {
     let (reason, retry) = match error {
@@ -19,13 +22,13 @@ pub fn judge(what: &str, error: &kube::Error) -> Failure {
                 401 | 403 => (reason::FORBIDDEN, Retry::Backoff),
                 404 => ("NotFound", Retry::Backoff),
                 409 => ("Outdated", Retry::Soon),
-                422 if status.message.contains("field is immutable") => ("Outdated", Retry::Soon),
+                422 if status.message.contains("metadata.uid") => ("Outdated", Retry::Soon),
                 400 | 422 => ("Invalid", Retry::Backoff),
                 429 => ("RateLimited", wait),
                 _ => ("APIServerError", wait),
             }
         }
-        error if client::is_not_leading(error) => ("NotLeading", Retry::Backoff),
+        error if client::is_not_leading(error) => (NOT_LEADING, Retry::Backoff),
         error if client::is_timeout(error) => ("Timeout", Retry::Backoff),
         _ => ("APIServerUnreachable", Retry::Backoff),
     };
@@ -55,6 +58,7 @@ mod tests {
             (api(403, "cannot patch resource", None), "Forbidden", Retry::Backoff),
             (api(409, "conflict", None), "Outdated", Retry::Soon),
             (api(422, "metadata.uid: Invalid value: field is immutable", None), "Outdated", Retry::Soon),
+            (api(422, "spec.selector: Invalid value: field is immutable", None), "Invalid", Retry::Backoff),
             (api(422, "spec.ports: Required value", None), "Invalid", Retry::Backoff),
             (api(429, "slow down", Some(7)), "RateLimited", Retry::After(Duration::from_secs(7))),
             (api(500, "x: field not declared in schema", None), "SchemaSkew", Retry::Backoff),

@@ -1,7 +1,7 @@
 //! What the process says: structured lines on stderr, for people or for machines.
 //!
-//! The filter can be changed while running. One limit no filter lifts: everything of `kube_client` is dropped,
-//! because it prints the whole body of an answer it cannot decode, which may be a Secret; and crates that are
+//! The filter can be changed while running. One limit no filter lifts: everything of kube is dropped, because
+//! it prints the whole body of an answer it cannot decode, which may be a Secret; and crates that are
 //! not ours stop at INFO, because their finer levels show requests and headers.
 
 use std::{fmt, io::IsTerminal, str::FromStr, sync::Arc};
@@ -20,7 +20,7 @@ use tracing_subscriber::{
 /// Our own crates start with this.
 const OURS: &str = "coder_k8s";
 /// Never to be heard: see the module.
-const SILENCED: &str = "kube_client";
+const SILENCED: &str = "kube_";
 
 /// How a line looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -105,6 +105,7 @@ impl Queue {
         F: Fn(Key) -> Fut,
         Fut: Future<Output = Next> + Send + 'static,
     {
+        self.start_the_clock();
         let mut running = JoinSet::new();
         loop {
             while running.len() < concurrency.max(1)
@@ -128,10 +129,20 @@ impl Queue {
                 () = stop.cancelled() => break,
                 Some(_) = running.join_next() => {}
                 () = self.shared.changed.notified(), if running.len() < concurrency.max(1) => {}
-                () = async { if let Some(at) = alarm { sleep_until(at).await } }, if alarm.is_some() => {}
+                () = async { if let Some(at) = alarm { sleep_until(at).await } }, if alarm.is_some() && running.len() < concurrency.max(1) => {}
             }
         }
         timeout(drain, async { while running.join_next().await.is_some() {} }).await.is_ok()
+    }
+
+    /// Until now nobody was to work: only from now on does an object wait for a worker.
+    fn start_the_clock(&self) {
+        let now = Instant::now();
+        for doing in self.shared.state.lock().doing.values_mut() {
+            if let Doing::Waiting { since } = doing {
+                *since = now;
+            }
+        }
     }
 
     fn take(&self) -> Option<Key> {
@@ -187,7 +198,8 @@ impl State {
     }
 }
 
-/// A job that panicked is retried, instead of being taken for running for ever.
+/// A job that panicked is retried, instead of being taken for running for ever. One that is dropped at the end of the
+/// process is not.
 struct Ended {
     queue: Queue,
     key: Option<Key>,
@@ -201,7 +213,7 @@ impl Ended {
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        if let Some(key) = self.key.take() {
+        if let Some(key) = self.key.take().filter(|_| std::thread::panicking()) {
             tracing::error!(object = %key, "the reconcile panicked; it is tried again in 60 s");
             self.queue.finish(key, Next::After(Duration::from_mins(1)));
         }

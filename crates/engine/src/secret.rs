@@ -76,6 +76,10 @@ pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option
     let text = match client.request_text(request).await {
         Ok(text) => text,
         Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(None),
+        // Its cause would hold the bytes of the answer.
+        Err(kube::Error::FromUtf8(_)) => {
+            return Err(Error::Decode { namespace: namespace.to_owned(), name: name.to_owned() });
+        }
         Err(error) => return Err(api(error)),
     };
     let text = secrecy::SecretString::from(text);

@@ -1,7 +1,8 @@
 //! Noticing that objects of others change, without keeping any of them.
 //!
 //! Only metadata is asked for, and only from now on: the list that starts the watch is cut at one object. So
-//! ten thousand Secrets cost what one costs. After a gap, when changes may have been missed, the caller is told so.
+//! ten thousand Secrets cost what one costs. When the watch stands, at first and after every gap, the caller is told
+//! to look for itself at what matters.
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -11,7 +12,7 @@ use kube::{
     api::{ListParams, PartialObjectMeta, WatchEvent, WatchParams},
 };
 use serde::de::DeserializeOwned;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
     backoff::{Backoff, jitter},
@@ -23,6 +24,8 @@ use crate::{
 const SERVER_LIMIT: u32 = 290;
 /// How long a silent watch is trusted beyond that.
 const GRACE: Duration = Duration::from_mins(5);
+/// The least time from one watch to the next.
+const SHORTEST: Duration = Duration::from_secs(1);
 
 /// What a tripwire tells.
 #[derive(Debug)]
@@ -34,7 +37,7 @@ pub enum Tripped<'a> {
         /// Its name.
         name: &'a str,
     },
-    /// Changes may have been missed: look at everything that matters.
+    /// The watch stands from now on; earlier changes may have been missed. Look at everything that matters.
     Gap,
 }
 
@@ -54,53 +57,33 @@ where
 {
     /// Watches until it is dropped.
     pub async fn run(self, tell: impl Fn(Tripped<'_>) + Send) {
-        let (mut failures, mut started) = (0, false);
-        let mut trouble = String::new();
-        let resource = K::plural(&());
+        let mut trouble = Trouble { resource: K::plural(&()).into_owned(), failures: 0, last: String::new() };
         loop {
-            let ended = async {
-                let version = self.now().await?;
-                self.synced.pass();
-                if started {
-                    tell(Tripped::Gap);
-                }
-                started = true;
-                if !trouble.is_empty() {
-                    tracing::info!(%resource, "watch works again");
-                    trouble.clear();
-                }
-                failures = 0;
-                self.watch(version, &tell).await
-            };
-            match ended.await {
-                // The server's history does not reach back far enough: start over from now.
-                Ok(()) => {}
-                Err(error) => {
-                    self.metrics.watch_restarts(&resource);
-                    failures += 1;
-                    let why = crate::client::describe(&error);
-                    self.synced.note(&why);
-                    if trouble != why {
-                        tracing::warn!(%resource, "watch failed, trying again: {why}");
-                        trouble = why;
-                    }
-                    let backoff = Backoff { base: Duration::from_millis(800), cap: Duration::from_secs(30) };
-                    sleep(backoff.delay(failures, None, jitter())).await;
-                }
+            let Err(error) = self.watch(&mut trouble, &tell).await else { continue };
+            self.metrics.watch_restarts(&trouble.resource);
+            let why = crate::client::describe(&error);
+            match &error {
+                kube::Error::Api(status) if status.code == 403 => self.synced.refuse(&why),
+                _ => self.synced.note(&why),
             }
+            sleep(trouble.delay_after(why)).await;
         }
     }
 
-    async fn now(&self) -> kube::Result<String> {
-        let list = self.api.list(&ListParams::default().limit(1)).await?;
-        Ok(list.metadata.resource_version.unwrap_or_default())
-    }
-
-    /// Watches from `version` on. Ends well when the server can no longer tell what happened since then.
-    async fn watch(&self, mut version: String, tell: &impl Fn(Tripped<'_>)) -> kube::Result<()> {
+    /// Watches from now on. Ends well when the server can no longer tell what happened since then.
+    async fn watch(&self, trouble: &mut Trouble, tell: &impl Fn(Tripped<'_>)) -> kube::Result<()> {
+        let mut version = self.now().await?;
         let params = WatchParams::default().timeout(SERVER_LIMIT);
+        let mut stands = false;
         loop {
+            let opened = Instant::now();
             let mut events = self.api.watch(&params, &version).await?.boxed();
+            if !stands {
+                stands = true;
+                trouble.is_over();
+                self.synced.pass();
+                tell(Tripped::Gap);
+            }
             loop {
                 match timeout(GRACE, events.next()).await {
                     Ok(Some(Ok(
@@ -120,6 +103,39 @@ where
                     Ok(None) | Err(_) => break,
                 }
             }
+            // A server that ends every watch at once is not asked again at once.
+            sleep_until(opened + SHORTEST).await;
         }
+    }
+
+    async fn now(&self) -> kube::Result<String> {
+        let list = self.api.list(&ListParams::default().limit(1)).await?;
+        Ok(list.metadata.resource_version.unwrap_or_default())
+    }
+}
+
+/// The failures in a row, said when they change and when they are over.
+struct Trouble {
+    resource: String,
+    failures: u32,
+    last: String,
+}
+
+impl Trouble {
+    fn delay_after(&mut self, why: String) -> Duration {
+        self.failures += 1;
+        if self.last != why {
+            tracing::warn!(resource = self.resource, "watch failed, trying again: {why}");
+            self.last = why;
+        }
+        let backoff = Backoff { base: Duration::from_millis(800), cap: Duration::from_secs(30) };
+        backoff.delay(self.failures, None, jitter())
+    }
+
+    fn is_over(&mut self) {
+        if !self.last.is_empty() {
+            tracing::info!(resource = self.resource, "watch works again");
+        }
+        (self.failures, self.last) = (0, String::new());
     }
 }

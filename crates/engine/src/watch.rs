@@ -4,11 +4,7 @@
 //! hides the others. A watch that fails is retried with backoff; until its first success the readiness of the
 //! process says why. After a gap only what really changed is reported.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt::Debug,
-    sync::Arc,
-};
+use std::{collections::HashSet, fmt::Debug, sync::Arc};
 
 use futures::{StreamExt, TryStreamExt};
 use kube::{
@@ -24,7 +20,12 @@ use crate::{cache::Cache, health::Gate, key::Key, metrics::Metrics};
 #[derive(Debug)]
 pub enum Change<'a, K> {
     /// It is there, in a state that was not seen before.
-    Seen(&'a K),
+    Seen {
+        /// The state before, if any.
+        before: Option<&'a K>,
+        /// The state now.
+        now: &'a K,
+    },
     /// It is gone, or can no longer be read.
     Gone(&'a K),
 }
@@ -52,41 +53,26 @@ where
     /// Follows until it is dropped, telling of every change after it is in the cache.
     pub async fn run(&self, tell: impl Fn(Change<'_, K>) + Send) {
         let mut events = watcher(self.api.clone(), self.config.clone()).default_backoff().boxed();
-        let mut unreadable = Unreadable::new(self.cache.kind(), self.metrics.clone());
         let mut listed = HashSet::new();
-        let mut trouble = None;
+        let mut trouble: Option<String> = None;
         let resource = K::plural(&());
         loop {
             match events.try_next().await {
-                Ok(Some(event)) => match event {
-                    watcher::Event::Init => listed.clear(),
-                    watcher::Event::InitApply(object) => {
-                        listed.insert(Key::of(self.cache.kind(), &object));
-                        self.seen(object, &mut unreadable, &tell);
+                Ok(Some(event)) => {
+                    if trouble.take().is_some() {
+                        tracing::info!(%resource, "watch works again");
                     }
-                    watcher::Event::InitDone => {
-                        for key in self.cache.others(self.namespace.as_deref(), &listed) {
-                            self.gone(&key, &tell);
-                        }
-                        unreadable.keep_only(&listed);
-                        listed.clear();
-                        if trouble.take().is_some() {
-                            tracing::info!(%resource, "watch works again");
-                        }
-                        self.synced.pass();
-                    }
-                    watcher::Event::Apply(object) => self.seen(object, &mut unreadable, &tell),
-                    watcher::Event::Delete(object) => {
-                        let key = Key::of(self.cache.kind(), &object);
-                        unreadable.forget(&key);
-                        self.gone(&key, &tell);
-                    }
-                },
+                    self.handle(event, &mut listed, &tell);
+                }
                 Ok(None) => return,
                 Err(error) => {
                     self.metrics.watch_restarts(&resource);
                     let why = explain(&error);
-                    self.synced.note(&why);
+                    if is_refusal(&error) {
+                        self.synced.refuse(&why);
+                    } else {
+                        self.synced.note(&why);
+                    }
                     if trouble.as_ref() != Some(&why) {
                         tracing::warn!(%resource, namespace = self.namespace, "watch failed, trying again: {why}");
                         trouble = Some(why);
@@ -96,30 +82,81 @@ where
         }
     }
 
-    fn seen(&self, object: DeserializeGuard<K>, unreadable: &mut Unreadable, tell: &impl Fn(Change<'_, K>)) {
-        let key = Key::of(self.cache.kind(), &object);
-        match object.0 {
-            Ok(object) => {
-                unreadable.forget(&key);
-                let version = object.resource_version();
-                let before = self.cache.insert(object);
-                if before.is_none_or(|before| before.resource_version() != version)
-                    && let Some(now) = self.cache.get(&key.namespace, &key.name)
-                {
-                    tell(Change::Seen(&now));
-                }
+    /// Forgets every object, as if all were gone.
+    pub fn clear(&self, tell: impl Fn(Change<'_, K>)) {
+        self.keep_only(&HashSet::new(), &tell);
+    }
+
+    fn handle(
+        &self,
+        event: watcher::Event<DeserializeGuard<K>>,
+        listed: &mut HashSet<Key>,
+        tell: &impl Fn(Change<'_, K>),
+    ) {
+        match event {
+            watcher::Event::Init => listed.clear(),
+            watcher::Event::InitApply(object) => {
+                listed.insert(Key::of(self.cache.kind(), &object));
+                self.seen(object, tell);
             }
-            Err(invalid) => {
-                unreadable.note(&key, &invalid.error);
-                self.gone(&key, tell);
+            watcher::Event::InitDone => {
+                self.keep_only(listed, tell);
+                listed.clear();
+                self.synced.pass();
             }
+            watcher::Event::Apply(object) => self.seen(object, tell),
+            watcher::Event::Delete(object) => self.gone(&Key::of(self.cache.kind(), &object), tell),
         }
     }
 
+    fn seen(&self, object: DeserializeGuard<K>, tell: &impl Fn(Change<'_, K>)) {
+        let key = Key::of(self.cache.kind(), &object);
+        match object.0 {
+            Ok(object) => {
+                if self.cache.is_readable_again(&key) {
+                    tracing::info!(object = %key, "object can be read again");
+                }
+                let (before, now) = self.cache.insert(object);
+                if before.as_ref().is_none_or(|before| before.resource_version() != now.resource_version()) {
+                    tell(Change::Seen { before: before.as_deref(), now: &now });
+                }
+            }
+            Err(invalid) => {
+                let why = unquoted(&invalid.error);
+                if self.cache.cannot_read(&key, &why) {
+                    tracing::error!(object = %key, "object cannot be read and is left alone until it is mended: {why}");
+                }
+                self.tell_gone(&key, tell);
+            }
+        }
+        self.metrics.unparsable(self.cache.kind(), self.cache.unreadable());
+    }
+
     fn gone(&self, key: &Key, tell: &impl Fn(Change<'_, K>)) {
+        self.cache.is_readable_again(key);
+        self.metrics.unparsable(self.cache.kind(), self.cache.unreadable());
+        self.tell_gone(key, tell);
+    }
+
+    fn tell_gone(&self, key: &Key, tell: &impl Fn(Change<'_, K>)) {
         if let Some(object) = self.cache.remove(key) {
             tell(Change::Gone(&object));
         }
+    }
+
+    fn keep_only(&self, listed: &HashSet<Key>, tell: &impl Fn(Change<'_, K>)) {
+        for key in self.cache.others(self.namespace.as_deref(), listed) {
+            self.gone(&key, tell);
+        }
+    }
+}
+
+fn is_refusal(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.code == 403,
+        _ => false,
     }
 }
 
@@ -134,39 +171,26 @@ fn explain(error: &watcher::Error) -> String {
     }
 }
 
-/// The objects that do not parse, and why.
-struct Unreadable {
-    kind: &'static str,
-    why: HashMap<Key, String>,
-    metrics: Arc<Metrics>,
+/// What a decoder says, without the value over which it stumbled.
+fn unquoted(error: &str) -> String {
+    let quotes =
+        ["invalid type", "invalid value", "unknown variant"].iter().any(|start| error.contains(start));
+    match error.rfind("expected") {
+        Some(at) if quotes => error.get(at..).unwrap_or_default().to_owned(),
+        _ if quotes => "a value has the wrong type".to_owned(),
+        _ => error.to_owned(),
+    }
 }
 
-impl Unreadable {
-    fn new(kind: &'static str, metrics: Arc<Metrics>) -> Self {
-        Self { kind, why: HashMap::new(), metrics }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn note(&mut self, key: &Key, error: &str) {
-        if self.why.get(key).is_none_or(|known| known != error) {
-            tracing::error!(object = %key, "object cannot be read and is left alone until it is mended: {error}");
-            self.why.insert(key.clone(), error.to_owned());
-            self.count();
-        }
-    }
-
-    fn forget(&mut self, key: &Key) {
-        if self.why.remove(key).is_some() {
-            tracing::info!(object = %key, "object can be read again");
-            self.count();
-        }
-    }
-
-    fn keep_only(&mut self, listed: &HashSet<Key>) {
-        self.why.retain(|key, _| listed.contains(key));
-        self.count();
-    }
-
-    fn count(&self) {
-        self.metrics.unparsable(self.kind, self.why.len());
+    #[test]
+    fn the_value_that_does_not_fit_is_not_quoted() {
+        let error = serde_json::from_str::<Vec<i32>>(r#"["hunter2"]"#).unwrap_err().to_string();
+        assert!(error.contains("hunter2"));
+        assert_eq!(unquoted(&error), "expected i32 at line 1 column 10");
+        assert_eq!(unquoted("missing field `name`"), "missing field `name`");
     }
 }

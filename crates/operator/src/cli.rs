@@ -5,6 +5,7 @@
 use anyhow::{Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use secrecy::SecretString;
 
 use crate::{
     controller, crds,
@@ -34,8 +35,8 @@ struct Former {
     app: Option<String>,
     #[arg(long, hide = true)]
     coder_url: Option<String>,
-    #[arg(long, hide = true)]
-    coder_session_token: Option<String>,
+    #[arg(long, hide = true, value_parser = |text: &str| Ok::<_, std::convert::Infallible>(SecretString::from(text)))]
+    coder_session_token: Option<SecretString>,
     #[arg(long, hide = true)]
     coder_namespace: Option<String>,
     #[arg(long, hide = true)]

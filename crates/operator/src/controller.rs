@@ -109,7 +109,10 @@ pub(crate) async fn control(
     let (mut elected, mut leads) = elect(election, lease_client, fence, &readiness, release.clone());
     let work = async {
         let set_up = async {
-            let _ = leads.wait_for(|leads| *leads).await;
+            if leads.wait_for(|leads| *leads).await.is_err() {
+                // The election has ended, which is seen to below.
+                std::future::pending::<()>().await;
+            }
             synced.wait(&readiness, &crds).await;
         };
         tokio::select! {
@@ -123,6 +126,9 @@ pub(crate) async fn control(
     };
     let drained = tokio::select! {
         drained = work => drained,
+        Some(ended) = tasks.join_next() => {
+            return Err(anyhow!("a watch or a server has ended, and with it the view of the cluster: {ended:?}"));
+        }
         ended = &mut elected => {
             return match ended.context("the lease loop failed")? {
                 Some(Ended::Lost(loss)) => Err(anyhow!("no longer leading: {loss}; exiting so that nothing is written any more")),
@@ -180,15 +186,27 @@ async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     }
 }
 
+/// The cluster that the flag names, else `KUBECONFIG`, else the pod's own, else the one of the user.
 async fn kube_config(options: &Options) -> Result<kube::Config> {
-    let Some(path) = &options.kubeconfig else {
-        return kube::Config::infer()
+    let given = options.kubeconfig.clone();
+    let variable = || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty());
+    if let Some(path) = given {
+        let file = Kubeconfig::read_from(&path)
+            .with_context(|| format!("cannot read --kubeconfig {}", path.display()))?;
+        return Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?);
+    }
+    if variable().is_some() {
+        let options = KubeConfigOptions::default();
+        return kube::Config::from_kubeconfig(&options)
             .await
-            .context("no cluster to work on: set --kubeconfig or KUBECONFIG, or run inside a cluster");
-    };
-    let file = Kubeconfig::read_from(path)
-        .with_context(|| format!("cannot read --kubeconfig {}", path.display()))?;
-    Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
+            .context("cannot use the file that KUBECONFIG names");
+    }
+    if let Ok(config) = kube::Config::incluster() {
+        return Ok(config);
+    }
+    kube::Config::infer()
+        .await
+        .context("no cluster to work on: set --kubeconfig or KUBECONFIG, or run inside a cluster")
 }
 
 /// Starts the servers for probes, metrics and the log level.

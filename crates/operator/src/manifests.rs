@@ -10,16 +10,18 @@ use serde_json::{Value, json};
 use crate::permissions::{Within, rules};
 
 const NAME: &str = "coder-k8s";
+const NAMESPACE: &str = "coder-system";
+const IMAGE: &str = concat!("ghcr.io/coder/coder-k8s:v", env!("CARGO_PKG_VERSION"));
 
 /// How the operator is installed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Install {
     /// Namespace of the operator
-    #[arg(long, default_value = "coder-system", env = "CODER_K8S_NAMESPACE")]
+    #[arg(long, default_value = NAMESPACE, env = "CODER_K8S_NAMESPACE")]
     pub namespace: String,
 
     /// Image of the operator
-    #[arg(long, default_value = concat!("ghcr.io/coder/coder-k8s:v", env!("CARGO_PKG_VERSION")), env = "CODER_K8S_IMAGE")]
+    #[arg(long, default_value = IMAGE, env = "CODER_K8S_IMAGE")]
     pub image: String,
 
     /// Instances; all but one wait to take over
@@ -38,8 +40,8 @@ pub struct Install {
 impl Default for Install {
     fn default() -> Self {
         Self {
-            namespace: "coder-system".to_owned(),
-            image: concat!("ghcr.io/coder/coder-k8s:v", env!("CARGO_PKG_VERSION")).to_owned(),
+            namespace: NAMESPACE.to_owned(),
+            image: IMAGE.to_owned(),
             replicas: 1,
             watch_namespaces: Vec::new(),
             with_crds: false,

@@ -24,17 +24,19 @@ pub struct Touch {
     group: &'static str,
     resources: &'static [&'static str],
     verbs: &'static [&'static str],
+    /// The one object that is meant; none stands for all.
+    only: Option<&'static str>,
     within: Within,
-    /// What for.
-    pub why: &'static str,
+    why: &'static str,
 }
 
 /// Everything that the operator touches.
-pub const TOUCHES: [Touch; 9] = [
+pub const TOUCHES: [Touch; 10] = [
     Touch {
         group: "coder.com",
         resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
-        verbs: &["get", "list", "watch"],
+        verbs: &["list", "watch"],
+        only: None,
         within: Within::Watched,
         why: "the objects that it looks after",
     },
@@ -42,6 +44,7 @@ pub const TOUCHES: [Touch; 9] = [
         group: "coder.com",
         resources: &["codercontrolplanes/status", "coderprovisioners/status", "coderworkspaceproxies/status"],
         verbs: &["patch"],
+        only: None,
         within: Within::Watched,
         why: "saying how they stand",
     },
@@ -49,6 +52,7 @@ pub const TOUCHES: [Touch; 9] = [
         group: "coder.com",
         resources: &["codercontrolplanes/finalizers"],
         verbs: &["update"],
+        only: None,
         within: Within::Watched,
         why: "children that block the deletion of their owner, where the cluster checks that",
     },
@@ -56,6 +60,7 @@ pub const TOUCHES: [Touch; 9] = [
         group: "",
         resources: &["serviceaccounts"],
         verbs: &["create", "delete", "get", "list", "patch", "watch"],
+        only: None,
         within: Within::Watched,
         why: "the identity of the pods",
     },
@@ -63,6 +68,7 @@ pub const TOUCHES: [Touch; 9] = [
         group: "",
         resources: &["configmaps", "secrets"],
         verbs: &["list", "watch"],
+        only: None,
         within: Within::Watched,
         why: "noticing that a referenced one changes; only metadata is asked for",
     },
@@ -70,6 +76,7 @@ pub const TOUCHES: [Touch; 9] = [
         group: "events.k8s.io",
         resources: &["events"],
         verbs: &["create", "patch"],
+        only: None,
         within: Within::Watched,
         why: "telling of transitions",
     },
@@ -77,6 +84,7 @@ pub const TOUCHES: [Touch; 9] = [
         group: "",
         resources: &["namespaces"],
         verbs: &["list", "watch"],
+        only: None,
         within: Within::ClusterIfAll,
         why: "noticing that a namespace consents to workspaces; only metadata is asked for",
     },
@@ -84,13 +92,23 @@ pub const TOUCHES: [Touch; 9] = [
         group: "apiextensions.k8s.io",
         resources: &["customresourcedefinitions"],
         verbs: &["get", "list", "watch"],
+        only: None,
         within: Within::Cluster,
         why: "knowing whether the kinds, and the Gateway API, are installed and up to date",
     },
     Touch {
         group: "coordination.k8s.io",
         resources: &["leases"],
-        verbs: &["create", "get", "update"],
+        verbs: &["create"],
+        only: None,
+        within: Within::Own,
+        why: "making the lease, which cannot be limited to a name",
+    },
+    Touch {
+        group: "coordination.k8s.io",
+        resources: &["leases"],
+        verbs: &["get", "update"],
+        only: Some(coder_k8s_api::names::LEASE),
         within: Within::Own,
         why: "electing a leader",
     },
@@ -106,7 +124,30 @@ pub fn rules(within: &[Within]) -> Vec<PolicyRule> {
             api_groups: Some(strings(&[touch.group])),
             resources: Some(strings(touch.resources)),
             verbs: strings(touch.verbs),
+            resource_names: touch.only.map(|name| strings(&[name])),
             ..PolicyRule::default()
         })
         .collect()
+}
+
+/// A page for those who must approve the rights: what is touched, where, and what for.
+pub fn page() -> String {
+    let mut page = "# Permissions\n\nWhat the operator may do, and what for. Nothing else is granted.\n\n\
+        | Where | Resources | Verbs | What for |\n|---|---|---|---|\n"
+        .to_owned();
+    for Touch { group, resources, verbs, only, within, why } in TOUCHES {
+        let place = match within {
+            Within::Cluster => "cluster",
+            Within::ClusterIfAll => "cluster; not with `--watch-namespaces`",
+            Within::Watched => "watched namespaces",
+            Within::Own => "its own namespace",
+        };
+        let full = |resource: &&str| {
+            if group.is_empty() { format!("`{resource}`") } else { format!("`{resource}.{group}`") }
+        };
+        let resources = resources.iter().map(full).collect::<Vec<_>>().join(", ");
+        let only = only.map(|name| format!(" named `{name}`")).unwrap_or_default();
+        page.push_str(&format!("| {place} | {resources}{only} | {} | {why} |\n", verbs.join(", ")));
+    }
+    page
 }

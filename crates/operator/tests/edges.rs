@@ -214,8 +214,6 @@ async fn a_foreign_service_account_is_a_conflict_until_it_is_handed_over() {
 
     let hand_over = json!({"metadata": {"annotations": {"coder.com/adopt-by": "CoderControlPlane/coder"}}});
     accounts.patch("coder", &PatchParams::default(), &Patch::Merge(&hand_over)).await.unwrap();
-    let nudge = json!({"metadata": {"annotations": {"look": "again"}}});
-    planes(&client, "default").patch("coder", &PatchParams::default(), &Patch::Merge(&nudge)).await.unwrap();
     ready_is(&client, "coder", "NotDeployed").await;
     assert_eq!(accounts.get("coder").await.unwrap().labels()["team"], "x");
     let events: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(client, "default");

@@ -22,6 +22,7 @@ use super::{
     Call, Fault, Interrupted, Settings,
     body::{GuardedBody, Limit},
     faults::{self, EXIT_CODE},
+    patience,
 };
 use crate::{fence::Fence, metrics::Metrics};
 
@@ -122,6 +123,9 @@ impl Rules {
                 sleep(delay).await;
             }
             let response = answer.await.map_err(Into::into)?;
+            if let Some(seconds) = patience::asked_for(&response) {
+                return Ok(patience::status(response.status(), seconds).map(Either::Right));
+            }
             match self.settings.faults.as_ref().and_then(|faults| faults.after(call)) {
                 None => {}
                 Some(Fault::Delay(delay)) => sleep(delay).await,

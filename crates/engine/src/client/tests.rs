@@ -237,3 +237,19 @@ async fn several_calls_share_a_deadline() {
     assert!(is_timeout(&error));
     assert_eq!(within(SECOND, async { Ok(3) }).await.unwrap(), 3);
 }
+
+#[tokio::test]
+async fn a_busy_server_is_left_alone_for_as_long_as_it_asks() {
+    let service = tower::service_fn(|_: Request<Body>| async {
+        let busy = Response::builder()
+            .status(429)
+            .header("Retry-After", "7")
+            .body(Full::new(Bytes::from("slow down")));
+        busy.map_err(BoxError::from)
+    });
+    let guard = Guard::new(settings()).unwrap();
+    let client = ClientBuilder::new(service, "default").with_layer(&guard).build();
+    let error = Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
+    let failure = crate::failure::judge("read x", &error);
+    assert_eq!(failure.retry, coder_k8s_core::outcome::Retry::After(7 * SECOND));
+}

@@ -38,7 +38,7 @@ fn within(field: &str, live: &Value, desired: &Value) -> bool {
     match (live, desired) {
         (Value::Object(live), Value::Object(desired)) => desired.iter().all(|(key, value)| {
             let field = if QUANTITIES.contains(&field) { field } else { key.as_str() };
-            live.get(key).map_or_else(|| is_empty(value), |found| within(field, found, value))
+            live.get(key).map_or_else(|| is_dropped(key, value), |found| within(field, found, value))
         }),
         (Value::Array(live), Value::Array(desired)) if SETS.contains(&field) => {
             desired.iter().all(|wanted| live.contains(wanted))
@@ -57,11 +57,24 @@ fn within(field: &str, live: &Value, desired: &Value) -> bool {
     }
 }
 
+/// Switches that the server leaves out when they are off. Of all others an absent one differs from one that is off.
+const DROPPED_WHEN_OFF: [&str; 9] = [
+    "hostIPC",
+    "hostNetwork",
+    "hostPID",
+    "paused",
+    "publishNotReadyAddresses",
+    "readOnly",
+    "stdin",
+    "stdinOnce",
+    "tty",
+];
+
 /// The server drops what is empty, so that nothing is missing where nothing was asked for.
-fn is_empty(value: &Value) -> bool {
+fn is_dropped(key: &str, value: &Value) -> bool {
     match value {
         Value::Null => true,
-        Value::Bool(set) => !set,
+        Value::Bool(set) => !set && DROPPED_WHEN_OFF.contains(&key),
         Value::Object(map) => map.is_empty(),
         Value::Array(list) => list.is_empty(),
         Value::String(text) => text.is_empty(),
@@ -147,6 +160,10 @@ mod tests {
         assert!(!contains(&live, &json!({"spec": {"containers": [{"name": "other"}]}})));
         assert!(!contains(&live, &json!({"spec": {"paused": true}})));
         assert!(contains(&live, &json!({"spec": {"paused": false, "strategy": {}, "args": [], "note": ""}})));
+        assert!(
+            !contains(&live, &json!({"spec": {"automountServiceAccountToken": false}})),
+            "somebody took it away"
+        );
     }
 
     #[test]

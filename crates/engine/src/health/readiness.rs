@@ -1,7 +1,13 @@
 //! Whether the process is ready, as a list of named gates that all have to pass. A gate is passed or failed
 //! by whoever owns it, or computed when somebody asks.
 
-use std::{fmt::Write, sync::Arc};
+use std::{
+    fmt::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -30,6 +36,7 @@ struct Named {
 #[derive(Clone, Debug)]
 pub struct Gate {
     failing: Arc<Mutex<Option<String>>>,
+    refused: Arc<AtomicBool>,
     changes: watch::Sender<u64>,
 }
 
@@ -47,8 +54,11 @@ impl Readiness {
 
     /// Adds a gate that fails with "not started" until its owner says otherwise.
     pub fn gate(&self, name: impl Into<String>) -> Gate {
-        let gate =
-            Gate { failing: Arc::new(Mutex::new(Some("not started".into()))), changes: self.changes.clone() };
+        let gate = Gate {
+            failing: Arc::new(Mutex::new(Some("not started".into()))),
+            refused: Arc::default(),
+            changes: self.changes.clone(),
+        };
         let asked = gate.clone();
         self.check(name, move || asked.failing.lock().clone().map_or(Ok(()), Err));
         gate
@@ -95,6 +105,7 @@ impl Readiness {
 impl Gate {
     /// The condition holds.
     pub fn pass(&self) {
+        self.refused.store(false, Ordering::SeqCst);
         *self.failing.lock() = None;
         self.changed();
     }
@@ -113,6 +124,17 @@ impl Gate {
         self.changed();
     }
 
+    /// Says that the condition cannot hold before somebody grants a right. Others need not wait for it.
+    pub fn refuse(&self, why: &str) {
+        self.refused.store(true, Ordering::SeqCst);
+        self.note(why);
+    }
+
+    /// Whether there is nothing to wait for: the condition holds, or only a right can help it.
+    pub fn settled(&self) -> bool {
+        self.passed() || self.refused.load(Ordering::SeqCst)
+    }
+
     /// Whether the condition holds.
     pub fn passed(&self) -> bool {
         self.failing.lock().is_none()
@@ -125,8 +147,6 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
 
     #[test]

@@ -1,9 +1,10 @@
 //! What goes wrong with the lease, in words, and said once: a line a second about the same trouble would
 //! only hide the next one.
 
-use std::{error::Error, fmt::Write, time::Duration};
+use std::time::Duration;
 
 use super::Settings;
+use crate::client;
 
 /// Why one try came to nothing.
 #[derive(Debug)]
@@ -44,24 +45,9 @@ impl Failed {
             Self::Call { verb, error: kube::Error::Api(status) } => {
                 format!("cannot {verb} it: {} ({})", status.message, status.code)
             }
-            Self::Call { verb, error } => format!("cannot {verb} it: {}", with_causes(error)),
+            Self::Call { verb, error } => format!("cannot {verb} it: {}", client::describe(error)),
         }
     }
-}
-
-/// The error and what caused it; the cause is where a broken connection says what broke.
-fn with_causes(error: &kube::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            // invariant: writing to a String does not fail.
-            let _ = write!(text, ": {said}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Says each trouble when it changes and once when it is over.

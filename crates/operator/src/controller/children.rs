@@ -1,9 +1,9 @@
 //! Writing and removing children of any kind, with the outcome noted.
 
 use coder_k8s_api::names::label;
-use coder_k8s_core::outcome::Done;
+use coder_k8s_core::{names::instance_label, outcome::Done};
 use coder_k8s_engine::{
-    client, failure,
+    failure,
     gate::{Applied, Child, Owner},
 };
 use kube::{Resource, ResourceExt};
@@ -12,16 +12,14 @@ use super::Context;
 
 /// The object as the owner of its children. None: it was never stored.
 pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &str) -> Option<Owner> {
+    let mut reference = object.controller_owner_ref(&())?;
+    reference.block_owner_deletion = Some(true);
     let labels = [
         (label::NAME.to_owned(), component.to_owned()),
-        (label::INSTANCE.to_owned(), object.name_any()),
+        (label::INSTANCE.to_owned(), instance_label(&object.name_any())),
         (label::MANAGED_BY.to_owned(), label::MANAGER.to_owned()),
     ];
-    Some(Owner {
-        namespace: object.namespace()?,
-        reference: object.controller_owner_ref(&())?,
-        labels: labels.into(),
-    })
+    Some(Owner { namespace: object.namespace()?, reference, labels: labels.into() })
 }
 
 /// Makes a child be as desired.
@@ -38,7 +36,6 @@ pub(crate) async fn apply<K: Child>(
         Ok(Applied::Unchanged) => {}
         Ok(Applied::Written(_)) => tracing::info!("wrote {kind} {name}"),
         Ok(Applied::Foreign(foreign)) => done.foreign.push(foreign),
-        Err(error) if client::is_not_leading(&error) => {}
         Err(error) => done.failures.push(failure::judge(&format!("write {kind} {name}"), &error)),
     }
 }
@@ -50,7 +47,6 @@ pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, live: &K, don
     match ctx.gate.remove(owner, live).await {
         Ok(true) => tracing::info!("removed {kind} {name}"),
         Ok(false) => {}
-        Err(error) if client::is_not_leading(&error) => {}
         Err(error) => done.failures.push(failure::judge(&format!("remove {kind} {name}"), &error)),
     }
 }

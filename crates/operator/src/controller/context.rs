@@ -1,6 +1,12 @@
 //! What every reconcile has at hand.
 
-use std::{fmt::Debug, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason};
 use coder_k8s_core::{
@@ -25,6 +31,7 @@ use k8s_openapi::{
     NamespaceResourceScope, api::core::v1::ServiceAccount, apimachinery::pkg::apis::meta::v1::Condition,
 };
 use kube::{Client, Resource};
+use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 
@@ -64,6 +71,9 @@ impl Default for Caches {
     }
 }
 
+/// How soon to look again at an object of others that is in the way.
+const FOREIGN: Duration = Duration::from_secs(5);
+
 /// What every reconcile has at hand.
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -74,6 +84,8 @@ pub(crate) struct Context {
     pub(crate) failures: Failures,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) queue: Queue,
+    /// Hash of the status that was last written, so that our own writes are not taken for news.
+    written: Mutex<HashMap<Key, u64>>,
 }
 
 /// An object with conditions on its status.
@@ -122,6 +134,7 @@ impl Context {
             events: Events::new(client.clone(), instance),
             failures: Failures::default(),
             queue: Queue::new(metrics.clone()),
+            written: Mutex::default(),
             metrics,
             client,
         }
@@ -133,6 +146,17 @@ impl Context {
         Timestamp::now()
     }
 
+    /// Whether a status is what this process wrote last.
+    pub(crate) fn wrote<S: Serialize>(&self, key: &Key, status: Option<&S>) -> bool {
+        self.written.lock().get(key).is_some_and(|written| *written == hash(status))
+    }
+
+    /// Forgets an object that is gone.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.written.lock().remove(key);
+        self.failures.forget(key);
+    }
+
     /// Ends a pass: writes the status if it changed, tells of transitions, and says when to come back.
     pub(crate) async fn conclude<K: Reported>(
         &self,
@@ -142,6 +166,17 @@ impl Context {
         mut done: Done,
         started: Instant,
     ) -> Next {
+        if done.failures.iter().any(|failure| failure.reason == failure::NOT_LEADING) {
+            // A deposed leader says nothing: the process is about to end.
+            return Next::After(Duration::from_secs(1));
+        }
+        let outdated =
+            !done.failures.is_empty() && done.failures.iter().all(|failure| failure.retry == Retry::Soon);
+        if outdated && !self.failures.any(key) {
+            // Our view was old, as happens. That is worth another look and not a word.
+            return Next::After(self.failures.failed(key, Retry::Soon));
+        }
+        self.written.lock().insert(key.clone(), hash(Some(next)));
         match status::write(&self.client, object, object.status(), next).await {
             Ok(Written::Unchanged | Written::Outdated) => {}
             Ok(Written::Changed) => {
@@ -151,18 +186,22 @@ impl Context {
                     self.events.publish(&object.object_ref(&()), &note).await;
                 }
             }
-            // A deposed leader says nothing: the process is about to end.
-            Err(error) if client::is_not_leading(&error) => return Next::OnChange,
+            Err(error) if client::is_not_leading(&error) => return Next::After(Duration::from_secs(1)),
             Err(error) => done.failures.push(failure::judge("write the status", &error)),
         }
         let Some(first) = done.failures.first() else {
+            if !done.foreign.is_empty() {
+                // No watch shows what belongs to others: look again now and then.
+                self.metrics.reconciled(
+                    key.kind,
+                    Outcome::Waiting,
+                    reason::FOREIGN_OBJECT,
+                    started.elapsed(),
+                );
+                return Next::After(self.failures.failed(key, Retry::After(FOREIGN)));
+            }
             self.failures.forget(key);
-            let (outcome, reason) = if done.foreign.is_empty() {
-                (Outcome::Settled, reason::RECONCILED)
-            } else {
-                (Outcome::Waiting, reason::FOREIGN_OBJECT)
-            };
-            self.metrics.reconciled(key.kind, outcome, reason, started.elapsed());
+            self.metrics.reconciled(key.kind, Outcome::Settled, reason::RECONCILED, started.elapsed());
             return Next::OnChange;
         };
         self.metrics.reconciled(key.kind, Outcome::Failed, first.reason, started.elapsed());
@@ -174,4 +213,10 @@ impl Context {
         }
         Next::After(delay)
     }
+}
+
+fn hash<S: Serialize>(status: Option<&S>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_string(&status).unwrap_or_default().hash(&mut hasher);
+    hasher.finish()
 }

@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
 
 use coder_k8s_api::names::{self, label};
-use coder_k8s_core::references;
+use coder_k8s_core::{
+    condition::timeless,
+    references::{Reference, References},
+};
 use coder_k8s_engine::{
     cache::Cache,
     crds::{Crds, Served},
@@ -20,7 +23,10 @@ use kube::{Api, Client, Resource, ResourceExt, core::DeserializeGuard, runtime::
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
-use super::{Context, context::kind};
+use super::{
+    Context,
+    context::{Reported, kind},
+};
 
 /// CRDs of others that children may need.
 pub(crate) const OPTIONAL_CRDS: [&str; 1] = ["httproutes.gateway.networking.k8s.io"];
@@ -65,9 +71,10 @@ pub(crate) struct Synced {
 }
 
 impl Synced {
-    /// Waits until everything was listed. A kind whose CRD is missing holds up nobody else.
+    /// Waits until everything was listed. A kind whose CRD is missing, and a watch that is not allowed, hold up
+    /// nobody else: a child that was not listed is still never adopted or made twice.
     pub(crate) async fn wait(&self, readiness: &Readiness, crds: &Crds) {
-        let listed = |gates: &[Gate]| gates.iter().all(Gate::passed);
+        let listed = |gates: &[Gate]| gates.iter().all(Gate::settled);
         let waived =
             |crd: &str| matches!(crds.state(crd), Served::Absent | Served::Pending | Served::Older(_));
         let mut changes = readiness.changes();
@@ -96,6 +103,7 @@ impl Watches<'_> {
                 kind::CONFIG_MAP,
             ));
         }
+        self.gateway();
         if matches!(scope, Scope::Everywhere) {
             synced.gates.push(self.tripwire::<Namespace>(
                 Api::all(self.client.clone()),
@@ -109,14 +117,7 @@ impl Watches<'_> {
     /// Follows one of our kinds, once its CRD is as this release needs it.
     fn root<K>(&mut self, namespace: Option<&str>, cache: Cache<K>, synced: &mut Synced)
     where
-        K: references::References
-            + Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Send
-            + Sync
-            + 'static,
+        K: Reported + References + Send + Sync + 'static,
     {
         let crd = format!("{}.{}", K::plural(&()), names::GROUP);
         let follow = self.follow(namespace, cache, watcher::Config::default());
@@ -135,6 +136,22 @@ impl Watches<'_> {
                     () = follow.run(|change| root_changed(&ctx, &change)) => {}
                     () = crds.unready(&crd) => {}
                 }
+                // Without their kind there are no objects, whatever was seen last.
+                follow.clear(|change| root_changed(&ctx, &change));
+            }
+        });
+    }
+
+    /// Wakes the control planes that want a route whenever the Gateway API comes or goes.
+    fn gateway(&mut self) {
+        let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
+        self.tasks.spawn(async move {
+            loop {
+                let [name] = OPTIONAL_CRDS;
+                crds.ready(name).await;
+                wake_routed(&ctx);
+                crds.unready(name).await;
+                wake_routed(&ctx);
             }
         });
     }
@@ -213,36 +230,76 @@ where
     }
 }
 
+fn wake_routed(ctx: &Context) {
+    let routed = ctx
+        .caches
+        .control_planes
+        .filter(|plane| plane.spec.expose.as_ref().is_some_and(|e| e.gateway.is_some()));
+    wake(ctx, routed.iter().map(|plane| Key::of(kind::CONTROL_PLANE, &**plane)));
+}
+
 fn wake(ctx: &Context, keys: impl IntoIterator<Item = Key>) {
     keys.into_iter().for_each(|key| ctx.queue.wake(key));
 }
 
-/// A change of one of our objects wakes it, and those that refer to it.
-fn root_changed<K>(ctx: &Context, change: &Change<'_, K>)
-where
-    K: references::References,
-{
+/// A change of one of our objects wakes it, and those that refer to it. What the operator itself wrote to the status
+/// wakes nobody but those to whom it matters.
+fn root_changed<K: Reported + References>(ctx: &Context, change: &Change<'_, K>) {
     let kind = kind_of::<K>();
-    let key = match change {
-        Change::Seen(object) => {
-            let key = Key::of(kind, *object);
-            ctx.references.set(&key, targets(*object, &key.namespace));
-            key
+    match change {
+        Change::Seen { before, now } => {
+            let key = Key::of(kind, *now);
+            if before.is_none_or(|before| asks_for_something_else(before, now)) {
+                ctx.references.set(&key, targets(*now, &key.namespace));
+                wake(ctx, ctx.references.of(&key));
+                ctx.queue.wake(key);
+                return;
+            }
+            if before.is_some_and(|before| says_something_else(before, now)) {
+                wake(ctx, ctx.references.of(&key));
+            }
+            if !ctx.wrote(&key, now.status()) {
+                ctx.queue.wake(key);
+            }
         }
         Change::Gone(object) => {
             let key = Key::of(kind, *object);
             ctx.references.set(&key, BTreeSet::new());
-            key
+            ctx.forget(&key);
+            wake(ctx, ctx.references.of(&key));
+            ctx.queue.wake(key);
         }
+    }
+}
+
+/// Whether anything but the status differs.
+fn asks_for_something_else<K: Resource>(before: &K, now: &K) -> bool {
+    let asked = |object: &K| {
+        let meta = object.meta();
+        let (labels, annotations) = (meta.labels.clone(), meta.annotations.clone());
+        (
+            meta.uid.clone(),
+            meta.generation,
+            meta.deletion_timestamp.clone(),
+            meta.finalizers.clone(),
+            labels,
+            annotations,
+        )
     };
-    wake(ctx, ctx.references.of(&key));
-    ctx.queue.wake(key);
+    asked(before) != asked(now)
+}
+
+/// Whether the status differs in anything but times.
+fn says_something_else<K: Reported>(before: &K, now: &K) -> bool {
+    let said =
+        |object: &K| object.status().and_then(|status| serde_json::to_value(status).ok()).map(timeless);
+    said(before) != said(now)
 }
 
 /// A change of a child wakes its owner.
 fn child_changed<K: Resource>(ctx: &Context, change: &Change<'_, K>) {
     let object = match change {
-        Change::Seen(object) => *object,
+        Change::Seen { now, .. } => *now,
         Change::Gone(object) => {
             if let Some(uid) = object.uid() {
                 ctx.gate.forget(&uid);
@@ -258,12 +315,12 @@ fn child_changed<K: Resource>(ctx: &Context, change: &Change<'_, K>) {
     }
 }
 
-fn targets<K: references::References>(object: &K, namespace: &str) -> BTreeSet<Key> {
+fn targets<K: References>(object: &K, namespace: &str) -> BTreeSet<Key> {
     let key = |reference| match reference {
-        references::Reference::Secret(name) => Key::new(kind::SECRET, namespace, name),
-        references::Reference::ConfigMap(name) => Key::new(kind::CONFIG_MAP, namespace, name),
-        references::Reference::Namespace(name) => Key::new(kind::NAMESPACE, "", name),
-        references::Reference::ControlPlane(name) => Key::new(kind::CONTROL_PLANE, namespace, name),
+        Reference::Secret(name) => Key::new(kind::SECRET, namespace, name),
+        Reference::ConfigMap(name) => Key::new(kind::CONFIG_MAP, namespace, name),
+        Reference::Namespace(name) => Key::new(kind::NAMESPACE, "", name),
+        Reference::ControlPlane(name) => Key::new(kind::CONTROL_PLANE, namespace, name),
     };
     object.references().into_iter().map(key).collect()
 }

@@ -18,8 +18,11 @@ pub(super) async fn act(seen: &Seen, plan: Plan, ctx: &Context) -> Done {
         let held = ctx.caches.service_accounts.get(&owner.namespace, &account.name_any());
         children::apply(ctx, &owner, account, held.as_deref(), &mut done).await;
     }
-    for account in obsolete {
-        children::remove(ctx, &owner, &*account, &mut done).await;
+    // What pods use goes only when its successor is there.
+    if done == Done::default() {
+        for account in obsolete {
+            children::remove(ctx, &owner, &*account, &mut done).await;
+        }
     }
     done
 }
