@@ -3,6 +3,8 @@
 //! The one place that says it. The installation manifests are made from this table, and the tests run the operator
 //! with exactly these rights: a call that is not declared here fails there.
 
+use std::fmt::Write as _;
+
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
 /// Where a right is needed.
@@ -147,7 +149,7 @@ pub fn page() -> String {
         };
         let resources = resources.iter().map(full).collect::<Vec<_>>().join(", ");
         let only = only.map(|name| format!(" named `{name}`")).unwrap_or_default();
-        page.push_str(&format!("| {place} | {resources}{only} | {} | {why} |\n", verbs.join(", ")));
+        let _ = writeln!(page, "| {place} | {resources}{only} | {} | {why} |", verbs.join(", "));
     }
     page
 }

@@ -6,11 +6,9 @@ use std::process::{Child, Command, Stdio};
 
 use coder_k8s_testbed::{Cluster, eventually};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{SOON, alone};
-
-const MARK: &str = "victim: ";
 
 /// A process of its own that has started a cluster.
 struct Victim {
@@ -22,14 +20,11 @@ struct Victim {
 
 impl Victim {
     fn start() -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crash::start_a_cluster_and_wait", "--ignored", "--nocapture"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let line = lines.map_while(Result::ok).find_map(|line| Some(line.split_once(MARK)?.1.to_owned()));
-        let facts: Value = serde_json::from_str(&line.expect("the victim has started its cluster")).unwrap();
+        let mut child =
+            Command::new(env!("CARGO_BIN_EXE_testbed-cluster")).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let facts: Value = serde_json::from_str(&line).expect("the victim has started its cluster");
         Self {
             child,
             dir: facts["dir"].as_str().unwrap().into(),
@@ -57,15 +52,6 @@ impl Victim {
 fn is_alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with('Z'))
-}
-
-#[tokio::test]
-#[ignore = "run as a process of its own by the tests below"]
-async fn start_a_cluster_and_wait() {
-    let cluster = Cluster::builder().start().await.unwrap();
-    let facts = json!({ "dir": cluster.run_dir(), "guard": cluster.guard_pid(), "pids": cluster.pids() });
-    println!("{MARK}{facts}");
-    std::future::pending::<()>().await;
 }
 
 #[tokio::test]
