@@ -117,7 +117,11 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
         }
     }
     let mut text = String::new();
-    for link in chain.iter().map(ToString::to_string) {
+    // This one only says that there is a cause.
+    let is_wrapping = |link: &&&(dyn std::error::Error + 'static)| {
+        matches!(link.downcast_ref(), Some(kube::Error::Service(_)))
+    };
+    for link in chain.iter().filter(|link| !is_wrapping(link)).map(ToString::to_string) {
         // Many errors repeat their cause.
         if !text.contains(&link) {
             text = if text.is_empty() { link } else { format!("{text}: {link}") };

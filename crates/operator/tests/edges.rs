@@ -297,3 +297,96 @@ async fn an_install_for_some_namespaces_works_there_and_nowhere_else() {
     assert!(all.iter().all(|event| event.code != 403), "{:?}", all.iter().find(|event| event.code == 403));
     assert!(writes(&all).iter().all(|event| ["team-a", "team-b"].contains(&&*event.namespace)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_that_starts_before_the_api_server_answers_catches_up() {
+    let (cluster, client) = cluster(crds()).await;
+    grant(&client, &Install::default()).await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
+    cluster.pause_api_server().unwrap();
+    let mut operator = Operator::start(&cluster, &["--request-timeout=1s"]);
+    readyz_says(
+        &operator,
+        503,
+        "[-] watch customresourcedefinitions: no complete answer from the API server",
+    )
+    .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(operator.runs(), "{}", operator.output());
+    cluster.resume_api_server().unwrap();
+    operator.ready().await;
+    observed(&client, "default", "coder").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_refused_stops_no_other() {
+    let (cluster, client) = cluster(crds()).await;
+    // Rights for one of the two namespaces that it is to look after.
+    let install = Install { watch_namespaces: vec!["default".into()], ..Install::default() };
+    grant(&client, &install).await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
+    let operator = Operator::start(&cluster, &["--watch-namespaces=default,forgotten"]);
+    readyz_says(&operator, 503, "[-] watch serviceaccounts in forgotten: serviceaccounts is forbidden").await;
+    observed(&client, "default", "coder").await;
+}
+
+/// A status as the existing operator leaves it: its conditions belong to a plain update and cannot be taken away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_of_the_existing_operator_is_taken_over_and_then_costs_nothing() {
+    let (cluster, client) = cluster(crds()).await;
+    grant(&client, &Install::default()).await;
+    let api = planes(&client, "default");
+    let mut old = api.create(&PostParams::default(), &control_plane("coder")).await.unwrap();
+    let status = json!({
+        "observedGeneration": 1, "phase": "Ready", "readyReplicas": 1, "url": "http://coder.default.svc.cluster.local:80",
+        "conditions": [{"type": "LicenseApplied", "status": "Unknown", "reason": "Pending", "message": "licenseSecretRef is not set",
+            "observedGeneration": 1, "lastTransitionTime": "2026-11-01T00:00:00Z"}],
+    });
+    old.status = Some(serde_json::from_value(status).unwrap());
+    let by_them = PostParams { field_manager: Some("coder-k8s".into()), ..PostParams::default() };
+    api.replace_status("coder", &by_them, &old).await.unwrap();
+
+    let mut first = Operator::start(&cluster, &[]);
+    first.leads().await;
+    let taken = ready_is(&client, "coder", "NotDeployed").await;
+    assert_eq!(condition(&taken, kind::LICENSE_APPLIED).1, "Pending");
+    assert_eq!(taken.status.unwrap().phase.as_deref(), Some("Ready"), "a replica is ready");
+    first.signal(rustix::process::Signal::TERM);
+    first.exit_code().await;
+    let second = Operator::start(&cluster, &[]);
+    second.leads().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let all = requests(&cluster, |user| user == second.user);
+    assert!(writes(&all).is_empty(), "{:?}", writes(&all));
+}
+
+/// With the real garbage collector: what is deleted with its kind is not made again.
+#[tokio::test(flavor = "multi_thread")]
+async fn deleting_a_kind_deletes_its_children_for_good() {
+    let cluster = Cluster::builder().crds(crds()).start().await.unwrap();
+    let client = cluster.client();
+    grant(&client, &Install::default()).await;
+    let operator = Operator::start(&cluster, &[]);
+    operator.leads().await;
+    for n in 0..5 {
+        planes(&client, "default")
+            .create(&PostParams::default(), &control_plane(&format!("coder-{n}")))
+            .await
+            .unwrap();
+    }
+    for n in 0..5 {
+        observed(&client, "default", &format!("coder-{n}")).await;
+    }
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    definitions.delete("codercontrolplanes.coder.com", &DeleteParams::default()).await.unwrap();
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    let ours = ListParams::default().labels("app.kubernetes.io/managed-by=coder-k8s");
+    eventually(PATIENCE, || async {
+        let left = accounts.list(&ours).await.unwrap().items.len();
+        if left == 0 { Ok(()) } else { Err(format!("{left} are left")) }
+    })
+    .await
+    .unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(accounts.list(&ours).await.unwrap().items.len(), 0);
+}
