@@ -1,6 +1,6 @@
 //! `CoderControlPlane`: a Coder server, its identity, license and exposure.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,7 @@ use crate::{
     pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings, yes},
     rbac::WorkspaceRbac,
     refs::{ReportedSecretRef, SecretKeyRef, SecretRef},
+    status::WorkloadStatus,
     text::{ClusterDomain, HttpUrl, ImageRef, ObjectName},
 };
 
@@ -256,30 +257,15 @@ pub struct LicenseSettings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderControlPlaneStatus {
-    /// Generation that this status was computed for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-    /// Pods of the Deployment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub replicas: Option<i32>,
-    /// Pods that are ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready_replicas: Option<i32>,
-    /// Label selector of the pods, for autoscalers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub selector: Option<String>,
-    /// `Ready` if a pod is ready, else `Pending`. The conditions say more.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub phase: Option<String>,
+    /// What all kinds say.
+    #[serde(flatten)]
+    pub workload: WorkloadStatus,
     /// Address inside the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Address for people.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "accessURL")]
     pub access_url: Option<String>,
-    /// Image that has rolled out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
     /// Version that coderd reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
@@ -313,10 +299,6 @@ pub struct CoderControlPlaneStatus {
     /// `entitled`, `grace_period`, `not_entitled` or `unknown`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_provisioner_daemons_entitlement: Option<String>,
-    /// What is true of the object, and why.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
-    pub conditions: Vec<Condition>,
 }
 
 /// The license in force.

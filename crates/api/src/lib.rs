@@ -15,6 +15,7 @@ mod rbac;
 mod refs;
 pub mod samples;
 mod schema;
+mod status;
 mod text;
 mod workspaceproxy;
 
@@ -34,6 +35,7 @@ pub use provisioner::{
 };
 pub use rbac::WorkspaceRbac;
 pub use refs::{ControlPlaneRef, ReportedSecretRef, SecretKey, SecretKeyRef, SecretRef};
+pub use status::WorkloadStatus;
 pub use text::{
     ClusterDomain, DataKey, HostName, HttpUrl, ImageRef, KeyName, Line, NamespaceName, ObjectName,
     OrganizationName, ProxyName, WildcardAccess, WildcardHost,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use crate::{
     pod::{PodSettings, ServiceAccountSettings},
     rbac::WorkspaceRbac,
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
+    status::WorkloadStatus,
     text::{DataKey, ImageRef, KeyName, ObjectName, OrganizationName},
 };
 
@@ -152,24 +153,9 @@ pub enum OnEntitlementLost {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderProvisionerStatus {
-    /// Generation that this status was computed for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-    /// Pods of the Deployment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub replicas: Option<i32>,
-    /// Pods that are ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready_replicas: Option<i32>,
-    /// Label selector of the pods, for autoscalers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub selector: Option<String>,
-    /// `Ready` if a pod is ready, else `Pending`. The conditions say more.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub phase: Option<String>,
-    /// Image that the daemons run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
+    /// What all kinds say.
+    #[serde(flatten)]
+    pub workload: WorkloadStatus,
     /// Organization of the key, by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
     pub organization_id: Option<String>,
@@ -209,10 +195,6 @@ pub struct CoderProvisionerStatus {
     /// The daemons that coderd knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub daemons: Option<DaemonCounts>,
-    /// What is true of the object, and why.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
-    pub conditions: Vec<Condition>,
 }
 
 /// Credentials for managing keys.

@@ -1,6 +1,6 @@
 //! `CoderWorkspaceProxy`: a workspace proxy, registered in coderd.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,7 @@ use crate::{
     network::{Expose, ServiceSettings},
     pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings},
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
+    status::WorkloadStatus,
     text::{ClusterDomain, HttpUrl, ImageRef, Line, ObjectName, ProxyName, WildcardAccess},
 };
 
@@ -178,24 +179,9 @@ pub struct ProxyBootstrap {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderWorkspaceProxyStatus {
-    /// Generation that this status was computed for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-    /// Pods of the Deployment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub replicas: Option<i32>,
-    /// Pods that are ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready_replicas: Option<i32>,
-    /// Label selector of the pods, for autoscalers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub selector: Option<String>,
-    /// `Ready` if a pod is ready, else `Pending`. The conditions say more.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub phase: Option<String>,
-    /// Image that the proxy runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
+    /// What all kinds say.
+    #[serde(flatten)]
+    pub workload: WorkloadStatus,
     /// Whether the operator registered the proxy and has its token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registered: Option<bool>,
@@ -226,8 +212,4 @@ pub struct CoderWorkspaceProxyStatus {
     /// Version that the proxy reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// What is true of the object, and why.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
-    pub conditions: Vec<Condition>,
 }

@@ -9,10 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{ResourceExt, core::ObjectMeta};
 
-use crate::{
-    condition::{Conditions, Verdict, phase},
-    outcome::Done,
-};
+use crate::{condition::Verdict, outcome::Done, workload};
 
 /// What was observed.
 #[derive(Clone, Debug)]
@@ -56,22 +53,14 @@ pub fn decide(seen: &Seen) -> Plan {
 /// Says how things stand after the plan was carried out as far as `done` tells.
 pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderControlPlaneStatus {
     let before = seen.object.status.clone().unwrap_or_default();
-    let mut conditions = Conditions::new(&before.conditions, seen.object.metadata.generation, now);
-    conditions.set_common(
-        done,
-        Verdict {
-            ready: false,
-            working: false,
-            reason: "NotDeployed",
-            message: "this release does not deploy coderd yet",
-        },
-    );
-    CoderControlPlaneStatus {
-        observed_generation: seen.object.metadata.generation,
-        phase: Some(phase(before.ready_replicas)),
-        conditions: conditions.into_vec(),
-        ..before
-    }
+    let verdict = Verdict {
+        ready: false,
+        working: false,
+        reason: "NotDeployed",
+        message: "this release does not deploy coderd yet",
+    };
+    let workload = workload::status(&before.workload, seen.object.metadata.generation, done, verdict, now);
+    CoderControlPlaneStatus { workload, ..before }
 }
 
 #[cfg(test)]
@@ -118,8 +107,8 @@ mod tests {
     #[test]
     fn the_status_belongs_to_the_generation_that_was_seen() {
         let status = status(&seen(serde_json::json!({}), &[]), &Done::default(), Timestamp::UNIX_EPOCH);
-        assert_eq!(status.observed_generation, Some(4));
-        assert!(status.conditions.iter().all(|c| c.observed_generation == Some(4)));
-        assert_eq!(status.phase.as_deref(), Some("Pending"));
+        assert_eq!(status.workload.observed_generation, Some(4));
+        assert!(status.workload.conditions.iter().all(|c| c.observed_generation == Some(4)));
+        assert_eq!(status.workload.phase.as_deref(), Some("Pending"));
     }
 }

@@ -9,4 +9,5 @@ pub mod names;
 pub mod outcome;
 pub mod provisioner;
 pub mod references;
+pub mod workload;
 pub mod workspaceproxy;

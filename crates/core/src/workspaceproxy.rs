@@ -5,10 +5,7 @@ use std::sync::Arc;
 use coder_k8s_api::{CoderWorkspaceProxy, CoderWorkspaceProxyStatus};
 use jiff::Timestamp;
 
-use crate::{
-    condition::{Conditions, Verdict, phase},
-    outcome::Done,
-};
+use crate::{condition::Verdict, outcome::Done, workload};
 
 /// What was observed.
 #[derive(Clone, Debug)]
@@ -20,20 +17,12 @@ pub struct Seen {
 /// Says how things stand.
 pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderWorkspaceProxyStatus {
     let before = seen.object.status.clone().unwrap_or_default();
-    let mut conditions = Conditions::new(&before.conditions, seen.object.metadata.generation, now);
-    conditions.set_common(
-        done,
-        Verdict {
-            ready: false,
-            working: false,
-            reason: "NotDeployed",
-            message: "this release does not run workspace proxies yet",
-        },
-    );
-    CoderWorkspaceProxyStatus {
-        observed_generation: seen.object.metadata.generation,
-        phase: Some(phase(before.ready_replicas)),
-        conditions: conditions.into_vec(),
-        ..before
-    }
+    let verdict = Verdict {
+        ready: false,
+        working: false,
+        reason: "NotDeployed",
+        message: "this release does not run workspace proxies yet",
+    };
+    let workload = workload::status(&before.workload, seen.object.metadata.generation, done, verdict, now);
+    CoderWorkspaceProxyStatus { workload, ..before }
 }

@@ -112,7 +112,7 @@ macro_rules! reported {
             }
 
             fn conditions(status: &$status) -> &[Condition] {
-                &status.conditions
+                &status.workload.conditions
             }
         }
     )+};

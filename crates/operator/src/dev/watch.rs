@@ -25,13 +25,13 @@ pub(crate) async fn everything(client: &Client, say: &Teller) {
     let managed = watcher::Config::default().labels("app.kubernetes.io/managed-by=coder-k8s");
     join_all([
         follow(Api::<CoderControlPlane>::all(client.clone()), watcher::Config::default(), say, |o| {
-            summary(o.status.as_ref().map(|status| status.conditions.as_slice()))
+            summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
         }),
         follow(Api::<CoderProvisioner>::all(client.clone()), watcher::Config::default(), say, |o| {
-            summary(o.status.as_ref().map(|status| status.conditions.as_slice()))
+            summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
         }),
         follow(Api::<CoderWorkspaceProxy>::all(client.clone()), watcher::Config::default(), say, |o| {
-            summary(o.status.as_ref().map(|status| status.conditions.as_slice()))
+            summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
         }),
         follow(Api::<Deployment>::all(client.clone()), managed.clone(), say, |o| {
             let status = o.status.as_ref();

@@ -83,7 +83,10 @@ impl Operator {
     /// Starts an operator with a kubeconfig of any kind.
     pub fn start_with(user: String, kubeconfig: &std::path::Path, output: PathBuf, args: &[&str]) -> Self {
         let file = File::create(&output).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_coder-k8s"))
+        // Another build of the same program can be measured, such as the released one.
+        let program =
+            std::env::var("CODER_K8S_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_coder-k8s").to_owned());
+        let child = Command::new(program)
             .args([
                 "controller",
                 "--log-format=json",
@@ -223,7 +226,7 @@ pub async fn observed(client: &Client, namespace: &str, name: &str) -> coder_k8s
     let api: Api<coder_k8s_api::CoderControlPlane> = Api::namespaced(client.clone(), namespace);
     let seen = eventually(PATIENCE, || async {
         let object = api.get(name).await.map_err(|error| error.to_string())?;
-        let observed = object.status.as_ref().and_then(|status| status.observed_generation);
+        let observed = object.status.as_ref().and_then(|status| status.workload.observed_generation);
         if observed == object.metadata.generation { Ok(object) } else { Err(format!("{:?}", object.status)) }
     });
     seen.await.unwrap()
@@ -236,7 +239,7 @@ pub fn control_plane(name: &str) -> coder_k8s_api::CoderControlPlane {
 
 /// The status, reason and message of a condition.
 pub fn condition(object: &coder_k8s_api::CoderControlPlane, kind: &str) -> (String, String, String) {
-    let all = object.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let all = object.status.as_ref().map_or(&[][..], |status| &status.workload.conditions);
     let found =
         all.iter().find(|c| c.type_ == kind).unwrap_or_else(|| panic!("no condition {kind}: {all:?}"));
     (found.status.clone(), found.reason.clone(), found.message.clone())

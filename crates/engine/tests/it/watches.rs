@@ -1,13 +1,4 @@
 //! Watches that hold nothing, on the real API server and on one that forgets.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::large_futures,
-    reason = "a test that cannot go on says so and stops"
-)]
 
 use std::{
     sync::{

@@ -1,18 +1,8 @@
 //! Small at rest: what the operator asks of the API server when nothing changes, and what it serves meanwhile.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::large_futures,
-    reason = "a test that cannot go on says so and stops"
-)]
-
-mod support;
 
 use std::time::{Duration, Instant};
 
+use crate::support::{Operator, control_plane, grant, request, requests, writes};
 use coder_k8s::manifests::Install;
 use coder_k8s_api::{CoderControlPlane, crds};
 use coder_k8s_testbed::{Cluster, eventually};
@@ -23,7 +13,6 @@ use kube::{
     api::{ListParams, PostParams},
 };
 use rustix::process::Signal;
-use support::{Operator, control_plane, grant, request, requests, writes};
 
 const OBJECTS: usize = 200;
 /// How long nothing may happen.
@@ -48,15 +37,15 @@ async fn two_hundred_objects_cost_nothing_at_rest_and_no_write_after_a_restart()
     let mut first = Operator::start(&cluster, &[]);
     let settled = || async {
         let all = api.list(&ListParams::default()).await.unwrap();
-        let open = all
-            .iter()
-            .filter(|o| o.status.as_ref().is_none_or(|s| s.observed_generation != o.metadata.generation));
+        let open = all.iter().filter(|o| {
+            o.status.as_ref().is_none_or(|s| s.workload.observed_generation != o.metadata.generation)
+        });
         match open.count() {
             0 => Ok(()),
             open => Err(format!("{open} are not settled")),
         }
     };
-    eventually(support::PATIENCE, settled)
+    eventually(crate::support::PATIENCE, settled)
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", first.output()));
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");

@@ -1,18 +1,10 @@
 //! At the edges: missing and old CRDs, objects that cannot be read, rights that are missing, an API server that goes away.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::large_futures,
-    reason = "a test that cannot go on says so and stops"
-)]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{
+    Operator, PATIENCE, apply, condition, control_plane, grant, observed, requests, writes,
+};
 use coder_k8s::manifests::Install;
 use coder_k8s_api::{CoderControlPlane, condition::kind, crds};
 use coder_k8s_testbed::{Cluster, eventually};
@@ -25,7 +17,6 @@ use kube::{
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use support::{Operator, PATIENCE, condition, control_plane, grant, observed, requests, writes};
 
 async fn cluster(crds: Vec<CustomResourceDefinition>) -> (Cluster, Client) {
     let cluster = Cluster::builder().controller_manager(false).crds(crds).start().await.unwrap();
@@ -52,7 +43,7 @@ async fn ready_is(client: &Client, name: &str, reason: &str) -> CoderControlPlan
     let api = planes(client, "default");
     let found = eventually(PATIENCE, || async {
         let object = api.get(name).await.map_err(|error| error.to_string())?;
-        let all = object.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        let all = object.status.as_ref().map_or(&[][..], |status| &status.workload.conditions);
         if all.iter().any(|c| c.type_ == kind::READY && c.reason == reason) {
             Ok(object)
         } else {
@@ -101,13 +92,13 @@ async fn an_old_crd_holds_up_its_own_kind_alone_and_nothing_is_half_written() {
     planes(&client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
     let pool = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderProvisioner",
         "metadata": {"name": "pool", "namespace": "default"}, "spec": {"controlPlaneRef": {"name": "coder"}}});
-    support::apply(&client, pool).await;
+    apply(&client, pool).await;
     let operator = Operator::start(&cluster, &[]);
     readyz_says(&operator, 503, "[-] crd codercontrolplanes.coder.com: older than this operator, 1 fields are missing (spec.scaling, …)").await;
     let pools: Api<coder_k8s_api::CoderProvisioner> = Api::namespaced(client.clone(), "default");
     eventually(PATIENCE, || async {
         let status = pools.get("pool").await.unwrap().status;
-        status.and_then(|status| status.observed_generation).ok_or("the other kinds go on")
+        status.and_then(|status| status.workload.observed_generation).ok_or("the other kinds go on")
     })
     .await
     .unwrap();
@@ -132,7 +123,7 @@ async fn an_object_that_does_not_parse_is_named_and_blinds_nobody() {
     grant(&client, &Install::default()).await;
     let bad = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderControlPlane",
         "metadata": {"name": "bad", "namespace": "default"}, "spec": {"replicas": {"many": true}}});
-    support::apply(&client, bad).await;
+    apply(&client, bad).await;
     let operator = Operator::start(&cluster, &[]);
     operator.ready().await;
     planes(&client, "default").create(&PostParams::default(), &control_plane("good")).await.unwrap();
@@ -170,7 +161,7 @@ async fn a_missing_right_is_a_condition_and_a_line_and_never_a_crash() {
         }
         role
     };
-    support::apply(&client, role("serviceaccounts", "patch")).await;
+    apply(&client, role("serviceaccounts", "patch")).await;
     let mut operator = Operator::start(&cluster, &[]);
     operator.leads().await;
     planes(&client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
@@ -180,14 +171,14 @@ async fn a_missing_right_is_a_condition_and_a_line_and_never_a_crash() {
     assert_eq!(condition(&object, kind::RECONCILING).0, "True");
     assert!(operator.runs());
 
-    support::apply(&client, role("none", "none")).await;
+    apply(&client, role("none", "none")).await;
     ready_is(&client, "coder", "NotDeployed").await;
 
     // A watch that is not allowed: readiness and log say so; the process stays.
-    support::apply(&client, role("secrets", "list")).await;
+    apply(&client, role("secrets", "list")).await;
     let second = Operator::start(&cluster, &[]);
     readyz_says(&second, 503, r#"cannot list resource "secrets""#).await;
-    support::apply(&client, role("none", "none")).await;
+    apply(&client, role("none", "none")).await;
     second.ready().await;
 }
 
@@ -350,7 +341,7 @@ async fn a_status_of_the_existing_operator_is_taken_over_and_then_costs_nothing(
     first.leads().await;
     let taken = ready_is(&client, "coder", "NotDeployed").await;
     assert_eq!(condition(&taken, kind::LICENSE_APPLIED).1, "Pending");
-    assert_eq!(taken.status.unwrap().phase.as_deref(), Some("Ready"), "a replica is ready");
+    assert_eq!(taken.status.unwrap().workload.phase.as_deref(), Some("Ready"), "a replica is ready");
     first.signal(rustix::process::Signal::TERM);
     first.exit_code().await;
     let second = Operator::start(&cluster, &[]);

@@ -1,13 +1,4 @@
 //! The apply gate on the real API server.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::large_futures,
-    reason = "a test that cannot go on says so and stops"
-)]
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,18 +1,8 @@
 //! Memory does not grow with what others keep in the cluster.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::large_futures,
-    reason = "a test that cannot go on says so and stops"
-)]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{Operator, grant};
 use coder_k8s::manifests::Install;
 use coder_k8s_api::crds;
 use coder_k8s_testbed::Cluster;
@@ -22,7 +12,6 @@ use kube::{
     Api,
     api::{ObjectMeta, PostParams},
 };
-use support::{Operator, grant};
 
 const SECRETS: usize = 5_000;
 

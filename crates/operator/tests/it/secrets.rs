@@ -1,18 +1,8 @@
 //! Values of Secrets reach nothing that the process writes, at the most verbose level.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::large_futures,
-    reason = "a test that cannot go on says so and stops"
-)]
-
-mod support;
 
 use std::{fs, time::Duration};
 
+use crate::support::{Operator, grant, observed};
 use coder_k8s::manifests::Install;
 use coder_k8s_api::{CoderControlPlane, crds};
 use coder_k8s_testbed::Cluster;
@@ -22,7 +12,6 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use support::{Operator, grant, observed};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,

@@ -1,5 +1,4 @@
 //! Reading one Secret: from the real API server, and from one that answers nonsense.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on says so and stops")]
 
 use coder_k8s_api::crds;
 use coder_k8s_engine::secret::{self, Error};

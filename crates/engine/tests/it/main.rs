@@ -1,0 +1,15 @@
+//! The machinery on the real API server. One binary, so that the tests share one cluster.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "everything here is a test, its helper functions too"
+)]
+
+mod gate;
+mod secret;
+mod watches;

@@ -1,0 +1,18 @@
+//! The operator as a process, against the real API server. One binary: it links once.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "everything here is a test, its helper functions too"
+)]
+
+mod edges;
+mod memory;
+mod rest;
+mod secrets;
+#[path = "../support/mod.rs"]
+mod support;
