@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(refused("get", 500, "etcd is down").describe("x"), "cannot get it: etcd is down (500)");
         let broken = std::io::Error::other("connection refused");
         let failed = Failed::Call { verb: "get", error: kube::Error::Service(broken.into()) };
-        assert_eq!(failed.describe("x"), "cannot get it: ServiceError: connection refused");
+        assert_eq!(failed.describe("x"), "cannot get it: connection refused");
     }
 
     #[test]
