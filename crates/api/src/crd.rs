@@ -3,6 +3,8 @@
 //! The derive macros write almost all of it. What they cannot express is mended here: no field accepts
 //! `null` (the API server then drops a null, or puts the default in its place), and a CoderControlPlane needs no `spec`.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
@@ -22,6 +24,46 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         refuse_nulls(root);
     }
     crds
+}
+
+/// The paths of all fields that a CRD serves, down to the fourth level: deep enough for all that we name ourselves.
+pub fn field_paths(crd: &CustomResourceDefinition) -> BTreeSet<String> {
+    let mut paths = BTreeSet::new();
+    for version in crd.spec.versions.iter().filter(|version| version.served) {
+        if let Some(root) = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref()) {
+            collect("", root, 4, &mut paths);
+        }
+    }
+    paths
+}
+
+/// The field paths of our CRDs, by the name of the CRD. They are written down when the CRDs are generated, so that a
+/// running operator need not make its schemas to know them.
+pub fn fields() -> BTreeMap<&'static str, Vec<&'static str>> {
+    let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (crd, path) in include_str!("../generated/fields.txt").lines().filter_map(|line| line.split_once(' '))
+    {
+        all.entry(crd).or_default().push(path);
+    }
+    all
+}
+
+fn collect(path: &str, schema: &JSONSchemaProps, depth: usize, paths: &mut BTreeSet<String>) {
+    if depth == 0 {
+        return;
+    }
+    for (name, field) in schema.properties.iter().flatten() {
+        // Fields of embedded Kubernetes types bear no description here, and are not ours to watch over.
+        if field.description.is_none() && !path.is_empty() {
+            continue;
+        }
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        collect(&path, field, depth - 1, paths);
+        if let Some(JSONSchemaPropsOrArray::Schema(item)) = &field.items {
+            collect(&format!("{path}[]"), item, depth - 1, paths);
+        }
+        paths.insert(path);
+    }
 }
 
 fn roots(crd: &mut CustomResourceDefinition) -> impl Iterator<Item = &mut JSONSchemaProps> {
@@ -53,5 +95,19 @@ fn refuse_nulls(schema: &mut JSONSchemaProps) {
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
         refuse_nulls(values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fields_that_are_written_down_are_those_of_the_crds() {
+        for crd in crds() {
+            let name = crd.metadata.name.clone().unwrap();
+            let written: BTreeSet<_> = fields()[&*name].iter().map(ToString::to_string).collect();
+            assert_eq!(written, field_paths(&crd), "run `cargo xtask generate`");
+        }
     }
 }

@@ -3,11 +3,15 @@
 //! A tripwire on CRDs says when to look; a look is one live read of a CRD that matters. A CRD that is missing or
 //! lacks fields of this release is waited for: nothing is half-written, and readiness names the command that helps.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
-
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
 };
+
+use coder_k8s_api::field_paths;
+use futures::future::join_all;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client};
 use tokio::{
     sync::{mpsc, watch},
@@ -45,25 +49,24 @@ pub struct Crds {
 }
 
 impl Crds {
-    /// Looks after `required` CRDs, each with the schema of this release, and `optional` ones by name.
+    /// Looks after `required` CRDs, each by its name and the fields of this release, and `optional` ones by name.
     ///
     /// The second value does the looking until it is dropped.
     pub fn watch(
         client: Client,
-        required: Vec<CustomResourceDefinition>,
+        required: BTreeMap<&str, Vec<&'static str>>,
         optional: &[&str],
         readiness: &Readiness,
         metrics: Arc<Metrics>,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();
-        for crd in required {
-            let name = crd.metadata.name.clone().unwrap_or_default();
+        for (name, fields) in required {
             let gate = readiness.gate(format!("crd {name}"));
             gate.fail("not looked at yet");
-            wanted.insert(name, Wanted { fields: Some(fields_of(&crd)), gate: Some(gate) });
+            wanted.insert(name.to_owned(), Wanted { fields, gate: Some(gate) });
         }
         for name in optional {
-            wanted.insert((*name).to_owned(), Wanted { fields: None, gate: None });
+            wanted.insert((*name).to_owned(), Wanted { fields: Vec::new(), gate: None });
         }
         let states = wanted.keys().map(|name| (name.clone(), Served::Unknown)).collect();
         let (sender, receiver) = watch::channel(states);
@@ -110,7 +113,7 @@ impl Crds {
 
 struct Wanted {
     /// The fields of this release; none for a CRD that only must be there.
-    fields: Option<Vec<String>>,
+    fields: Vec<&'static str>,
     gate: Option<Gate>,
 }
 
@@ -121,29 +124,45 @@ async fn keep(
     again: mpsc::UnboundedSender<String>,
     states: watch::Sender<BTreeMap<String, Served>>,
 ) {
-    while let Some(name) = looks.recv().await {
-        let Some(Wanted { fields, gate }) = wanted.get(&name) else { continue };
-        let state = match api.get_opt(&name).await {
-            Ok(crd) => judge(crd.as_ref(), fields.as_deref()),
-            // An install that may not read CRDs goes on; the watch of the kind itself will tell.
-            Err(kube::Error::Api(status)) if status.is_forbidden() => {
-                tracing::warn!(crd = name, "cannot check whether the CRD is up to date: {}", status.message);
-                Served::Ready
-            }
-            Err(error) => {
-                tracing::warn!(crd = name, "cannot look at the CRD: {}", crate::client::describe(&error));
-                let again = again.clone();
-                tokio::spawn(async move {
-                    sleep(RETRY).await;
-                    let _ = again.send(name);
+    let mut names = Vec::new();
+    while looks.recv_many(&mut names, 64).await > 0 {
+        names.sort();
+        names.dedup();
+        join_all(names.drain(..).filter_map(|name| {
+            let (wanted, api, again, states) = (wanted.get(&name)?, &api, &again, &states);
+            Some(async move {
+                let Some(state) = look(api, &name, wanted).await else {
+                    let again = again.clone();
+                    tokio::spawn(async move {
+                        sleep(RETRY).await;
+                        let _ = again.send(name);
+                    });
+                    return;
+                };
+                let changed = states.send_if_modified(|states| {
+                    states.insert(name.clone(), state.clone()).as_ref() != Some(&state)
                 });
-                continue;
-            }
-        };
-        let changed = states
-            .send_if_modified(|states| states.insert(name.clone(), state.clone()).as_ref() != Some(&state));
-        if changed {
-            report(&name, &state, gate.as_ref());
+                if changed {
+                    report(&name, &state, wanted.gate.as_ref());
+                }
+            })
+        }))
+        .await;
+    }
+}
+
+/// One look at a CRD. None: it could not be seen this time.
+async fn look(api: &Api<CustomResourceDefinition>, name: &str, wanted: &Wanted) -> Option<Served> {
+    match api.get_opt(name).await {
+        Ok(crd) => Some(judge(crd.as_ref(), &wanted.fields)),
+        // An install that may not read CRDs goes on; the watch of the kind itself will tell.
+        Err(kube::Error::Api(status)) if status.is_forbidden() => {
+            tracing::warn!(crd = name, "cannot check whether the CRD is up to date: {}", status.message);
+            Some(Served::Ready)
+        }
+        Err(error) => {
+            tracing::warn!(crd = name, "cannot look at the CRD: {}", crate::client::describe(&error));
+            None
         }
     }
 }
@@ -172,7 +191,7 @@ fn report(name: &str, state: &Served, gate: Option<&Gate>) {
 }
 
 /// How a CRD stands that was just read.
-fn judge(crd: Option<&CustomResourceDefinition>, fields: Option<&[String]>) -> Served {
+fn judge(crd: Option<&CustomResourceDefinition>, fields: &[&str]) -> Served {
     let Some(crd) = crd else { return Served::Absent };
     let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_ref());
     let established =
@@ -180,36 +199,10 @@ fn judge(crd: Option<&CustomResourceDefinition>, fields: Option<&[String]>) -> S
     if !established || crd.metadata.deletion_timestamp.is_some() {
         return Served::Pending;
     }
-    let found = fields_of(crd);
+    let found = if fields.is_empty() { BTreeSet::new() } else { field_paths(crd) };
     let missing: Vec<String> =
-        fields.into_iter().flatten().filter(|field| !found.contains(field)).cloned().collect();
+        fields.iter().filter(|field| !found.contains(**field)).map(ToString::to_string).collect();
     if missing.is_empty() { Served::Ready } else { Served::Older(missing) }
-}
-
-/// The paths of all fields that are our own to name: below `spec` and `status`, three levels deep.
-fn fields_of(crd: &CustomResourceDefinition) -> Vec<String> {
-    let mut paths = Vec::new();
-    for version in crd.spec.versions.iter().filter(|version| version.served) {
-        if let Some(root) = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref()) {
-            collect("", root, 4, &mut paths);
-        }
-    }
-    paths.sort();
-    paths
-}
-
-fn collect(path: &str, schema: &JSONSchemaProps, depth: usize, paths: &mut Vec<String>) {
-    if depth == 0 {
-        return;
-    }
-    for (name, field) in schema.properties.iter().flatten() {
-        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-        collect(&path, field, depth - 1, paths);
-        if let Some(JSONSchemaPropsOrArray::Schema(item)) = &field.items {
-            collect(&format!("{path}[]"), item, depth - 1, paths);
-        }
-        paths.push(path);
-    }
 }
 
 #[cfg(test)]
@@ -231,23 +224,25 @@ mod tests {
         crd
     }
 
+    fn fields() -> Vec<&'static str> {
+        coder_k8s_api::fields().remove("codercontrolplanes.coder.com").unwrap()
+    }
+
     #[test]
     fn a_crd_is_judged_by_its_fields() {
         let crd = ours();
-        let fields = fields_of(&crd);
-        assert_eq!(judge(Some(&crd), Some(&fields)), Served::Ready);
+        assert_eq!(judge(Some(&crd), &fields()), Served::Ready);
         assert_eq!(
-            judge(Some(&without(&crd, "scaling")), Some(&fields)),
+            judge(Some(&without(&crd, "scaling")), &fields()),
             Served::Older(vec!["spec.scaling".into()])
         );
-        assert_eq!(judge(None, Some(&fields)), Served::Absent);
-        assert_eq!(judge(Some(&coder_k8s_api::crds().remove(0)), Some(&fields)), Served::Pending);
+        assert_eq!(judge(None, &fields()), Served::Absent);
+        assert_eq!(judge(Some(&coder_k8s_api::crds().remove(0)), &fields()), Served::Pending);
     }
 
     #[test]
     fn a_crd_of_a_later_release_will_do() {
-        let crd = ours();
-        let older = fields_of(&without(&crd, "scaling"));
-        assert_eq!(judge(Some(&crd), Some(&older)), Served::Ready);
+        let older: Vec<_> = fields().into_iter().filter(|field| *field != "spec.scaling").collect();
+        assert_eq!(judge(Some(&ours()), &older), Served::Ready);
     }
 }

@@ -99,7 +99,7 @@ pub(crate) async fn control(
     serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "coder-k8s starts");
     let (crds, looking) =
-        Crds::watch(client.clone(), coder_k8s_api::crds(), &OPTIONAL_CRDS, &readiness, metrics);
+        Crds::watch(client.clone(), coder_k8s_api::fields(), &OPTIONAL_CRDS, &readiness, metrics);
     tasks.spawn(looking);
     let watches =
         Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
