@@ -17,7 +17,7 @@ pub(crate) fn get() -> Result<()> {
 /// Runs all tests.
 pub(crate) fn test(args: &[String]) -> Result<()> {
     get()?;
-    let mut command = cargo(&["test", "--workspace"]);
+    let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
     command.args(args);
     must(command)?;
     say("all tests passed");

@@ -178,7 +178,12 @@ impl Context {
         }
         self.written.lock().insert(key.clone(), hash(Some(next)));
         match status::write(&self.client, object, object.status(), next).await {
-            Ok(Written::Unchanged | Written::Outdated) => {}
+            Ok(Written::Unchanged) => {}
+            // Computed from an old view. The event that shows the new one may be one that wakes nobody.
+            Ok(Written::Outdated) => {
+                self.metrics.reconciled(key.kind, Outcome::Waiting, "Outdated", started.elapsed());
+                return Next::After(self.failures.failed(key, Retry::Soon));
+            }
             Ok(Written::Changed) => {
                 let before = object.status().map_or(&[][..], K::conditions);
                 for note in transitions(before, K::conditions(next)) {

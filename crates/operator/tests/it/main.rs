@@ -10,6 +10,7 @@
     reason = "everything here is a test, its helper functions too"
 )]
 
+mod cli;
 mod edges;
 mod memory;
 mod rest;
