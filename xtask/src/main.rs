@@ -35,6 +35,12 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Kill leading operators at random moments and look for two writers; the tests do a few rounds of it
+    Kills {
+        /// How often
+        #[arg(default_value_t = 50)]
+        count: u32,
+    },
 }
 
 fn main() -> ExitCode {
@@ -43,6 +49,7 @@ fn main() -> ExitCode {
         Chore::Check => check::check(),
         Chore::Testbed => testbed::get(),
         Chore::Test { args } => testbed::test(&args),
+        Chore::Kills { count } => testbed::kills(count),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

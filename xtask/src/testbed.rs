@@ -23,3 +23,13 @@ pub(crate) fn test(args: &[String]) -> Result<()> {
     say("all tests passed");
     Ok(())
 }
+
+/// Runs the campaign against leader election.
+pub(crate) fn kills(count: u32) -> Result<()> {
+    get()?;
+    let test = "however_often_leaders_die_there_are_never_two_writers";
+    let mut command =
+        cargo(&["test", "--package", "coder-k8s", "--test", "leader", test, "--", "--nocapture"]);
+    command.env("CODER_K8S_KILLS", count.to_string());
+    must(command)
+}

@@ -11,6 +11,7 @@
 )]
 
 mod cli;
+mod dev;
 mod edges;
 mod memory;
 mod rest;
