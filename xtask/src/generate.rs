@@ -11,7 +11,7 @@ use coder_k8s::{
     manifests::{self, Install},
     print::{Format, objects},
 };
-use coder_k8s_api::{crds, field_paths, samples::SAMPLES};
+use coder_k8s_api::{crds, own_field_paths, samples::SAMPLES};
 
 use crate::{
     reference,
@@ -73,7 +73,7 @@ fn files() -> Result<BTreeMap<PathBuf, String>> {
         let kind = crd.spec.names.kind.to_lowercase();
         files.insert(PathBuf::from(format!("config/crd/{name}.yaml")), generated_yaml(&crd)?);
         files.insert(PathBuf::from(format!("docs/reference/{kind}.md")), reference::page(&crd));
-        fields.extend(field_paths(&crd).iter().map(|path| format!("{name} {path}\n")));
+        fields.extend(own_field_paths(&crd).iter().map(|path| format!("{name} {path}\n")));
     }
     for role in coder_k8s_api::access::user_roles() {
         let name = role.metadata.name.clone().unwrap_or_default();

@@ -23,7 +23,7 @@ pub use controlplane::{
     AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, DEFAULT_IMAGE,
     EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, Scaling, Tls,
 };
-pub use crd::{crds, field_paths, fields};
+pub use crd::{crds, field_paths, fields, own_field_paths};
 pub use network::{
     Expose, GatewayExposure, GatewayRef, IngressExposure, IngressTls, Scheme, ServiceSettings, ServiceType,
     SessionAffinity, TrafficPolicy,

@@ -112,10 +112,12 @@ pub(crate) fn volume_mounts(generator: &mut SchemaGenerator) -> Schema {
 /// Containers that run before the main one, unique by name.
 pub(crate) fn containers(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<Container>(generator);
-    if let Some(name) = property(&mut entry, "name") {
-        name.insert("minLength".into(), json!(1));
-        name.insert("maxLength".into(), json!(63));
-    }
+    bound_name(
+        &mut entry,
+        63,
+        "a container's name is a DNS label: lower-case letters, digits and '-', at most 63 characters",
+        |name| format!("{name}.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"),
+    );
     let mut schema = list(&entry, MAX_ITEMS);
     keyed_by(&mut schema, "name");
     schema

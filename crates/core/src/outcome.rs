@@ -44,6 +44,18 @@ pub struct Done {
     pub failures: Vec<Failure>,
 }
 
+impl Done {
+    /// When to try again: not before anybody who asked to be left alone is ready for it.
+    pub fn retry(&self) -> Option<Retry> {
+        let asked = self.failures.iter().filter_map(|failure| match failure.retry {
+            Retry::After(asked) => Some(asked),
+            Retry::Soon | Retry::Backoff => None,
+        });
+        let first = self.failures.first().map(|failure| failure.retry);
+        asked.max().map(Retry::After).or(first)
+    }
+}
+
 /// Something worth telling a person when it happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
@@ -53,4 +65,22 @@ pub struct Note {
     pub reason: String,
     /// The sentence.
     pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_wait_that_was_asked_for_counts() {
+        let failure = |retry| Failure { reason: "x", message: String::new(), retry };
+        let after = |seconds| Retry::After(Duration::from_secs(seconds));
+        let done = |retries: &[Retry]| Done {
+            failures: retries.iter().copied().map(failure).collect(),
+            ..Done::default()
+        };
+        assert_eq!(done(&[]).retry(), None);
+        assert_eq!(done(&[Retry::Backoff, after(7), after(60)]).retry(), Some(after(60)));
+        assert_eq!(done(&[Retry::Soon, Retry::Backoff]).retry(), Some(Retry::Soon));
+    }
 }

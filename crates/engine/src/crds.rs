@@ -79,6 +79,10 @@ impl Crds {
             let (look, looks) = mpsc::unbounded_channel();
             let names: Vec<String> = wanted.keys().cloned().collect();
             let again = look.clone();
+            // Once by itself, for an install that may not watch CRDs; then whenever the watch says so.
+            for name in &names {
+                let _ = look.send(name.clone());
+            }
             let telling = tripwire.run(move |tripped| match tripped {
                 Tripped::Touched { name, .. } => drop(look.send(name.to_owned())),
                 Tripped::Gap => names.iter().for_each(|name| drop(look.send(name.clone()))),
@@ -169,7 +173,7 @@ async fn look(api: &Api<CustomResourceDefinition>, name: &str, wanted: &Wanted) 
 
 fn report(name: &str, state: &Served, gate: Option<&Gate>) {
     let Some(gate) = gate else {
-        tracing::info!(crd = name, ?state, "an optional API has changed");
+        tracing::info!(crd = name, ?state, "how an optional API stands");
         return;
     };
     let help = "run `coder-k8s crds | kubectl apply --server-side -f -`";
@@ -179,10 +183,9 @@ fn report(name: &str, state: &Served, gate: Option<&Gate>) {
         Served::Absent => gate.fail(format!("not installed; {help}")),
         Served::Older(missing) => {
             let shown = missing.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
-            gate.fail(format!(
-                "older than this operator, {} fields are missing ({shown}, …); {help}",
-                missing.len()
-            ));
+            let more =
+                if missing.len() > 5 { format!(" and {} more", missing.len() - 5) } else { String::new() };
+            gate.fail(format!("older than this operator: it lacks {shown}{more}; {help}"));
         }
     }
     if *state != Served::Ready {

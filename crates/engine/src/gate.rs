@@ -63,6 +63,16 @@ impl Owner {
         })
     }
 
+    /// Whether an object belongs to an earlier object of our name, and so is about to go.
+    fn outlived<K: Resource>(&self, object: &K) -> bool {
+        object.owner_references().iter().any(|reference| {
+            reference.controller == Some(true)
+                && reference.uid != self.reference.uid
+                && reference.kind == self.reference.kind
+                && reference.name == self.reference.name
+        })
+    }
+
     /// Whether an object that we do not own was given to us by whoever does.
     fn was_given<K: Resource>(&self, object: &K) -> bool {
         let unowned = !object.owner_references().iter().any(|reference| reference.controller == Some(true));
@@ -77,6 +87,8 @@ pub enum Applied<K> {
     Unchanged,
     /// It was written. The object as the server returned it.
     Written(K),
+    /// A child of an earlier object of the same name is still there; the garbage collector will remove it.
+    Leftover,
     /// An object of others is in the way; it was not touched.
     Foreign(Foreign),
 }
@@ -142,6 +154,9 @@ impl Gate {
         wanted: &Wanted,
         live: &K,
     ) -> kube::Result<Applied<K>> {
+        if owner.outlived(live) {
+            return Ok(Applied::Leftover);
+        }
         if !owner.owns(live) && !owner.was_given(live) {
             return Ok(Applied::Foreign(Foreign {
                 kind: K::kind(&()).into_owned(),

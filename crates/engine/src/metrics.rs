@@ -157,7 +157,7 @@ impl Metrics {
             Unit::Seconds,
             self.api_call_duration.clone(),
         );
-        ours.register("leading", "1 while this process holds the lease", self.leading.clone());
+        ours.register("leading", "1 while this process leads and works", self.leading.clone());
         ours.register("objects", "Custom resources, by their Ready condition", self.objects.clone());
         ours.register(
             "unparsable_objects",

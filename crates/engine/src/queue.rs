@@ -86,6 +86,20 @@ impl Queue {
         self.shared.changed.notify_one();
     }
 
+    /// Drops an object that is gone, so that nothing of it is kept. One that runs is left to end.
+    pub fn forget(&self, key: &Key) {
+        let mut state = self.shared.state.lock();
+        match state.doing.get_mut(key) {
+            Some(Doing::Running { woken }) => *woken = false,
+            Some(Doing::Waiting { .. } | Doing::Sleeping { .. }) => {
+                state.doing.remove(key);
+                state.ready.retain(|waiting| waiting != key);
+            }
+            None => {}
+        }
+        self.shared.metrics.queue_depth(state.ready.len());
+    }
+
     /// How many objects wait to run.
     pub fn depth(&self) -> usize {
         self.shared.state.lock().ready.len()
@@ -281,6 +295,19 @@ mod tests {
         });
         let ran = run(&queue, Duration::from_secs(1), Duration::from_millis(100), Next::OnChange).await;
         assert_eq!(ran, [("a".to_owned(), 0), ("a".to_owned(), 100)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_kept_of_an_object_that_is_gone() {
+        let queue = queue();
+        for name in ["a", "b"] {
+            queue.wake(key(name));
+        }
+        queue.forget(&key("a"));
+        assert_eq!((queue.depth(), queue.shared.state.lock().doing.len()), (1, 1));
+        let ran = run(&queue, Duration::from_secs(1), Duration::ZERO, Next::OnChange).await;
+        assert_eq!(ran.len(), 1);
+        assert!(queue.shared.state.lock().doing.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

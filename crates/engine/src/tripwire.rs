@@ -6,6 +6,7 @@
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
+use coder_k8s_core::outcome::Retry;
 use futures::StreamExt;
 use kube::{
     Api, Resource, ResourceExt,
@@ -16,13 +17,14 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
     backoff::{Backoff, jitter},
+    failure,
     health::Gate,
     metrics::Metrics,
 };
 
 /// Seconds after which the server ends a watch, so that it is made anew.
 const SERVER_LIMIT: u32 = 290;
-/// How long a silent watch is trusted beyond that.
+/// How long a silent watch is trusted.
 const GRACE: Duration = Duration::from_mins(5);
 /// The least time from one watch to the next.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -59,14 +61,17 @@ where
     pub async fn run(self, tell: impl Fn(Tripped<'_>) + Send) {
         let mut trouble = Trouble { resource: K::plural(&()).into_owned(), failures: 0, last: String::new() };
         loop {
-            let Err(error) = self.watch(&mut trouble, &tell).await else { continue };
+            let Err(error) = self.watch(&mut trouble, &tell).await else {
+                sleep(SHORTEST).await;
+                continue;
+            };
             self.metrics.watch_restarts(&trouble.resource);
             let why = crate::client::describe(&error);
             match &error {
                 kube::Error::Api(status) if status.code == 403 => self.synced.refuse(&why),
                 _ => self.synced.note(&why),
             }
-            sleep(trouble.delay_after(why)).await;
+            sleep(trouble.delay_after(why, &error)).await;
         }
     }
 
@@ -80,12 +85,16 @@ where
             let mut events = self.api.watch(&params, &version).await?.boxed();
             if !stands {
                 stands = true;
-                trouble.is_over();
                 self.synced.pass();
                 tell(Tripped::Gap);
             }
             loop {
-                match timeout(GRACE, events.next()).await {
+                let event = timeout(GRACE, events.next()).await;
+                // Only a watch that brings something, be it a bookmark, is known to work.
+                if let Ok(Some(Ok(_))) = event {
+                    trouble.is_over();
+                }
+                match event {
                     Ok(Some(Ok(
                         WatchEvent::Added(object)
                         | WatchEvent::Modified(object)
@@ -122,14 +131,18 @@ struct Trouble {
 }
 
 impl Trouble {
-    fn delay_after(&mut self, why: String) -> Duration {
+    fn delay_after(&mut self, why: String, error: &kube::Error) -> Duration {
         self.failures += 1;
         if self.last != why {
             tracing::warn!(resource = self.resource, "watch failed, trying again: {why}");
             self.last = why;
         }
         let backoff = Backoff { base: Duration::from_millis(800), cap: Duration::from_secs(30) };
-        backoff.delay(self.failures, None, jitter())
+        let asked = match failure::judge("watch", error).retry {
+            Retry::After(asked) => Some(asked),
+            Retry::Soon | Retry::Backoff => None,
+        };
+        backoff.delay(self.failures, asked, jitter())
     }
 
     fn is_over(&mut self) {

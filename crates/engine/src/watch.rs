@@ -4,13 +4,13 @@
 //! hides the others. A watch that fails is retried with backoff; until its first success the readiness of the
 //! process says why. After a gap only what really changed is reported.
 
-use std::{collections::HashSet, fmt::Debug, sync::Arc};
+use std::{collections::HashSet, fmt::Debug, sync::Arc, time::Duration};
 
 use futures::{StreamExt, TryStreamExt};
 use kube::{
     Api, Resource, ResourceExt,
     core::DeserializeGuard,
-    runtime::{WatchStreamExt, watcher},
+    runtime::{WatchStreamExt, utils::Backoff, watcher},
 };
 use serde::de::DeserializeOwned;
 
@@ -52,14 +52,15 @@ where
 {
     /// Follows until it is dropped, telling of every change after it is in the cache.
     pub async fn run(&self, tell: impl Fn(Change<'_, K>) + Send) {
-        let mut events = watcher(self.api.clone(), self.config.clone()).default_backoff().boxed();
+        let mut events = watcher(self.api.clone(), self.config.clone()).backoff(Steady::default()).boxed();
         let mut listed = HashSet::new();
         let mut trouble: Option<String> = None;
         let resource = K::plural(&());
         loop {
             match events.try_next().await {
                 Ok(Some(event)) => {
-                    if trouble.take().is_some() {
+                    // The watcher announces a list before it has one.
+                    if !matches!(event, watcher::Event::Init) && trouble.take().is_some() {
                         tracing::info!(%resource, "watch works again");
                     }
                     self.handle(event, &mut listed, &tell);
@@ -149,6 +150,23 @@ where
             self.gone(&key, tell);
         }
     }
+}
+
+/// The watcher's own backoff, which grows over failures in a row. The stream would reset it at the mere announcement of
+/// the next try; its own timer does so when all has been well for two minutes.
+#[derive(Default)]
+struct Steady(watcher::DefaultBackoff);
+
+impl Iterator for Steady {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next()
+    }
+}
+
+impl Backoff for Steady {
+    fn reset(&mut self) {}
 }
 
 fn is_refusal(error: &watcher::Error) -> bool {

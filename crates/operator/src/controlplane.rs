@@ -14,10 +14,11 @@ use crate::controller::Context;
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     let started = Instant::now();
-    let Some(seen) = observe::observe(&key, &ctx) else {
-        ctx.failures.forget(&key);
-        return Next::OnChange;
+    let object = match ctx.look(&ctx.caches.control_planes, &key) {
+        Ok(object) => object,
+        Err(next) => return next,
     };
+    let seen = observe::observe(object, &ctx);
     let plan = controlplane::decide(&seen);
     let done = act::act(&seen, plan, &ctx).await;
     let status = controlplane::status(&seen, &done, ctx.now());

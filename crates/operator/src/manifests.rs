@@ -1,7 +1,7 @@
 //! `coder-k8s manifests`: what installs the operator, made from the code.
 //!
-//! With `--watch-namespaces` everything but reading CRDs is granted by Roles in those namespaces: there is no
-//! cluster-wide access to Secrets.
+//! With `--watch-namespaces` everything but reading CRDs and the lease is granted by Roles in those namespaces: there
+//! is no cluster-wide access to Secrets.
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::rbac::v1::PolicyRule;

@@ -144,8 +144,10 @@ pub fn page() -> String {
             Within::Watched => "watched namespaces",
             Within::Own => "its own namespace",
         };
-        let full = |resource: &&str| {
-            if group.is_empty() { format!("`{resource}`") } else { format!("`{resource}.{group}`") }
+        let full = |resource: &&str| match resource.split_once('/') {
+            _ if group.is_empty() => format!("`{resource}`"),
+            Some((resource, part)) => format!("`{resource}.{group}/{part}`"),
+            None => format!("`{resource}.{group}`"),
         };
         let resources = resources.iter().map(full).collect::<Vec<_>>().join(", ");
         let only = only.map(|name| format!(" named `{name}`")).unwrap_or_default();

@@ -14,9 +14,9 @@ use crate::controller::Context;
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     let started = Instant::now();
-    let Some(object) = ctx.caches.workspace_proxies.get(&key.namespace, &key.name) else {
-        ctx.failures.forget(&key);
-        return Next::OnChange;
+    let object = match ctx.look(&ctx.caches.workspace_proxies, &key) {
+        Ok(object) => object,
+        Err(next) => return next,
     };
     let (seen, done) = (Seen { object }, Done::default());
     let status = workspaceproxy::status(&seen, &done, ctx.now());

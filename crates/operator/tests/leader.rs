@@ -25,10 +25,19 @@ use kube::{
 };
 use rustix::process::Signal;
 use support::{Operator, grant, requests, writes};
-use tokio::task::JoinHandle;
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    task::{JoinHandle, JoinSet},
+};
 
 /// A lease that is lost quickly, so that the tests are quick.
 const QUICK: [&str; 3] = ["--lease-duration=3s", "--renew-deadline=2s", "--retry-period=500ms"];
+
+/// Held by every test here: what they measure is time, and each has a cluster of its own.
+async fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::const_new(());
+    ALONE.lock().await
+}
 
 async fn cluster() -> Cluster {
     let cluster = Cluster::builder().controller_manager(false).crds(crds()).start().await.unwrap();
@@ -79,6 +88,7 @@ async fn wrote(cluster: &Cluster, user: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_leader_is_followed_within_the_lease_and_a_stopped_one_within_two_seconds() {
+    let _alone = alone().await;
     let cluster = cluster().await;
     let busy = keep_busy(cluster.client()).await;
     let mut first = Operator::start(&cluster, &QUICK);
@@ -115,6 +125,7 @@ async fn a_killed_leader_is_followed_within_the_lease_and_a_stopped_one_within_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_slept_through_its_lease_writes_nothing_and_exits() {
+    let _alone = alone().await;
     let cluster = cluster().await;
     let busy = keep_busy(cluster.client()).await;
     let mut sleeper = Operator::start(&cluster, &QUICK);
@@ -137,6 +148,7 @@ async fn a_leader_that_slept_through_its_lease_writes_nothing_and_exits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_cannot_reach_the_api_server_stops_leading_within_the_renew_deadline() {
+    let _alone = alone().await;
     let cluster = cluster().await;
     let mut leader = Operator::start(&cluster, &QUICK);
     leader.leads().await;
@@ -153,35 +165,39 @@ async fn a_leader_that_cannot_reach_the_api_server_stops_leading_within_the_rene
 #[tokio::test(flavor = "multi_thread")]
 async fn however_often_leaders_die_there_are_never_two_writers() {
     let kills: usize = std::env::var("CODER_K8S_KILLS").map_or(6, |count| count.parse().unwrap());
+    let _alone = alone().await;
     let cluster = cluster().await;
     let busy = keep_busy(cluster.client()).await;
     let mut pair = [Operator::start(&cluster, &QUICK), Operator::start(&cluster, &QUICK)];
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut fallen = JoinSet::new();
     for round in 0..kills {
-        let leader = loop {
-            if let Some(leader) = pair.iter().position(|operator| operator.output().contains("leading:")) {
-                break leader;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        };
+        let leader = eventually(support::PATIENCE, || async {
+            pair.iter().position(|operator| operator.output().contains("leading:")).ok_or("nobody leads")
+        });
+        let leader = leader.await.unwrap();
         wrote(&cluster, &pair[leader].user).await;
         // An xorshift: a random moment within half a second, the same in every run.
         seed ^= seed << 13;
         seed ^= seed >> 7;
         seed ^= seed << 17;
         tokio::time::sleep(Duration::from_millis(seed % 500)).await;
-        let signal = [Signal::KILL, Signal::TERM, Signal::STOP][usize::try_from(seed % 3).unwrap()];
+        let signal = [Signal::KILL, Signal::TERM, Signal::STOP][usize::try_from((seed >> 32) % 3).unwrap()];
         pair[leader].signal(signal);
-        let mut fallen = std::mem::replace(&mut pair[leader], Operator::start(&cluster, &QUICK));
-        if signal == Signal::STOP {
-            // It wakes when another may already lead.
-            tokio::spawn(async move {
+        let mut one = std::mem::replace(&mut pair[leader], Operator::start(&cluster, &QUICK));
+        fallen.spawn(async move {
+            if signal == Signal::STOP {
+                // It wakes when another may already lead.
                 tokio::time::sleep(Duration::from_millis(2_000 + seed % 3_000)).await;
-                fallen.signal(Signal::CONT);
-                fallen.exit_code().await;
-            });
-        }
+                one.signal(Signal::CONT);
+            }
+            let code = one.exit_code().await;
+            assert!(signal != Signal::TERM || code == Some(0), "{code:?}: {}", one.output());
+        });
         println!("round {round}: {signal:?}");
+    }
+    while let Some(ended) = fallen.join_next().await {
+        ended.unwrap();
     }
     busy.abort();
     let count = assert_one_writer_at_a_time(&cluster);

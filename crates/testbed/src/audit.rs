@@ -1,7 +1,7 @@
 //! What the API server was asked, by whom, from its own audit log.
 //!
 //! The log leaves out the cluster's own components, so what it holds are the requests of the code under test. The
-//! server writes a line after it has sent the response; whoever looks for a request he just made must look until
+//! server writes a line after it has sent the response; whoever looks for a request just made must look until
 //! it is there.
 
 use std::path::Path;

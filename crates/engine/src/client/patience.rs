@@ -20,7 +20,7 @@ pub(super) fn status(code: StatusCode, seconds: u32) -> Response<Full<Bytes>> {
     let reason = if code == StatusCode::TOO_MANY_REQUESTS { "TooManyRequests" } else { "ServiceUnavailable" };
     let body = serde_json::json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code.as_u16(), "reason": reason,
-        "message": format!("the API server is busy and asks to be left alone for {seconds} s"),
+        "message": "the API server is busy and asks to be left alone for a while",
         "details": {"retryAfterSeconds": seconds},
     });
     let mut response = Response::new(Full::new(Bytes::from(body.to_string())));

@@ -84,7 +84,7 @@ fn account(annotations: &[(&str, &str)]) -> ServiceAccount {
 fn written<K>(applied: Applied<K>) -> K {
     match applied {
         Applied::Written(object) => object,
-        Applied::Unchanged => panic!("nothing was written"),
+        Applied::Unchanged | Applied::Leftover => panic!("nothing was written"),
         Applied::Foreign(foreign) => panic!("{foreign:?}"),
     }
 }
@@ -267,4 +267,14 @@ async fn only_our_own_incarnation_is_removed() {
     assert!(scene.gate.remove(&scene.owner, &ours).await.unwrap());
     assert!(scene.accounts().get_opt("robot").await.unwrap().is_none());
     assert!(!scene.gate.remove(&scene.owner, &ours).await.unwrap(), "gone is gone");
+}
+
+#[tokio::test]
+async fn a_child_of_an_earlier_object_of_the_same_name_is_waited_for() {
+    let scene = Scene::new("gate-leftover").await;
+    written(scene.apply(account(&[("a", "1")]), None).await);
+    let mut next = scene.owner.clone();
+    next.reference.uid = "another-incarnation".into();
+    let seen = scene.gate.apply(&next, account(&[("a", "1")]), None).await.unwrap();
+    assert!(matches!(seen, Applied::Leftover), "neither adopted nor a conflict: {seen:?}");
 }

@@ -121,7 +121,6 @@ async fn a_tripwire_tells_every_change_and_asks_for_one_object() {
     eventually(PATIENCE, || async { if synced.passed() { Ok(()) } else { Err("not synced") } })
         .await
         .unwrap();
-    // The watch itself stands a moment after the list; what happens in between is not lost.
     admin.create(&PostParams::default(), &secret(7)).await.unwrap();
     admin
         .patch("s-0", &PatchParams::default(), &Patch::Merge(&json!({"stringData": {"a": "b"}})))

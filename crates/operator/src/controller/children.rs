@@ -1,7 +1,10 @@
 //! Writing and removing children of any kind, with the outcome noted.
 
 use coder_k8s_api::names::label;
-use coder_k8s_core::{names::instance_label, outcome::Done};
+use coder_k8s_core::{
+    names::instance_label,
+    outcome::{Done, Failure, Retry},
+};
 use coder_k8s_engine::{
     failure,
     gate::{Applied, Child, Owner},
@@ -35,6 +38,11 @@ pub(crate) async fn apply<K: Child>(
     match ctx.gate.apply(owner, desired, held).await {
         Ok(Applied::Unchanged) => {}
         Ok(Applied::Written(_)) => tracing::info!("wrote {kind} {name}"),
+        Ok(Applied::Leftover) => done.failures.push(Failure {
+            reason: "AwaitingDeletion",
+            message: format!("{kind} {name} of a deleted object of the same name is still there"),
+            retry: Retry::Backoff,
+        }),
         Ok(Applied::Foreign(foreign)) => done.foreign.push(foreign),
         Err(error) => done.failures.push(failure::judge(&format!("write {kind} {name}"), &error)),
     }

@@ -74,6 +74,17 @@ impl Default for Caches {
 /// How soon to look again at an object of others that is in the way.
 const FOREIGN: Duration = Duration::from_secs(5);
 
+/// How soon to look again for what this process itself wrote.
+const OWN_WRITE: Duration = Duration::from_millis(50);
+
+/// A status that this process wrote.
+struct Wrote {
+    /// Hash of it, so that our own writes are not taken for news.
+    status: u64,
+    /// The version of the object that it was written onto. A view of that version is outdated.
+    onto: Option<String>,
+}
+
 /// What every reconcile has at hand.
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -84,8 +95,8 @@ pub(crate) struct Context {
     pub(crate) failures: Failures,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) queue: Queue,
-    /// Hash of the status that was last written, so that our own writes are not taken for news.
-    written: Mutex<HashMap<Key, u64>>,
+    /// What was last written to the status of each object.
+    written: Mutex<HashMap<Key, Wrote>>,
 }
 
 /// An object with conditions on its status.
@@ -146,9 +157,25 @@ impl Context {
         Timestamp::now()
     }
 
+    /// The object to work on. Else when to come back: it is gone, or what was seen of it is older than what this
+    /// process itself wrote.
+    pub(crate) fn look<K: Resource>(&self, cache: &Cache<K>, key: &Key) -> Result<Arc<K>, Next> {
+        let Some(object) = cache.get(&key.namespace, &key.name) else {
+            self.forget(key);
+            return Err(Next::OnChange);
+        };
+        let version = object.meta().resource_version.as_ref();
+        let outdated = self
+            .written
+            .lock()
+            .get(key)
+            .is_some_and(|wrote| version.is_some() && wrote.onto.as_ref() == version);
+        if outdated { Err(Next::After(OWN_WRITE)) } else { Ok(object) }
+    }
+
     /// Whether a status is what this process wrote last.
     pub(crate) fn wrote<S: Serialize>(&self, key: &Key, status: Option<&S>) -> bool {
-        self.written.lock().get(key).is_some_and(|written| *written == hash(status))
+        self.written.lock().get(key).is_some_and(|wrote| wrote.status == hash(status))
     }
 
     /// Forgets an object that is gone.
@@ -176,7 +203,7 @@ impl Context {
             // Our view was old, as happens. That is worth another look and not a word.
             return Next::After(self.failures.failed(key, Retry::Soon));
         }
-        self.written.lock().insert(key.clone(), hash(Some(next)));
+        self.written.lock().insert(key.clone(), Wrote { status: hash(Some(next)), onto: None });
         match status::write(&self.client, object, object.status(), next).await {
             Ok(Written::Unchanged) => {}
             // Computed from an old view. The event that shows the new one may be one that wakes nobody.
@@ -185,6 +212,8 @@ impl Context {
                 return Next::After(self.failures.failed(key, Retry::Soon));
             }
             Ok(Written::Changed) => {
+                let onto = object.meta().resource_version.clone();
+                self.written.lock().insert(key.clone(), Wrote { status: hash(Some(next)), onto });
                 let before = object.status().map_or(&[][..], K::conditions);
                 for note in transitions(before, K::conditions(next)) {
                     tracing::info!(reason = note.reason, "{}", note.message);
@@ -210,7 +239,7 @@ impl Context {
             return Next::OnChange;
         };
         self.metrics.reconciled(key.kind, Outcome::Failed, first.reason, started.elapsed());
-        let delay = self.failures.failed(key, first.retry);
+        let delay = self.failures.failed(key, done.retry().unwrap_or(first.retry));
         if first.retry == Retry::Soon {
             tracing::debug!(reason = first.reason, ?delay, "{}", first.message);
         } else {

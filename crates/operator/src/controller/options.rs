@@ -90,14 +90,8 @@ impl Options {
     }
 
     fn lease_namespace(&self) -> String {
-        let given = self.leader_elect_namespace.clone();
-        let of_pod = || std::env::var("POD_NAMESPACE").ok();
-        let in_file = || std::fs::read_to_string(NAMESPACE_FILE).ok();
-        let trimmed = |text: String| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
-        given
-            .and_then(trimmed)
-            .or_else(|| of_pod().and_then(trimmed))
-            .or_else(|| in_file().and_then(trimmed))
+        let of_pod = std::env::var("POD_NAMESPACE").ok();
+        first_of([self.leader_elect_namespace.clone(), of_pod, std::fs::read_to_string(NAMESPACE_FILE).ok()])
             .unwrap_or_else(|| "kube-system".to_owned())
     }
 
@@ -110,6 +104,11 @@ impl Options {
     }
 }
 
+/// The first that is more than blanks.
+fn first_of(candidates: [Option<String>; 3]) -> Option<String> {
+    candidates.into_iter().flatten().map(|text| text.trim().to_owned()).find(|text| !text.is_empty())
+}
+
 /// Reads `15s`, `500ms`, `2m` or `1h30m`.
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration =
@@ -120,6 +119,15 @@ fn duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_namespace_of_the_lease_is_the_first_that_is_known() {
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(first_of([some("flag"), some("pod"), some("file")]).as_deref(), Some("flag"));
+        assert_eq!(first_of([None, some(" pod\n"), some("file")]).as_deref(), Some("pod"));
+        assert_eq!(first_of([None, some(" "), some("file\n")]).as_deref(), Some("file"));
+        assert_eq!(first_of([None, None, None]), None);
+    }
 
     #[test]
     fn times_are_read_as_people_write_them() {

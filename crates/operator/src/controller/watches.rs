@@ -266,8 +266,8 @@ fn root_changed<K: Reported + References>(ctx: &Context, change: &Change<'_, K>)
             let key = Key::of(kind, *object);
             ctx.references.set(&key, BTreeSet::new());
             ctx.forget(&key);
+            ctx.queue.forget(&key);
             wake(ctx, ctx.references.of(&key));
-            ctx.queue.wake(key);
         }
     }
 }

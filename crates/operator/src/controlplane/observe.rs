@@ -1,21 +1,21 @@
 //! All reads of a pass. From caches: nothing here is irreversible.
 
+use std::sync::Arc;
+
+use coder_k8s_api::CoderControlPlane;
 use coder_k8s_core::controlplane::Seen;
-use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
 use crate::controller::Context;
 
-/// What there is of the object. None: it is gone.
-pub(super) fn observe(key: &Key, ctx: &Context) -> Option<Seen> {
-    let object = ctx.caches.control_planes.get(&key.namespace, &key.name)?;
-    let uid = object.uid();
+/// What there is of the object and its children.
+pub(super) fn observe(object: Arc<CoderControlPlane>, ctx: &Context) -> Seen {
+    let (uid, namespace) = (object.uid(), object.namespace());
     let service_accounts = ctx.caches.service_accounts.filter(|account| {
-        account.namespace().as_deref() == Some(&key.namespace)
-            && account
-                .owner_references()
-                .iter()
-                .any(|owner| owner.controller == Some(true) && Some(&owner.uid) == uid.as_ref())
+        let ours = |uid: &String| {
+            account.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == *uid)
+        };
+        account.namespace() == namespace && uid.as_ref().is_some_and(ours)
     });
-    Some(Seen { object, service_accounts })
+    Seen { object, service_accounts }
 }

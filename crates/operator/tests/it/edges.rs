@@ -9,7 +9,7 @@ use coder_k8s::manifests::Install;
 use coder_k8s_api::{CoderControlPlane, condition::kind, crds};
 use coder_k8s_testbed::{Cluster, eventually};
 use k8s_openapi::{
-    api::core::v1::{Namespace, ServiceAccount},
+    api::core::v1::{Namespace, Secret, ServiceAccount},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
@@ -94,7 +94,12 @@ async fn an_old_crd_holds_up_its_own_kind_alone_and_nothing_is_half_written() {
         "metadata": {"name": "pool", "namespace": "default"}, "spec": {"controlPlaneRef": {"name": "coder"}}});
     apply(&client, pool).await;
     let operator = Operator::start(&cluster, &[]);
-    readyz_says(&operator, 503, "[-] crd codercontrolplanes.coder.com: older than this operator, 1 fields are missing (spec.scaling, …)").await;
+    readyz_says(
+        &operator,
+        503,
+        "[-] crd codercontrolplanes.coder.com: older than this operator: it lacks spec.scaling;",
+    )
+    .await;
     let pools: Api<coder_k8s_api::CoderProvisioner> = Api::namespaced(client.clone(), "default");
     eventually(PATIENCE, || async {
         let status = pools.get("pool").await.unwrap().status;
@@ -174,6 +179,15 @@ async fn a_missing_right_is_a_condition_and_a_line_and_never_a_crash() {
     apply(&client, role("none", "none")).await;
     ready_is(&client, "coder", "NotDeployed").await;
 
+    // An install that may not even look at CRDs goes on, and says what it cannot check.
+    apply(&client, role("customresourcedefinitions", "list")).await;
+    let blind = Operator::start(&cluster, &["--leader-elect=false"]);
+    readyz_says(&blind, 503, r#"cannot list resource "customresourcedefinitions""#).await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("unseen")).await.unwrap();
+    observed(&client, "default", "unseen").await;
+    drop(blind);
+    apply(&client, role("none", "none")).await;
+
     // A watch that is not allowed: readiness and log say so; the process stays.
     apply(&client, role("secrets", "list")).await;
     let second = Operator::start(&cluster, &[]);
@@ -208,15 +222,18 @@ async fn a_foreign_service_account_is_a_conflict_until_it_is_handed_over() {
     ready_is(&client, "coder", "NotDeployed").await;
     assert_eq!(accounts.get("coder").await.unwrap().labels()["team"], "x");
     let events: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(client, "default");
-    let told: Vec<_> = events
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .items
-        .into_iter()
-        .filter_map(|e| e.reason)
-        .collect();
-    assert_eq!(told, ["ForeignObject", "NotDeployed"], "one event a transition");
+    // An event follows the status that it tells of.
+    eventually(PATIENCE, || async {
+        let all = events.list(&ListParams::default()).await.unwrap().items;
+        let told: Vec<_> = all.into_iter().filter_map(|event| event.reason).collect();
+        if told == ["ForeignObject", "NotDeployed"] {
+            Ok(())
+        } else {
+            Err(format!("one event a transition, not {told:?}"))
+        }
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -346,7 +363,7 @@ async fn a_status_of_the_existing_operator_is_taken_over_and_then_costs_nothing(
     first.exit_code().await;
     let second = Operator::start(&cluster, &[]);
     second.leads().await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    second.reconciled("CoderControlPlane", 1).await;
     let all = requests(&cluster, |user| user == second.user);
     assert!(writes(&all).is_empty(), "{:?}", writes(&all));
 }
@@ -380,4 +397,35 @@ async fn deleting_a_kind_deletes_its_children_for_good() {
     .unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(accounts.list(&ours).await.unwrap().items.len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_secret_wakes_those_who_refer_to_it_and_nobody_else() {
+    let (cluster, client) = cluster(crds()).await;
+    grant(&client, &Install::default()).await;
+    let mut licensed = control_plane("licensed");
+    licensed.spec.license_secret_ref = Some(serde_json::from_value(json!({"name": "license"})).unwrap());
+    planes(&client, "default").create(&PostParams::default(), &licensed).await.unwrap();
+    planes(&client, "default").create(&PostParams::default(), &control_plane("plain")).await.unwrap();
+    let operator = Operator::start(&cluster, &[]);
+    observed(&client, "default", "licensed").await;
+    observed(&client, "default", "plain").await;
+    operator.ready().await;
+    let before = operator.passes("CoderControlPlane").await;
+    let secrets: Api<Secret> = Api::namespaced(client, "default");
+    for name in ["license", "other"] {
+        let secret = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        secrets.create(&PostParams::default(), &secret).await.unwrap();
+    }
+    operator.reconciled("CoderControlPlane", before + 1).await;
+    secrets
+        .patch("other", &PatchParams::default(), &Patch::Merge(&json!({"stringData": {"a": "b"}})))
+        .await
+        .unwrap();
+    secrets
+        .patch("license", &PatchParams::default(), &Patch::Merge(&json!({"stringData": {"a": "b"}})))
+        .await
+        .unwrap();
+    operator.reconciled("CoderControlPlane", before + 2).await;
+    assert_eq!(operator.passes("CoderControlPlane").await, before + 2);
 }

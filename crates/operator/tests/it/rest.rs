@@ -73,7 +73,8 @@ async fn two_hundred_objects_cost_nothing_at_rest_and_no_write_after_a_restart()
     second.ready().await;
     println!("ready {:?} after the start, with {OBJECTS} objects (debug build)", started.elapsed());
     second.leads().await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    second.reconciled("CoderControlPlane", OBJECTS as u64).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let again = requests(&cluster, |user| user == second.user);
     assert!(writes(&again).is_empty(), "after a restart: {:?}", writes(&again));
 
@@ -96,7 +97,7 @@ async fn the_log_level_changes_while_it_runs() {
     let cluster = Cluster::builder().controller_manager(false).crds(crds()).start().await.unwrap();
     grant(&cluster.client(), &Install::default()).await;
     let operator = Operator::start(&cluster, &["--log-level=warn"]);
-    // At `warn` the addresses are not logged: the level is raised by a second instance that tells them.
+    // At `warn` the addresses are not logged: a second instance tells its own.
     let loud = Operator::start(&cluster, &[]);
     let admin = loud.address("--admin-addr").await;
     assert!(!operator.output().contains(r#""level":"INFO""#));

@@ -153,6 +153,28 @@ impl Operator {
         request(&address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await
     }
 
+    /// How many passes over objects of a kind have ended.
+    pub async fn passes(&self, kind: &str) -> u64 {
+        let (_, metrics) = self.get("--metrics-addr", "/metrics").await;
+        let ours = |line: &&str| {
+            line.starts_with("coder_k8s_reconciles_total") && line.contains(&format!("kind=\"{kind}\""))
+        };
+        let counts =
+            metrics.lines().filter(ours).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        counts.sum()
+    }
+
+    /// Waits until at least so many passes over objects of a kind have ended.
+    pub async fn reconciled(&self, kind: &str, least: u64) {
+        let ended = eventually(PATIENCE, || async {
+            match self.passes(kind).await {
+                passes if passes >= least => Ok(()),
+                passes => Err(format!("{passes} of {least} passes")),
+            }
+        });
+        ended.await.unwrap_or_else(|error| panic!("{error}\n{}", self.output()));
+    }
+
     /// Waits until it is ready.
     pub async fn ready(&self) {
         let ready = eventually(PATIENCE, || async {

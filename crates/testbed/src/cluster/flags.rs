@@ -58,7 +58,7 @@ pub(super) fn kube_apiserver(
         format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
         "--bind-address=127.0.0.1".into(),
         format!("--secure-port={port}"),
-        // Without it the server looks for an interface with a default route, which a sandbox may lack.
+        // Without it the server looks for an interface with a default route, which a machine without a network lacks.
         "--advertise-address=127.0.0.1".into(),
         // A loopback address is no valid endpoint, so the server must not register itself as one.
         "--endpoint-reconciler-type=none".into(),
