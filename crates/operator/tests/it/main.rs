@@ -13,8 +13,10 @@
 mod cli;
 mod dev;
 mod edges;
+mod kinds;
 mod memory;
 mod rest;
+mod rights;
 mod secrets;
 #[path = "../support/mod.rs"]
 mod support;

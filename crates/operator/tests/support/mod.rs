@@ -10,7 +10,9 @@ use std::{
 };
 
 use coder_k8s::manifests::{self, Install};
+use coder_k8s_api::{CoderControlPlane, CoderControlPlaneSpec, condition::kind};
 use coder_k8s_testbed::{AuditEvent, Cluster, TimedOut, eventually};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
     api::{DynamicObject, Patch, PatchParams},
@@ -244,8 +246,8 @@ pub fn writes(events: &[AuditEvent]) -> Vec<&AuditEvent> {
 }
 
 /// Waits until the operator has said of an object how it stands, and returns it.
-pub async fn observed(client: &Client, namespace: &str, name: &str) -> coder_k8s_api::CoderControlPlane {
-    let api: Api<coder_k8s_api::CoderControlPlane> = Api::namespaced(client.clone(), namespace);
+pub async fn observed(client: &Client, namespace: &str, name: &str) -> CoderControlPlane {
+    let api: Api<CoderControlPlane> = Api::namespaced(client.clone(), namespace);
     let seen = eventually(PATIENCE, || async {
         let object = api.get(name).await.map_err(|error| error.to_string())?;
         let observed = object.status.as_ref().and_then(|status| status.workload.observed_generation);
@@ -255,14 +257,52 @@ pub async fn observed(client: &Client, namespace: &str, name: &str) -> coder_k8s
 }
 
 /// A control plane with nothing but its name.
-pub fn control_plane(name: &str) -> coder_k8s_api::CoderControlPlane {
-    coder_k8s_api::CoderControlPlane::new(name, coder_k8s_api::CoderControlPlaneSpec::default())
+pub fn control_plane(name: &str) -> CoderControlPlane {
+    CoderControlPlane::new(name, CoderControlPlaneSpec::default())
 }
 
 /// The status, reason and message of a condition.
-pub fn condition(object: &coder_k8s_api::CoderControlPlane, kind: &str) -> (String, String, String) {
+pub fn condition(object: &CoderControlPlane, kind: &str) -> (String, String, String) {
     let all = object.status.as_ref().map_or(&[][..], |status| &status.workload.conditions);
     let found =
         all.iter().find(|c| c.type_ == kind).unwrap_or_else(|| panic!("no condition {kind}: {all:?}"));
     (found.status.clone(), found.reason.clone(), found.message.clone())
+}
+
+/// A cluster with these kinds and without a controller-manager.
+pub async fn bare_cluster(crds: Vec<CustomResourceDefinition>) -> (Cluster, Client) {
+    let cluster = Cluster::builder().controller_manager(false).crds(crds).start().await.unwrap();
+    let client = cluster.client();
+    (cluster, client)
+}
+
+/// The control planes of a namespace.
+pub fn planes(client: &Client, namespace: &str) -> Api<CoderControlPlane> {
+    Api::namespaced(client.clone(), namespace)
+}
+
+/// Waits until `/readyz` says something.
+pub async fn readyz_says(operator: &Operator, code: u16, text: &str) {
+    let said = eventually(PATIENCE, || async {
+        match operator.get("--health-addr", "/readyz").await {
+            (found, body) if found == code && body.contains(text) => Ok(()),
+            (found, body) => Err(format!("{found}: {body}")),
+        }
+    });
+    said.await.unwrap_or_else(|error| panic!("{error}\n{}", operator.output()));
+}
+
+/// Waits until `Ready` has this reason.
+pub async fn ready_is(client: &Client, name: &str, reason: &str) -> CoderControlPlane {
+    let api = planes(client, "default");
+    let found = eventually(PATIENCE, || async {
+        let object = api.get(name).await.map_err(|error| error.to_string())?;
+        let all = object.status.as_ref().map_or(&[][..], |status| &status.workload.conditions);
+        if all.iter().any(|c| c.type_ == kind::READY && c.reason == reason) {
+            Ok(object)
+        } else {
+            Err(format!("{all:?}"))
+        }
+    });
+    found.await.unwrap()
 }

@@ -1,0 +1,149 @@
+//! Kinds that are missing, old, deleted or lax, and objects that cannot be read.
+
+use std::time::Duration;
+
+use coder_k8s::manifests::Install;
+use coder_k8s_api::{CoderControlPlane, crds};
+use coder_k8s_testbed::{Cluster, eventually};
+use k8s_openapi::{
+    api::core::v1::ServiceAccount,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+use crate::support::{
+    Operator, PATIENCE, apply, bare_cluster, control_plane, grant, observed, planes, readyz_says,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_crds_are_waited_for_and_readiness_names_the_command() {
+    let (cluster, client) = bare_cluster(Vec::new()).await;
+    grant(&client, &Install::default()).await;
+    let mut operator = Operator::start(&cluster, &[]);
+    readyz_says(&operator, 503, "[-] crd codercontrolplanes.coder.com: not installed; run `coder-k8s crds | kubectl apply --server-side -f -`").await;
+    readyz_says(&operator, 503, "[-] watch codercontrolplanes: waits for its CRD").await;
+    assert_eq!(operator.get("--health-addr", "/livez").await.0, 200);
+
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for crd in crds() {
+        definitions.create(&PostParams::default(), &crd).await.unwrap();
+    }
+    operator.ready().await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
+    observed(&client, "default", "coder").await;
+
+    // And away again, at run time: it is said, the process stays, and all is well when they are back.
+    definitions.delete("codercontrolplanes.coder.com", &DeleteParams::default()).await.unwrap();
+    readyz_says(&operator, 503, "[-] crd codercontrolplanes.coder.com: not installed").await;
+    assert!(operator.runs());
+    definitions.create(&PostParams::default(), &crds()[0]).await.unwrap();
+    operator.ready().await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("again")).await.unwrap();
+    observed(&client, "default", "again").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_crd_holds_up_its_own_kind_alone_and_nothing_is_half_written() {
+    let mut old = crds();
+    let root = old[0].spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema.as_mut().unwrap();
+    let properties = root.properties.as_mut().unwrap();
+    properties.get_mut("spec").unwrap().properties.as_mut().unwrap().remove("scaling");
+    properties.get_mut("spec").unwrap().default = None;
+    let (cluster, client) = bare_cluster(old).await;
+    grant(&client, &Install::default()).await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
+    let pool = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderProvisioner",
+        "metadata": {"name": "pool", "namespace": "default"}, "spec": {"controlPlaneRef": {"name": "coder"}}});
+    apply(&client, pool).await;
+    let operator = Operator::start(&cluster, &[]);
+    readyz_says(
+        &operator,
+        503,
+        "[-] crd codercontrolplanes.coder.com: older than this operator: it lacks spec.scaling;",
+    )
+    .await;
+    let pools: Api<coder_k8s_api::CoderProvisioner> = Api::namespaced(client.clone(), "default");
+    eventually(PATIENCE, || async {
+        let status = pools.get("pool").await.unwrap().status;
+        status.and_then(|status| status.workload.observed_generation).ok_or("the other kinds go on")
+    })
+    .await
+    .unwrap();
+    assert_eq!(planes(&client, "default").get("coder").await.unwrap().status, None);
+
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let update = PatchParams::apply("tests").force();
+    definitions.patch("codercontrolplanes.coder.com", &update, &Patch::Apply(&crds()[0])).await.unwrap();
+    operator.ready().await;
+    observed(&client, "default", "coder").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_does_not_parse_is_named_and_blinds_nobody() {
+    let mut lax = crds();
+    let root = lax[0].spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema.as_mut().unwrap();
+    let spec = root.properties.as_mut().unwrap().get_mut("spec").unwrap();
+    let anything = json!({"x-kubernetes-preserve-unknown-fields": true});
+    spec.properties.as_mut().unwrap().insert("replicas".into(), serde_json::from_value(anything).unwrap());
+    lax[0].spec.versions[0].subresources.as_mut().unwrap().scale = None;
+    let (cluster, client) = bare_cluster(lax).await;
+    grant(&client, &Install::default()).await;
+    let bad = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderControlPlane",
+        "metadata": {"name": "bad", "namespace": "default"}, "spec": {"replicas": {"many": true}}});
+    apply(&client, bad).await;
+    let operator = Operator::start(&cluster, &[]);
+    operator.ready().await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("good")).await.unwrap();
+    observed(&client, "default", "good").await;
+    operator
+        .until(|lines| {
+            let named = |line: &&serde_json::Value| {
+                line["object"] == "CoderControlPlane default/bad" && line["level"] == "ERROR"
+            };
+            lines.iter().find(named).map(|_| ())
+        })
+        .await;
+    let (_, metrics) = operator.get("--metrics-addr", "/metrics").await;
+    assert!(metrics.contains(r#"coder_k8s_unparsable_objects{kind="CoderControlPlane"} 1"#), "{metrics}");
+
+    let mended = json!({"spec": {"replicas": 1}});
+    let resource = kube::api::ApiResource::erase::<CoderControlPlane>(&());
+    let raw: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &resource);
+    raw.patch("bad", &PatchParams::default(), &Patch::Merge(&mended)).await.unwrap();
+    observed(&client, "default", "bad").await;
+}
+
+/// With the real garbage collector: what is deleted with its kind is not made again.
+#[tokio::test(flavor = "multi_thread")]
+async fn deleting_a_kind_deletes_its_children_for_good() {
+    let cluster = Cluster::builder().crds(crds()).start().await.unwrap();
+    let client = cluster.client();
+    grant(&client, &Install::default()).await;
+    let operator = Operator::start(&cluster, &[]);
+    operator.leads().await;
+    for n in 0..5 {
+        planes(&client, "default")
+            .create(&PostParams::default(), &control_plane(&format!("coder-{n}")))
+            .await
+            .unwrap();
+    }
+    for n in 0..5 {
+        observed(&client, "default", &format!("coder-{n}")).await;
+    }
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    definitions.delete("codercontrolplanes.coder.com", &DeleteParams::default()).await.unwrap();
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    let ours = ListParams::default().labels("app.kubernetes.io/managed-by=coder-k8s");
+    eventually(PATIENCE, || async {
+        let left = accounts.list(&ours).await.unwrap().items.len();
+        if left == 0 { Ok(()) } else { Err(format!("{left} are left")) }
+    })
+    .await
+    .unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(accounts.list(&ours).await.unwrap().items.len(), 0);
+}
