@@ -53,11 +53,20 @@ async fn two_hundred_objects_cost_nothing_at_rest_and_no_write_after_a_restart()
     assert_eq!(accounts.list(&ours).await.unwrap().items.len(), OBJECTS);
 
     // Per object: one child, one status, one event. The lease and the watches come on top.
+    let written = || async {
+        let all = requests(&cluster, |user| user == first.user);
+        match writes(&all).len() {
+            count if count >= 3 * OBJECTS => Ok(()),
+            count => Err(format!("{count} writes")),
+        }
+    };
+    eventually(crate::support::PATIENCE, written).await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let all = requests(&cluster, |user| user == first.user);
-    let count = writes(&all).len();
-    println!("{count} writes for {OBJECTS} new objects");
-    assert_eq!(count, 3 * OBJECTS);
+    let (accepted, refused): (Vec<_>, Vec<_>) = writes(&all).into_iter().partition(|event| event.code < 300);
+    println!("{} writes for {OBJECTS} new objects, {} refused", accepted.len(), refused.len());
+    assert_eq!(accepted.len(), 3 * OBJECTS);
+    assert!(refused.len() <= OBJECTS / 20, "writes onto an old view are rare: {refused:?}");
     assert!(all.iter().all(|event| event.code != 403), "the declared rights are enough");
 
     tokio::time::sleep(REST).await;
