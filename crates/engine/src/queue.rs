@@ -86,6 +86,26 @@ impl Queue {
         self.shared.changed.notify_one();
     }
 
+    /// Runs the object after `delay` at the latest. One that runs now is run again when it has ended.
+    pub fn wake_within(&self, key: Key, delay: Duration) {
+        let until = Instant::now() + delay;
+        let mut state = self.shared.state.lock();
+        match state.doing.get_mut(&key) {
+            Some(Doing::Waiting { .. }) => return,
+            Some(Doing::Running { woken }) => {
+                *woken = true;
+                return;
+            }
+            Some(Doing::Sleeping { until: sooner }) if *sooner <= until => return,
+            Some(Doing::Sleeping { .. }) | None => {
+                state.doing.insert(key.clone(), Doing::Sleeping { until });
+                state.delays.push(Reverse((until, key)));
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_one();
+    }
+
     /// Drops an object that is gone, so that nothing of it is kept. One that runs is left to end.
     pub fn forget(&self, key: &Key) {
         let mut state = self.shared.state.lock();
@@ -295,6 +315,18 @@ mod tests {
         });
         let ran = run(&queue, Duration::from_secs(1), Duration::from_millis(100), Next::OnChange).await;
         assert_eq!(ran, [("a".to_owned(), 0), ("a".to_owned(), 100)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wake_up_with_patience_never_postpones_another() {
+        let queue = queue();
+        queue.wake_within(key("a"), Duration::from_secs(5));
+        queue.wake_within(key("a"), Duration::from_secs(2));
+        queue.wake_within(key("a"), Duration::from_secs(9));
+        queue.wake_within(key("b"), Duration::from_secs(5));
+        queue.wake(key("b"));
+        let ran = run(&queue, Duration::from_secs(20), Duration::ZERO, Next::OnChange).await;
+        assert_eq!(ran, [("b".to_owned(), 0), ("a".to_owned(), 2000)]);
     }
 
     #[tokio::test(start_paused = true)]

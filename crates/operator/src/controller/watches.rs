@@ -1,6 +1,6 @@
 //! What the controller watches, and whom each change wakes.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 
 use coder_k8s_api::names::{self, label};
 use coder_k8s_core::{
@@ -30,6 +30,9 @@ use super::{
 
 /// CRDs of others that children may need.
 pub(crate) const OPTIONAL_CRDS: [&str; 1] = ["httproutes.gateway.networking.k8s.io"];
+
+/// How long the news that an owner is gone may take longer than the news of its children.
+const NEWS: Duration = Duration::from_millis(300);
 
 /// Where the controller looks: everywhere, or in these namespaces.
 #[derive(Clone, Debug)]
@@ -296,23 +299,28 @@ fn says_something_else<K: Reported>(before: &K, now: &K) -> bool {
     said(before) != said(now)
 }
 
-/// A change of a child wakes its owner.
+/// A change of a child wakes its owner. One that is gone may have gone with its owner, of which the news is on its way:
+/// then nothing is to be made again.
 fn child_changed<K: Resource>(ctx: &Context, change: &Change<'_, K>) {
-    let object = match change {
-        Change::Seen { now, .. } => *now,
+    match change {
+        Change::Seen { now, .. } => owners(*now).for_each(|owner| ctx.queue.wake(owner)),
         Change::Gone(object) => {
             if let Some(uid) = object.uid() {
                 ctx.gate.forget(&uid);
             }
-            *object
-        }
-    };
-    for owner in object.owner_references().iter().filter(|owner| owner.controller == Some(true)) {
-        let ours = [kind::CONTROL_PLANE, kind::PROVISIONER, kind::WORKSPACE_PROXY];
-        if let Some(kind) = ours.into_iter().find(|kind| *kind == owner.kind) {
-            ctx.queue.wake(Key::new(kind, object.namespace().unwrap_or_default(), &owner.name));
+            owners(*object).for_each(|owner| ctx.queue.wake_within(owner, NEWS));
         }
     }
+}
+
+/// The objects of ours that control a child.
+fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
+    let controls = child.owner_references().iter().filter(|owner| owner.controller == Some(true));
+    controls.filter_map(|owner| {
+        let ours = [kind::CONTROL_PLANE, kind::PROVISIONER, kind::WORKSPACE_PROXY];
+        let kind = ours.into_iter().find(|kind| *kind == owner.kind)?;
+        Some(Key::new(kind, child.namespace().unwrap_or_default(), &owner.name))
+    })
 }
 
 fn targets<K: References>(object: &K, namespace: &str) -> BTreeSet<Key> {
