@@ -6,7 +6,7 @@
 
 pub(crate) mod children;
 mod context;
-mod options;
+pub(crate) mod options;
 mod watches;
 
 use std::{sync::Arc, time::Duration};

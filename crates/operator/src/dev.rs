@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::print::print;
+use crate::{controller::options::duration, print::print};
 
 /// What `dev` is asked to do.
 #[derive(Debug, clap::Args)]
@@ -26,9 +26,9 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_DEV_UNTIL_READY")]
     until_ready: bool,
 
-    /// With --until-ready: how many seconds that may take
-    #[arg(long, default_value_t = 120, env = "CODER_K8S_DEV_TIMEOUT")]
-    timeout: u64,
+    /// With --until-ready: how long that may take
+    #[arg(long, default_value = "2m", value_parser = duration, env = "CODER_K8S_DEV_TIMEOUT", value_name = "TIME")]
+    timeout: Duration,
 
     /// What the operator logs: error, warn, info, debug, trace
     #[arg(long, default_value = "warn", env = "CODER_K8S_LOG_LEVEL")]
@@ -89,10 +89,9 @@ async fn serve(cluster: &Cluster, options: &Options, say: &Teller) -> Result<()>
     let settled = async {
         samples::apply(&client, say).await?;
         if options.until_ready {
-            let limit = Duration::from_secs(options.timeout);
-            match tokio::time::timeout(limit, samples::settled(&client)).await {
+            match tokio::time::timeout(options.timeout, samples::settled(&client)).await {
                 Ok(outcome) => outcome?,
-                Err(_) => bail!("the samples did not settle within {} s", options.timeout),
+                Err(_) => bail!("the samples did not settle within {:?}", options.timeout),
             }
             say.line("every sample is settled");
         } else {

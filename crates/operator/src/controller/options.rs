@@ -110,7 +110,7 @@ fn first_of(candidates: [Option<String>; 3]) -> Option<String> {
 }
 
 /// Reads `15s`, `500ms`, `2m` or `1h30m`.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| format!("{text:?} is not a time such as 15s, 500ms or 2m"))?;
     Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative"))
