@@ -24,6 +24,10 @@ pub mod kind {
     pub const EXPOSED: &str = "Exposed";
     /// Workspace RBAC is in place.
     pub const WORKSPACE_ACCESS: &str = "WorkspaceAccess";
+    /// An annotation stops the operator from writing. Present only then. On every kind.
+    pub const PAUSED: &str = "Paused";
+    /// The image is older than the release that last ran on the database. Present only then.
+    pub const DOWNGRADE: &str = "Downgrade";
     /// The control plane that a pool or proxy names can be used.
     pub const CONTROL_PLANE_READY: &str = "ControlPlaneReady";
     /// The credentials of `bootstrap` can be read.
@@ -46,12 +50,42 @@ pub mod reason {
     pub const PENDING: &str = "Pending";
     /// Switched off by the spec.
     pub const DISABLED: &str = "Disabled";
+    /// An annotation says so.
+    pub const ANNOTATED: &str = "Annotated";
     /// As the spec asks.
     pub const RECONCILED: &str = "Reconciled";
     /// Work is going on.
     pub const PROGRESSING: &str = "Progressing";
+    /// The pods have rolled out.
+    pub const ROLLED_OUT: &str = "RolledOut";
+    /// No pods are asked for, and none runs.
+    pub const SCALED_TO_ZERO: &str = "ScaledToZero";
+    /// The rollout made no progress in the time it had.
+    pub const PROGRESS_DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
+    /// The cluster refuses to make pods, for instance by a quota.
+    pub const PODS_REFUSED: &str = "PodsRefused";
+    /// Somebody paused the Deployment.
+    pub const DEPLOYMENT_PAUSED: &str = "DeploymentPaused";
+    /// The Ingress or route is written, and nothing speaks against it.
+    pub const EXPOSED: &str = "Exposed";
+    /// The Gateway API is not installed.
+    pub const GATEWAY_API_MISSING: &str = "GatewayAPIMissing";
+    /// A Gateway does not accept the route.
+    pub const ROUTE_NOT_ACCEPTED: &str = "RouteNotAccepted";
+    /// Workspaces may run everywhere the spec asks for.
+    pub const GRANTED: &str = "Granted";
+    /// A namespace has not consented to workspaces.
+    pub const CONSENT_MISSING: &str = "ConsentMissing";
+    /// A rule grants what workspaces are never given.
+    pub const RULE_NOT_ALLOWED: &str = "RuleNotAllowed";
+    /// The image is older than the database.
+    pub const OLDER_THAN_DATABASE: &str = "OlderThanDatabase";
+    /// The object is going, and what it made with it.
+    pub const DELETING: &str = "Deleting";
     /// An object of others bears the name.
     pub const FOREIGN_OBJECT: &str = "ForeignObject";
+    /// The API server refuses what the spec asks for.
+    pub const INVALID: &str = "Invalid";
     /// The operator lacks a permission.
     pub const FORBIDDEN: &str = "Forbidden";
 }

@@ -24,6 +24,10 @@ pub mod label {
     pub const CONTROL_PLANE: &str = "coder.com/control-plane";
     /// The namespace of that control plane.
     pub const CONTROL_PLANE_NAMESPACE: &str = "coder.com/control-plane-namespace";
+    /// On a Namespace, followed by the name of another: `allow` lets workspaces of that one run here.
+    pub const WORKSPACES_OF: &str = "workspaces.coder.com/";
+    /// The value of [`WORKSPACES_OF`] that consents.
+    pub const ALLOW: &str = "allow";
 }
 
 /// The value of [`label::NAME`] for the children of each kind.
@@ -52,6 +56,12 @@ pub mod annotation {
     pub const APPLIED_HASH: &str = "coder.com/applied-hash";
     /// On an object of others: hands it over to the object that the value names as `<kind>/<name>`.
     pub const ADOPT_BY: &str = "coder.com/adopt-by";
+    /// On one of our objects, `true`: the operator writes nothing for it.
+    pub const PAUSED: &str = "coder.com/paused";
+    /// On pods: a checksum of the Secrets and ConfigMaps that they read when they start.
+    pub const CONFIG_CHECKSUM: &str = "coder.com/config-checksum";
+    /// On a Deployment: who scales it, if not the operator.
+    pub const SCALING: &str = "coder.com/scaling";
     /// UID of the control plane that a workspace Role or RoleBinding serves.
     pub const WORKSPACE_RBAC_OWNER_UID: &str = "coder.com/workspace-rbac-owner-uid";
 }

@@ -16,6 +16,9 @@ pub struct WorkspaceRbac {
     /// Whether workspaces may be Deployments.
     #[serde(default = "yes")]
     pub enable_deployments: bool,
+    /// Whether workspaces may run in the object's own namespace, where its Secrets are.
+    #[serde(default = "yes")]
+    pub own_namespace: bool,
     /// Further rules of the Role. Never Secrets, RBAC or tokens, unless the operator's flags allow it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "role_rules")]
@@ -32,6 +35,7 @@ impl Default for WorkspaceRbac {
         Self {
             workspace_perms: yes(),
             enable_deployments: yes(),
+            own_namespace: yes(),
             extra_rules: Vec::new(),
             workspace_namespaces: Vec::new(),
         }

@@ -41,12 +41,13 @@ pub struct Conditions<'a> {
     generation: Option<i64>,
     now: Timestamp,
     all: Vec<Condition>,
+    cleared: Vec<String>,
 }
 
 impl<'a> Conditions<'a> {
     /// No condition yet, for an object of `generation` that had the conditions `before`.
     pub fn new(before: &'a [Condition], generation: Option<i64>, now: Timestamp) -> Self {
-        Self { before, generation, now, all: Vec::new() }
+        Self { before, generation, now, all: Vec::new(), cleared: Vec::new() }
     }
 
     /// Says one thing.
@@ -76,47 +77,85 @@ impl<'a> Conditions<'a> {
         });
         let conflict = conflict.collect::<Vec<_>>().join("; ");
         let failure = done.failures.first();
+        let refused = done.failures.iter().find(|failure| failure.reason == reason::INVALID);
+        let stalled = match (done.foreign.is_empty(), refused, ready.progress) {
+            (false, _, _) => Some((reason::FOREIGN_OBJECT, conflict.clone())),
+            (true, Some(refused), _) => Some((refused.reason, refused.message.clone())),
+            (true, None, Progress::Stalled) if failure.is_none() => {
+                Some((ready.reason, ready.message.clone()))
+            }
+            (true, None, _) => None,
+        };
+        match (failure, ready.progress) {
+            // What a person must see to is not worked on, so that tools call it failed.
+            _ if stalled.is_some() => {
+                self.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do");
+            }
+            (Some(failure), _) => self.set(kind::RECONCILING, true, failure.reason, failure.message.clone()),
+            (None, Progress::Working) => {
+                self.set(kind::RECONCILING, true, ready.reason, ready.message.clone());
+            }
+            (None, _) => {
+                self.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do");
+            }
+        }
         match (done.foreign.is_empty(), failure) {
             (false, _) => self.set(kind::READY, false, reason::FOREIGN_OBJECT, conflict.clone()),
             (true, Some(failure)) => self.set(kind::READY, false, failure.reason, failure.message.clone()),
             (true, None) => self.set(kind::READY, ready.ready, ready.reason, ready.message),
         }
-        match failure {
-            Some(failure) => self.set(kind::RECONCILING, true, failure.reason, failure.message.clone()),
-            None if ready.working => {
-                self.set(kind::RECONCILING, true, reason::PROGRESSING, "work is going on");
-            }
-            None => self.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do"),
+        match stalled {
+            Some((reason, message)) => self.set(kind::STALLED, true, reason, message),
+            None => self.set(kind::STALLED, false, reason::RECONCILED, "nothing waits for a person"),
         }
         if done.foreign.is_empty() {
-            self.set(kind::STALLED, false, reason::RECONCILED, "nothing waits for a person");
             self.set(kind::CONFLICT, false, reason::RECONCILED, "no object of others is in the way");
         } else {
-            self.set(kind::STALLED, true, reason::FOREIGN_OBJECT, conflict.clone());
             self.set(kind::CONFLICT, true, reason::FOREIGN_OBJECT, conflict);
         }
+    }
+
+    /// Says nothing about one thing any more.
+    pub fn clear(&mut self, type_: &str) {
+        self.cleared.push(type_.to_owned());
     }
 
     /// The list, in the order in which it was said. What this pass said nothing about stays as it was.
     pub fn into_vec(mut self) -> Vec<Condition> {
         let said = |all: &[Condition], type_: &str| all.iter().any(|c| c.type_ == type_);
-        let kept: Vec<_> = self.before.iter().filter(|c| !said(&self.all, &c.type_)).cloned().collect();
+        let kept: Vec<_> = self
+            .before
+            .iter()
+            .filter(|c| !said(&self.all, &c.type_) && !self.cleared.contains(&c.type_))
+            .cloned()
+            .collect();
         self.all.extend(kept);
         self.all
     }
 }
 
 /// Whether an object is as its spec asks, if nothing failed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Verdict {
     /// The answer.
     pub ready: bool,
-    /// Whether the operator still works on it.
-    pub working: bool,
+    /// Whether anything is still to come.
+    pub progress: Progress,
     /// The reason, one word.
     pub reason: &'static str,
     /// The sentence.
-    pub message: &'static str,
+    pub message: String,
+}
+
+/// Whether anything is still to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing is.
+    Settled,
+    /// It is being worked on, or waited for.
+    Working,
+    /// Only a person helps.
+    Stalled,
 }
 
 /// `Ready` if a pod is ready, else `Pending`: the word that the existing operator uses.
@@ -141,18 +180,61 @@ pub fn timeless(mut status: Value) -> Value {
     status
 }
 
-/// What to tell people after a pass: `Ready` has flipped or has another reason.
+/// Conditions whose bad news, and whose end, is told. `Ready` is told always.
+const TOLD: [&str; 6] = [
+    kind::DOWNGRADE,
+    kind::EXPOSED,
+    kind::LICENSE_APPLIED,
+    kind::OPERATOR_ACCESS_READY,
+    kind::PAUSED,
+    kind::WORKSPACE_ACCESS,
+];
+
+/// What to tell people after a pass: `Ready` has flipped or has another reason, or a part of it turned bad or well.
+///
+/// A new object that is on its way is no news.
 pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<Note> {
-    let find = |all: &[Condition]| all.iter().find(|c| c.type_ == kind::READY).cloned();
-    let (Some(now), then) = (find(after), find(before)) else { return Vec::new() };
-    if then.is_some_and(|then| then.status == now.status && then.reason == now.reason) {
-        return Vec::new();
+    let find = |all: &[Condition], type_: &str| all.iter().find(|c| c.type_ == type_).cloned();
+    let same = |a: &Condition, b: &Condition| a.status == b.status && a.reason == b.reason;
+    let mut notes = Vec::new();
+    if let Some(now) = find(after, kind::READY) {
+        let then = find(before, kind::READY);
+        let on_its_way = now.reason == reason::PROGRESSING || now.reason == reason::PENDING;
+        let news = then.as_ref().map_or(!on_its_way, |then| !same(then, &now));
+        let bad = now.status != "True" && !on_its_way && now.reason != reason::DELETING;
+        if news {
+            notes.push(Note { warning: bad, reason: now.reason, message: now.message });
+        }
     }
-    let bad = after.iter().any(|c| c.type_ == kind::STALLED && c.status == "True")
-        || after
-            .iter()
-            .any(|c| c.type_ == kind::RECONCILING && c.status == "True" && c.reason != reason::PROGRESSING);
-    vec![Note { warning: bad, reason: now.reason, message: now.message }]
+    for type_ in TOLD {
+        let (then, now) = (find(before, type_), find(after, type_));
+        let was_bad = then.as_ref().is_some_and(is_bad);
+        match now {
+            Some(now) if is_bad(&now) && !then.is_some_and(|then| same(&then, &now)) => {
+                notes.push(Note { warning: true, reason: now.reason, message: now.message });
+            }
+            Some(now) if was_bad && !is_bad(&now) && now.status == "True" => {
+                notes.push(Note { warning: false, reason: now.reason, message: now.message });
+            }
+            None if was_bad => {
+                let message = format!("{type_} no longer holds");
+                notes.push(Note { warning: false, reason: format!("Not{type_}"), message });
+            }
+            _ => {}
+        }
+    }
+    notes
+}
+
+/// Whether a condition, other than `Ready`, is something a person should know of.
+fn is_bad(condition: &Condition) -> bool {
+    match &*condition.type_ {
+        kind::DOWNGRADE | kind::PAUSED => condition.status == "True",
+        _ => {
+            condition.status == "False"
+                && ![reason::PENDING, reason::DISABLED, reason::PROGRESSING].contains(&&*condition.reason)
+        }
+    }
 }
 
 /// Conditions carry whole seconds; anything finer would differ after a round trip.
@@ -165,8 +247,10 @@ mod tests {
     use super::*;
     use crate::outcome::{Failure, Foreign, Retry};
 
-    const SETTLED: Verdict =
-        Verdict { ready: true, working: false, reason: "Deployed", message: "all is well" };
+    fn settled() -> Verdict {
+        let message = "all is well".to_owned();
+        Verdict { ready: true, progress: Progress::Settled, reason: "RolledOut", message }
+    }
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -174,7 +258,7 @@ mod tests {
 
     fn pass(before: &[Condition], done: &Done, now: i64) -> Vec<Condition> {
         let mut conditions = Conditions::new(before, Some(3), at(now));
-        conditions.set_common(done, SETTLED);
+        conditions.set_common(done, settled());
         conditions.into_vec()
     }
 
@@ -248,5 +332,55 @@ mod tests {
         let notes = transitions(&well, &bad);
         assert!(notes[0].warning && notes[0].reason == "ForeignObject");
         assert!(!transitions(&bad, &pass(&bad, &Done::default(), 3))[0].warning);
+    }
+
+    #[test]
+    fn a_new_object_on_its_way_is_no_news() {
+        let rolling = |before: &[Condition]| {
+            let mut conditions = Conditions::new(before, Some(1), at(1));
+            let message = "rolling out".to_owned();
+            let verdict =
+                Verdict { ready: false, progress: Progress::Working, reason: reason::PROGRESSING, message };
+            conditions.set_common(&Done::default(), verdict);
+            conditions.into_vec()
+        };
+        assert_eq!(transitions(&[], &rolling(&[])), []);
+        let well = pass(&[], &Done::default(), 1);
+        let notes = transitions(&well, &rolling(&well));
+        assert!(notes.len() == 1 && !notes[0].warning);
+    }
+
+    #[test]
+    fn bad_news_of_a_part_is_told_once_and_so_is_its_end() {
+        let with = |state: State, reason: &str| {
+            let mut conditions = Conditions::new(&[], Some(1), at(1));
+            conditions.set(kind::WORKSPACE_ACCESS, state, reason, "m");
+            conditions.into_vec()
+        };
+        let (fine, bad) = (with(State::True, reason::GRANTED), with(State::False, reason::CONSENT_MISSING));
+        assert_eq!(transitions(&[], &fine), []);
+        assert!(transitions(&fine, &bad)[0].warning);
+        assert_eq!(transitions(&bad, &bad), []);
+        assert!(!transitions(&bad, &fine)[0].warning);
+        assert_eq!(transitions(&[], &with(State::False, reason::DISABLED)), []);
+    }
+
+    #[test]
+    fn what_the_api_server_refuses_waits_for_a_person() {
+        let failure = Failure { reason: reason::INVALID, message: "no".into(), retry: Retry::Backoff };
+        let refused = pass(&[], &Done { failures: vec![failure], ..Done::default() }, 1);
+        assert_eq!(status(&refused, kind::STALLED), ("True".into(), "Invalid".into()));
+        assert_eq!(status(&refused, kind::RECONCILING).0, "False");
+        assert_eq!(status(&refused, kind::READY), ("False".into(), "Invalid".into()));
+    }
+
+    #[test]
+    fn what_was_cleared_is_gone() {
+        let mut conditions = Conditions::new(&[], None, at(1));
+        conditions.set(kind::PAUSED, true, "Annotated", "m");
+        let before = conditions.into_vec();
+        let mut conditions = Conditions::new(&before, None, at(2));
+        conditions.clear(kind::PAUSED);
+        assert_eq!(conditions.into_vec(), []);
     }
 }

@@ -1,114 +1,243 @@
-//! What becomes of a CoderControlPlane.
+//! What becomes of a CoderControlPlane: its children, in which state they are wanted, and which of them must go.
 //!
-//! For now one child, the ServiceAccount, and a status that says so.
+//! Nothing here waits: what cannot be decided yet is left out of the plan, and the status says what is missing.
 
-use std::sync::Arc;
+pub mod access_url;
+pub mod deployment;
+mod downgrade;
+mod status;
 
-use coder_k8s_api::{CoderControlPlane, CoderControlPlaneStatus};
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ServiceAccount;
+use std::{collections::BTreeMap, sync::Arc};
+
+use coder_k8s_api::{
+    CoderControlPlane, Scaling,
+    names::{annotation, component, finalizer, label},
+};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Service, ServiceAccount},
+    networking::v1::Ingress,
+    policy::v1::PodDisruptionBudget,
+};
 use kube::{ResourceExt, core::ObjectMeta};
 
-use crate::{condition::Verdict, outcome::Done, workload};
+pub use self::status::{Exposure, Outcome, paused, status};
+use crate::{
+    disruption,
+    exposure::{self, route::HTTPRoute},
+    names::instance_label,
+    outcome::Failure,
+    pod::some_map,
+    rollout::Rollout,
+    service,
+    sources::AllFound,
+    workspace_access::{self, Consent, Existing, Grantee},
+};
 
 /// What was observed.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// The object.
     pub object: Arc<CoderControlPlane>,
-    /// The ServiceAccounts that belong to it.
+    /// Its children, as far as they bear our label.
+    pub children: Children,
+    /// Secrets and ConfigMaps that the pods read, or why they could not be read.
+    pub sources: Result<AllFound, Failure>,
+    /// Whether other namespaces consent to workspaces.
+    pub consent: BTreeMap<String, Consent>,
+    /// Whether the cluster has the Gateway API.
+    pub gateway_api: bool,
+    /// Whether workspaces may be given Secrets, RBAC and tokens.
+    pub privileged_rules: bool,
+}
+
+/// Children as last seen.
+#[derive(Clone, Debug, Default)]
+pub struct Children {
+    /// The Deployment.
+    pub deployment: Option<Arc<Deployment>>,
+    /// The Service.
+    pub service: Option<Arc<Service>>,
+    /// The Ingress.
+    pub ingress: Option<Arc<Ingress>>,
+    /// The route.
+    pub route: Option<Arc<HTTPRoute>>,
+    /// The disruption budget.
+    pub budget: Option<Arc<PodDisruptionBudget>>,
+    /// ServiceAccounts that belong to the object, of whatever name.
     pub service_accounts: Vec<Arc<ServiceAccount>>,
+    /// Roles and RoleBindings of workspaces.
+    pub rbac: Existing,
 }
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
+    /// Whether the finalizer is to be there.
+    pub finalizer: bool,
+    /// The wanted children. None: the object is going.
+    pub wanted: Option<Wanted>,
+    /// Access for workspaces.
+    pub workspaces: workspace_access::Plan,
+}
+
+/// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once the Service is there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
     /// The ServiceAccount, if there is to be one.
     pub service_account: Option<ServiceAccount>,
-    /// ServiceAccounts of earlier names.
-    pub obsolete: Vec<Arc<ServiceAccount>>,
+    /// ServiceAccounts that stay and no longer belong to the object.
+    pub detached: Vec<Arc<ServiceAccount>>,
+    /// ServiceAccounts of earlier names that nothing uses any more.
+    pub obsolete_accounts: Vec<Arc<ServiceAccount>>,
+    /// The Service.
+    pub service: Service,
+    /// Whether the pods that there are stay as many when the operator stops deciding it.
+    pub hand_over_replicas: bool,
+    /// The Ingress.
+    pub ingress: Option<Ingress>,
+    /// The route. None also while the cluster has no Gateway API.
+    pub route: Option<HTTPRoute>,
+    /// Whether a route is asked for that cannot be made.
+    pub gateway_api_missing: bool,
+    /// The disruption budget.
+    pub budget: Option<PodDisruptionBudget>,
+}
+
+impl Seen {
+    /// The labels that all children bear and that select the pods.
+    pub fn selector(&self) -> BTreeMap<String, String> {
+        [
+            (label::NAME.to_owned(), component::CONTROL_PLANE.to_owned()),
+            (label::INSTANCE.to_owned(), instance_label(&self.object.name_any())),
+            (label::MANAGED_BY.to_owned(), label::MANAGER.to_owned()),
+        ]
+        .into()
+    }
+
+    /// The name of the pods' ServiceAccount.
+    pub fn service_account(&self) -> String {
+        let named = self.object.spec.service_account.name.as_ref();
+        named.map_or_else(|| self.object.name_any(), ToString::to_string)
+    }
+
+    /// For whom workspaces are granted access.
+    pub fn grantee(&self) -> Grantee {
+        Grantee {
+            namespace: self.object.namespace().unwrap_or_default(),
+            name: self.object.name_any(),
+            uid: self.object.uid().unwrap_or_default(),
+            service_account: self.service_account(),
+        }
+    }
+
+    /// Whether the object is being deleted.
+    pub fn is_going(&self) -> bool {
+        self.object.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Whether every pod runs as the wanted ServiceAccount, so that an earlier one can go.
+    fn has_moved(&self) -> bool {
+        let Some(deployment) = &self.children.deployment else { return false };
+        let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+        let account = pod.and_then(|pod| pod.service_account_name.as_ref());
+        account == Some(&self.service_account()) && Rollout::of(Some(&**deployment)).is_settled()
+    }
+
+    /// Pods that are asked for, by whoever decides it.
+    fn replicas(&self) -> i32 {
+        match self.object.spec.scaling {
+            Scaling::Managed => self.object.spec.replicas,
+            Scaling::External => {
+                let live = self.children.deployment.as_ref().and_then(|d| d.spec.as_ref()?.replicas);
+                live.unwrap_or(1)
+            }
+        }
+    }
+}
+
+/// Whether an annotation stops all writes for the object. A deletion goes on.
+pub fn is_paused(object: &CoderControlPlane) -> bool {
+    object.metadata.deletion_timestamp.is_none()
+        && object.annotations().get(annotation::PAUSED).is_some_and(|value| value.trim() == "true")
 }
 
 /// Decides what is to be done.
 pub fn decide(seen: &Seen) -> Plan {
-    let spec = &seen.object.spec.service_account;
-    if seen.object.metadata.deletion_timestamp.is_some() || spec.disable_create {
-        return Plan { service_account: None, obsolete: Vec::new() };
+    let (grantee, rbac) = (seen.grantee(), &seen.children.rbac);
+    if seen.is_going() {
+        let nothing = coder_k8s_api::WorkspaceRbac { workspace_perms: false, ..Default::default() };
+        let workspaces =
+            workspace_access::decide(&nothing, &grantee, &BTreeMap::new(), rbac, true, seen.privileged_rules);
+        return Plan { finalizer: false, wanted: None, workspaces };
     }
-    let name = spec.name.as_ref().map_or_else(|| seen.object.name_any(), ToString::to_string);
-    let obsolete =
-        seen.service_accounts.iter().filter(|account| account.name_any() != name).cloned().collect();
-    let service_account = ServiceAccount {
-        metadata: ObjectMeta {
-            name: Some(name),
-            labels: Some(spec.labels.clone()).filter(|labels| !labels.is_empty()),
-            annotations: Some(spec.annotations.clone()).filter(|annotations| !annotations.is_empty()),
-            ..ObjectMeta::default()
-        },
-        ..ServiceAccount::default()
-    };
-    Plan { service_account: Some(service_account), obsolete }
+    let spec = &seen.object.spec;
+    let workspaces = workspace_access::decide(
+        &spec.rbac,
+        &grantee,
+        &seen.consent,
+        rbac,
+        seen.has_moved(),
+        seen.privileged_rules,
+    );
+    Plan { finalizer: workspaces.reaches_outside(&grantee, rbac), wanted: Some(wanted(seen)), workspaces }
 }
 
-/// Says how things stand after the plan was carried out as far as `done` tells.
-pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderControlPlaneStatus {
-    let before = seen.object.status.clone().unwrap_or_default();
-    let verdict = Verdict {
-        ready: false,
-        working: false,
-        reason: "NotDeployed",
-        message: "this release does not deploy coderd yet",
+/// The finalizers that the object is to have. None: it has them.
+pub fn finalizers(object: &CoderControlPlane, wanted: bool) -> Option<Vec<String>> {
+    let current = object.finalizers();
+    let has = current.iter().any(|name| name == finalizer::CONTROL_PLANE);
+    match (has, wanted) {
+        (false, true) => Some(current.iter().cloned().chain([finalizer::CONTROL_PLANE.to_owned()]).collect()),
+        (true, false) => {
+            Some(current.iter().filter(|name| *name != finalizer::CONTROL_PLANE).cloned().collect())
+        }
+        _ => None,
+    }
+}
+
+fn wanted(seen: &Seen) -> Wanted {
+    let (spec, name, selector) = (&seen.object.spec, seen.object.name_any(), seen.selector());
+    let tls = !spec.tls.secret_names.is_empty();
+    let port = service::http_port(&spec.service, tls);
+    let ingress = spec.expose.as_ref().and_then(|expose| expose.ingress.as_ref());
+    let gateway = spec.expose.as_ref().and_then(|expose| expose.gateway.as_ref());
+    let route = gateway.map(|gateway| exposure::http_route(&name, gateway, &name, port));
+    let accounts = &seen.children.service_accounts;
+    let account = seen.service_account();
+    let disabled = spec.service_account.disable_create;
+    let detached = if disabled { accounts.clone() } else { Vec::new() };
+    let earlier = accounts.iter().filter(|held| !disabled && held.name_any() != account);
+    let handed_over = seen
+        .children
+        .deployment
+        .as_ref()
+        .is_some_and(|held| held.annotations().get(annotation::SCALING).is_some());
+    Wanted {
+        service_account: (!disabled).then(|| service_account(seen, &account)),
+        detached,
+        obsolete_accounts: earlier.filter(|_| seen.has_moved()).cloned().collect(),
+        service: service::service(&name, &spec.service, tls, &selector),
+        hand_over_replicas: spec.scaling == Scaling::External
+            && seen.children.deployment.is_some()
+            && !handed_over,
+        ingress: ingress.map(|ingress| exposure::ingress(&name, ingress, &name, port)),
+        gateway_api_missing: route.is_some() && !seen.gateway_api,
+        route: route.filter(|_| seen.gateway_api),
+        budget: disruption::budget(&name, spec.pod_disruption_budget.as_ref(), seen.replicas(), &selector),
+    }
+}
+
+fn service_account(seen: &Seen, name: &str) -> ServiceAccount {
+    let spec = &seen.object.spec.service_account;
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: some_map(&spec.labels),
+        annotations: some_map(&spec.annotations),
+        ..ObjectMeta::default()
     };
-    let workload = workload::status(&before.workload, seen.object.metadata.generation, done, verdict, now);
-    CoderControlPlaneStatus { workload, ..before }
+    ServiceAccount { metadata, ..ServiceAccount::default() }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn seen(spec: serde_json::Value, accounts: &[&str]) -> Seen {
-        let account = |name: &&str| {
-            let metadata = ObjectMeta { name: Some((*name).to_owned()), ..ObjectMeta::default() };
-            Arc::new(ServiceAccount { metadata, ..ServiceAccount::default() })
-        };
-        let mut object = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
-        object.metadata.generation = Some(4);
-        Seen { object: Arc::new(object), service_accounts: accounts.iter().map(account).collect() }
-    }
-
-    #[test]
-    fn the_service_account_bears_the_name_of_the_object_unless_another_is_given() {
-        let name = |spec| decide(&seen(spec, &[])).service_account.unwrap().name_any();
-        assert_eq!(name(serde_json::json!({})), "coder");
-        assert_eq!(name(serde_json::json!({"serviceAccount": {"name": " robot "}})), "robot");
-    }
-
-    #[test]
-    fn a_renamed_service_account_replaces_the_old_one() {
-        let plan =
-            decide(&seen(serde_json::json!({"serviceAccount": {"name": "robot"}}), &["coder", "robot"]));
-        assert_eq!(plan.obsolete.iter().map(|a| a.name_any()).collect::<Vec<_>>(), ["coder"]);
-    }
-
-    #[test]
-    fn nothing_is_made_when_creation_is_disabled_or_the_object_goes() {
-        assert_eq!(
-            decide(&seen(serde_json::json!({"serviceAccount": {"disableCreate": true}}), &["coder"]))
-                .service_account,
-            None
-        );
-        let mut going = seen(serde_json::json!({}), &["coder"]);
-        let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
-        Arc::make_mut(&mut going.object).metadata.deletion_timestamp = Some(time);
-        assert_eq!(decide(&going), Plan { service_account: None, obsolete: Vec::new() });
-    }
-
-    #[test]
-    fn the_status_belongs_to_the_generation_that_was_seen() {
-        let status = status(&seen(serde_json::json!({}), &[]), &Done::default(), Timestamp::UNIX_EPOCH);
-        assert_eq!(status.workload.observed_generation, Some(4));
-        assert!(status.workload.conditions.iter().all(|c| c.observed_generation == Some(4)));
-        assert_eq!(status.workload.phase.as_deref(), Some("Pending"));
-    }
-}
+mod tests;

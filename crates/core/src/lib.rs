@@ -5,9 +5,16 @@
 
 pub mod condition;
 pub mod controlplane;
+pub mod disruption;
+pub mod exposure;
 pub mod names;
 pub mod outcome;
+pub mod pod;
 pub mod provisioner;
 pub mod references;
+pub mod rollout;
+pub mod service;
+pub mod sources;
 pub mod workload;
+pub mod workspace_access;
 pub mod workspaceproxy;

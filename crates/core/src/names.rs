@@ -1,7 +1,11 @@
 //! Names that are made from other names. None of them can be too long.
 
-/// The longest value of a label.
+/// The longest value of a label, and the longest name of a volume.
 const LABEL_LIMIT: usize = 63;
+/// The longest name of most objects.
+const NAME_LIMIT: usize = 253;
+/// Hexadecimal digits of a hash in a name.
+const HASH: usize = 8;
 
 /// The value of the instance label for an object: its name, or the start of it and a hash.
 pub fn instance_label(name: &str) -> String {
@@ -17,6 +21,64 @@ pub fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
+/// The name of the volume for a Secret, such as `tls-my-cert`: never too long, and different for different Secrets.
+pub fn volume(prefix: &str, secret: &str) -> String {
+    let given = secret.trim().to_lowercase();
+    let plain = label_like(&given);
+    let whole = format!("{prefix}-{plain}");
+    if whole.len() <= LABEL_LIMIT && plain == given { whole } else { hashed_volume(prefix, secret) }
+}
+
+/// The name of the volume for a Secret when the plain one cannot be had.
+pub fn hashed_volume(prefix: &str, secret: &str) -> String {
+    let hash = fnv1a(&[prefix.as_bytes(), &[0], secret.as_bytes()].concat());
+    let plain = label_like(&secret.trim().to_lowercase());
+    let room = LABEL_LIMIT.saturating_sub(prefix.len() + HASH + 2);
+    let cut: String = plain.chars().take(room).collect();
+    let cut = or_x(cut.trim_matches('-'));
+    format!("{prefix}-{cut}-{hash:08x}")
+}
+
+/// The name of the Role for workspaces.
+pub fn workspace_role(service_account: &str, namespace: &str, name: &str) -> String {
+    scoped(service_account, namespace, name, "-workspace-perms")
+}
+
+/// The name of the RoleBinding for workspaces.
+pub fn workspace_binding(service_account: &str, namespace: &str, name: &str) -> String {
+    scoped(service_account, namespace, name, "")
+}
+
+/// `<base>-<hash of the scope><suffix>`, with a base that is cut where the whole would be too long.
+fn scoped(base: &str, namespace: &str, name: &str, suffix: &str) -> String {
+    let hash = fnv1a(&[namespace.as_bytes(), &[0], name.as_bytes()].concat());
+    let room = NAME_LIMIT - HASH - suffix.len() - 1;
+    if base.len() <= room {
+        return format!("{base}-{hash:08x}{suffix}");
+    }
+    let cut: String = base.chars().take(room).collect();
+    let cut = cut.trim_matches(['-', '.']);
+    let cut = if cut.is_empty() { "workspace" } else { cut };
+    format!("{cut}-{hash:08x}{suffix}")
+}
+
+/// Lower-case letters, digits and single dashes: every run of anything else becomes one dash.
+fn label_like(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_ascii_lowercase() || c.is_ascii_digit() {
+            plain.push(c);
+        } else if !plain.ends_with('-') {
+            plain.push('-');
+        }
+    }
+    or_x(plain.trim_matches('-')).to_owned()
+}
+
+fn or_x(text: &str) -> &str {
+    if text.is_empty() { "x" } else { text }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,5 +89,33 @@ mod tests {
         assert_eq!(instance_label(&"a".repeat(63)), "a".repeat(63));
         assert_eq!(instance_label(&"a".repeat(180)), format!("{}-b11ccea9", "a".repeat(54)));
         assert_eq!(instance_label(&"a".repeat(70)), format!("{}-5904740b", "a".repeat(54)));
+    }
+
+    #[test]
+    fn volumes_are_named_as_they_always_were() {
+        let long = "a".repeat(70);
+        for (prefix, secret, name) in [
+            ("tls", "my-tls", "tls-my-tls".to_owned()),
+            ("tls", "my.tls.secret", "tls-my-tls-secret-6a72c9df".to_owned()),
+            ("ca-cert", "extra.ca.secret", "ca-cert-extra-ca-secret-207a1924".to_owned()),
+            ("tls", "a--b", "tls-a-b-c3af9eef".to_owned()),
+            ("tls", &long, format!("tls-{}-43b8d640", "a".repeat(50))),
+            ("ca-cert", &long, format!("ca-cert-{}-d420deac", "a".repeat(46))),
+        ] {
+            assert_eq!(volume(prefix, secret), name);
+            assert!(name.len() <= 63);
+        }
+        assert_eq!(volume("tls", "..."), hashed_volume("tls", "..."));
+    }
+
+    #[test]
+    fn workspace_roles_are_named_as_they_always_were() {
+        assert_eq!(workspace_role("coder", "coder", "coder"), "coder-84e8e53b-workspace-perms");
+        assert_eq!(workspace_binding("coder", "coder", "coder"), "coder-84e8e53b");
+        assert_eq!(workspace_binding("x", "default", "test-cp"), "x-56df3c36");
+        let role = workspace_role(&"a".repeat(253), "coder", "coder");
+        assert_eq!(role, format!("{}-84e8e53b-workspace-perms", "a".repeat(228)));
+        assert_eq!(role.len(), 253);
+        assert!(workspace_role(&"-".repeat(253), "c", "c").starts_with("workspace-"));
     }
 }

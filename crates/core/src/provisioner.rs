@@ -5,7 +5,11 @@ use std::sync::Arc;
 use coder_k8s_api::{CoderProvisioner, CoderProvisionerStatus};
 use jiff::Timestamp;
 
-use crate::{condition::Verdict, outcome::Done, workload};
+use crate::{
+    condition::{Conditions, Progress, Verdict},
+    outcome::Done,
+    workload,
+};
 
 /// What was observed.
 #[derive(Clone, Debug)]
@@ -19,10 +23,13 @@ pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderProvisionerStatu
     let before = seen.object.status.clone().unwrap_or_default();
     let verdict = Verdict {
         ready: false,
-        working: false,
+        progress: Progress::Settled,
         reason: "NotDeployed",
-        message: "this release does not run provisioner daemons yet",
+        message: "this release does not run provisioner daemons yet".to_owned(),
     };
-    let workload = workload::status(&before.workload, seen.object.metadata.generation, done, verdict, now);
+    let generation = seen.object.metadata.generation;
+    let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
+    conditions.set_common(done, verdict);
+    let workload = workload::without_pods(&before.workload, generation, conditions);
     CoderProvisionerStatus { workload, ..before }
 }

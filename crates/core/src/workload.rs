@@ -1,27 +1,90 @@
 //! What every kind says about its workload, whatever the kind.
 
-use coder_k8s_api::WorkloadStatus;
+use coder_k8s_api::{
+    WorkloadStatus,
+    condition::{kind, reason},
+    names::annotation,
+};
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
 
 use crate::{
-    condition::{Conditions, Verdict, phase},
-    outcome::Done,
+    condition::{Conditions, Progress, Verdict, phase},
+    rollout::Rollout,
 };
 
 /// The common part of a status after a pass over an object of `generation` whose status was `before`.
 pub fn status(
     before: &WorkloadStatus,
     generation: Option<i64>,
-    done: &Done,
-    verdict: Verdict,
-    now: Timestamp,
+    deployment: Option<&Deployment>,
+    rollout: &Rollout,
+    conditions: Conditions<'_>,
 ) -> WorkloadStatus {
-    let mut conditions = Conditions::new(&before.conditions, generation, now);
-    conditions.set_common(done, verdict);
+    let image = deployment.filter(|_| rollout.is_settled()).and_then(image);
+    let next = WorkloadStatus {
+        observed_generation: generation,
+        replicas: Some(rollout.replicas),
+        ready_replicas: Some(rollout.ready),
+        selector: deployment.and_then(selector).or_else(|| before.selector.clone()),
+        phase: Some(phase(Some(rollout.ready))),
+        image: image.or_else(|| before.image.clone()),
+        conditions: conditions.into_vec(),
+    };
+    // The mere number of pods in the middle of a rollout is not worth a write: it is told with the next change.
+    let as_before = WorkloadStatus { replicas: before.replicas, ..next.clone() };
+    if !rollout.is_settled() && as_before == *before { as_before } else { next }
+}
+
+/// The common part of the status of a kind that has no pods yet.
+pub fn without_pods(
+    before: &WorkloadStatus,
+    generation: Option<i64>,
+    conditions: Conditions<'_>,
+) -> WorkloadStatus {
     WorkloadStatus {
         observed_generation: generation,
         phase: Some(phase(before.ready_replicas)),
         conditions: conditions.into_vec(),
         ..before.clone()
     }
+}
+
+/// Says how far the Deployment has come.
+pub fn say_rollout(conditions: &mut Conditions<'_>, rollout: &Rollout, pods_say: Option<&str>) {
+    let message = with_words(rollout, pods_say);
+    conditions.set(kind::DEPLOYMENT_READY, rollout.is_settled(), rollout.reason(), message);
+}
+
+/// The verdict about an object whose pods have not rolled out.
+pub fn unsettled(rollout: &Rollout, pods_say: Option<&str>) -> Verdict {
+    let progress = if rollout.is_stalled() { Progress::Stalled } else { Progress::Working };
+    Verdict { ready: false, progress, reason: rollout.reason(), message: with_words(rollout, pods_say) }
+}
+
+/// Says that nothing moves, and nothing else: what was said before is neither renewed nor withdrawn.
+pub fn say_paused(status: &mut WorkloadStatus, generation: Option<i64>, now: Timestamp) {
+    let before = std::mem::take(&mut status.conditions);
+    let mut conditions = Conditions::new(&before, generation, now);
+    let message = format!("the annotation {} stops the operator; remove it to go on", annotation::PAUSED);
+    conditions.set(kind::PAUSED, true, reason::ANNOTATED, message);
+    status.conditions = conditions.into_vec();
+}
+
+fn with_words(rollout: &Rollout, pods_say: Option<&str>) -> String {
+    match pods_say {
+        Some(words) => format!("{}; {words}", rollout.message()),
+        None => rollout.message(),
+    }
+}
+
+/// The image of the main container, which is the first.
+fn image(deployment: &Deployment) -> Option<String> {
+    let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
+    pod.containers.iter().find(|container| container.name == "coder")?.image.clone()
+}
+
+fn selector(deployment: &Deployment) -> Option<String> {
+    let labels = deployment.spec.as_ref()?.selector.match_labels.as_ref()?;
+    Some(labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(","))
 }

@@ -97,6 +97,11 @@ impl Crds {
         self.states.borrow().get(name).cloned().unwrap_or(Served::Absent)
     }
 
+    /// Waits until it is known how a CRD stands.
+    pub async fn known(&mut self, name: &str) {
+        self.until(|states| states.get(name) != Some(&Served::Unknown)).await;
+    }
+
     /// Waits until a CRD is as needed.
     pub async fn ready(&mut self, name: &str) {
         self.until(|states| states.get(name) == Some(&Served::Ready)).await;

@@ -23,7 +23,7 @@ pub fn judge(what: &str, error: &kube::Error) -> Failure {
                 404 => ("NotFound", Retry::Backoff),
                 409 => ("Outdated", Retry::Soon),
                 422 if status.message.contains("metadata.uid") => ("Outdated", Retry::Soon),
-                400 | 422 => ("Invalid", Retry::Backoff),
+                400 | 422 => (reason::INVALID, Retry::Backoff),
                 429 => ("RateLimited", wait),
                 _ => ("APIServerError", wait),
             }

@@ -8,11 +8,19 @@
 mod contains;
 mod managed;
 
-use std::{collections::BTreeMap, collections::HashMap, fmt::Debug};
+use std::{
+    any::Any,
+    collections::{BTreeMap, HashMap},
+    fmt::Debug,
+    sync::Arc,
+    time::Duration,
+};
 
-use coder_k8s_api::names::{FIELD_MANAGER, annotation};
+use coder_k8s_api::names::{FIELD_MANAGER, annotation, label};
 use coder_k8s_core::outcome::Foreign;
-use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use k8s_openapi::{
+    NamespaceResourceScope, api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -21,10 +29,18 @@ use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 /// A kind that can be a child.
 pub trait Child:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + Serialize
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
 {
 }
 
@@ -34,6 +50,9 @@ impl<K> Child for K where
         + Debug
         + Serialize
         + DeserializeOwned
+        + Send
+        + Sync
+        + 'static
 {
 }
 
@@ -46,15 +65,36 @@ pub struct Owner {
     pub reference: OwnerReference,
     /// The labels that each child bears.
     pub labels: BTreeMap<String, String>,
+    /// How its children are told from objects of others.
+    pub claim: Claim,
+}
+
+/// How the children of an owner are told from objects of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// By the controller reference: for children in the owner's namespace.
+    Reference,
+    /// By the owner's uid in an annotation, and by their labels: for children elsewhere, which no reference may name.
+    Mark,
 }
 
 impl Owner {
+    /// The same owner with children in another namespace.
+    #[must_use]
+    pub fn outside(&self, namespace: &str) -> Self {
+        Self { namespace: namespace.to_owned(), claim: Claim::Mark, ..self.clone() }
+    }
+
     /// How a foreign object names this owner to be handed over to it: `<kind>/<name>`.
     fn mark(&self) -> String {
         format!("{}/{}", self.reference.kind, self.reference.name)
     }
 
     fn owns<K: Resource>(&self, object: &K) -> bool {
+        if self.claim == Claim::Mark {
+            return object.annotations().get(annotation::WORKSPACE_RBAC_OWNER_UID)
+                == Some(&self.reference.uid);
+        }
         object.owner_references().iter().any(|reference| {
             reference.controller == Some(true)
                 && reference.uid == self.reference.uid
@@ -65,12 +105,13 @@ impl Owner {
 
     /// Whether an object belongs to an earlier object of our name, and so is about to go.
     fn outlived<K: Resource>(&self, object: &K) -> bool {
-        object.owner_references().iter().any(|reference| {
-            reference.controller == Some(true)
-                && reference.uid != self.reference.uid
-                && reference.kind == self.reference.kind
-                && reference.name == self.reference.name
-        })
+        self.claim == Claim::Reference
+            && object.owner_references().iter().any(|reference| {
+                reference.controller == Some(true)
+                    && reference.uid != self.reference.uid
+                    && reference.kind == self.reference.kind
+                    && reference.name == self.reference.name
+            })
     }
 
     /// Whether an object that we do not own was given to us by whoever does.
@@ -83,8 +124,8 @@ impl Owner {
 /// What became of a child.
 #[derive(Clone, Debug)]
 pub enum Applied<K> {
-    /// It was as desired; nothing was sent.
-    Unchanged,
+    /// It was as desired; nothing was sent. The object, if it had to be read.
+    Unchanged(Option<K>),
     /// It was written. The object as the server returned it.
     Written(K),
     /// A child of an earlier object of the same name is still there; the garbage collector will remove it.
@@ -96,10 +137,38 @@ pub enum Applied<K> {
 /// The gate. One for the process.
 pub struct Gate {
     client: Client,
-    /// What the server made of the last write, by uid: hash and resourceVersion. Where the server writes a value
-    /// in another form than we do, this keeps us from sending it again and again.
-    written: Mutex<HashMap<String, (String, String)>>,
+    written: Mutex<HashMap<Place, Wrote>>,
 }
+
+/// What the server made of our last write of a child.
+struct Wrote {
+    uid: String,
+    /// Hash of what was asked for, and the version that came of it. Where the server writes a value in another form
+    /// than we do, they keep us from sending it again and again.
+    hash: String,
+    version: String,
+    /// The child itself and when it was written, until the watch has shown it.
+    unseen: Option<(Arc<dyn Any + Send + Sync>, Instant)>,
+}
+
+/// Kind, namespace and name of a child.
+type Place = (String, String, String);
+
+fn key_of<K: Resource<DynamicType = ()>>(namespace: Option<&str>, name: &str) -> Place {
+    (K::kind(&()).into_owned(), namespace.unwrap_or_default().to_owned(), name.to_owned())
+}
+
+/// Whether what was seen is older than a version. Versions are numbers that grow; where they are not, nothing is older.
+fn is_older<K: Resource>(seen: &K, version: &str) -> bool {
+    let number = |text: &str| text.parse::<u64>().ok();
+    match (seen.meta().resource_version.as_deref().and_then(number), number(version)) {
+        (Some(seen), Some(version)) => seen < version,
+        _ => false,
+    }
+}
+
+/// How long a watch may take to show what was written.
+const UNSEEN: Duration = Duration::from_secs(10);
 
 impl Gate {
     /// A gate that writes with `client`.
@@ -116,13 +185,20 @@ impl Gate {
     ) -> kube::Result<Applied<K>> {
         let wanted = Wanted::new(owner, desired)?;
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
-        match held {
-            Some(live) => self.update(&api, owner, &wanted, live).await,
+        let newer = self.unseen(&owner.namespace, &wanted.name, held);
+        match newer.as_deref().or(held) {
+            Some(live) => match self.update(&api, owner, &wanted, live).await? {
+                Applied::Unchanged(_) => Ok(Applied::Unchanged(newer.as_deref().cloned())),
+                other => Ok(other),
+            },
             None => match self.send(&api, &wanted, Expect::Absent).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {
                     // It exists after all, or has gone this moment; then the conflict is worth a retry.
                     match api.get_opt(&wanted.name).await? {
-                        Some(live) => self.update(&api, owner, &wanted, &live).await,
+                        Some(live) => match self.update(&api, owner, &wanted, &live).await? {
+                            Applied::Unchanged(_) => Ok(Applied::Unchanged(Some(live))),
+                            other => Ok(other),
+                        },
                         None => Err(kube::Error::Api(status)),
                     }
                 }
@@ -131,20 +207,59 @@ impl Gate {
         }
     }
 
-    /// Removes a child that is no longer desired: only this incarnation, and only if it is ours.
+    /// Removes a child that is no longer desired: only this incarnation, and only if it is ours. What is elsewhere
+    /// was judged by whoever asks, as it was seen.
     ///
     /// Returns whether anything was removed.
     pub async fn remove<K: Child>(&self, owner: &Owner, live: &K) -> kube::Result<bool> {
-        if !owner.owns(live) || live.meta().deletion_timestamp.is_some() {
+        let judged = owner.claim == Claim::Mark;
+        if !(judged || owner.owns(live)) || live.meta().deletion_timestamp.is_some() {
             return Ok(false);
         }
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
-        let exactly = Preconditions { uid: live.uid(), resource_version: None };
+        let resource_version = live.resource_version().filter(|_| judged);
+        let exactly = Preconditions { uid: live.uid(), resource_version };
         match api.delete(&live.name_any(), &DeleteParams::background().preconditions(exactly)).await {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Gives a child up: it stays, and no longer belongs to the owner. An annotation lets it come back.
+    pub async fn detach<K: Child>(&self, owner: &Owner, live: &K) -> kube::Result<()> {
+        if !owner.owns(live) {
+            return Ok(());
+        }
+        let others: Vec<_> =
+            live.owner_references().iter().filter(|o| o.uid != owner.reference.uid).cloned().collect();
+        let patch = json!({"metadata": {
+            "resourceVersion": live.resource_version(),
+            "ownerReferences": others,
+            "annotations": {annotation::APPLIED_HASH: null, annotation::ADOPT_BY: owner.mark()},
+        }});
+        let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
+        match api.patch(&live.name_any(), &by_hand(), &Patch::Merge(&patch)).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            patched => patched.map(|_| ()),
+        }
+    }
+
+    /// Hands the number of pods of a Deployment over to whoever scales it from now on.
+    ///
+    /// A field that its only manager no longer applies falls back to its default, which for replicas is 1. So another
+    /// manager holds the number as it is before the operator lets go of it.
+    pub async fn hand_over_replicas(&self, live: &Deployment) -> kube::Result<()> {
+        let replicas = live.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+        let patch = json!({
+            "apiVersion": Deployment::api_version(&()), "kind": Deployment::kind(&()),
+            "metadata": {"name": live.name_any(), "resourceVersion": live.resource_version()},
+            "spec": {"replicas": replicas},
+        });
+        let api: Api<Deployment> =
+            Api::namespaced(self.client.clone(), &live.namespace().unwrap_or_default());
+        let params = PatchParams::apply(SCALING_MANAGER).force();
+        api.patch(&live.name_any(), &params, &Patch::Apply(&patch)).await.map(|_| ())
     }
 
     async fn update<K: Child>(
@@ -157,16 +272,21 @@ impl Gate {
         if owner.outlived(live) {
             return Ok(Applied::Leftover);
         }
-        if !owner.owns(live) && !owner.was_given(live) {
+        let inherited = owner.claim == Claim::Mark && wanted.is_labelled(live);
+        if !owner.owns(live) && !owner.was_given(live) && !inherited {
+            let name = match owner.claim {
+                Claim::Reference => wanted.name.clone(),
+                Claim::Mark => format!("{}/{}", owner.namespace, wanted.name),
+            };
             return Ok(Applied::Foreign(Foreign {
                 kind: K::kind(&()).into_owned(),
-                name: wanted.name.clone(),
+                name,
                 hand_over: format!("{}={}", annotation::ADOPT_BY, owner.mark()),
             }));
         }
         let applied_hash = live.annotations().get(annotation::APPLIED_HASH);
         if applied_hash == Some(&wanted.hash) && (self.was_written(live, wanted) || wanted.is_in(live)?) {
-            return Ok(Applied::Unchanged);
+            return Ok(Applied::Unchanged(None));
         }
         if applied_hash.is_none() {
             managed::migrate(api, &wanted.name).await?;
@@ -190,23 +310,53 @@ impl Gate {
             .patch(&wanted.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(Unprinted(object)))
             .await?;
         if let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) {
-            self.written.lock().insert(uid, (wanted.hash.clone(), version));
+            let unseen: Arc<dyn Any + Send + Sync> = Arc::new(written.clone());
+            let hash = wanted.hash.clone();
+            let wrote = Wrote { uid, hash, version, unseen: Some((unseen, Instant::now())) };
+            self.written.lock().insert(key_of::<K>(written.namespace().as_deref(), &wanted.name), wrote);
         }
         Ok(written)
     }
 
-    fn was_written<K: Resource>(&self, live: &K, wanted: &Wanted) -> bool {
+    /// What was written and is newer than what a watch has shown.
+    fn unseen<K: Child>(&self, namespace: &str, name: &str, held: Option<&K>) -> Option<Arc<K>> {
+        let mut all = self.written.lock();
+        let wrote = all.get_mut(&key_of::<K>(Some(namespace), name))?;
+        let (object, since) = wrote.unseen.as_ref()?;
+        let shown = held.is_some_and(|held| !is_older(held, &wrote.version));
+        if shown || since.elapsed() > UNSEEN {
+            wrote.unseen = None;
+            return None;
+        }
+        object.clone().downcast().ok()
+    }
+
+    fn was_written<K: Child>(&self, live: &K, wanted: &Wanted) -> bool {
         let written = self.written.lock();
-        let last = live.uid().and_then(|uid| written.get(&uid));
-        last.is_some_and(|(hash, version)| {
-            *hash == wanted.hash && Some(version) == live.resource_version().as_ref()
+        let last = written.get(&key_of::<K>(live.namespace().as_deref(), &wanted.name));
+        last.is_some_and(|wrote| {
+            Some(&wrote.uid) == live.uid().as_ref()
+                && wrote.hash == wanted.hash
+                && Some(&wrote.version) == live.resource_version().as_ref()
         })
     }
 
     /// Forgets a child that is gone.
-    pub fn forget(&self, uid: &str) {
-        self.written.lock().remove(uid);
+    pub fn forget<K: Resource<DynamicType = ()>>(&self, gone: &K) {
+        let key = key_of::<K>(gone.namespace().as_deref(), &gone.name_any());
+        let mut written = self.written.lock();
+        if written.get(&key).is_some_and(|wrote| Some(&wrote.uid) == gone.uid().as_ref()) {
+            written.remove(&key);
+        }
     }
+}
+
+/// The manager that holds the number of pods when the operator does not decide it.
+const SCALING_MANAGER: &str = "coder-k8s-scaling";
+
+/// For the few patches that are not applied.
+fn by_hand() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 enum Expect {
@@ -236,15 +386,32 @@ impl Wanted {
     fn new<K: Child>(owner: &Owner, mut desired: K) -> kube::Result<Self> {
         let name = desired.name_any();
         desired.meta_mut().namespace = Some(owner.namespace.clone());
-        desired.meta_mut().owner_references = Some(vec![owner.reference.clone()]);
+        desired.meta_mut().owner_references = match owner.claim {
+            Claim::Reference => Some(vec![owner.reference.clone()]),
+            Claim::Mark => None,
+        };
         let labels = desired.labels_mut();
         for (key, value) in &owner.labels {
-            labels.insert(key.clone(), value.clone());
+            if key == label::MANAGED_BY {
+                // The watch of children goes by it.
+                labels.insert(key.clone(), value.clone());
+            } else {
+                labels.entry(key.clone()).or_insert_with(|| value.clone());
+            }
         }
         let object = typed(&desired)?;
         let hash = short_hash(object.to_string().as_bytes());
         let object = with(object, &["metadata", "annotations", annotation::APPLIED_HASH], json!(hash));
         Ok(Self { name, object, hash })
+    }
+
+    /// Whether an object bears all labels that are asked for.
+    fn is_labelled<K: Resource>(&self, live: &K) -> bool {
+        let labels = self.object.pointer("/metadata/labels").and_then(Value::as_object);
+        labels
+            .into_iter()
+            .flatten()
+            .all(|(key, value)| live.labels().get(key).is_some_and(|found| value.as_str() == Some(found)))
     }
 
     fn is_in<K: Child>(&self, live: &K) -> kube::Result<bool> {
@@ -297,6 +464,7 @@ mod tests {
                 block_owner_deletion: Some(true),
             },
             labels: [("app.kubernetes.io/managed-by".to_owned(), "coder-k8s".to_owned())].into(),
+            claim: Claim::Reference,
         }
     }
 
@@ -331,6 +499,25 @@ mod tests {
         let mut guest = owner().reference;
         guest.controller = None;
         assert!(!me.owns(&account(None, vec![guest])));
+    }
+
+    #[test]
+    fn elsewhere_the_mark_counts_and_no_reference_is_written() {
+        let me = owner().outside("dev");
+        let marked = |uid: &str| {
+            let mut object = account(None, vec![]);
+            let mark = (annotation::WORKSPACE_RBAC_OWNER_UID.to_owned(), uid.to_owned());
+            object.metadata.annotations = Some([mark].into());
+            object
+        };
+        assert!(me.owns(&marked("1")) && !me.owns(&marked("2")));
+        let wanted = Wanted::new(&me, marked("1")).unwrap();
+        assert_eq!(wanted.object["metadata"].get("ownerReferences"), None);
+        assert_eq!(wanted.object["metadata"]["namespace"], "dev");
+        let mut labelled = marked("0");
+        assert!(!wanted.is_labelled(&labelled));
+        labelled.metadata.labels = Some(me.labels.clone());
+        assert!(wanted.is_labelled(&labelled), "left by an earlier object of the same name");
     }
 
     #[test]

@@ -47,6 +47,11 @@ impl std::fmt::Debug for SecretData {
 }
 
 impl SecretData {
+    /// The names of its keys.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.values.keys().map(String::as_str)
+    }
+
     /// The value under a key.
     pub fn value(&self, key: &str) -> Option<&[u8]> {
         self.values.get(key).map(ExposeSecret::expose_secret)

@@ -6,7 +6,9 @@
 
 pub(crate) mod children;
 mod context;
+mod lookups;
 pub(crate) mod options;
+pub(crate) mod pods;
 mod watches;
 
 use std::{sync::Arc, time::Duration};
@@ -39,7 +41,9 @@ pub(crate) use context::Context;
 pub(crate) use options::Options;
 
 use context::{Reported, kind};
-use watches::{OPTIONAL_CRDS, Scope, Watches};
+use watches::{OPTIONAL_CRDS, Watches};
+
+pub(crate) use watches::Scope;
 
 /// How long the lease may take to be handed over.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -93,7 +97,7 @@ pub(crate) async fn control(
     let lease_client = client::build(config, settings(None))?;
     let instance =
         election.as_ref().map_or_else(|| "coder-k8s".to_owned(), |election| election.identity.clone());
-    let ctx = Arc::new(Context::new(client.clone(), instance, metrics.clone()));
+    let ctx = Arc::new(Context::new(client.clone(), instance, metrics.clone(), &options));
 
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
     serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
@@ -103,7 +107,7 @@ pub(crate) async fn control(
     tasks.spawn(looking);
     let watches =
         Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
-    let synced = watches.start(&Scope::new(&options.watch_namespaces));
+    let synced = watches.start(&ctx.scope);
 
     let release = CancellationToken::new();
     let (mut elected, mut leads) = elect(election, lease_client, fence, &readiness, release.clone());

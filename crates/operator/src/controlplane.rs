@@ -5,7 +5,7 @@ mod observe;
 
 use std::sync::Arc;
 
-use coder_k8s_core::controlplane;
+use coder_k8s_core::{controlplane, outcome::Done};
 use coder_k8s_engine::{key::Key, queue::Next};
 use tokio::time::Instant;
 
@@ -18,9 +18,17 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
         Ok(object) => object,
         Err(next) => return next,
     };
-    let seen = observe::observe(object, &ctx);
+    if controlplane::is_paused(&object) {
+        let status = controlplane::paused(&object, ctx.now());
+        return ctx.conclude(&key, &*object, &status, Done::default(), started).await;
+    }
+    let (seen, unasked) = observe::observe(&key, object, &ctx).await;
     let plan = controlplane::decide(&seen);
-    let done = act::act(&seen, plan, &ctx).await;
-    let status = controlplane::status(&seen, &done, ctx.now());
-    ctx.conclude(&key, &*seen.object, &status, done, started).await
+    let mut outcome = act::act(&seen, &plan, &ctx).await;
+    if outcome.touched {
+        return Next::After(ctx.own_write());
+    }
+    outcome.ungranted.extend(unasked);
+    let status = controlplane::status(&seen, &plan, &outcome, ctx.now());
+    ctx.conclude(&key, &*seen.object, &status, outcome.into_done(), started).await
 }

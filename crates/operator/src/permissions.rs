@@ -33,7 +33,7 @@ pub struct Touch {
 }
 
 /// Everything that the operator touches.
-pub const TOUCHES: [Touch; 10] = [
+pub const TOUCHES: [Touch; 17] = [
     Touch {
         group: "coder.com",
         resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
@@ -41,6 +41,14 @@ pub const TOUCHES: [Touch; 10] = [
         only: None,
         within: Within::Watched,
         why: "the objects that it looks after",
+    },
+    Touch {
+        group: "coder.com",
+        resources: &["codercontrolplanes"],
+        verbs: &["patch"],
+        only: None,
+        within: Within::Watched,
+        why: "the finalizer, while other namespaces hold something to clean up",
     },
     Touch {
         group: "coder.com",
@@ -60,19 +68,67 @@ pub const TOUCHES: [Touch; 10] = [
     },
     Touch {
         group: "",
-        resources: &["serviceaccounts"],
+        resources: &["serviceaccounts", "services"],
         verbs: &["create", "delete", "get", "list", "patch", "watch"],
         only: None,
         within: Within::Watched,
-        why: "the identity of the pods",
+        why: "the identity and the address of the pods",
+    },
+    Touch {
+        group: "apps",
+        resources: &["deployments"],
+        verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+        only: None,
+        within: Within::Watched,
+        why: "the pods; updating and deleting many only so that workspaces may be granted it",
+    },
+    Touch {
+        group: "",
+        resources: &["pods", "persistentvolumeclaims"],
+        verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+        only: None,
+        within: Within::Watched,
+        why: "telling why pods do not start; the rest only so that workspaces may be granted it",
+    },
+    Touch {
+        group: "policy",
+        resources: &["poddisruptionbudgets"],
+        verbs: &["create", "delete", "get", "list", "patch", "watch"],
+        only: None,
+        within: Within::Watched,
+        why: "how many pods may be disrupted at once",
+    },
+    Touch {
+        group: "networking.k8s.io",
+        resources: &["ingresses"],
+        verbs: &["create", "delete", "get", "list", "patch", "watch"],
+        only: None,
+        within: Within::Watched,
+        why: "exposure by an Ingress",
+    },
+    Touch {
+        group: "gateway.networking.k8s.io",
+        resources: &["httproutes"],
+        verbs: &["create", "delete", "get", "list", "patch", "watch"],
+        only: None,
+        within: Within::Watched,
+        why: "exposure by a route of the Gateway API",
+    },
+    Touch {
+        group: "rbac.authorization.k8s.io",
+        resources: &["roles", "rolebindings"],
+        verbs: &["create", "delete", "get", "list", "patch", "watch"],
+        only: None,
+        within: Within::Watched,
+        why: "what workspaces may do; never more than the operator itself may",
     },
     Touch {
         group: "",
         resources: &["configmaps", "secrets"],
-        verbs: &["list", "watch"],
+        verbs: &["get", "list", "watch"],
         only: None,
         within: Within::Watched,
-        why: "noticing that a referenced one changes; only metadata is asked for",
+        why: "reading those that objects refer to; the watch asks for metadata only",
     },
     Touch {
         group: "events.k8s.io",
@@ -85,10 +141,10 @@ pub const TOUCHES: [Touch; 10] = [
     Touch {
         group: "",
         resources: &["namespaces"],
-        verbs: &["list", "watch"],
+        verbs: &["get", "list", "watch"],
         only: None,
         within: Within::ClusterIfAll,
-        why: "noticing that a namespace consents to workspaces; only metadata is asked for",
+        why: "whether a namespace consents to workspaces; only metadata is asked for",
     },
     Touch {
         group: "apiextensions.k8s.io",

@@ -44,6 +44,7 @@ impl Scene {
             namespace: namespace.clone(),
             reference: object.controller_owner_ref(&()).unwrap(),
             labels: [(label::MANAGED_BY.to_owned(), label::MANAGER.to_owned())].into(),
+            claim: coder_k8s_engine::gate::Claim::Reference,
         };
         Self { shared, admin, namespace, agent, owner, gate: Gate::new(client) }
     }
@@ -84,7 +85,7 @@ fn account(annotations: &[(&str, &str)]) -> ServiceAccount {
 fn written<K>(applied: Applied<K>) -> K {
     match applied {
         Applied::Written(object) => object,
-        Applied::Unchanged | Applied::Leftover => panic!("nothing was written"),
+        Applied::Unchanged(_) | Applied::Leftover => panic!("nothing was written"),
         Applied::Foreign(foreign) => panic!("{foreign:?}"),
     }
 }
@@ -109,9 +110,9 @@ async fn nothing_is_sent_when_nothing_changed() {
     // A fresh gate, as after a restart.
     let restarted = Scene { gate: Gate::new(scene.admin.clone()), ..Scene::new("gate-rest-2").await };
     for _ in 0..3 {
-        assert!(matches!(scene.apply(account(&[("a", "1")]), Some(&live)).await, Applied::Unchanged));
+        assert!(matches!(scene.apply(account(&[("a", "1")]), Some(&live)).await, Applied::Unchanged(_)));
         let again = restarted.gate.apply(&scene.owner, account(&[("a", "1")]), Some(&live)).await.unwrap();
-        assert!(matches!(again, Applied::Unchanged));
+        assert!(matches!(again, Applied::Unchanged(_)));
     }
     assert_eq!(scene.accounts().get("robot").await.unwrap().resource_version(), live.resource_version());
     assert_eq!(scene.requests(1).await.len(), 1);
@@ -149,7 +150,7 @@ async fn labels_and_annotations_of_others_survive_and_cost_nothing() {
     written(scene.apply(account(&[("a", "1")]), None).await);
     let patch = json!({"metadata": {"labels": {"team": "x"}, "annotations": {"cloud": "role"}}});
     let live = scene.accounts().patch("robot", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
-    assert!(matches!(scene.apply(account(&[("a", "1")]), Some(&live)).await, Applied::Unchanged));
+    assert!(matches!(scene.apply(account(&[("a", "1")]), Some(&live)).await, Applied::Unchanged(_)));
     let changed = written(scene.apply(account(&[("a", "2")]), Some(&live)).await);
     assert_eq!(
         (&*changed.labels()["team"], &*changed.annotations()["cloud"], &*changed.annotations()["a"]),
@@ -244,7 +245,7 @@ async fn an_injected_sidecar_is_neither_lost_nor_fought_over() {
     let live = api.patch("coder", &PatchParams::default(), &Patch::Strategic(&inject)).await.unwrap();
     assert!(matches!(
         scene.gate.apply(&scene.owner, deployment.clone(), Some(&live)).await.unwrap(),
-        Applied::Unchanged
+        Applied::Unchanged(_)
     ));
 
     let mut next = deployment;

@@ -1,5 +1,7 @@
 //! Writing and removing children of any kind, with the outcome noted.
 
+use std::sync::Arc;
+
 use coder_k8s_api::names::label;
 use coder_k8s_core::{
     names::instance_label,
@@ -7,7 +9,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{
     failure,
-    gate::{Applied, Child, Owner},
+    gate::{Applied, Child, Claim, Owner},
 };
 use kube::{Resource, ResourceExt};
 
@@ -22,30 +24,39 @@ pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &st
         (label::INSTANCE.to_owned(), instance_label(&object.name_any())),
         (label::MANAGED_BY.to_owned(), label::MANAGER.to_owned()),
     ];
-    Some(Owner { namespace: object.namespace()?, reference, labels: labels.into() })
+    Some(Owner { namespace: object.namespace()?, reference, labels: labels.into(), claim: Claim::Reference })
 }
 
-/// Makes a child be as desired.
+/// Makes a child be as desired. Returns it as it is now; none: it is not there, or is not ours.
 pub(crate) async fn apply<K: Child>(
     ctx: &Context,
     owner: &Owner,
     desired: K,
-    held: Option<&K>,
+    held: Option<Arc<K>>,
     done: &mut Done,
-) {
+) -> Option<Arc<K>> {
     let name = desired.name_any();
     let kind = K::kind(&());
-    match ctx.gate.apply(owner, desired, held).await {
-        Ok(Applied::Unchanged) => {}
-        Ok(Applied::Written(_)) => tracing::info!("wrote {kind} {name}"),
+    // A Deployment is large, and so is whatever waits with one in hand.
+    match Box::pin(ctx.gate.apply(owner, desired, held.as_deref())).await {
+        Ok(Applied::Unchanged(live)) => return live.map(Arc::new).or(held),
+        Ok(Applied::Written(written)) => {
+            tracing::info!("wrote {kind} {name}");
+            return Some(Arc::new(written));
+        }
         Ok(Applied::Leftover) => done.failures.push(Failure {
             reason: "AwaitingDeletion",
             message: format!("{kind} {name} of a deleted object of the same name is still there"),
             retry: Retry::Backoff,
         }),
         Ok(Applied::Foreign(foreign)) => done.foreign.push(foreign),
-        Err(error) => done.failures.push(failure::judge(&format!("write {kind} {name}"), &error)),
+        Err(error) => {
+            done.failures.push(failure::judge(&format!("write {kind} {name}"), &error));
+            // What is there stays as it is.
+            return held;
+        }
     }
+    None
 }
 
 /// Removes a child that is no longer desired.

@@ -4,18 +4,21 @@ use std::{
     collections::HashMap,
     fmt::Debug,
     hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason};
+use coder_k8s_api::{
+    CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason, names::label,
+};
 use coder_k8s_core::{
     condition::transitions,
+    exposure::route::HTTPRoute,
     outcome::{Done, Retry},
 };
 use coder_k8s_engine::{
     backoff::Failures,
-    cache::Cache,
+    cache::{Cache, controller_uid},
     client,
     events::Events,
     failure,
@@ -28,12 +31,22 @@ use coder_k8s_engine::{
 };
 use jiff::Timestamp;
 use k8s_openapi::{
-    NamespaceResourceScope, api::core::v1::ServiceAccount, apimachinery::pkg::apis::meta::v1::Condition,
+    NamespaceResourceScope,
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Service, ServiceAccount},
+        networking::v1::Ingress,
+        policy::v1::PodDisruptionBudget,
+        rbac::v1::{Role, RoleBinding},
+    },
+    apimachinery::pkg::apis::meta::v1::Condition,
 };
-use kube::{Client, Resource};
+use kube::{Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
+
+use super::{lookups::Lookups, options::Options, watches::Scope};
 
 /// The kinds whose objects are reconciled.
 pub(crate) mod kind {
@@ -58,6 +71,13 @@ pub(crate) struct Caches {
     pub(crate) provisioners: Cache<CoderProvisioner>,
     pub(crate) workspace_proxies: Cache<CoderWorkspaceProxy>,
     pub(crate) service_accounts: Cache<ServiceAccount>,
+    pub(crate) services: Cache<Service>,
+    pub(crate) deployments: Cache<Deployment>,
+    pub(crate) budgets: Cache<PodDisruptionBudget>,
+    pub(crate) ingresses: Cache<Ingress>,
+    pub(crate) routes: Cache<HTTPRoute>,
+    pub(crate) roles: Cache<Role>,
+    pub(crate) bindings: Cache<RoleBinding>,
 }
 
 impl Default for Caches {
@@ -66,9 +86,23 @@ impl Default for Caches {
             control_planes: Cache::new(kind::CONTROL_PLANE),
             provisioners: Cache::new(kind::PROVISIONER),
             workspace_proxies: Cache::new(kind::WORKSPACE_PROXY),
-            service_accounts: Cache::new("ServiceAccount"),
+            service_accounts: Cache::grouped("ServiceAccount", controller_uid),
+            services: Cache::new("Service"),
+            deployments: Cache::new("Deployment"),
+            budgets: Cache::new("PodDisruptionBudget"),
+            ingresses: Cache::new("Ingress"),
+            routes: Cache::new("HTTPRoute"),
+            roles: Cache::grouped("Role", served),
+            bindings: Cache::grouped("RoleBinding", served),
         }
     }
+}
+
+/// The object that a Role or RoleBinding of workspaces serves, by its labels: `<namespace>/<name>`.
+pub(crate) fn served<K: Resource>(object: &K) -> Option<String> {
+    let labels = object.labels();
+    let (namespace, name) = (labels.get(label::CONTROL_PLANE_NAMESPACE)?, labels.get(label::CONTROL_PLANE)?);
+    Some(format!("{namespace}/{name}"))
 }
 
 /// How soon to look again at an object of others that is in the way.
@@ -95,6 +129,14 @@ pub(crate) struct Context {
     pub(crate) failures: Failures,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) queue: Queue,
+    /// What is known of objects that ours refer to.
+    pub(crate) lookups: Lookups,
+    /// Where the operator looks.
+    pub(crate) scope: Scope,
+    /// Whether workspaces may be given Secrets, RBAC and tokens.
+    pub(crate) privileged_rules: bool,
+    /// Whether the cluster has the Gateway API.
+    pub(crate) gateway_api: AtomicBool,
     /// What was last written to the status of each object.
     written: Mutex<HashMap<Key, Wrote>>,
 }
@@ -137,8 +179,12 @@ reported! {
 
 impl Context {
     /// A context with nothing seen yet.
-    pub(crate) fn new(client: Client, instance: String, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(client: Client, instance: String, metrics: Arc<Metrics>, options: &Options) -> Self {
         Self {
+            lookups: Lookups::default(),
+            scope: Scope::new(&options.watch_namespaces),
+            privileged_rules: options.allow_privileged_workspace_rules,
+            gateway_api: AtomicBool::new(false),
             caches: Caches::default(),
             references: References::default(),
             gate: Gate::new(client.clone()),
@@ -173,6 +219,12 @@ impl Context {
         if outdated { Err(Next::After(OWN_WRITE)) } else { Ok(object) }
     }
 
+    /// How soon to look again at an object that this pass itself has written. The watch is quicker as a rule.
+    #[expect(clippy::unused_self, reason = "patience is part of what a reconcile is given")]
+    pub(crate) fn own_write(&self) -> Duration {
+        OWN_WRITE
+    }
+
     /// Whether a status is what this process wrote last.
     pub(crate) fn wrote<S: Serialize>(&self, key: &Key, status: Option<&S>) -> bool {
         self.written.lock().get(key).is_some_and(|wrote| wrote.status == hash(status))
@@ -182,6 +234,7 @@ impl Context {
     pub(crate) fn forget(&self, key: &Key) {
         self.written.lock().remove(key);
         self.failures.forget(key);
+        self.lookups.forget(key);
     }
 
     /// Ends a pass: writes the status if it changed, tells of transitions, and says when to come back.

@@ -19,6 +19,10 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_WATCH_NAMESPACES", value_name = "NAMESPACES", value_delimiter = ',')]
     pub(crate) watch_namespaces: Vec<String>,
 
+    /// Let `rbac.extraRules` give workspaces Secrets, RBAC and tokens of ServiceAccounts
+    #[arg(long, env = "CODER_K8S_ALLOW_PRIVILEGED_WORKSPACE_RULES", default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) allow_privileged_workspace_rules: bool,
+
     /// Work only while holding the lease, so that several instances can run
     #[arg(long, env = "CODER_K8S_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) leader_elect: bool,

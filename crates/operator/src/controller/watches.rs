@@ -1,10 +1,16 @@
 //! What the controller watches, and whom each change wakes.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt::Debug,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use coder_k8s_api::names::{self, label};
 use coder_k8s_core::{
     condition::timeless,
+    exposure::route::HTTPRoute,
     references::{Reference, References},
 };
 use coder_k8s_engine::{
@@ -17,7 +23,13 @@ use coder_k8s_engine::{
 };
 use k8s_openapi::{
     NamespaceResourceScope,
-    api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount},
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Namespace, Secret, Service, ServiceAccount},
+        networking::v1::Ingress,
+        policy::v1::PodDisruptionBudget,
+        rbac::v1::{Role, RoleBinding},
+    },
 };
 use kube::{Api, Client, Resource, ResourceExt, core::DeserializeGuard, runtime::watcher};
 use serde::de::DeserializeOwned;
@@ -25,11 +37,12 @@ use tokio::task::JoinSet;
 
 use super::{
     Context,
-    context::{Reported, kind},
+    context::{Reported, kind, served},
 };
 
 /// CRDs of others that children may need.
-pub(crate) const OPTIONAL_CRDS: [&str; 1] = ["httproutes.gateway.networking.k8s.io"];
+pub(crate) const OPTIONAL_CRDS: [&str; 1] = [HTTP_ROUTES];
+const HTTP_ROUTES: &str = "httproutes.gateway.networking.k8s.io";
 
 /// How long the news that an owner is gone may take longer than the news of its children.
 const NEWS: Duration = Duration::from_millis(300);
@@ -48,8 +61,16 @@ impl Scope {
         if named.is_empty() { Self::Everywhere } else { Self::Namespaces(named) }
     }
 
+    /// Whether a namespace is looked after.
+    pub(crate) fn includes(&self, namespace: &str) -> bool {
+        match self {
+            Self::Everywhere => true,
+            Self::Namespaces(names) => names.contains(namespace),
+        }
+    }
+
     /// The namespaces one by one; none stands for all.
-    fn each(&self) -> Vec<Option<String>> {
+    pub(crate) fn each(&self) -> Vec<Option<String>> {
         match self {
             Self::Everywhere => vec![None],
             Self::Namespaces(names) => names.iter().cloned().map(Some).collect(),
@@ -98,7 +119,16 @@ impl Watches<'_> {
             self.root(namespace, caches.control_planes, &mut synced);
             self.root(namespace, caches.provisioners, &mut synced);
             self.root(namespace, caches.workspace_proxies, &mut synced);
-            synced.gates.push(self.children::<ServiceAccount>(namespace, caches.service_accounts));
+            synced.gates.extend([
+                self.children::<ServiceAccount>(namespace, caches.service_accounts),
+                self.children::<Service>(namespace, caches.services),
+                self.children::<Deployment>(namespace, caches.deployments),
+                self.children::<PodDisruptionBudget>(namespace, caches.budgets),
+                self.children::<Ingress>(namespace, caches.ingresses),
+                self.children::<Role>(namespace, caches.roles),
+                self.children::<RoleBinding>(namespace, caches.bindings),
+                self.routes(namespace, caches.routes),
+            ]);
             synced.gates.push(self.tripwire::<Secret>(api(self.client, namespace), namespace, kind::SECRET));
             synced.gates.push(self.tripwire::<ConfigMap>(
                 api(self.client, namespace),
@@ -150,13 +180,36 @@ impl Watches<'_> {
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
             loop {
-                let [name] = OPTIONAL_CRDS;
-                crds.ready(name).await;
+                crds.ready(HTTP_ROUTES).await;
+                ctx.gateway_api.store(true, Ordering::SeqCst);
                 wake_routed(&ctx);
-                crds.unready(name).await;
+                crds.unready(HTTP_ROUTES).await;
+                ctx.gateway_api.store(false, Ordering::SeqCst);
                 wake_routed(&ctx);
             }
         });
+    }
+
+    /// Follows our routes while the cluster has the Gateway API. Without it there is nothing to list.
+    fn routes(&mut self, namespace: Option<&str>, cache: Cache<HTTPRoute>) -> Gate {
+        let follow = self.follow(namespace, cache, labelled());
+        let gate = follow.synced.clone();
+        let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
+        self.tasks.spawn(async move {
+            loop {
+                crds.known(HTTP_ROUTES).await;
+                if crds.state(HTTP_ROUTES) != Served::Ready {
+                    follow.synced.pass();
+                }
+                crds.ready(HTTP_ROUTES).await;
+                tokio::select! {
+                    () = follow.run(|change| child_changed(&ctx, &change)) => {}
+                    () = crds.unready(HTTP_ROUTES) => {}
+                }
+                follow.clear(|change| child_changed(&ctx, &change));
+            }
+        });
+        gate
     }
 
     /// Follows the children of one kind that bear our label.
@@ -170,8 +223,7 @@ impl Watches<'_> {
             + Sync
             + 'static,
     {
-        let ours = watcher::Config::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGER));
-        let follow = self.follow(namespace, cache, ours);
+        let follow = self.follow(namespace, cache, labelled());
         let gate = follow.synced.clone();
         let ctx = self.ctx.clone();
         self.tasks.spawn(async move { follow.run(|change| child_changed(&ctx, &change)).await });
@@ -209,14 +261,30 @@ impl Watches<'_> {
             tripwire
                 .run(|tripped| match tripped {
                     Tripped::Touched { namespace, name } => {
-                        wake(&ctx, ctx.references.of(&Key::new(kind, namespace, name)));
+                        let target = Key::new(kind, namespace, name);
+                        let askers = ctx.references.of(&target);
+                        for asker in &askers {
+                            ctx.lookups.changed(asker, &target);
+                        }
+                        wake(&ctx, askers);
                     }
-                    Tripped::Gap => wake(&ctx, ctx.references.of_kind(kind)),
+                    Tripped::Gap => {
+                        let askers = ctx.references.of_kind(kind);
+                        for asker in &askers {
+                            ctx.lookups.gap(asker, kind);
+                        }
+                        wake(&ctx, askers);
+                    }
                 })
                 .await;
         });
         synced
     }
+}
+
+/// What bears our label.
+fn labelled() -> watcher::Config {
+    watcher::Config::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGER))
 }
 
 fn gate_name(plural: &str, namespace: Option<&str>) -> String {
@@ -301,13 +369,11 @@ fn says_something_else<K: Reported>(before: &K, now: &K) -> bool {
 
 /// A change of a child wakes its owner. One that is gone may have gone with its owner, of which the news is on its way:
 /// then nothing is to be made again.
-fn child_changed<K: Resource>(ctx: &Context, change: &Change<'_, K>) {
+fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &Change<'_, K>) {
     match change {
         Change::Seen { now, .. } => owners(*now).for_each(|owner| ctx.queue.wake(owner)),
         Change::Gone(object) => {
-            if let Some(uid) = object.uid() {
-                ctx.gate.forget(&uid);
-            }
+            ctx.gate.forget(*object);
             owners(*object).for_each(|owner| ctx.queue.wake_within(owner, NEWS));
         }
     }
@@ -316,11 +382,19 @@ fn child_changed<K: Resource>(ctx: &Context, change: &Change<'_, K>) {
 /// The objects of ours that control a child.
 fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
     let controls = child.owner_references().iter().filter(|owner| owner.controller == Some(true));
-    controls.filter_map(|owner| {
+    let named = controls.filter_map(|owner| {
         let ours = [kind::CONTROL_PLANE, kind::PROVISIONER, kind::WORKSPACE_PROXY];
         let kind = ours.into_iter().find(|kind| *kind == owner.kind)?;
         Some(Key::new(kind, child.namespace().unwrap_or_default(), &owner.name))
-    })
+    });
+    named.chain(served_elsewhere(child))
+}
+
+/// The control plane that a child serves from another namespace, where no reference can name it.
+fn served_elsewhere<K: Resource>(child: &K) -> Option<Key> {
+    let served = served(child).filter(|_| child.owner_references().is_empty())?;
+    let (namespace, name) = served.split_once('/')?;
+    Some(Key::new(kind::CONTROL_PLANE, namespace, name))
 }
 
 fn targets<K: References>(object: &K, namespace: &str) -> BTreeSet<Key> {

@@ -1,28 +1,143 @@
 //! All effects of a pass, in order. One that fails does not stop the others.
 
+mod finalizer;
+mod workspaces;
+
+use std::sync::Arc;
+
 use coder_k8s_api::names::component;
 use coder_k8s_core::{
-    controlplane::{Plan, Seen},
+    controlplane::{self, Exposure, Outcome, Plan, Seen, Wanted},
+    exposure::route::{Acceptance, acceptance},
     outcome::Done,
+    rollout::Rollout,
+    service,
 };
+use coder_k8s_engine::{failure, gate::Owner};
+use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
-use crate::controller::{Context, children};
+use crate::controller::{
+    Context,
+    children::{self, apply, remove},
+    pods,
+};
 
 /// Carries the plan out.
-pub(super) async fn act(seen: &Seen, plan: Plan, ctx: &Context) -> Done {
-    let Plan { service_account, obsolete } = plan;
-    let mut done = Done::default();
-    let Some(owner) = children::owner_of(&*seen.object, component::CONTROL_PLANE) else { return done };
-    if let Some(account) = service_account {
-        let held = ctx.caches.service_accounts.get(&owner.namespace, &account.name_any());
-        children::apply(ctx, &owner, account, held.as_deref(), &mut done).await;
+pub(super) async fn act(seen: &Seen, plan: &Plan, ctx: &Context) -> Outcome {
+    let mut outcome = Outcome::default();
+    let Some(owner) = children::owner_of(&*seen.object, component::CONTROL_PLANE) else { return outcome };
+    if let Some(wanted) = &plan.wanted {
+        // What will be outside must be known to need cleaning before it is there.
+        if plan.finalizer && finalizer::set(seen, true, ctx, &mut outcome).await.is_break() {
+            return outcome;
+        }
+        create(seen, wanted, &owner, ctx, &mut outcome).await;
     }
-    // What pods use goes only when its successor is there.
-    if done == Done::default() {
-        for account in obsolete {
-            children::remove(ctx, &owner, &*account, &mut done).await;
+    workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome).await;
+    if !plan.finalizer {
+        let clean =
+            outcome.ungranted.is_empty() && workspaces::nothing_left(seen, ctx, &mut outcome.done).await;
+        if clean {
+            let _ = finalizer::set(seen, false, ctx, &mut outcome).await;
         }
     }
-    done
+    outcome
+}
+
+/// Makes the children be as wanted.
+async fn create(seen: &Seen, wanted: &Wanted, owner: &Owner, ctx: &Context, outcome: &mut Outcome) {
+    let held = &seen.children;
+    let done = &mut outcome.done;
+    if let Some(account) = &wanted.service_account {
+        let held = ctx.caches.service_accounts.get(&owner.namespace, &account.name_any());
+        apply(ctx, owner, account.clone(), held, done).await;
+    }
+    for account in &wanted.detached {
+        if let Err(error) = ctx.gate.detach(owner, &**account).await {
+            let what = format!("give ServiceAccount {} up", account.name_any());
+            done.failures.push(failure::judge(&what, &error));
+        }
+    }
+    let service = apply(ctx, owner, wanted.service.clone(), held.service.clone(), done).await;
+    // The Service shows the family of the pods' addresses. Without one it stays what it was.
+    let before = || held.deployment.as_deref().is_some_and(controlplane::deployment::is_ipv6);
+    let ipv6 = service.as_deref().map_or_else(before, service::is_ipv6);
+    outcome.deployment = roll_out(seen, wanted, owner, ctx, ipv6, done).await;
+    if Rollout::of(outcome.deployment.as_deref()).is_stalled() {
+        outcome.pods_say = pods::complaint(&ctx.client, &owner.namespace, &seen.selector()).await;
+    }
+    outcome.exposure = expose(seen, wanted, owner, ctx, done).await;
+    match (&wanted.budget, &held.budget) {
+        (Some(budget), held) => drop(apply(ctx, owner, budget.clone(), held.clone(), done).await),
+        (None, Some(held)) => remove(ctx, owner, &**held, done).await,
+        (None, None) => {}
+    }
+    for account in &wanted.obsolete_accounts {
+        remove(ctx, owner, &**account, done).await;
+    }
+}
+
+async fn roll_out(
+    seen: &Seen,
+    wanted: &Wanted,
+    owner: &Owner,
+    ctx: &Context,
+    ipv6: bool,
+    done: &mut Done,
+) -> Option<Arc<Deployment>> {
+    let held = seen.children.deployment.clone();
+    let sources = match &seen.sources {
+        Ok(sources) => sources,
+        Err(failure) => {
+            // Without them the pods would be made once now and once more later. What runs goes on.
+            done.failures.push(failure.clone());
+            return held;
+        }
+    };
+    if let Some(live) = held.as_deref().filter(|_| wanted.hand_over_replicas)
+        && let Err(error) = ctx.gate.hand_over_replicas(live).await
+    {
+        let what = format!("hand the scale of Deployment {} over", live.name_any());
+        done.failures.push(failure::judge(&what, &error));
+        return held;
+    }
+    apply(ctx, owner, controlplane::deployment::build(seen, sources, ipv6), held, done).await
+}
+
+/// Writes what exposes coderd. What exposed it before goes when that works without it.
+async fn expose(seen: &Seen, wanted: &Wanted, owner: &Owner, ctx: &Context, done: &mut Done) -> Exposure {
+    let (ingress, route) = (seen.children.ingress.clone(), seen.children.route.clone());
+    if wanted.gateway_api_missing {
+        return Exposure::GatewayApiMissing;
+    }
+    let failures = done.failures.len();
+    if let Some(desired) = &wanted.ingress {
+        let written = apply(ctx, owner, desired.clone(), ingress, done).await;
+        if written.is_none() || done.failures.len() > failures {
+            return Exposure::Unwritten;
+        }
+        if let Some(route) = route {
+            remove(ctx, owner, &*route, done).await;
+        }
+        return Exposure::Ingress;
+    }
+    if let Some(desired) = &wanted.route {
+        let written = apply(ctx, owner, desired.clone(), route, done).await;
+        let Some(written) = written.filter(|_| done.failures.len() == failures) else {
+            return Exposure::Unwritten;
+        };
+        let accepted = acceptance(&written);
+        if let (Acceptance::Accepted, Some(ingress)) = (&accepted, ingress) {
+            remove(ctx, owner, &*ingress, done).await;
+        }
+        return Exposure::Route(accepted);
+    }
+    if let Some(ingress) = ingress {
+        remove(ctx, owner, &*ingress, done).await;
+    }
+    if let Some(route) = route {
+        remove(ctx, owner, &*route, done).await;
+    }
+    Exposure::Unasked
 }

@@ -1,0 +1,183 @@
+//! The addresses that coderd believes to have.
+//!
+//! What users set wins, wherever they set it. Else the exposed host; else, unless switched off, the Service.
+
+use coder_k8s_api::CoderControlPlane;
+use k8s_openapi::api::core::v1::EnvVar;
+use kube::ResourceExt;
+
+use crate::{
+    exposure,
+    pod::{env, variable},
+    service,
+    sources::{AllFound, Defined, definition},
+};
+
+/// The address for people.
+pub const ACCESS_URL: &str = "CODER_ACCESS_URL";
+/// The pattern of addresses of workspace applications.
+pub const WILDCARD_ACCESS_URL: &str = "CODER_WILDCARD_ACCESS_URL";
+
+/// The addresses of a control plane.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Addresses {
+    /// The operator's entries of the environment.
+    pub env: Vec<EnvVar>,
+    /// The address for people, if it can be told without looking into a Secret.
+    pub shown: Option<String>,
+}
+
+/// The variables that `envFrom` may define and that the operator would set otherwise.
+pub fn inspected(object: &CoderControlPlane) -> Vec<&'static str> {
+    let env = &object.spec.pod.extra_env;
+    let candidates = [(ACCESS_URL, default_url(object)), (WILDCARD_ACCESS_URL, default_wildcard(object))];
+    candidates
+        .into_iter()
+        .filter(|(name, default)| default.is_some() && env::find(env, name).is_none())
+        .map(|(name, _)| name)
+        .collect()
+}
+
+/// The addresses, given what the sources of the environment say.
+pub fn addresses(object: &CoderControlPlane, found: &AllFound) -> Addresses {
+    let pod = &object.spec.pod;
+    let mut all = Addresses::default();
+    let mut settle = |name: &str, default: Option<String>| {
+        if let Some(entry) = env::find(&pod.extra_env, name) {
+            return entry.value.clone().filter(|value| !value.is_empty() && !value.contains("$("));
+        }
+        match definition(&pod.env_from, name, found) {
+            Defined::As(value) => Some(value),
+            Defined::Secretly => None,
+            Defined::No => {
+                all.env.extend(default.iter().map(|value| variable(name, value.clone())));
+                default
+            }
+        }
+    };
+    let shown = settle(ACCESS_URL, default_url(object));
+    settle(WILDCARD_ACCESS_URL, default_wildcard(object));
+    all.shown = shown;
+    all
+}
+
+/// The address of the Service inside the cluster, with its port.
+pub fn cluster_url(object: &CoderControlPlane) -> String {
+    if has_tls(object) {
+        format!("https://{}:443", service_host(object))
+    } else {
+        format!("http://{}:{}", service_host(object), object.spec.service.port)
+    }
+}
+
+/// The address at which the operator itself calls coderd: always HTTP.
+pub fn http_url(object: &CoderControlPlane) -> String {
+    let port = service::http_port(&object.spec.service, has_tls(object));
+    format!("http://{}:{port}", service_host(object))
+}
+
+fn has_tls(object: &CoderControlPlane) -> bool {
+    !object.spec.tls.secret_names.is_empty()
+}
+
+fn service_host(object: &CoderControlPlane) -> String {
+    let namespace = object.namespace().unwrap_or_default();
+    format!("{}.{namespace}.svc.{}", object.name_any(), object.spec.cluster_domain)
+}
+
+fn default_url(object: &CoderControlPlane) -> Option<String> {
+    exposed(object).map(|addresses| addresses.url).or_else(|| {
+        let port = object.spec.service.port;
+        let url = match (has_tls(object), port) {
+            (true, _) => format!("https://{}", service_host(object)),
+            (false, 80) => format!("http://{}", service_host(object)),
+            (false, port) => format!("http://{}:{port}", service_host(object)),
+        };
+        object.spec.env_use_cluster_access_url.then_some(url)
+    })
+}
+
+fn default_wildcard(object: &CoderControlPlane) -> Option<String> {
+    exposed(object).and_then(|addresses| addresses.wildcard)
+}
+
+fn exposed(object: &CoderControlPlane) -> Option<exposure::Addresses> {
+    let expose = object.spec.expose.as_ref().filter(|expose| expose.set_access_url)?;
+    exposure::addresses(expose)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::sources::{Found, Source};
+
+    fn plane(spec: Value) -> CoderControlPlane {
+        let mut object = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
+        object.metadata.namespace = Some("ns".into());
+        object
+    }
+
+    fn url(spec: Value) -> (Option<String>, Option<String>) {
+        let all = addresses(&plane(spec), &AllFound::new());
+        let set = all.env.iter().find(|entry| entry.name == ACCESS_URL).and_then(|entry| entry.value.clone());
+        (set, all.shown)
+    }
+
+    #[test]
+    fn the_first_of_user_exposure_and_service_gives_the_address() {
+        let both = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
+        assert_eq!(url(json!({})), both("http://coder.ns.svc.cluster.local"));
+        assert_eq!(url(json!({"service": {"port": 8080}})), both("http://coder.ns.svc.cluster.local:8080"));
+        assert_eq!(url(json!({"clusterDomain": "corp.test"})), both("http://coder.ns.svc.corp.test"));
+        let tls = json!({"tls": {"secretNames": ["s"]}, "service": {"port": 8080}});
+        assert_eq!(url(tls), both("https://coder.ns.svc.cluster.local"));
+        assert_eq!(url(json!({"envUseClusterAccessURL": false})), (None, None));
+        let exposed =
+            json!({"expose": {"ingress": {"host": "coder.example.com"}}, "envUseClusterAccessURL": false});
+        assert_eq!(url(exposed), both("http://coder.example.com"));
+        let opted_out = json!({"expose": {"setAccessURL": false, "ingress": {"host": "coder.example.com"}}});
+        assert_eq!(url(opted_out), both("http://coder.ns.svc.cluster.local"));
+        let user = json!({"extraEnv": [{"name": "CODER_ACCESS_URL", "value": "https://mine"}],
+            "expose": {"ingress": {"host": "coder.example.com"}}});
+        assert_eq!(url(user), (None, Some("https://mine".into())));
+        let hidden = json!({"extraEnv": [{"name": "CODER_ACCESS_URL", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]});
+        assert_eq!(url(hidden), (None, None));
+    }
+
+    #[test]
+    fn a_source_of_the_environment_wins_over_the_default() {
+        let object = plane(json!({"envFrom": [{"configMapRef": {"name": "m"}}]}));
+        let data = |key: &str| Found::Data {
+            digest: String::new(),
+            keys: [key.to_owned()].into(),
+            values: [(key.to_owned(), "https://map".to_owned())].into(),
+        };
+        let of = |found: Found| addresses(&object, &[(Source::ConfigMap("m".into()), found)].into());
+        assert_eq!(of(data(ACCESS_URL)), Addresses { env: vec![], shown: Some("https://map".into()) });
+        assert_eq!(of(data("OTHER")).env.len(), 1);
+        assert_eq!(of(Found::Absent).env.len(), 1);
+    }
+
+    #[test]
+    fn the_wildcard_host_feeds_its_own_variable() {
+        let exposed =
+            json!({"expose": {"ingress": {"host": "c.example.com", "wildcardHost": "*--apps.example.com"}}});
+        let all = addresses(&plane(exposed.clone()), &AllFound::new());
+        assert_eq!(all.env[1], variable(WILDCARD_ACCESS_URL, "*--apps.example.com"));
+        assert_eq!(inspected(&plane(exposed)), [ACCESS_URL, WILDCARD_ACCESS_URL]);
+        assert_eq!(inspected(&plane(json!({"envUseClusterAccessURL": false}))), [""; 0]);
+    }
+
+    #[test]
+    fn the_address_inside_the_cluster_spells_its_port_out() {
+        let all = |spec: Value| (cluster_url(&plane(spec.clone())), http_url(&plane(spec)));
+        let host = "coder.ns.svc.cluster.local";
+        assert_eq!(all(json!({})), (format!("http://{host}:80"), format!("http://{host}:80")));
+        let tls = json!({"tls": {"secretNames": ["s"]}, "service": {"port": 443}});
+        assert_eq!(all(tls), (format!("https://{host}:443"), format!("http://{host}:80")));
+        let tls = json!({"tls": {"secretNames": ["s"]}, "service": {"port": 8080}});
+        assert_eq!(all(tls), (format!("https://{host}:443"), format!("http://{host}:8080")));
+    }
+}

@@ -1,0 +1,130 @@
+//! The Deployment of coderd.
+
+use std::collections::BTreeMap;
+
+use coder_k8s_api::{Scaling, names::annotation};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector},
+};
+use kube::ResourceExt;
+
+use super::{Seen, access_url};
+use crate::{
+    pod::{self, Needs, files, variable},
+    service::{HTTP, HTTPS},
+    sources::{AllFound, checksum},
+};
+
+/// Name of the container.
+pub const CONTAINER: &str = "coder";
+
+/// Seconds that coderd has to stop in: those of the Helm chart and those in which the pod only drains.
+const GRACE: i64 = 70;
+
+/// The Deployment, given what its sources say and whether the pods have IPv6 addresses.
+pub fn build(seen: &Seen, sources: &AllFound, ipv6: bool) -> Deployment {
+    let spec = &seen.object.spec;
+    let tls = !spec.tls.secret_names.is_empty();
+    let mut ports = vec![pod::port("http", HTTP)];
+    if tls {
+        ports.push(pod::port("https", HTTPS));
+    }
+    if spec.prometheus.enabled {
+        ports.push(pod::port("prometheus-http", spec.prometheus.port));
+    }
+    let container = Container {
+        name: CONTAINER.to_owned(),
+        image: Some(spec.image.to_string()),
+        args: Some(vec![format!("--http-address={}", listen(ipv6, HTTP))]),
+        env: Some(environment(seen, sources, ipv6)),
+        ports: Some(ports),
+        readiness_probe: pod::probe(&spec.readiness_probe, true, "/healthz", "http"),
+        liveness_probe: pod::probe(&spec.liveness_probe, false, "/healthz", "http"),
+        ..Container::default()
+    };
+    let external = spec.scaling == Scaling::External;
+    let needs = Needs {
+        name: seen.object.name_any(),
+        selector: seen.selector(),
+        replicas: (!external).then_some(spec.replicas),
+        container,
+        files: files::certificates(&spec.tls, &spec.pod.certs.secrets, &spec.pod.volumes),
+        service_account: seen.service_account(),
+        annotations: external
+            .then(|| (annotation::SCALING.to_owned(), "External".to_owned()))
+            .into_iter()
+            .collect(),
+        pod_annotations: pod_annotations(seen, sources),
+        grace_seconds: GRACE,
+        drains: true,
+        spread: true,
+    };
+    pod::deployment(&spec.pod, needs)
+}
+
+/// Whether a Deployment was built for IPv6.
+pub fn is_ipv6(held: &Deployment) -> bool {
+    let pod = held.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let args =
+        pod.into_iter().flat_map(|pod| &pod.containers).flat_map(|container| container.args.iter().flatten());
+    args.into_iter().any(|arg| *arg == format!("--http-address={}", listen(true, HTTP)))
+}
+
+/// The operator's entries, in an order that others rely on: `$(KUBE_POD_IP)` is known to those after it.
+fn environment(seen: &Seen, sources: &AllFound, ipv6: bool) -> Vec<EnvVar> {
+    let spec = &seen.object.spec;
+    let relay = if ipv6 {
+        format!("http://[$(KUBE_POD_IP)]:{HTTP}")
+    } else {
+        format!("http://$(KUBE_POD_IP):{HTTP}")
+    };
+    let mut all = vec![pod_ip("KUBE_POD_IP"), variable("CODER_DERP_SERVER_RELAY_URL", relay)];
+    all.extend(access_url::addresses(&seen.object, sources).env);
+    if !spec.tls.secret_names.is_empty() {
+        let (certificates, keys) = files::certificate_paths(&spec.tls);
+        all.extend([
+            variable("CODER_TLS_ENABLE", "true"),
+            variable("CODER_TLS_ADDRESS", listen(ipv6, HTTPS)),
+            variable("CODER_TLS_CERT_FILE", certificates),
+            variable("CODER_TLS_KEY_FILE", keys),
+        ]);
+    }
+    if spec.prometheus.enabled {
+        all.extend([
+            variable("CODER_PROMETHEUS_ENABLE", "true"),
+            variable("CODER_PROMETHEUS_ADDRESS", listen(ipv6, spec.prometheus.port)),
+        ]);
+    }
+    all
+}
+
+fn pod_annotations(seen: &Seen, sources: &AllFound) -> BTreeMap<String, String> {
+    let prometheus = &seen.object.spec.prometheus;
+    let mut all: BTreeMap<_, _> = checksum(&seen.object.spec.pod, sources)
+        .into_iter()
+        .map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum))
+        .collect();
+    if prometheus.enabled && prometheus.scrape_annotations {
+        all.extend([
+            ("prometheus.io/scrape".to_owned(), "true".to_owned()),
+            ("prometheus.io/port".to_owned(), prometheus.port.to_string()),
+            ("prometheus.io/path".to_owned(), "/metrics".to_owned()),
+        ]);
+    }
+    all
+}
+
+/// All addresses of the pod, in the family that it has.
+fn listen(ipv6: bool, port: i32) -> String {
+    if ipv6 { format!("[::]:{port}") } else { format!("0.0.0.0:{port}") }
+}
+
+fn pod_ip(name: &str) -> EnvVar {
+    let field = ObjectFieldSelector { field_path: "status.podIP".to_owned(), api_version: None };
+    EnvVar {
+        name: name.to_owned(),
+        value: None,
+        value_from: Some(EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() }),
+    }
+}

@@ -1,0 +1,247 @@
+//! What a CoderControlPlane says about itself.
+
+use std::sync::Arc;
+
+use coder_k8s_api::{
+    CoderControlPlane, CoderControlPlaneStatus,
+    condition::{kind, reason},
+    names::label,
+};
+use jiff::Timestamp;
+use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Condition};
+use kube::ResourceExt;
+
+use super::{Plan, Seen, access_url, downgrade};
+use crate::{
+    condition::{Conditions, Progress, State, Verdict},
+    exposure::{self, route::Acceptance},
+    outcome::{Done, Failure},
+    rollout::Rollout,
+    workload,
+    workspace_access::{self, Consent},
+};
+
+/// What came of a plan.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What went wrong with children.
+    pub done: Done,
+    /// The Deployment as it is now.
+    pub deployment: Option<Arc<Deployment>>,
+    /// What pods of a rollout that does not get on say.
+    pub pods_say: Option<String>,
+    /// What became of the exposure.
+    pub exposure: Exposure,
+    /// Grants that failed, with the namespace.
+    pub ungranted: Vec<(String, Failure)>,
+    /// Whether the object itself was written, so that what was seen of it is outdated and another pass follows.
+    pub touched: bool,
+}
+
+impl Outcome {
+    /// All that failed, for the retry.
+    pub fn into_done(self) -> Done {
+        let mut done = self.done;
+        done.failures.extend(self.ungranted.into_iter().map(|(_, failure)| failure));
+        done
+    }
+}
+
+/// What became of the exposure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Exposure {
+    /// None is asked for.
+    #[default]
+    Unasked,
+    /// It could not be written; the failure is told elsewhere.
+    Unwritten,
+    /// The Ingress is written.
+    Ingress,
+    /// The route is written; what the Gateways say.
+    Route(Acceptance),
+    /// The cluster has no Gateway API.
+    GatewayApiMissing,
+}
+
+/// Says how things stand after the plan was carried out as far as the outcome tells.
+pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> CoderControlPlaneStatus {
+    let object = &*seen.object;
+    let before = object.status.clone().unwrap_or_default();
+    let rollout = Rollout::of(outcome.deployment.as_deref());
+    let mut conditions = Conditions::new(&before.workload.conditions, object.metadata.generation, now);
+    if seen.is_going() {
+        say_going(&mut conditions, outcome);
+        let workload = coder_k8s_api::WorkloadStatus {
+            observed_generation: object.metadata.generation,
+            conditions: conditions.into_vec(),
+            ..before.workload.clone()
+        };
+        return CoderControlPlaneStatus { workload, ..before };
+    }
+    conditions.set_common(&outcome.done, verdict(object, outcome, &rollout, &before));
+    workload::say_rollout(&mut conditions, &rollout, outcome.pods_say.as_deref());
+    say_exposure(&mut conditions, object, &outcome.exposure);
+    say_workspaces(&mut conditions, seen, plan, outcome);
+    say_coderd(&mut conditions, object);
+    conditions.clear(kind::PAUSED);
+    match downgrade::warning(object.spec.image.as_str(), before.version.as_deref()) {
+        Some(why) => conditions.set(kind::DOWNGRADE, true, reason::OLDER_THAN_DATABASE, why),
+        None => conditions.clear(kind::DOWNGRADE),
+    }
+    let workload = workload::status(
+        &before.workload,
+        object.metadata.generation,
+        outcome.deployment.as_deref(),
+        &rollout,
+        conditions,
+    );
+    let shown = match &seen.sources {
+        Ok(found) => access_url::addresses(object, found).shown,
+        Err(_) => before.access_url.clone(),
+    };
+    CoderControlPlaneStatus {
+        workload,
+        url: Some(access_url::cluster_url(object)),
+        access_url: shown,
+        ..before
+    }
+}
+
+/// The status of an object that is not to be touched: as it was, and why nothing moves.
+pub fn paused(object: &CoderControlPlane, now: Timestamp) -> CoderControlPlaneStatus {
+    let mut status = object.status.clone().unwrap_or_default();
+    workload::say_paused(&mut status.workload, object.metadata.generation, now);
+    status
+}
+
+/// Whether the object is as its spec asks, if nothing failed.
+fn verdict(
+    object: &CoderControlPlane,
+    outcome: &Outcome,
+    rollout: &Rollout,
+    before: &CoderControlPlaneStatus,
+) -> Verdict {
+    if !rollout.is_settled() {
+        return workload::unsettled(rollout, outcome.pods_say.as_deref());
+    }
+    let waiting = |reason, message: &str| Verdict {
+        ready: false,
+        progress: Progress::Working,
+        reason,
+        message: message.to_owned(),
+    };
+    match &outcome.exposure {
+        Exposure::GatewayApiMissing => return waiting(reason::GATEWAY_API_MISSING, GATEWAY_API_MISSING),
+        Exposure::Unwritten => return waiting(reason::PENDING, "the exposure is not written yet"),
+        Exposure::Unasked | Exposure::Ingress | Exposure::Route(_) => {}
+    }
+    let applied = |c: &Condition| c.type_ == kind::LICENSE_APPLIED && c.status == "True";
+    if object.spec.license_secret_ref.is_some() && !before.workload.conditions.iter().any(applied) {
+        return waiting(reason::PENDING, "the license is not applied yet");
+    }
+    Verdict { ready: true, progress: Progress::Settled, reason: rollout.reason(), message: rollout.message() }
+}
+
+const GATEWAY_API_MISSING: &str = "expose.gateway needs the Gateway API, which this cluster does not have; install its CRDs, or use expose.ingress";
+
+fn say_going(conditions: &mut Conditions<'_>, outcome: &Outcome) {
+    let failure =
+        outcome.done.failures.first().or_else(|| outcome.ungranted.first().map(|(_, failure)| failure));
+    let message = failure.map_or("the object is being deleted", |failure| failure.message.as_str());
+    let reason = failure.map_or(reason::DELETING, |failure| failure.reason);
+    conditions.set(kind::READY, false, reason::DELETING, "the object is being deleted");
+    conditions.set(kind::RECONCILING, true, reason, message);
+}
+
+fn say_exposure(conditions: &mut Conditions<'_>, object: &CoderControlPlane, exposure: &Exposure) {
+    let url = object.spec.expose.as_ref().and_then(exposure::addresses).map(|addresses| addresses.url);
+    let url = url.unwrap_or_default();
+    let (state, reason, message) = match exposure {
+        Exposure::Unasked => (State::False, reason::DISABLED, "nothing is exposed".to_owned()),
+        Exposure::Unwritten => (State::False, reason::PENDING, "the exposure is not written yet".to_owned()),
+        Exposure::Ingress => (State::True, reason::EXPOSED, format!("the Ingress for {url} is written")),
+        Exposure::Route(Acceptance::Accepted) => {
+            (State::True, reason::EXPOSED, format!("a Gateway accepts the route for {url}"))
+        }
+        Exposure::Route(Acceptance::Pending) => {
+            (State::Unknown, reason::PENDING, format!("no Gateway has answered for {url} yet"))
+        }
+        Exposure::Route(Acceptance::Refused(why)) => (State::False, reason::ROUTE_NOT_ACCEPTED, why.clone()),
+        Exposure::GatewayApiMissing => {
+            (State::False, reason::GATEWAY_API_MISSING, GATEWAY_API_MISSING.to_owned())
+        }
+    };
+    conditions.set(kind::EXPOSED, state, reason, message);
+}
+
+fn say_workspaces(conditions: &mut Conditions<'_>, seen: &Seen, plan: &Plan, outcome: &Outcome) {
+    let workspace_access::Plan { grants, without_consent, refused_rules, .. } = &plan.workspaces;
+    let mut troubles: Vec<(&str, String)> = refused_rules
+        .iter()
+        .map(|rule| {
+            (
+                reason::RULE_NOT_ALLOWED,
+                format!("{rule}, which the operator grants only with --allow-privileged-workspace-rules"),
+            )
+        })
+        .collect();
+    troubles.extend(outcome.ungranted.iter().map(|(_, failure)| (failure.reason, failure.message.clone())));
+    let own = seen.object.namespace().unwrap_or_default();
+    troubles.extend(without_consent.iter().map(|(namespace, consent, kept)| {
+        let what = match consent {
+            Consent::NoNamespace => format!("namespace {namespace} does not exist"),
+            Consent::Unwatched => {
+                format!(
+                    "namespace {namespace} is not looked after by this operator: add it to --watch-namespaces"
+                )
+            }
+            Consent::Given | Consent::Missing => format!(
+                "namespace {namespace} has not consented to workspaces: \
+                 kubectl label namespace {namespace} {}{own}={}",
+                label::WORKSPACES_OF,
+                label::ALLOW
+            ),
+        };
+        let kept =
+            if *kept { "; what an earlier operator granted there is kept for this release" } else { "" };
+        (reason::CONSENT_MISSING, format!("{what}{kept}"))
+    }));
+    if let Some((reason, _)) = troubles.first() {
+        let all: Vec<_> = troubles.iter().map(|(_, what)| what.as_str()).collect();
+        conditions.set(kind::WORKSPACE_ACCESS, false, reason, all.join("; "));
+        return;
+    }
+    if grants.is_empty() {
+        let message = "no namespace for workspaces is asked for";
+        conditions.set(kind::WORKSPACE_ACCESS, false, reason::DISABLED, message);
+        return;
+    }
+    let all: Vec<_> = grants.iter().map(|grant| grant.namespace.as_str()).collect();
+    let message = format!("workspaces may run in {}", all.join(", "));
+    conditions.set(kind::WORKSPACE_ACCESS, true, reason::GRANTED, message);
+}
+
+/// What the operator and coderd have to do with each other: nothing yet.
+fn say_coderd(conditions: &mut Conditions<'_>, object: &CoderControlPlane) {
+    let said = |type_: &str| {
+        let before = object.status.iter().flat_map(|status| &status.workload.conditions);
+        before.filter(|c| c.status == "True").any(|c| c.type_ == type_)
+    };
+    if object.spec.operator_access.disabled {
+        let message = "operatorAccess.disabled is set";
+        conditions.set(kind::OPERATOR_ACCESS_READY, false, reason::DISABLED, message);
+    } else if !said(kind::OPERATOR_ACCESS_READY) {
+        let message = "the operator has no access to coderd yet";
+        conditions.set(kind::OPERATOR_ACCESS_READY, false, reason::PENDING, message);
+    }
+    match &object.spec.license_secret_ref {
+        None => {
+            conditions.set(kind::LICENSE_APPLIED, State::Unknown, reason::PENDING, "no license is asked for");
+        }
+        Some(_) if said(kind::LICENSE_APPLIED) => {}
+        Some(_) => {
+            let message = "the license waits for the operator's access to coderd";
+            conditions.set(kind::LICENSE_APPLIED, false, reason::PENDING, message);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+use coder_k8s_api::condition::{kind, reason};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Container;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{exposure::route::Acceptance, outcome::Done};
+
+fn seen(spec: Value) -> Seen {
+    let mut object = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
+    object.metadata.namespace = Some("ns".into());
+    object.metadata.uid = Some("uid".into());
+    object.metadata.generation = Some(4);
+    Seen {
+        object: Arc::new(object),
+        children: Children::default(),
+        sources: Ok(AllFound::new()),
+        consent: BTreeMap::new(),
+        gateway_api: true,
+        privileged_rules: false,
+    }
+}
+
+fn container(spec: Value) -> Container {
+    let made = deployment::build(&seen(spec), &AllFound::new(), false);
+    made.spec.unwrap().template.spec.unwrap().containers.remove(0)
+}
+
+fn env(container: &Container) -> Vec<(String, String)> {
+    let entries = container.env.iter().flatten();
+    entries.map(|entry| (entry.name.clone(), entry.value.clone().unwrap_or_default())).collect()
+}
+
+/// The Deployment that the plan makes, with all its pods ready.
+fn rolled_out(seen: &Seen) -> Arc<Deployment> {
+    let mut made = deployment::build(seen, &AllFound::new(), false);
+    let replicas = made.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+    made.status = serde_json::from_value(json!({
+        "replicas": replicas, "readyReplicas": replicas, "updatedReplicas": replicas, "availableReplicas": replicas,
+    }))
+    .unwrap();
+    Arc::new(made)
+}
+
+fn conditions(seen: &Seen, outcome: &Outcome) -> BTreeMap<String, (String, String)> {
+    let status = status(seen, &decide(seen), outcome, Timestamp::UNIX_EPOCH);
+    status.workload.conditions.into_iter().map(|c| (c.type_, (c.status, c.reason))).collect()
+}
+
+fn is(all: &BTreeMap<String, (String, String)>, type_: &str, status: &str, reason: &str) {
+    assert_eq!(all[type_], (status.to_owned(), reason.to_owned()), "{type_}");
+}
+
+#[test]
+fn the_environment_has_its_order() {
+    let spec = json!({
+        "tls": {"secretNames": ["my-tls"]}, "prometheus": {"enabled": true},
+        "expose": {"ingress": {"host": "c.example.com", "wildcardHost": "*.example.com", "tls": {"secretName": "s"}}},
+        "extraEnv": [{"name": "MINE", "value": "1"}, {"name": "CODER_TLS_ADDRESS", "value": "[::]:8443"}],
+    });
+    let container = container(spec);
+    let expected = [
+        ("KUBE_POD_IP", ""),
+        ("CODER_DERP_SERVER_RELAY_URL", "http://$(KUBE_POD_IP):8080"),
+        ("CODER_ACCESS_URL", "https://c.example.com"),
+        ("CODER_WILDCARD_ACCESS_URL", "*.example.com"),
+        ("CODER_TLS_ENABLE", "true"),
+        ("CODER_TLS_ADDRESS", "[::]:8443"),
+        ("CODER_TLS_CERT_FILE", "/etc/ssl/certs/coder/my-tls/tls.crt"),
+        ("CODER_TLS_KEY_FILE", "/etc/ssl/certs/coder/my-tls/tls.key"),
+        ("CODER_PROMETHEUS_ENABLE", "true"),
+        ("CODER_PROMETHEUS_ADDRESS", "0.0.0.0:2112"),
+        ("MINE", "1"),
+    ];
+    assert_eq!(env(&container), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    let ports: Vec<_> = container.ports.unwrap().iter().map(|port| port.container_port).collect();
+    assert_eq!(ports, [8080, 8443, 2112]);
+}
+
+#[test]
+fn ipv6_pods_listen_and_relay_on_ipv6() {
+    let spec = json!({"tls": {"secretNames": ["s"]}});
+    let made = deployment::build(&seen(spec), &AllFound::new(), true);
+    let container = made.spec.unwrap().template.spec.unwrap().containers.remove(0);
+    assert_eq!(container.args.clone().unwrap(), ["--http-address=[::]:8080"]);
+    let all: BTreeMap<_, _> = env(&container).into_iter().collect();
+    assert_eq!(all["CODER_DERP_SERVER_RELAY_URL"], "http://[$(KUBE_POD_IP)]:8080");
+    assert_eq!(all["CODER_TLS_ADDRESS"], "[::]:8443");
+}
+
+#[test]
+fn arguments_of_users_follow() {
+    let container = container(json!({"extraArgs": ["--verbose"]}));
+    assert_eq!(container.args.unwrap(), ["--http-address=0.0.0.0:8080", "--verbose"]);
+    assert_eq!(container.command, None);
+    assert_eq!(container.name, "coder");
+}
+
+#[test]
+fn somebody_else_may_scale() {
+    let mut seen = seen(json!({"scaling": "External", "replicas": 3}));
+    let made = deployment::build(&seen, &AllFound::new(), false);
+    assert_eq!(made.spec.as_ref().unwrap().replicas, None);
+    assert!(!decide(&seen).wanted.unwrap().hand_over_replicas, "there is nothing to hand over yet");
+    let mut held = made.clone();
+    held.metadata.annotations = None;
+    seen.children.deployment = Some(Arc::new(held));
+    assert!(decide(&seen).wanted.unwrap().hand_over_replicas);
+    seen.children.deployment = Some(Arc::new(made));
+    assert!(!decide(&seen).wanted.unwrap().hand_over_replicas);
+}
+
+#[test]
+fn the_budget_follows_whoever_scales() {
+    assert!(decide(&seen(json!({"replicas": 1}))).wanted.unwrap().budget.is_none());
+    assert!(decide(&seen(json!({"replicas": 2}))).wanted.unwrap().budget.is_some());
+    let mut external = seen(json!({"scaling": "External"}));
+    let mut held = deployment::build(&external, &AllFound::new(), false);
+    held.spec.as_mut().unwrap().replicas = Some(4);
+    external.children.deployment = Some(Arc::new(held));
+    assert!(decide(&external).wanted.unwrap().budget.is_some());
+}
+
+#[test]
+fn an_earlier_service_account_goes_when_no_pod_uses_it() {
+    let account = |name: &str| {
+        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+        Arc::new(ServiceAccount { metadata, ..ServiceAccount::default() })
+    };
+    let mut seen = seen(json!({"serviceAccount": {"name": " robot "}}));
+    seen.children.service_accounts = vec![account("coder"), account("robot")];
+    assert_eq!(decide(&seen).wanted.unwrap().service_account.unwrap().name_any(), "robot");
+    assert!(decide(&seen).wanted.unwrap().obsolete_accounts.is_empty(), "no pod runs yet");
+    seen.children.deployment = Some(rolled_out(&seen));
+    let obsolete = decide(&seen).wanted.unwrap().obsolete_accounts;
+    assert_eq!(obsolete.iter().map(|a| a.name_any()).collect::<Vec<_>>(), ["coder"]);
+}
+
+#[test]
+fn disabling_creation_detaches_what_there_is() {
+    let mut seen = seen(json!({"serviceAccount": {"disableCreate": true}}));
+    seen.children.service_accounts = vec![Arc::default()];
+    let wanted = decide(&seen).wanted.unwrap();
+    assert_eq!((wanted.service_account, wanted.detached.len(), wanted.obsolete_accounts.len()), (None, 1, 0));
+}
+
+#[test]
+fn a_going_object_wants_nothing_but_to_clean_up() {
+    let mut seen = seen(json!({"rbac": {"workspaceNamespaces": ["dev"]}}));
+    let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
+    Arc::make_mut(&mut seen.object).metadata.deletion_timestamp = Some(time);
+    let plan = decide(&seen);
+    assert_eq!((plan.wanted.is_none(), plan.finalizer, plan.workspaces.grants.len()), (true, false, 0));
+}
+
+#[test]
+fn the_finalizer_of_others_is_left_alone() {
+    let mut object = CoderControlPlane::new("coder", coder_k8s_api::CoderControlPlaneSpec::default());
+    object.metadata.finalizers = Some(vec!["theirs".into()]);
+    assert_eq!(finalizers(&object, false), None);
+    let with = finalizers(&object, true).unwrap();
+    assert_eq!(with, ["theirs", finalizer::CONTROL_PLANE]);
+    object.metadata.finalizers = Some(with);
+    assert_eq!(finalizers(&object, true), None);
+    assert_eq!(finalizers(&object, false).unwrap(), ["theirs"]);
+}
+
+#[test]
+fn ready_means_rolled_out_and_exposed() {
+    let seen = seen(json!({"expose": {"gateway": {"host": "a.b", "parentRefs": [{"name": "gw"}]}}}));
+    let outcome = |exposure| Outcome { deployment: Some(rolled_out(&seen)), exposure, ..Outcome::default() };
+    let all = conditions(&seen, &outcome(Exposure::Route(Acceptance::Pending)));
+    is(&all, kind::READY, "True", reason::ROLLED_OUT);
+    is(&all, kind::RECONCILING, "False", reason::RECONCILED);
+    is(&all, kind::EXPOSED, "Unknown", reason::PENDING);
+    is(&all, kind::DEPLOYMENT_READY, "True", reason::ROLLED_OUT);
+    is(&all, kind::WORKSPACE_ACCESS, "True", reason::GRANTED);
+    let all = conditions(&seen, &outcome(Exposure::GatewayApiMissing));
+    is(&all, kind::READY, "False", reason::GATEWAY_API_MISSING);
+    is(&all, kind::RECONCILING, "True", reason::GATEWAY_API_MISSING);
+    let all = conditions(&seen, &outcome(Exposure::Route(Acceptance::Refused("no".into()))));
+    is(&all, kind::EXPOSED, "False", reason::ROUTE_NOT_ACCEPTED);
+    is(&all, kind::READY, "True", reason::ROLLED_OUT);
+}
+
+#[test]
+fn no_pods_asked_for_is_a_settled_state() {
+    let seen = seen(json!({"replicas": 0}));
+    let all = conditions(&seen, &Outcome { deployment: Some(rolled_out(&seen)), ..Outcome::default() });
+    is(&all, kind::READY, "True", reason::SCALED_TO_ZERO);
+}
+
+#[test]
+fn a_license_that_is_asked_for_must_be_applied() {
+    let seen = seen(json!({"licenseSecretRef": {"name": "license"}}));
+    let all = conditions(&seen, &Outcome { deployment: Some(rolled_out(&seen)), ..Outcome::default() });
+    is(&all, kind::READY, "False", reason::PENDING);
+    is(&all, kind::LICENSE_APPLIED, "False", reason::PENDING);
+}
+
+#[test]
+fn a_missing_consent_holds_nothing_up() {
+    let mut seen = seen(json!({"rbac": {"workspaceNamespaces": ["dev"]}}));
+    seen.consent.insert("dev".into(), Consent::Missing);
+    let outcome = Outcome { deployment: Some(rolled_out(&seen)), ..Outcome::default() };
+    let all = conditions(&seen, &outcome);
+    is(&all, kind::WORKSPACE_ACCESS, "False", reason::CONSENT_MISSING);
+    is(&all, kind::READY, "True", reason::ROLLED_OUT);
+    let status = status(&seen, &decide(&seen), &outcome, Timestamp::UNIX_EPOCH);
+    let said = status.workload.conditions.iter().find(|c| c.type_ == kind::WORKSPACE_ACCESS).unwrap();
+    assert!(
+        said.message.contains("kubectl label namespace dev workspaces.coder.com/ns=allow"),
+        "{}",
+        said.message
+    );
+}
+
+#[test]
+fn the_number_of_pods_alone_is_not_worth_a_write_while_they_roll_out() {
+    let mut seen = seen(json!({}));
+    let with = |count: i32, ready: i32, generation: i64| {
+        let mut made = deployment::build(&seen, &AllFound::new(), false);
+        made.metadata.generation = Some(1);
+        made.status = serde_json::from_value(
+            json!({"observedGeneration": generation, "replicas": count, "updatedReplicas": count, "readyReplicas": ready, "availableReplicas": ready}),
+        )
+        .unwrap();
+        Outcome { deployment: Some(Arc::new(made)), ..Outcome::default() }
+    };
+    let (fresh, rolling, ready) = (with(0, 0, 0), with(1, 0, 1), with(1, 1, 1));
+    let of = |seen: &Seen, outcome: &Outcome| status(seen, &decide(seen), outcome, Timestamp::UNIX_EPOCH);
+    let first = of(&seen, &fresh);
+    Arc::make_mut(&mut seen.object).status = Some(first.clone());
+    assert_eq!(of(&seen, &rolling), first);
+    assert_eq!(of(&seen, &ready).workload.replicas, Some(1));
+}
+
+#[test]
+fn a_downgrade_is_warned_about() {
+    let mut seen = seen(json!({"image": "ghcr.io/coder/coder:v2.30.0"}));
+    let ran =
+        coder_k8s_api::CoderControlPlaneStatus { version: Some("v2.31.0".into()), ..Default::default() };
+    Arc::make_mut(&mut seen.object).status = Some(ran);
+    is(&conditions(&seen, &Outcome::default()), kind::DOWNGRADE, "True", reason::OLDER_THAN_DATABASE);
+}
+
+#[test]
+fn a_pause_says_so_and_leaves_the_rest() {
+    let mut seen = seen(json!({}));
+    let before = status(&seen, &decide(&seen), &Outcome::default(), Timestamp::UNIX_EPOCH);
+    let object = Arc::make_mut(&mut seen.object);
+    object.status = Some(before.clone());
+    object.metadata.annotations = Some([(annotation::PAUSED.to_owned(), "true".to_owned())].into());
+    assert!(is_paused(object));
+    let during = paused(object, Timestamp::UNIX_EPOCH);
+    assert_eq!(during.workload.conditions.len(), before.workload.conditions.len() + 1);
+    assert_eq!(paused(object, Timestamp::UNIX_EPOCH), during);
+    object.status = Some(during);
+    assert_eq!(
+        status(&seen, &decide(&seen), &Outcome::default(), Timestamp::UNIX_EPOCH).workload.conditions.len(),
+        before.workload.conditions.len()
+    );
+}
+
+#[test]
+fn the_status_belongs_to_the_generation_that_was_seen() {
+    let seen = seen(json!({"service": {"port": 8080}}));
+    let status = status(
+        &seen,
+        &decide(&seen),
+        &Outcome { done: Done::default(), ..Outcome::default() },
+        Timestamp::UNIX_EPOCH,
+    );
+    assert_eq!(status.workload.observed_generation, Some(4));
+    assert!(status.workload.conditions.iter().all(|c| c.observed_generation == Some(4)));
+    assert_eq!(status.workload.phase.as_deref(), Some("Pending"));
+    assert_eq!(status.url.as_deref(), Some("http://coder.ns.svc.cluster.local:8080"));
+}

@@ -1,0 +1,197 @@
+//! Exposure to the outside: the Ingress or route, the addresses that follow from it, and whether it is in force.
+
+pub mod route;
+
+use coder_k8s_api::{Expose, GatewayExposure, IngressExposure, Scheme};
+use k8s_openapi::api::networking::v1::{
+    HTTPIngressPath, HTTPIngressRuleValue, Ingress, IngressBackend, IngressRule, IngressServiceBackend,
+    IngressSpec, IngressTLS, ServiceBackendPort,
+};
+use kube::core::ObjectMeta;
+
+use self::route::{BackendRef, HTTPRoute, HTTPRouteSpec, Match, ParentRef, PathMatch, Rule};
+use crate::pod::{some, some_map};
+
+/// The addresses that an exposure gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// For people.
+    pub url: String,
+    /// For workspace applications, as coderd reads it.
+    pub wildcard: Option<String>,
+}
+
+/// The addresses of an exposure. None: nothing is exposed.
+pub fn addresses(expose: &Expose) -> Option<Addresses> {
+    let (scheme, host, wildcard) = match (&expose.ingress, &expose.gateway) {
+        (Some(ingress), _) => {
+            let encrypted = ingress.tls.as_ref().is_some_and(|tls| tls.secret_name.is_some());
+            let scheme = ingress.scheme.unwrap_or(if encrypted { Scheme::Https } else { Scheme::Http });
+            (scheme, &ingress.host, &ingress.wildcard_host)
+        }
+        (None, Some(gateway)) => {
+            (gateway.scheme.unwrap_or(Scheme::Https), &gateway.host, &gateway.wildcard_host)
+        }
+        (None, None) => return None,
+    };
+    let scheme = match scheme {
+        Scheme::Http => "http",
+        Scheme::Https => "https",
+    };
+    Some(Addresses {
+        url: format!("{scheme}://{host}"),
+        wildcard: wildcard.as_ref().map(ToString::to_string),
+    })
+}
+
+/// The Ingress to the port of a Service.
+///
+/// Without a class nothing is said about one: the API server gives the default class to a new Ingress, and it stays.
+pub fn ingress(name: &str, settings: &IngressExposure, service: &str, port: i32) -> Ingress {
+    let IngressExposure { class_name, host, wildcard_host, scheme: _, annotations, tls } = settings;
+    let wildcard = wildcard_host.as_ref().map(|host| routable(host.as_str()));
+    let backend = || IngressBackend {
+        service: Some(IngressServiceBackend {
+            name: service.to_owned(),
+            port: Some(ServiceBackendPort { number: Some(port), name: None }),
+        }),
+        resource: None,
+    };
+    let rule = |host: &str| IngressRule {
+        host: Some(host.to_owned()),
+        http: Some(HTTPIngressRuleValue {
+            paths: vec![HTTPIngressPath {
+                path: Some("/".to_owned()),
+                path_type: "Prefix".to_owned(),
+                backend: backend(),
+            }],
+        }),
+    };
+    let certificate = |secret: &str, host: &str| IngressTLS {
+        secret_name: Some(secret.to_owned()),
+        hosts: Some(vec![host.to_owned()]),
+    };
+    let mut certificates = Vec::new();
+    if let Some(tls) = tls {
+        certificates.extend(tls.secret_name.iter().map(|secret| certificate(secret.as_str(), host.as_str())));
+        certificates.extend(
+            tls.wildcard_secret_name
+                .iter()
+                .zip(&wildcard)
+                .map(|(secret, host)| certificate(secret.as_str(), host)),
+        );
+    }
+    let spec = IngressSpec {
+        ingress_class_name: class_name.as_ref().map(ToString::to_string),
+        rules: Some(std::iter::once(host.as_str()).chain(wildcard.as_deref()).map(rule).collect()),
+        tls: some(certificates),
+        default_backend: None,
+    };
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        annotations: some_map(annotations),
+        ..ObjectMeta::default()
+    };
+    Ingress { metadata, spec: Some(spec), status: None }
+}
+
+/// The route to the port of a Service.
+pub fn http_route(name: &str, settings: &GatewayExposure, service: &str, port: i32) -> HTTPRoute {
+    let GatewayExposure { host, wildcard_host, scheme: _, annotations, parent_refs } = settings;
+    let parents = parent_refs.iter().map(|parent| ParentRef {
+        name: parent.name.to_string(),
+        namespace: parent.namespace.as_ref().map(ToString::to_string),
+        section_name: parent.section_name.as_ref().map(ToString::to_string),
+    });
+    let hostnames =
+        std::iter::once(host.to_string()).chain(wildcard_host.iter().map(|host| routable(host.as_str())));
+    let rule = Rule {
+        matches: vec![Match { path: PathMatch { type_: "PathPrefix".to_owned(), value: "/".to_owned() } }],
+        backend_refs: vec![BackendRef {
+            group: String::new(),
+            kind: "Service".to_owned(),
+            name: service.to_owned(),
+            port,
+            weight: None,
+        }],
+    };
+    let spec =
+        HTTPRouteSpec { parent_refs: parents.collect(), hostnames: hostnames.collect(), rules: vec![rule] };
+    let mut route = HTTPRoute::new(name, spec);
+    route.metadata.annotations = some_map(annotations);
+    route
+}
+
+/// Routes carry whole labels: the applications' pattern `*-apps.example.com` is served by `*.example.com`.
+fn routable(host: &str) -> String {
+    match host.split_once('.') {
+        Some((first, rest)) if first.starts_with('*') => format!("*.{rest}"),
+        _ => host.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn expose(spec: serde_json::Value) -> Expose {
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn the_scheme_follows_the_certificate_and_can_be_overridden() {
+        for (spec, url) in [
+            (json!({"ingress": {"host": "a.b"}}), "http://a.b"),
+            (json!({"ingress": {"host": "a.b", "tls": {"secretName": "s"}}}), "https://a.b"),
+            (json!({"ingress": {"host": "a.b", "scheme": "https"}}), "https://a.b"),
+            (json!({"gateway": {"host": "a.b", "parentRefs": [{"name": "g"}]}}), "https://a.b"),
+            (
+                json!({"gateway": {"host": "a.b", "scheme": "http", "parentRefs": [{"name": "g"}]}}),
+                "http://a.b",
+            ),
+        ] {
+            assert_eq!(addresses(&expose(spec)).unwrap().url, url);
+        }
+        assert_eq!(addresses(&expose(json!({}))), None);
+        let with = expose(json!({"ingress": {"host": "a.b", "wildcardHost": "*--apps.b"}}));
+        assert_eq!(addresses(&with).unwrap().wildcard.as_deref(), Some("*--apps.b"));
+    }
+
+    #[test]
+    fn an_ingress_pairs_hosts_and_certificates() {
+        let spec = json!({"host": "coder.example.com", "wildcardHost": "*-apps.example.com",
+            "tls": {"secretName": "cert", "wildcardSecretName": "wild"}});
+        let made = ingress("coder", &serde_json::from_value(spec).unwrap(), "coder", 80).spec.unwrap();
+        let made = serde_json::to_value(made).unwrap();
+        assert_eq!(made["ingressClassName"], serde_json::Value::Null);
+        assert_eq!(made["rules"][0]["host"], "coder.example.com");
+        assert_eq!(made["rules"][1]["host"], "*.example.com");
+        let path = &made["rules"][1]["http"]["paths"][0];
+        assert_eq!((path["path"].as_str(), path["pathType"].as_str()), (Some("/"), Some("Prefix")));
+        assert_eq!(path["backend"]["service"], json!({"name": "coder", "port": {"number": 80}}));
+        assert_eq!(
+            made["tls"],
+            json!([{"secretName": "cert", "hosts": ["coder.example.com"]}, {"secretName": "wild", "hosts": ["*.example.com"]}])
+        );
+    }
+
+    #[test]
+    fn a_route_names_its_gateways_and_the_service() {
+        let spec = json!({"host": "coder.example.com", "wildcardHost": "*.apps.example.com",
+            "parentRefs": [{"name": "gw", "namespace": "infra", "sectionName": "web"}, {"name": "plain"}]});
+        let made = http_route("coder", &serde_json::from_value(spec).unwrap(), "coder", 80);
+        assert_eq!(
+            serde_json::to_value(made.spec).unwrap(),
+            json!({
+                "parentRefs": [{"name": "gw", "namespace": "infra", "sectionName": "web"}, {"name": "plain"}],
+                "hostnames": ["coder.example.com", "*.apps.example.com"],
+                "rules": [{
+                    "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+                    "backendRefs": [{"group": "", "kind": "Service", "name": "coder", "port": 80}],
+                }],
+            })
+        );
+    }
+}

@@ -1,0 +1,177 @@
+//! How far a Deployment has come, and what to say about it.
+
+use coder_k8s_api::condition::reason;
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
+
+/// How far a Deployment has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rollout {
+    /// Its stage.
+    pub stage: Stage,
+    /// Pods that it asks for.
+    pub desired: i32,
+    /// Pods that there are.
+    pub replicas: i32,
+    /// Pods that are ready.
+    pub ready: i32,
+}
+
+/// The stage of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// There is no Deployment.
+    Missing,
+    /// Every pod is of the newest template and available.
+    Complete,
+    /// No pod is asked for, and none is left.
+    ScaledToZero,
+    /// On its way.
+    Progressing,
+    /// Somebody paused it.
+    Paused,
+    /// The cluster refuses to make pods; its words.
+    Refused(String),
+    /// No progress in the time it had; the cluster's words.
+    DeadlineExceeded(String),
+}
+
+impl Rollout {
+    /// How far a Deployment has come.
+    pub fn of(deployment: Option<&Deployment>) -> Self {
+        let Some(deployment) = deployment else {
+            return Self { stage: Stage::Missing, desired: 0, replicas: 0, ready: 0 };
+        };
+        let spec = deployment.spec.as_ref();
+        let status = deployment.status.clone().unwrap_or_default();
+        let desired = spec.and_then(|spec| spec.replicas).unwrap_or(1);
+        let [replicas, ready, updated, available] =
+            [status.replicas, status.ready_replicas, status.updated_replicas, status.available_replicas]
+                .map(|count| count.unwrap_or(0));
+        let observed = status.observed_generation >= deployment.metadata.generation;
+        let said = |type_: &str, state: &str| {
+            let conditions = status.conditions.iter().flatten();
+            conditions.filter(|c| c.type_ == type_ && c.status == state).find_map(sentence)
+        };
+        let stalled = said("Progressing", "False");
+        let stage = if !observed {
+            Stage::Progressing
+        } else if updated == desired && replicas == desired && available == desired {
+            if desired == 0 { Stage::ScaledToZero } else { Stage::Complete }
+        } else if let Some(why) = stalled {
+            Stage::DeadlineExceeded(why)
+        } else if let Some(why) = said("ReplicaFailure", "True") {
+            Stage::Refused(why)
+        } else if spec.is_some_and(|spec| spec.paused == Some(true)) {
+            Stage::Paused
+        } else {
+            Stage::Progressing
+        };
+        Self { stage, desired, replicas, ready }
+    }
+
+    /// Whether there is nothing left to wait for.
+    pub fn is_settled(&self) -> bool {
+        matches!(self.stage, Stage::Complete | Stage::ScaledToZero)
+    }
+
+    /// Whether only a person can get it going again.
+    pub fn is_stalled(&self) -> bool {
+        matches!(self.stage, Stage::DeadlineExceeded(_) | Stage::Paused)
+    }
+
+    /// The reason, one word.
+    pub fn reason(&self) -> &'static str {
+        match self.stage {
+            Stage::Missing => reason::PENDING,
+            Stage::Complete => reason::ROLLED_OUT,
+            Stage::ScaledToZero => reason::SCALED_TO_ZERO,
+            Stage::Progressing => reason::PROGRESSING,
+            Stage::Paused => reason::DEPLOYMENT_PAUSED,
+            Stage::Refused(_) => reason::PODS_REFUSED,
+            Stage::DeadlineExceeded(_) => reason::PROGRESS_DEADLINE_EXCEEDED,
+        }
+    }
+
+    /// The sentence.
+    pub fn message(&self) -> String {
+        let Self { stage, desired, ready, .. } = self;
+        let pods = format!("{ready} of {desired} pods are ready");
+        match stage {
+            Stage::Missing => "the Deployment is not there yet".to_owned(),
+            Stage::Complete => pods,
+            Stage::ScaledToZero => "no pods are asked for".to_owned(),
+            Stage::Progressing => format!("rolling out: {pods}"),
+            Stage::Paused => {
+                format!("somebody paused the Deployment (kubectl rollout resume continues it): {pods}")
+            }
+            Stage::Refused(why) => format!("the cluster refuses to make pods: {why}"),
+            Stage::DeadlineExceeded(why) => format!("the rollout does not get on: {why}; {pods}"),
+        }
+    }
+}
+
+fn sentence(condition: &DeploymentCondition) -> Option<String> {
+    condition.message.clone().or_else(|| condition.reason.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[expect(clippy::needless_pass_by_value, reason = "so that tests read as tables")]
+    fn stage(generation: i64, spec: Value, status: Value) -> Stage {
+        let deployment = json!({
+            "metadata": {"generation": generation}, "spec": spec, "status": status,
+        });
+        let mut deployment = deployment;
+        deployment["spec"]["selector"] = json!({});
+        deployment["spec"]["template"] = json!({});
+        Rollout::of(Some(&serde_json::from_value(deployment).unwrap())).stage
+    }
+
+    fn counts(observed: i64, replicas: i32, updated: i32, ready: i32) -> Value {
+        json!({"observedGeneration": observed, "replicas": replicas, "updatedReplicas": updated,
+            "readyReplicas": ready, "availableReplicas": ready})
+    }
+
+    #[test]
+    fn a_rollout_is_complete_only_when_every_pod_is_new_and_available() {
+        let two = json!({"replicas": 2});
+        assert_eq!(stage(3, two.clone(), counts(3, 2, 2, 2)), Stage::Complete);
+        assert_eq!(stage(3, two.clone(), counts(2, 2, 2, 2)), Stage::Progressing, "not seen yet");
+        assert_eq!(stage(3, two.clone(), counts(3, 3, 2, 3)), Stage::Progressing, "an old pod is left");
+        assert_eq!(stage(3, two.clone(), counts(3, 2, 1, 2)), Stage::Progressing, "one is old");
+        assert_eq!(stage(3, two, counts(3, 2, 2, 1)), Stage::Progressing, "one is not ready");
+        assert_eq!(stage(1, json!({"replicas": 0}), counts(1, 0, 0, 0)), Stage::ScaledToZero);
+        assert_eq!(stage(1, json!({"replicas": 0}), counts(1, 1, 1, 1)), Stage::Progressing);
+        assert_eq!(stage(1, json!({}), json!({})), Stage::Progressing);
+        assert_eq!(Rollout::of(None).stage, Stage::Missing);
+    }
+
+    #[test]
+    fn a_deadline_a_refusal_and_a_pause_are_told_apart() {
+        let with = |type_: &str, status: &str| {
+            let mut all = counts(1, 1, 1, 0);
+            all["conditions"] = json!([{"type": type_, "status": status, "reason": "R", "message": "why"}]);
+            all
+        };
+        let one = json!({"replicas": 1});
+        assert_eq!(
+            stage(1, one.clone(), with("Progressing", "False")),
+            Stage::DeadlineExceeded("why".into())
+        );
+        assert_eq!(stage(1, one.clone(), with("ReplicaFailure", "True")), Stage::Refused("why".into()));
+        assert_eq!(
+            stage(1, json!({"replicas": 1, "paused": true}), with("Progressing", "Unknown")),
+            Stage::Paused
+        );
+        assert_eq!(stage(1, one.clone(), with("Progressing", "True")), Stage::Progressing);
+        assert_eq!(
+            stage(2, one, with("Progressing", "False")),
+            Stage::Progressing,
+            "what was said of the last generation is not said of this one"
+        );
+    }
+}

@@ -1,0 +1,261 @@
+//! The Secrets and ConfigMaps that pods read when they start: which of them, which keys, and a checksum of it all.
+//!
+//! Values come in only to be hashed. Nothing here keeps one, except that of a ConfigMap where it is asked for by key.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coder_k8s_api::{PodSettings, Tls};
+use k8s_openapi::api::core::v1::EnvFromSource;
+use sha2::{Digest, Sha256};
+
+/// A Secret or ConfigMap of the object's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// A Secret.
+    Secret(String),
+    /// A ConfigMap.
+    ConfigMap(String),
+}
+
+/// The keys of a source that matter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Whether all of its data matters.
+    pub all: bool,
+    /// Else these keys.
+    pub keys: BTreeSet<String>,
+    /// Keys of a ConfigMap whose value is asked for.
+    pub values: BTreeSet<String>,
+}
+
+/// What is known of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It does not exist.
+    Absent,
+    /// It exists.
+    Data {
+        /// Checksum of the keys that matter.
+        digest: String,
+        /// The keys that it has.
+        keys: BTreeSet<String>,
+        /// The values that were asked for.
+        values: BTreeMap<String, String>,
+    },
+}
+
+/// What was found, by source.
+pub type AllFound = BTreeMap<Source, Found>;
+
+/// What the pods read. `inspected` are variables whose definition by `envFrom` is asked for.
+pub fn wanted(pod: &PodSettings, tls: &Tls, inspected: &[&str]) -> BTreeMap<Source, Wanted> {
+    let mut all: BTreeMap<Source, Wanted> = BTreeMap::new();
+    if pod.restart_on_config_change {
+        for secret in &tls.secret_names {
+            let wanted = all.entry(Source::Secret(secret.to_string())).or_default();
+            wanted.keys.extend(["tls.crt".to_owned(), "tls.key".to_owned()]);
+        }
+        for cert in &pod.certs.secrets {
+            let wanted = all.entry(Source::Secret(cert.name.to_string())).or_default();
+            wanted.keys.insert(cert.key.to_string());
+        }
+        for from in pod.extra_env.iter().filter_map(|env| env.value_from.as_ref()) {
+            if let Some(secret) = &from.secret_key_ref {
+                let wanted = all.entry(Source::Secret(secret.name.clone())).or_default();
+                wanted.keys.insert(secret.key.clone());
+            }
+            if let Some(map) = &from.config_map_key_ref {
+                let wanted = all.entry(Source::ConfigMap(map.name.clone())).or_default();
+                wanted.keys.insert(map.key.clone());
+            }
+        }
+    }
+    for from in &pod.env_from {
+        let defining: BTreeSet<_> =
+            inspected.iter().filter_map(|variable| key_for(from, variable)).map(str::to_owned).collect();
+        if !pod.restart_on_config_change && defining.is_empty() {
+            continue;
+        }
+        if let Some(source) = source_of(from) {
+            let wanted = all.entry(source).or_default();
+            wanted.all |= pod.restart_on_config_change;
+            wanted.values.extend(defining);
+        }
+    }
+    all
+}
+
+/// What `envFrom` refers to.
+fn source_of(from: &EnvFromSource) -> Option<Source> {
+    let map = from.config_map_ref.as_ref().map(|map| Source::ConfigMap(map.name.clone()));
+    map.or_else(|| from.secret_ref.as_ref().map(|secret| Source::Secret(secret.name.clone())))
+}
+
+/// The key under which a source would define a variable, given its prefix.
+fn key_for<'a>(from: &EnvFromSource, variable: &'a str) -> Option<&'a str> {
+    let prefix = from.prefix.as_deref().unwrap_or_default().trim();
+    variable.strip_prefix(prefix).filter(|key| !key.is_empty())
+}
+
+/// How `envFrom` defines a variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Defined {
+    /// Not at all.
+    No,
+    /// By a ConfigMap, with this value.
+    As(String),
+    /// By a Secret.
+    Secretly,
+}
+
+/// Whether, and how, `envFrom` defines a variable. Of several sources the last wins, as it does in Kubernetes.
+pub fn definition(env_from: &[EnvFromSource], variable: &str, found: &AllFound) -> Defined {
+    let mut defined = Defined::No;
+    for from in env_from {
+        let Some(key) = key_for(from, variable) else { continue };
+        let Some(source) = source_of(from) else { continue };
+        if let Some(Found::Data { keys, values, .. }) = found.get(&source)
+            && keys.contains(key)
+        {
+            let value = values.get(key).filter(|_| matches!(source, Source::ConfigMap(_)));
+            defined = value.map_or(Defined::Secretly, |value| Defined::As(value.clone()));
+        }
+    }
+    defined
+}
+
+/// The checksum of one source: over the keys that matter, salted with the uid of the object that asks, so that equal
+/// secrets of different objects do not show as equal.
+pub fn digest<'a>(
+    uid: &str,
+    source: &Source,
+    entries: impl Iterator<Item = (&'a str, Option<&'a [u8]>)>,
+) -> String {
+    let (kind, name) = match source {
+        Source::Secret(name) => ("Secret", name),
+        Source::ConfigMap(name) => ("ConfigMap", name),
+    };
+    let mut hash = Sha256::new();
+    let mut part = |bytes: &[u8]| {
+        hash.update(u64::try_from(bytes.len()).unwrap_or(u64::MAX).to_be_bytes());
+        hash.update(bytes);
+    };
+    for text in [uid, kind, name] {
+        part(text.as_bytes());
+    }
+    for (key, value) in entries {
+        part(key.as_bytes());
+        match value {
+            Some(value) => part(value),
+            None => part(b"absent"),
+        }
+    }
+    hex(&hash.finalize())
+}
+
+/// The checksum of everything that the pods read. None: nothing does, or nothing shall restart them.
+pub fn checksum(pod: &PodSettings, found: &AllFound) -> Option<String> {
+    if !pod.restart_on_config_change || found.is_empty() {
+        return None;
+    }
+    let mut hash = Sha256::new();
+    for (source, found) in found {
+        hash.update(format!("{source:?}="));
+        match found {
+            Found::Absent => hash.update("absent;"),
+            Found::Data { digest, .. } => hash.update(format!("{digest};")),
+        }
+    }
+    Some(hex(&hash.finalize()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const URL: &str = "CODER_ACCESS_URL";
+
+    fn pod(spec: Value) -> PodSettings {
+        serde_json::from_value(spec).unwrap()
+    }
+
+    fn data(values: &[(&str, &str)]) -> Found {
+        let values: BTreeMap<_, _> =
+            values.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Found::Data { digest: "d".into(), keys: values.keys().cloned().collect(), values }
+    }
+
+    #[test]
+    fn every_reference_of_the_pods_counts_with_its_keys() {
+        let pod = pod(json!({
+            "certs": {"secrets": [{"name": "ca", "key": "ca.crt"}]},
+            "envFrom": [{"configMapRef": {"name": "settings"}}, {"prefix": "CODER_", "secretRef": {"name": "env"}}],
+            "extraEnv": [{"name": "DB", "valueFrom": {"secretKeyRef": {"name": "db", "key": "url"}}}],
+        }));
+        let tls = Tls { secret_names: vec!["cert".into()] };
+        let all = wanted(&pod, &tls, &[URL]);
+        let secret = |name: &str| &all[&Source::Secret(name.to_owned())];
+        assert_eq!(secret("cert").keys, ["tls.crt".to_owned(), "tls.key".to_owned()].into());
+        assert_eq!(secret("ca").keys, ["ca.crt".to_owned()].into());
+        assert_eq!(secret("db").keys, ["url".to_owned()].into());
+        assert!(secret("env").all);
+        assert_eq!(secret("env").values, ["ACCESS_URL".to_owned()].into());
+        assert_eq!(all[&Source::ConfigMap("settings".into())].values, [URL.to_owned()].into());
+    }
+
+    #[test]
+    fn without_restarts_only_what_may_define_a_variable_is_read() {
+        let pod = pod(json!({
+            "restartOnConfigChange": false,
+            "certs": {"secrets": [{"name": "ca", "key": "ca.crt"}]},
+            "envFrom": [
+                {"configMapRef": {"name": "settings"}},
+                {"prefix": "OTHER_", "configMapRef": {"name": "other"}},
+                {"prefix": URL, "configMapRef": {"name": "whole"}},
+            ],
+        }));
+        let all = wanted(&pod, &Tls::default(), &[URL]);
+        assert_eq!(all.keys().cloned().collect::<Vec<_>>(), [Source::ConfigMap("settings".into())]);
+        assert_eq!(checksum(&pod, &[(Source::ConfigMap("settings".into()), data(&[]))].into()), None);
+    }
+
+    #[test]
+    fn a_variable_is_defined_by_the_key_that_its_prefix_leaves() {
+        let from = |list: Value| pod(json!({"envFrom": list})).env_from;
+        let map = Source::ConfigMap("m".into());
+        let secret = Source::Secret("s".into());
+        let given: AllFound =
+            [(map, data(&[("ACCESS_URL", "http://a")])), (secret, data(&[(URL, "http://secret")]))].into();
+        for (list, expected) in [
+            (
+                json!([{"prefix": " CODER_ ", "configMapRef": {"name": "m"}}]),
+                Defined::As("http://a".to_owned()),
+            ),
+            (json!([{"configMapRef": {"name": "m"}}]), Defined::No),
+            (json!([{"prefix": URL, "configMapRef": {"name": "m"}}]), Defined::No),
+            (json!([{"secretRef": {"name": "s"}}]), Defined::Secretly),
+            (json!([{"configMapRef": {"name": "missing", "optional": true}}]), Defined::No),
+        ] {
+            assert_eq!(definition(&from(list.clone()), URL, &given), expected, "{list}");
+        }
+    }
+
+    #[test]
+    fn the_checksum_follows_the_values_and_the_object() {
+        let source = Source::Secret("s".into());
+        let one = |uid: &str, value: Option<&'static [u8]>| digest(uid, &source, [("k", value)].into_iter());
+        assert_eq!(one("u", Some(b"a")), one("u", Some(b"a")));
+        assert_ne!(one("u", Some(b"a")), one("u", Some(b"b")));
+        assert_ne!(one("u", Some(b"a")), one("v", Some(b"a")), "salted");
+        assert_ne!(one("u", Some(b"a")), one("u", None));
+        let sum = |found: Found| checksum(&PodSettings::default(), &[(source.clone(), found)].into());
+        assert_ne!(sum(Found::Absent), sum(data(&[])));
+        assert_eq!(checksum(&PodSettings::default(), &AllFound::new()), None);
+    }
+}

@@ -1,0 +1,164 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn rbac(spec: Value) -> WorkspaceRbac {
+    serde_json::from_value(spec).unwrap()
+}
+
+fn grantee() -> Grantee {
+    Grantee {
+        namespace: "coder".into(),
+        name: "coder".into(),
+        uid: "uid-1".into(),
+        service_account: "coder".into(),
+    }
+}
+
+fn consents(all: &[(&str, Consent)]) -> BTreeMap<String, Consent> {
+    all.iter().map(|(namespace, consent)| ((*namespace).to_owned(), *consent)).collect()
+}
+
+fn plan(spec: Value, consent: &[(&str, Consent)], existing: &Existing) -> Plan {
+    decide(&rbac(spec), &grantee(), &consents(consent), existing, true, false)
+}
+
+/// A grant as it stands in the cluster.
+fn standing(namespace: &str, uid: &str, hashed: bool) -> Existing {
+    let grant = Grantee { uid: uid.into(), ..grantee() }.grant(namespace, &WorkspaceRbac::default(), &[]);
+    let (mut role, mut binding) = (grant.role, grant.binding);
+    for meta in [role.meta_mut(), binding.meta_mut()] {
+        meta.namespace = Some(namespace.to_owned());
+        if hashed {
+            meta.annotations.get_or_insert_default().insert(annotation::APPLIED_HASH.into(), "h".into());
+        }
+    }
+    Existing { roles: vec![Arc::new(role)], bindings: vec![Arc::new(binding)] }
+}
+
+fn removed(plan: &Plan) -> (usize, usize) {
+    (plan.obsolete_roles.len(), plan.obsolete_bindings.len())
+}
+
+#[test]
+fn the_own_namespace_comes_first_and_each_namespace_once() {
+    assert_eq!(
+        targets(&rbac(json!({"workspaceNamespaces": [" b ", "coder", "b", "a"]})), "coder"),
+        ["coder", "b", "a"]
+    );
+    assert_eq!(targets(&rbac(json!({"ownNamespace": false, "workspaceNamespaces": ["b"]})), "coder"), ["b"]);
+    assert!(
+        targets(&rbac(json!({"workspacePerms": false, "workspaceNamespaces": ["b"]})), "coder").is_empty()
+    );
+}
+
+#[test]
+fn a_grant_is_named_marked_and_bound_as_it_always_was() {
+    let made = &plan(json!({}), &[], &Existing::default()).grants[0];
+    assert_eq!(made.role.name_any(), "coder-84e8e53b-workspace-perms");
+    assert_eq!(made.binding.name_any(), "coder-84e8e53b");
+    assert_eq!(made.role.annotations()[annotation::WORKSPACE_RBAC_OWNER_UID], "uid-1");
+    let rules = made.role.rules.as_ref().unwrap();
+    let resources: Vec<_> = rules.iter().map(|rule| rule.resources.as_ref().unwrap()[0].as_str()).collect();
+    assert_eq!(resources, ["pods", "persistentvolumeclaims", "deployments"]);
+    let without = plan(json!({"enableDeployments": false}), &[], &Existing::default());
+    assert_eq!(without.grants[0].role.rules.as_ref().unwrap().len(), 2);
+    assert_eq!(made.binding.subjects.as_ref().unwrap()[0].namespace.as_deref(), Some("coder"));
+}
+
+#[test]
+fn another_namespace_takes_part_only_when_it_consents() {
+    let spec = json!({"workspaceNamespaces": ["dev", "qa", "gone"]});
+    let consent = [("dev", Consent::Given), ("qa", Consent::Missing), ("gone", Consent::NoNamespace)];
+    let plan = plan(spec, &consent, &Existing::default());
+    let granted: Vec<_> = plan.grants.iter().map(|grant| grant.namespace.as_str()).collect();
+    assert_eq!(granted, ["coder", "dev"]);
+    assert_eq!(
+        plan.without_consent,
+        [("qa".to_owned(), Consent::Missing, false), ("gone".to_owned(), Consent::NoNamespace, false)]
+    );
+}
+
+#[test]
+fn a_withdrawn_consent_ends_our_grants_and_one_from_before_is_kept_and_reported() {
+    let spec = || json!({"workspaceNamespaces": ["dev"]});
+    let missing = [("dev", Consent::Missing)];
+    let ours = plan(spec(), &missing, &standing("dev", "uid-1", true));
+    assert_eq!(removed(&ours), (1, 1));
+    assert_eq!(ours.without_consent, [("dev".to_owned(), Consent::Missing, false)]);
+    let before = plan(spec(), &missing, &standing("dev", "uid-1", false));
+    assert_eq!(removed(&before), (0, 0));
+    assert_eq!(before.without_consent, [("dev".to_owned(), Consent::Missing, true)]);
+    let unasked = plan(json!({}), &[], &standing("dev", "uid-1", false));
+    assert_eq!(removed(&unasked), (1, 1), "what nobody asks for goes");
+}
+
+#[test]
+fn only_what_was_written_for_this_object_is_removed() {
+    let none = json!({"workspacePerms": false});
+    assert_eq!(removed(&plan(none.clone(), &[], &standing("dev", "uid-1", true))), (1, 1));
+    assert_eq!(removed(&plan(none.clone(), &[], &standing("coder", "uid-1", true))), (1, 1));
+    assert_eq!(
+        removed(&plan(none.clone(), &[], &standing("dev", "uid-0", true))),
+        (1, 1),
+        "left by an earlier object of the same name, under exactly the expected names"
+    );
+    assert_eq!(
+        removed(&plan(none.clone(), &[], &standing("coder", "uid-0", true))),
+        (0, 0),
+        "in the own namespace the garbage collector sees to it"
+    );
+    let mut manual = standing("dev", "uid-0", false);
+    Arc::make_mut(&mut manual.roles[0]).metadata.name = Some("by-hand".into());
+    Arc::make_mut(&mut manual.bindings[0]).metadata.name = Some("by-hand".into());
+    assert_eq!(removed(&plan(none.clone(), &[], &manual)), (0, 0), "same labels, not ours");
+    let mut widened = standing("dev", "uid-0", false);
+    let somebody = Subject { kind: "User".into(), name: "eve".into(), ..Subject::default() };
+    Arc::make_mut(&mut widened.bindings[0]).subjects.as_mut().unwrap().push(somebody);
+    assert_eq!(removed(&plan(none, &[], &widened)), (1, 0), "a binding that serves others too");
+}
+
+#[test]
+fn what_an_earlier_service_account_needs_stays_until_the_pods_have_moved() {
+    let renamed = Grantee { service_account: "robot".into(), ..grantee() };
+    let existing = standing("coder", "uid-1", true);
+    let at = |settled| {
+        removed(&decide(&WorkspaceRbac::default(), &renamed, &BTreeMap::new(), &existing, settled, false))
+    };
+    assert_eq!(at(false), (0, 0));
+    assert_eq!(at(true), (1, 1));
+}
+
+#[test]
+fn secrets_rbac_and_tokens_are_never_granted_unless_the_operator_was_told_so() {
+    let rule = |groups: Value, resources: Value, verbs: Value| json!({"apiGroups": groups, "resources": resources, "verbs": verbs});
+    for (rule, refused) in [
+        (rule(json!([""]), json!(["configmaps"]), json!(["get"])), false),
+        (rule(json!(["batch"]), json!(["*"]), json!(["*"])), false),
+        (rule(json!([""]), json!(["pods/exec"]), json!(["create"])), false),
+        (rule(json!([""]), json!(["secrets"]), json!(["get"])), true),
+        (rule(json!([""]), json!(["*"]), json!(["get"])), true),
+        (rule(json!(["*"]), json!(["configmaps"]), json!(["get"])), true),
+        (rule(json!([""]), json!(["serviceaccounts/token"]), json!(["create"])), true),
+        (rule(json!(["rbac.authorization.k8s.io"]), json!(["roles"]), json!(["get"])), true),
+        (rule(json!([""]), json!(["serviceaccounts"]), json!(["impersonate"])), true),
+        (rule(json!([""]), json!(["serviceaccounts"]), json!(["*"])), true),
+    ] {
+        let spec = rbac(json!({"extraRules": [rule]}));
+        let at =
+            |privileged| decide(&spec, &grantee(), &BTreeMap::new(), &Existing::default(), true, privileged);
+        assert_eq!(at(false).refused_rules.len(), usize::from(refused), "{spec:?}");
+        assert_eq!(at(false).grants[0].role.rules.as_ref().unwrap().len(), 3 + usize::from(!refused));
+        assert_eq!(at(true).grants[0].role.rules.as_ref().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn a_finalizer_is_needed_only_for_what_is_outside() {
+    let reaches = |spec: Value, existing: &Existing| {
+        plan(spec, &[("dev", Consent::Given)], existing).reaches_outside(&grantee(), existing)
+    };
+    assert!(!reaches(json!({}), &standing("coder", "uid-1", true)));
+    assert!(reaches(json!({"workspaceNamespaces": ["dev"]}), &Existing::default()));
+    assert!(reaches(json!({}), &standing("dev", "uid-1", true)), "still to be removed");
+}
