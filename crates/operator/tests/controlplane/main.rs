@@ -1,0 +1,19 @@
+//! Scenarios of a CoderControlPlane: the operator as a process, with exactly its rights, against the real API server and
+//! controller-manager, with a node that reports pods.
+//!
+//! One cluster and one operator for all tests that only need a namespace; those that disturb either have their own.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "everything here is a test, its helper functions too"
+)]
+
+mod basics;
+mod scene;
+#[path = "../support/mod.rs"]
+mod support;
