@@ -91,7 +91,10 @@ async fn defaults_are_visible_in_the_stored_object() {
         .await
         .unwrap();
     assert_eq!(stored.data["spec"]["replicas"], 1);
-    assert_eq!(stored.data["spec"]["rbac"], json!({"workspacePerms": true, "enableDeployments": true}));
+    assert_eq!(
+        stored.data["spec"]["rbac"],
+        json!({"workspacePerms": true, "enableDeployments": true, "ownNamespace": true})
+    );
     assert_eq!(stored.data["spec"].get("image"), None, "the effective image is on status");
 }
 

@@ -93,7 +93,8 @@ pub(crate) async fn control(
     let config = kube_config(&options).await?;
     let settings =
         |fence| Settings { deadline: options.request_timeout, fence, ..Settings::new(metrics.clone()) };
-    let client = client::build(config.clone(), settings(Some(fence.clone())))?;
+    let faulty = Settings { faults: injected_faults(), ..settings(Some(fence.clone())) };
+    let client = client::build(config.clone(), faulty)?;
     let lease_client = client::build(config, settings(None))?;
     let instance =
         election.as_ref().map_or_else(|| "coder-k8s".to_owned(), |election| election.identity.clone());
@@ -153,6 +154,14 @@ pub(crate) async fn control(
         tracing::warn!("stopped without handing the lease over");
     }
     Ok(())
+}
+
+/// Faults that a test asks for. A released binary knows none.
+fn injected_faults() -> Option<Arc<dyn client::Faults>> {
+    #[cfg(feature = "dev")]
+    return crate::faults::from_env();
+    #[cfg(not(feature = "dev"))]
+    None
 }
 
 /// Starts to compete for the lease. The second value says whether this process leads.

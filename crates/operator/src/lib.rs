@@ -7,6 +7,8 @@ mod controlplane;
 mod crds;
 #[cfg(feature = "dev")]
 mod dev;
+#[cfg(feature = "dev")]
+mod faults;
 pub mod manifests;
 pub mod permissions;
 pub mod print;

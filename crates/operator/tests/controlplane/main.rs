@@ -14,6 +14,11 @@
 )]
 
 mod basics;
+mod children;
+mod errors;
+mod kstatus;
+mod ownership;
+mod pause;
 mod scene;
 #[path = "../support/mod.rs"]
 mod support;

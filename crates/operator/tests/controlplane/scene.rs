@@ -200,6 +200,12 @@ impl Scene {
         self.pod(name).await.containers.remove(0)
     }
 
+    /// The image that the Deployment asks for now, observed or not.
+    pub async fn container_image(&self, name: &str) -> String {
+        let pod = self.there::<Deployment>(name).await.spec.unwrap().template.spec.unwrap();
+        pod.containers[0].image.clone().unwrap()
+    }
+
     /// The environment of the main container by name.
     pub async fn env(&self, name: &str) -> BTreeMap<String, EnvVar> {
         let env = self.container(name).await.env.unwrap_or_default();
@@ -214,9 +220,10 @@ impl Scene {
         self.env(name).await.remove(variable).and_then(|entry| entry.value)
     }
 
-    /// The events about an object, as (type, reason), oldest first.
+    /// The operator's events about an object, as (type, reason), oldest first.
     pub async fn events(&self, name: &str) -> Vec<(String, String)> {
         let mut all = self.api::<Event>().list(&ListParams::default()).await.unwrap().items;
+        all.retain(|event| event.reporting_controller.as_deref() == Some("coder-k8s"));
         all.retain(|event| event.regarding.as_ref().is_some_and(|r| r.name.as_deref() == Some(name)));
         all.sort_by_key(|event| event.event_time.as_ref().map(|time| time.0));
         all.into_iter()

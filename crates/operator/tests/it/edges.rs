@@ -40,14 +40,14 @@ async fn a_foreign_service_account_is_a_conflict_until_it_is_handed_over() {
 
     let hand_over = json!({"metadata": {"annotations": {"coder.com/adopt-by": "CoderControlPlane/coder"}}});
     accounts.patch("coder", &PatchParams::default(), &Patch::Merge(&hand_over)).await.unwrap();
-    ready_is(&client, "coder", "NotDeployed").await;
+    ready_is(&client, "coder", "Progressing").await;
     assert_eq!(accounts.get("coder").await.unwrap().labels()["team"], "x");
     let events: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(client, "default");
     // An event follows the status that it tells of.
     eventually(PATIENCE, || async {
         let all = events.list(&ListParams::default()).await.unwrap().items;
         let told: Vec<_> = all.into_iter().filter_map(|event| event.reason).collect();
-        if told == ["ForeignObject", "NotDeployed"] {
+        if told == ["ForeignObject", "Progressing"] {
             Ok(())
         } else {
             Err(format!("one event a transition, not {told:?}"))
@@ -141,9 +141,9 @@ async fn a_status_of_the_existing_operator_is_taken_over_and_then_costs_nothing(
 
     let mut first = Operator::start(&cluster, &[]);
     first.leads().await;
-    let taken = ready_is(&client, "coder", "NotDeployed").await;
+    let taken = ready_is(&client, "coder", "Progressing").await;
     assert_eq!(condition(&taken, kind::LICENSE_APPLIED).1, "Pending");
-    assert_eq!(taken.status.unwrap().workload.phase.as_deref(), Some("Ready"), "a replica is ready");
+    assert_eq!(taken.status.unwrap().workload.phase.as_deref(), Some("Pending"), "its Deployment is new");
     first.signal(rustix::process::Signal::TERM);
     first.exit_code().await;
     let second = Operator::start(&cluster, &[]);

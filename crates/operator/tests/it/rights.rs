@@ -39,7 +39,7 @@ async fn a_missing_right_is_a_condition_and_a_line_and_never_a_crash() {
     assert!(operator.runs());
 
     apply(&client, role("none", "none")).await;
-    ready_is(&client, "coder", "NotDeployed").await;
+    ready_is(&client, "coder", "Progressing").await;
 
     // An install that may not even look at CRDs goes on, and says what it cannot check.
     apply(&client, role("customresourcedefinitions", "list")).await;

@@ -98,6 +98,7 @@ impl Operator {
             .args(["--admin-addr=127.0.0.1:0", "--leader-elect-namespace=coder-system"])
             .args(args)
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .env("CODER_K8S_FAULTS", output.with_extension("faults"))
             .env_remove("KUBECONFIG")
             .env_remove("RUST_BACKTRACE")
             .stdin(Stdio::null())
@@ -106,6 +107,14 @@ impl Operator {
             .spawn()
             .unwrap();
         Self { child, user, output }
+    }
+
+    /// Makes calls fail from now on, one line for each fault (see `src/faults.rs`). No line: none any more.
+    pub fn faults(&self, lines: &[String]) {
+        let file = self.output.with_extension("faults");
+        let fresh = file.with_extension("new");
+        fs::write(&fresh, lines.join("\n")).unwrap();
+        fs::rename(fresh, file).unwrap();
     }
 
     /// Everything that it wrote.

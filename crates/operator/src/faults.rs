@@ -1,0 +1,92 @@
+//! Faults on purpose, for tests of the whole process. Not part of the released binary.
+//!
+//! `CODER_K8S_FAULTS` names a file that is read anew at every call. Each line is one fault:
+//! `before|after VERB RESOURCE PATH FAULT COUNT`, where `*` stands for any verb or resource, PATH is a part of the path
+//! (`/` for any), FAULT is `error`, `exit`, `status=500` or `delay=200` (milliseconds), and COUNT how often it
+//! happens. `after` means that the server has done what it was asked to, and the operator does not learn of it.
+
+use std::{collections::HashMap, fs, path::PathBuf, sync::Arc, time::Duration};
+
+use coder_k8s_engine::client::{Call, Fault, Faults};
+use parking_lot::Mutex;
+
+/// Names the file with the faults.
+pub(crate) const VARIABLE: &str = "CODER_K8S_FAULTS";
+
+/// The faults that the environment asks for, if any.
+pub(crate) fn from_env() -> Option<Arc<dyn Faults>> {
+    let file = PathBuf::from(std::env::var_os(VARIABLE)?);
+    tracing::debug!("faults of {} are injected", file.display());
+    Some(Arc::new(Listed { file, used: Mutex::default() }))
+}
+
+struct Listed {
+    file: PathBuf,
+    used: Mutex<HashMap<String, u32>>,
+}
+
+impl Faults for Listed {
+    fn before(&self, call: &Call) -> Option<Fault> {
+        self.find("before", call.verb.as_str(), &call.resource, call.path())
+    }
+
+    fn after(&self, call: &Call) -> Option<Fault> {
+        self.find("after", call.verb.as_str(), &call.resource, call.path())
+    }
+}
+
+impl Listed {
+    fn find(&self, when: &str, verb: &str, resource: &str, path: &str) -> Option<Fault> {
+        let text = fs::read_to_string(&self.file).ok()?;
+        let line = text.lines().find(|line| applies(line, when, verb, resource, path))?;
+        let mut parts = line.split_whitespace().skip(4);
+        let (fault, times) = (parts.next()?, parts.next().and_then(|n| n.parse().ok()).unwrap_or(u32::MAX));
+        let mut used = self.used.lock();
+        let count = used.entry(line.to_owned()).or_default();
+        if *count >= times {
+            return None;
+        }
+        *count += 1;
+        parse(fault)
+    }
+}
+
+fn applies(line: &str, when: &str, verb: &str, resource: &str, path: &str) -> bool {
+    let parts: Vec<_> = line.split_whitespace().collect();
+    let [asked_when, asked_verb, asked_resource, asked_path, ..] = parts.as_slice() else { return false };
+    let fits = |asked: &str, given: &str| asked == "*" || asked == given;
+    *asked_when == when
+        && fits(asked_verb, verb)
+        && fits(asked_resource, resource)
+        && path.contains(asked_path)
+}
+
+fn parse(fault: &str) -> Option<Fault> {
+    match fault.split_once('=') {
+        Some(("status", code)) => code.parse().ok().map(Fault::Status),
+        Some(("delay", ms)) => ms.parse().ok().map(|ms| Fault::Delay(Duration::from_millis(ms))),
+        None if fault == "exit" => Some(Fault::Exit),
+        None if fault == "error" => Some(Fault::Error),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_used_as_often_as_it_says() {
+        let folder = std::env::temp_dir().join(format!("faults-{}", std::process::id()));
+        fs::write(&folder, "before apply deployments /namespaces/a/ status=500 2\nafter * * / exit\n")
+            .unwrap();
+        let listed = Listed { file: folder.clone(), used: Mutex::default() };
+        let find = |when: &str, path: &str| listed.find(when, "apply", "deployments", path);
+        assert_eq!(find("before", "/namespaces/b/x"), None);
+        assert_eq!(find("before", "/namespaces/a/x"), Some(Fault::Status(500)));
+        assert_eq!(find("before", "/namespaces/a/x"), Some(Fault::Status(500)));
+        assert_eq!(find("before", "/namespaces/a/x"), None);
+        assert_eq!(find("after", "/x"), Some(Fault::Exit));
+        fs::remove_file(folder).unwrap();
+    }
+}
