@@ -108,12 +108,14 @@ impl Client {
     pub(crate) async fn fetch<T: DeserializeOwned>(&self, request: Request) -> Result<T, Error> {
         let call = request.call;
         let answer = self.send(request).await?;
-        decode::body(&answer).map_err(|kind| self.error(call, kind))
+        decode::object(&answer).map_err(|kind| self.error(call, kind))
     }
 
     /// Sends a request whose answer may be null for an empty list.
     pub(crate) async fn list<T: DeserializeOwned>(&self, request: Request) -> Result<Vec<T>, Error> {
-        self.fetch::<decode::List<T>>(request).await.map(|list| list.0)
+        let call = request.call;
+        let answer = self.send(request).await?;
+        decode::list(&answer).map_err(|kind| self.error(call, kind))
     }
 
     /// Sends a request whose answer says nothing.

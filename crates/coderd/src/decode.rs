@@ -9,9 +9,27 @@ use crate::{
     error::{Kind, Unexpected},
 };
 
-/// The body of an answer as a type.
-pub(crate) fn body<T: DeserializeOwned>(answer: &Answer) -> Result<T, Kind> {
-    let status = answer.status;
+/// The body of an answer, which is an object, as a type.
+pub(crate) fn object<T: DeserializeOwned>(answer: &Answer) -> Result<T, Kind> {
+    // serde would take a list for a struct.
+    if answer.media == Media::Json && answer.body.trim_ascii_start().first() != Some(&b'{') {
+        let what = Unexpected::Undecodable { line: 1, column: 1 };
+        return Err(Kind::UnexpectedAnswer { status: answer.status, what });
+    }
+    json(answer)
+}
+
+/// The body of an answer, which is a list or null.
+pub(crate) fn list<T: DeserializeOwned>(answer: &Answer) -> Result<Vec<T>, Kind> {
+    json::<Option<Vec<T>>>(answer).map(Option::unwrap_or_default)
+}
+
+/// An answer that says nothing but that it was done.
+pub(crate) fn nothing(answer: &Answer) -> Result<(), Kind> {
+    if answer.body.is_empty() { Ok(()) } else { json::<serde::de::IgnoredAny>(answer).map(drop) }
+}
+
+fn json<T: DeserializeOwned>(answer: &Answer) -> Result<T, Kind> {
     let what = match answer.media {
         Media::Html => Unexpected::WebPage,
         Media::Other => Unexpected::ContentType,
@@ -21,18 +39,8 @@ pub(crate) fn body<T: DeserializeOwned>(answer: &Answer) -> Result<T, Kind> {
             Err(error) => Unexpected::Undecodable { line: error.line(), column: error.column() },
         },
     };
-    Err(Kind::UnexpectedAnswer { status, what })
+    Err(Kind::UnexpectedAnswer { status: answer.status, what })
 }
-
-/// An answer that says nothing but that it was done.
-pub(crate) fn nothing(answer: &Answer) -> Result<(), Kind> {
-    if answer.body.is_empty() { Ok(()) } else { body::<serde::de::IgnoredAny>(answer).map(drop) }
-}
-
-/// A list that may be null.
-#[derive(Deserialize)]
-#[serde(bound = "T: DeserializeOwned")]
-pub(crate) struct List<T>(#[serde(deserialize_with = "or_default")] pub(crate) Vec<T>);
 
 /// The value, or its default in place of null.
 pub(crate) fn or_default<'de, D, T>(from: D) -> Result<T, D::Error>

@@ -95,12 +95,8 @@ struct Session {
 impl Client {
     /// Whether the deployment has a user yet.
     pub async fn has_first_user(&self) -> Result<bool, Error> {
-        match self.send(Request::get("get first user").at("users/first").by(Auth::Nobody)).await {
-            Ok(answer) => decode::nothing(&answer).map(|()| true).map_err(|kind| Error {
-                call: "get first user",
-                server: self.server().to_owned(),
-                kind,
-            }),
+        match self.perform(Request::get("get first user").at("users/first").by(Auth::Nobody)).await {
+            Ok(()) => Ok(true),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
@@ -120,7 +116,7 @@ impl Client {
         if answer.body.is_empty() {
             return Ok(FirstUser::default());
         }
-        decode::body(&answer).map_err(|kind| self.error(call, kind))
+        decode::object(&answer).map_err(|kind| self.error(call, kind))
     }
 
     /// Logs in with a password. The session slides and ends after a day; make a token with it.
