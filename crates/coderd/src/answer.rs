@@ -84,7 +84,8 @@ fn broken(error: &reqwest::Error) -> Kind {
     Kind::Transient(Trouble::Broken(cause(error)))
 }
 
-fn cause(error: &reqwest::Error) -> String {
+/// The innermost cause of an error, which says what a person can do about.
+pub(crate) fn cause(error: &reqwest::Error) -> String {
     let mut last: &dyn std::error::Error = error;
     while let Some(source) = last.source() {
         last = source;

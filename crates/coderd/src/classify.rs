@@ -79,12 +79,12 @@ pub(crate) fn refusal<'a>(
     })
 }
 
-/// Whether a failed call says that the server itself is in trouble, rather than this one request.
-pub(crate) fn is_out_of_order(kind: &Kind) -> bool {
-    match kind {
-        Kind::Transient(Trouble::Server { status, .. }) => matches!(status, 502..=504),
-        Kind::Transient(Trouble::Unreachable(_) | Trouble::Broken(_) | Trouble::Timeout(_)) => true,
-        _ => false,
+/// Whether a trouble is that of the server as a whole, rather than of one request.
+pub(crate) fn is_out_of_order(trouble: &Trouble) -> bool {
+    match trouble {
+        Trouble::Server { status, .. } => matches!(status, 502..=504),
+        Trouble::Unreachable(_) | Trouble::Broken(_) | Trouble::Timeout(_) => true,
+        Trouble::HeldOff { .. } => false,
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use http::{HeaderValue, header};
@@ -47,6 +48,7 @@ pub struct Client {
     credential: Option<Credential>,
     /// Whether the rate-limit bypass was refused to this credential.
     limited: Arc<AtomicBool>,
+    deadline: Duration,
 }
 
 /// A session token, ready to be sent.
@@ -89,14 +91,20 @@ impl Client {
         pool: Arc<reqwest::Client>,
         credential: Option<Credential>,
     ) -> Self {
-        let (origin, limited) = (Arc::new(origin), Arc::default());
-        Self { shared, origin, rerouted, server, pool, credential, limited }
+        let (origin, limited, deadline) = (Arc::new(origin), Arc::default(), shared.settings.deadline);
+        Self { shared, origin, rerouted, server, pool, credential, limited, deadline }
     }
 
     /// The same server with another session token.
     pub fn with_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
         let credential = Some(Credential::new(token)?);
         Ok(Self { credential, limited: Arc::default(), ..self.clone() })
+    }
+
+    /// The same with another deadline for each call.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
     }
 
     /// Host and port of the server.
@@ -135,7 +143,7 @@ impl Client {
             };
             request.secrets.push(credential.secret.clone());
         }
-        let until = Instant::now() + self.shared.settings.deadline;
+        let until = Instant::now() + self.deadline;
         let bypass = request.auth == Auth::Session && !self.limited.load(Ordering::Relaxed);
         let mut result = self.attempt(&request, until, bypass).await;
         if bypass && matches!(&result, Ok(answer) if answer.status == BYPASS_REFUSED) {
@@ -157,15 +165,17 @@ impl Client {
         ticket.outcome = match &result {
             Ok(answer) if answer.status == BYPASS_REFUSED => "BypassRefused",
             Ok(_) => "ok",
+            Err(Kind::Transient(Trouble::HeldOff { .. })) => "HeldOff",
             Err(kind) => kind.reason(),
         };
         result
     }
 
     async fn admitted(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, Kind> {
-        let timeout = || Kind::Transient(Trouble::Timeout(self.shared.settings.deadline));
+        let timeout = || Kind::Transient(Trouble::Timeout(self.deadline));
         let message = self.message(request, bypass)?;
-        let leave = timeout_at(until, self.server.admit()).await.map_err(|_| timeout())?.map_err(held)?;
+        let leave = timeout_at(until, self.server.admit()).await.map_err(|_| timeout())?;
+        let leave = leave.map_err(|hold| self.held(hold))?;
         let exchange = timeout_at(until, self.exchange(request.call, message)).await;
         let result = exchange.unwrap_or_else(|_| Err(timeout())).and_then(|answer| {
             if bypass && answer.status == BYPASS_REFUSED {
@@ -177,9 +187,21 @@ impl Client {
                 Some(kind) => Err(kind),
             }
         });
-        let seen = seen(&leave, &result);
-        leave.report(seen);
+        let (seen, trouble) = seen(&leave, &result);
+        leave.report(seen, trouble);
         result
+    }
+
+    /// What a call hears that is not sent.
+    fn held(&self, hold: Hold) -> Kind {
+        let Hold { why, remaining: retry_after } = hold;
+        match why {
+            Why::RateLimited => Kind::RateLimited { retry_after },
+            Why::OutOfReach => {
+                let last = self.server.trouble().unwrap_or(Trouble::Unreachable("out of reach".to_owned()));
+                Kind::Transient(Trouble::HeldOff { retry_after, last: Box::new(last) })
+            }
+        }
     }
 
     async fn exchange(&self, call: Call, message: reqwest::Request) -> Result<Answer, Kind> {
@@ -242,21 +264,17 @@ impl Client {
 }
 
 /// What an exchange says about the server.
-fn seen(leave: &Leave, result: &Result<Answer, Kind>) -> Seen {
+fn seen(leave: &Leave, result: &Result<Answer, Kind>) -> (Seen, Option<Trouble>) {
     match result {
-        Err(Kind::RateLimited { retry_after }) => Seen::RateLimited(*retry_after),
+        Err(Kind::RateLimited { retry_after }) => (Seen::RateLimited(*retry_after), None),
         // A call that waited long for its slot had little time left; that is not the server's fault.
-        Err(Kind::Transient(Trouble::Timeout(deadline))) if leave.elapsed() < *deadline / 2 => Seen::Nothing,
-        Err(kind) if classify::is_out_of_order(kind) => Seen::Unreachable,
-        Err(_) | Ok(_) => Seen::Answered,
-    }
-}
-
-fn held(hold: Hold) -> Kind {
-    let Hold { why, remaining: retry_after } = hold;
-    match why {
-        Why::RateLimited => Kind::RateLimited { retry_after },
-        Why::OutOfReach => Kind::Transient(Trouble::HeldOff { retry_after }),
+        Err(Kind::Transient(Trouble::Timeout(deadline))) if leave.elapsed() < *deadline / 2 => {
+            (Seen::Nothing, None)
+        }
+        Err(Kind::Transient(trouble)) if classify::is_out_of_order(trouble) => {
+            (Seen::Unreachable, Some(trouble.clone()))
+        }
+        Err(_) | Ok(_) => (Seen::Answered, None),
     }
 }
 

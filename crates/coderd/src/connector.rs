@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    answer,
     client::{Client, Credential},
     faults::Faults,
     pools::{Pools, Trust},
@@ -66,7 +67,7 @@ impl Connector {
             Some(pem) => Trust::Only(pem),
         };
         let pool = self.shared.pools.get(trust, origin.port);
-        let pool = pool.map_err(|error| BadTarget::Authorities(error.without_url().to_string()))?;
+        let pool = pool.map_err(|error| BadTarget::Authorities(answer::cause(&error)))?;
         let server = self.shared.servers.get(origin.url.as_str());
         let rerouted = origin.named && self.shared.pools.resolves();
         Ok(Client::new(self.shared.clone(), origin, rerouted, server, pool, credential))

@@ -49,7 +49,7 @@ pub enum Kind {
         message: String,
     },
     /// The server asked to be left alone, or is being left alone because it did.
-    #[error("rate limited, to be tried again in {} s", .retry_after.as_secs())]
+    #[error("the server asks for fewer requests")]
     RateLimited {
         /// How long from now.
         retry_after: Duration,
@@ -136,12 +136,26 @@ pub enum Trouble {
         /// What it said.
         message: String,
     },
-    /// Not sent: the server was out of reach a moment ago.
-    #[error("not sent, because the server was out of reach a moment ago")]
+    /// Not sent: the server was in trouble a moment ago. It reads like that trouble, so that what people see
+    /// does not change from try to try.
+    #[error("{last}")]
     HeldOff {
         /// When it will be tried again.
         retry_after: Duration,
+        /// What was wrong.
+        last: Box<Trouble>,
     },
+}
+
+impl Trouble {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Server { .. } => "ServerError",
+            Self::Timeout(_) => "Timeout",
+            Self::Unreachable(_) | Self::Broken(_) => "Unreachable",
+            Self::HeldOff { last, .. } => last.reason(),
+        }
+    }
 }
 
 /// When to try again.
@@ -196,17 +210,14 @@ impl Kind {
             Self::Invalid { .. } => "Invalid",
             Self::Redirected { .. } => "Redirected",
             Self::UnexpectedAnswer { .. } => "UnexpectedAnswer",
-            Self::Transient(Trouble::Server { .. }) => "ServerError",
-            Self::Transient(Trouble::Timeout(_)) => "Timeout",
-            Self::Transient(Trouble::Unreachable(_) | Trouble::Broken(_)) => "Unreachable",
-            Self::Transient(Trouble::HeldOff { .. }) => "HeldOff",
+            Self::Transient(trouble) => trouble.reason(),
         }
     }
 
     /// When to try again.
     pub fn retry(&self) -> Retry {
         match self {
-            Self::RateLimited { retry_after } | Self::Transient(Trouble::HeldOff { retry_after }) => {
+            Self::RateLimited { retry_after } | Self::Transient(Trouble::HeldOff { retry_after, .. }) => {
                 Retry::After(*retry_after)
             }
             Self::Transient(_) | Self::UnexpectedAnswer { .. } => Retry::Backoff,

@@ -16,7 +16,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::kept::Kept;
+use crate::{error::Trouble, kept::Kept};
 pub use pace::{Admitted, Hold, Pace, Seen, Why};
 
 /// How many requests may be under way to one server.
@@ -51,11 +51,12 @@ impl Servers {
 pub struct Server {
     slots: Arc<Semaphore>,
     pace: Mutex<Pace>,
+    trouble: Mutex<Option<Trouble>>,
 }
 
 impl Default for Server {
     fn default() -> Self {
-        Self { slots: Arc::new(Semaphore::new(IN_FLIGHT)), pace: Mutex::default() }
+        Self { slots: Arc::new(Semaphore::new(IN_FLIGHT)), pace: Mutex::default(), trouble: Mutex::default() }
     }
 }
 
@@ -66,6 +67,11 @@ impl Server {
         let slot = self.slots.clone().acquire_owned().await.ok();
         let admitted = self.pace.lock().ask(now())?;
         Ok(Leave { server: self.clone(), admitted: Some(admitted), _slot: slot })
+    }
+
+    /// What was last wrong with the server.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.trouble.lock().clone()
     }
 
     /// For how long and why the server is left alone right now.
@@ -82,8 +88,11 @@ pub struct Leave {
 }
 
 impl Leave {
-    /// Tells what was seen of the server.
-    pub fn report(mut self, seen: Seen) {
+    /// Tells what was seen of the server, and what was wrong with it.
+    pub fn report(mut self, seen: Seen, trouble: Option<Trouble>) {
+        if trouble.is_some() {
+            *self.server.trouble.lock() = trouble;
+        }
         self.tell(seen);
     }
 
@@ -130,7 +139,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
-        leaves.pop().unwrap().report(Seen::RateLimited(MINUTE));
+        leaves.pop().unwrap().report(Seen::RateLimited(MINUTE), None);
         assert_eq!(waiting.await.unwrap(), Err(Hold { why: Why::RateLimited, remaining: MINUTE }));
 
         assert!(servers.get("http://two").admit().await.is_ok(), "another server is not delayed");
@@ -141,7 +150,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_given_up_frees_its_slot_and_its_trial() {
         let server = Servers::default().get("http://one");
-        server.admit().await.unwrap().report(Seen::Unreachable);
+        server.admit().await.unwrap().report(Seen::Unreachable, None);
         tokio::time::advance(MINUTE).await;
         let trial = server.admit().await.unwrap();
         assert!(server.admit().await.is_err(), "one at a time tries");

@@ -35,8 +35,9 @@ fn text(error: &Error) -> String {
     format!("{error} {error:?} {:?}", error.kind)
 }
 
-/// Every call that sends a secret. Only the errors are of interest.
-async fn errors(client: &Client) -> Vec<Error> {
+/// Every call that sends a secret. Only the errors are of interest. Each has a client of its own, so that none is
+/// held back by the one before.
+async fn errors(client: impl Fn() -> Client) -> Vec<Error> {
     let login = Some(("a@example.com".to_owned(), SecretString::from(PASSWORD)));
     let user = NewUser { username: "a".to_owned(), login, roles: vec![], organization_ids: vec![] };
     let first = NewFirstUser {
@@ -44,20 +45,20 @@ async fn errors(client: &Client) -> Vec<Error> {
         username: "a".to_owned(),
         password: PASSWORD.into(),
     };
-    check("users", &format!("{user:?} {first:?} {client:?}"));
+    check("users", &format!("{user:?} {first:?} {:?}", client()));
     let settings =
         ProxySettings { name: "p".to_owned(), display_name: "P".to_owned(), icon: "/i".to_owned() };
     let results = [
-        client.add_license(&LICENSE.into()).await.err(),
-        client.create_first_user(&first).await.err(),
-        client.log_in("a@example.com", &PASSWORD.into()).await.err(),
-        client.create_user(&user).await.err(),
-        client.me().await.err(),
-        client.create_token("me", "n", None).await.err(),
-        client.provisioner_key_details(&KEY.into()).await.err(),
-        client.create_provisioner_key("default", "k", &BTreeMap::new()).await.err(),
-        client.create_proxy(&settings).await.err(),
-        client.update_proxy("id", &settings, true).await.err(),
+        client().add_license(&LICENSE.into()).await.err(),
+        client().create_first_user(&first).await.err(),
+        client().log_in("a@example.com", &PASSWORD.into()).await.err(),
+        client().create_user(&user).await.err(),
+        client().me().await.err(),
+        client().create_token("me", "n", None).await.err(),
+        client().provisioner_key_details(&KEY.into()).await.err(),
+        client().create_provisioner_key("default", "k", &BTreeMap::new()).await.err(),
+        client().create_proxy(&settings).await.err(),
+        client().update_proxy("id", &settings, true).await.err(),
     ];
     results.into_iter().flatten().collect()
 }
@@ -92,10 +93,9 @@ async fn no_error_quotes_what_was_sent() {
     for fault in faults {
         let sim = sim(Mode::Licensed).await;
         sim.fault("*", "/**", fault.clone(), None);
-        // A connector for each, so that no call is held back by the one before.
         let target = Target::new(sim.url()).with_token(TOKEN.into());
         check("the target", &format!("{target:?}"));
-        let found = errors(&Connector::new(hasty()).to(&target).unwrap()).await;
+        let found = errors(|| Connector::new(hasty()).to(&target).unwrap()).await;
         assert_eq!(found.len(), 10, "{fault:?}");
         for error in found {
             // Only what this very call sent can be taken out of a message; the others were never here.

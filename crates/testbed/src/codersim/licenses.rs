@@ -212,7 +212,9 @@ impl State {
         let left = REFRESH_PAUSE - self.now().duration_since(self.refreshed_at);
         if left.is_positive() {
             let seconds = left.as_secs() + 1;
-            let message = format!("Entitlements already recently refreshed, please wait {seconds} seconds");
+            let message = format!(
+                "Entitlements already recently refreshed, please wait {seconds} seconds to force a new refresh"
+            );
             return Err(Reply::error(400, &message).header("Retry-After", &seconds.to_string()));
         }
         self.refreshed_at = self.now();

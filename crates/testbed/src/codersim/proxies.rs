@@ -49,9 +49,9 @@ impl State {
     fn post_proxy(&mut self, asked: &Asked, owner: bool) -> Result<Reply, Reply> {
         let body: ProxyBody = asked.json()?;
         required("name", &body.name)?;
-        if body.name == "primary" {
-            let detail = "The name 'primary' is reserved for the primary workspace proxy.";
-            return Err(Reply::error(400, "The name \"primary\" is reserved.").validation("name", detail));
+        if body.name.eq_ignore_ascii_case("primary") {
+            let message = "The name \"primary\" is reserved for the primary region.";
+            return Err(Reply::error(400, message).validation("name", "Reserved name"));
         }
         if !owner {
             return Err(Reply::unmapped_denial());
@@ -90,6 +90,9 @@ impl State {
             required(field, value)?;
         }
         if self.is_primary(text) {
+            if body.name != "primary" {
+                return Err(Reply::error(400, "Cannot update name of default primary proxy."));
+            }
             return Ok(Reply::json(200, json!({ "proxy": self.primary(), "proxy_token": "" })));
         }
         let now = self.now();
