@@ -60,8 +60,20 @@ async fn a_slow_server_takes_no_more_than_its_share() {
     assert!(started.elapsed() < Duration::from_secs(2), "the twenty do not wait one after the other");
     assert!(results.iter().all(Result::is_err));
     connector.to(&Target::new(quick.url())).unwrap().build_info().await.unwrap();
-    assert!(slow.requests().len() <= IN_FLIGHT, "no more than its share reached it");
+    assert_eq!(slow.requests().len(), IN_FLIGHT, "its share reached it, and no more");
     assert_eq!(connector.servers().len(), 2);
+}
+
+#[tokio::test]
+async fn calls_beyond_the_share_wait_for_their_turn() {
+    let sim = sim(Mode::Licensed).await;
+    let latency = Duration::from_millis(100);
+    sim.fault("*", "/**", SimFault::Latency(latency), None);
+    let client = super::nobody(&sim);
+    let started = std::time::Instant::now();
+    let results = futures::future::join_all((0..3 * IN_FLIGHT).map(|_| client.build_info())).await;
+    assert!(results.iter().all(Result::is_ok));
+    assert!(started.elapsed() >= latency * 3, "in three turns");
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ async fn faults_strike_before_or_after_the_effect() {
         let sim = sim(Mode::Licensed).await;
         let faults: Arc<dyn Faults> = Arc::new(Once { call, before, after });
         let settings =
-            Settings { faults: Some(faults), deadline: Duration::from_millis(500), ..Settings::default() };
+            Settings { faults: Some(faults), deadline: Duration::from_secs(2), ..Settings::default() };
         let target = Target::new(sim.url()).with_token(sim.owner_token());
         let client = Connector::new(settings).to(&target).unwrap();
         client.me().await.unwrap();

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// When it ended.
+    /// When it came.
     pub at: Timestamp,
     /// Its method.
     pub method: String,
@@ -22,7 +22,7 @@ pub struct Entry {
     pub bypass: bool,
     /// Whether it carried a cookie.
     pub cookie: bool,
-    /// The status of the answer; None if the connection was broken instead.
+    /// The status of the answer; None if there is none yet, or the connection was broken instead.
     pub status: Option<u16>,
 }
 
@@ -43,8 +43,17 @@ pub(super) struct Log {
 }
 
 impl Log {
-    pub(super) fn add(&mut self, entry: Entry) {
+    /// Notes a request when it comes; gives its place.
+    pub(super) fn came(&mut self, entry: Entry) -> usize {
         self.entries.push(entry);
+        self.entries.len() - 1
+    }
+
+    /// Notes how it was answered.
+    pub(super) fn answered(&mut self, place: usize, status: Option<u16>) {
+        if let Some(entry) = self.entries.get_mut(place) {
+            entry.status = status;
+        }
     }
 
     pub(super) fn mark(&self) -> Mark {

@@ -112,6 +112,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> io::Result<R
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let asked = Asked::new(&head, body);
+    let place = shared.log.lock().came(entry(&asked));
     let fault = shared.rules.lock().take(&asked.method, &asked.path);
     let reply = match fault {
         None => Some(routes::answer(&mut shared.state.lock(), &asked)),
@@ -126,16 +127,20 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> io::Result<R
         }
         Some(SimFault::Answer { status, headers, body }) => Some(Reply::raw(status, headers, body)),
     };
-    shared.log.lock().add(Entry {
-        at: Timestamp::now(),
-        credential: credential(&asked).map(fingerprint),
-        bypass: asked.header("x-coder-bypass-ratelimit").is_some(),
-        cookie: asked.header("cookie").is_some(),
-        status: reply.as_ref().map(|reply| reply.status),
-        method: asked.method,
-        path: asked.path,
-        query: asked.raw_query,
-    });
+    shared.log.lock().answered(place, reply.as_ref().map(|reply| reply.status));
     let reply = reply.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionReset))?;
     Ok(reply.into_response())
+}
+
+fn entry(asked: &Asked) -> Entry {
+    Entry {
+        at: Timestamp::now(),
+        method: asked.method.clone(),
+        path: asked.path.clone(),
+        query: asked.raw_query.clone(),
+        credential: credential(asked).map(fingerprint),
+        bypass: asked.header("x-coder-bypass-ratelimit").is_some(),
+        cookie: asked.header("cookie").is_some(),
+        status: None,
+    }
 }
