@@ -10,6 +10,8 @@ use crate::error::{Kind, Trouble, Unexpected};
 
 /// The largest body that is read.
 pub(crate) const CAP: usize = 4 * 1024 * 1024;
+/// On every answer of coderd, and of nobody else.
+const MARK: &str = "x-coder-build-version";
 /// What a 429 without a usable Retry-After means.
 const DEFAULT_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -27,6 +29,8 @@ pub(crate) struct Answer {
     pub(crate) media: Media,
     pub(crate) retry_after: Option<Duration>,
     pub(crate) location: Option<String>,
+    /// Whether it bears the mark that coderd puts on each of its answers.
+    pub(crate) marked: bool,
     /// May hold a credential.
     pub(crate) body: Zeroizing<Vec<u8>>,
 }
@@ -35,7 +39,7 @@ impl Answer {
     /// An answer of coderd as it would be with this status.
     pub(crate) fn injected(status: u16) -> Self {
         let body = Zeroizing::new(br#"{"message":"injected fault"}"#.to_vec());
-        Self { status, media: Media::Json, retry_after: None, location: None, body }
+        Self { status, media: Media::Json, retry_after: None, location: None, marked: true, body }
     }
 
     /// Reads an answer to its end, or to the cap.
@@ -46,6 +50,7 @@ impl Answer {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let retry_after = text(header::RETRY_AFTER).and_then(|text| text.trim().parse().ok());
         let location = text(header::LOCATION).map(str::to_owned);
+        let marked = headers.contains_key(MARK);
         let mut body = Zeroizing::new(Vec::new());
         while let Some(chunk) = response.chunk().await.map_err(|error| broken(&error))? {
             if body.len() + chunk.len() > CAP {
@@ -53,7 +58,7 @@ impl Answer {
             }
             body.extend_from_slice(&chunk);
         }
-        Ok(Self { status, media, retry_after: retry_after.map(Duration::from_secs), location, body })
+        Ok(Self { status, media, retry_after: retry_after.map(Duration::from_secs), location, marked, body })
     }
 
     /// How long the server wants to be left alone.

@@ -2,7 +2,8 @@
 //!
 //! coderd's own answers are JSON with a `message`; its text tells a missing route from a missing object and a
 //! missing license from a missing right. A refusal that is not JSON comes from somebody in between, and says
-//! nothing about coderd: a proxy's 404 must not look like a deleted object.
+//! nothing about coderd. A 404 counts only with coderd's mark: that of a gateway, which may well be JSON, must not
+//! look like a deleted object.
 
 use serde::Deserialize;
 use url::Url;
@@ -36,7 +37,7 @@ struct Validation {
     field: String,
 }
 
-/// Why an answer is not a success; None if it is one.
+/// Why an answer is not a success; None if it is one. A web page never is, whatever its status.
 pub(crate) fn refusal<'a>(
     answer: &Answer,
     surface: Surface,
@@ -45,6 +46,9 @@ pub(crate) fn refusal<'a>(
 ) -> Option<Kind> {
     let status = answer.status;
     match status {
+        200..=299 if answer.media == Media::Html => {
+            return Some(Kind::UnexpectedAnswer { status, what: Unexpected::WebPage });
+        }
         200..=299 => return None,
         300..=399 => return Some(redirect(answer, own)),
         429 => return Some(Kind::RateLimited { retry_after: answer.patience() }),
@@ -66,6 +70,7 @@ pub(crate) fn refusal<'a>(
         401 => Kind::Unauthenticated { message },
         403 if said.contains("contact sales") => Kind::NotEntitled { message },
         403 => Kind::Forbidden { message },
+        404 if !answer.marked => Kind::UnexpectedAnswer { status, what: Unexpected::NotCoderd },
         404 if envelope.message == "Route not found." => Kind::NotSupported,
         404 => Kind::NotFound { message },
         408 => Kind::Transient(Trouble::Server { status, message }),

@@ -31,8 +31,7 @@ pub(crate) fn nothing(answer: &Answer) -> Result<(), Kind> {
 
 fn json<T: DeserializeOwned>(answer: &Answer) -> Result<T, Kind> {
     let what = match answer.media {
-        Media::Html => Unexpected::WebPage,
-        Media::Other => Unexpected::ContentType,
+        Media::Html | Media::Other => Unexpected::ContentType,
         Media::Json => match serde_json::from_slice(&answer.body) {
             Ok(value) => return Ok(value),
             // serde quotes what it stumbles over; the place is enough.

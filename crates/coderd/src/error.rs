@@ -100,6 +100,9 @@ pub enum Unexpected {
     /// Neither JSON nor a web page.
     #[error("not JSON")]
     ContentType,
+    /// JSON, but not coderd's: a gateway in between knows no such address.
+    #[error("not an answer of coderd")]
+    NotCoderd,
     /// JSON of another shape.
     #[error("cannot be decoded (line {line}, column {column})")]
     Undecodable {

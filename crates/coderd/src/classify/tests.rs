@@ -7,7 +7,7 @@ use crate::error::Retry;
 
 fn answer(status: u16, media: Media, body: &str) -> Answer {
     let body = Zeroizing::new(body.as_bytes().to_vec());
-    Answer { status, media, retry_after: None, location: None, body }
+    Answer { status, media, retry_after: None, location: None, marked: true, body }
 }
 
 fn of(answer: &Answer, surface: Surface, secrets: &[&str]) -> Option<Kind> {
@@ -82,6 +82,10 @@ fn who_is_not_coderd_is_not_taken_for_it() {
             assert_eq!(kind.retry(), Retry::Backoff);
         }
     }
+    let mut gateway = answer(404, Media::Json, r#"{"message":"no Route matched with those values"}"#);
+    gateway.marked = false;
+    let kind = of(&gateway, Surface::Plain, &[]).unwrap();
+    assert_eq!(kind, Kind::UnexpectedAnswer { status: 404, what: Unexpected::NotCoderd });
     let down = of(&answer(503, Media::Html, page), Surface::Plain, &[]).unwrap();
     assert_eq!(down.reason(), "ServerError");
     let limited = of(&answer(429, Media::Html, page), Surface::Plain, &[]).unwrap();

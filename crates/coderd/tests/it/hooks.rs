@@ -66,6 +66,13 @@ async fn every_call_is_counted_with_its_outcome() {
     ];
     assert_eq!(notes.take(), expected.map(|(call, outcome)| (call, outcome.to_owned())));
 
+    sim.fault("*", "/**", SimFault::html(200), Some(1));
+    client.licenses().await.unwrap_err();
+    assert_eq!(
+        notes.take(),
+        [("list licenses", "UnexpectedAnswer".to_owned())],
+        "a login page is not counted as ok"
+    );
     sim.fault("*", "/**", SimFault::Latency(Duration::from_mins(1)), None);
     let given_up = tokio::time::timeout(Duration::from_millis(50), client.licenses()).await;
     assert!(given_up.is_err());

@@ -70,6 +70,15 @@ async fn a_proxys_404_is_not_a_missing_object() {
     let error = client.delete_provisioner_key("default", "x").await.unwrap_err();
     assert!(!error.is_not_found() && error.reason() == "UnexpectedAnswer", "{error}");
     assert!(client.has_first_user().await.is_err());
+    sim.clear_faults();
+    let gateway = SimFault::Answer {
+        status: 404,
+        headers: vec![("Content-Type".to_owned(), "application/json".to_owned())],
+        body: r#"{"message":"no Route matched with those values"}"#.to_owned(),
+    };
+    sim.fault("*", "/**", gateway, None);
+    let error = client.delete_provisioner_key("default", "x").await.unwrap_err();
+    assert!(!error.is_not_found(), "{error}");
 }
 
 #[tokio::test]

@@ -26,7 +26,8 @@ impl SimFault {
     /// An error in coderd's envelope.
     pub fn status(status: u16, message: &str, detail: &str) -> Self {
         let body = serde_json::json!({ "message": message, "detail": detail }).to_string();
-        Self::Answer { status, headers: vec![content("application/json; charset=utf-8")], body }
+        let fault = Self::Answer { status, headers: vec![content("application/json; charset=utf-8")], body };
+        fault.with_header("X-Coder-Build-Version", "v2.36.1")
     }
 
     /// The rate limiter's answer.
