@@ -4,10 +4,15 @@
 //! the kubelet. The programs come from [`Binaries`]. Nothing is simulated in the API server: RBAC, admission,
 //! garbage collection and rollouts are the real ones. Nothing is left behind: processes and files go away with
 //! the process that started them, however it ends.
+//!
+//! [`CoderSim`] speaks coderd's HTTP with its real semantics, and [`contract`] is the list of checks that holds it
+//! and the real coderd to the same behaviour.
 
 mod audit;
 pub mod binaries;
 pub mod cluster;
+pub mod codersim;
+pub mod contract;
 mod eventually;
 pub mod node;
 mod pki;
@@ -19,6 +24,7 @@ mod shared;
 pub use audit::AuditEvent;
 pub use binaries::{Binaries, Progress, Sources, Stage};
 pub use cluster::{Builder, Cluster};
+pub use codersim::CoderSim;
 pub use eventually::{TimedOut, eventually};
 pub use node::{Behaviour, Node, Rule};
 pub use shared::{Namespace, Shared, shared, shared_with};

@@ -1,0 +1,306 @@
+//! The one narrow place that every call to coderd passes.
+//!
+//! Here a call gets its deadline, waits for its slot in the server's budget, carries its credential, is counted,
+//! and can be made to fail. What the calls are is in the modules of their topics.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{HeaderValue, header};
+use secrecy::{ExposeSecret, SecretString};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep, timeout_at};
+use url::Url;
+
+use crate::{
+    answer::{self, Answer},
+    call::{Auth, Call, Request},
+    classify,
+    connector::Shared,
+    decode,
+    error::{Error, Kind, Trouble},
+    faults::{EXIT_CODE, Fault},
+    servers::{Hold, Leave, Seen, Server, Why},
+    target::{BadTarget, Origin},
+};
+
+const SESSION_TOKEN: &str = "coder-session-token";
+const PROVISIONER_KEY: &str = "coder-provisioner-daemon-key";
+const BYPASS_RATE_LIMIT: &str = "x-coder-bypass-ratelimit";
+/// The answer to a bypass that the caller may not use.
+const BYPASS_REFUSED: u16 = 428;
+
+/// A client of one coderd, with or without a credential.
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+    origin: Arc<Origin>,
+    /// Whether the port is found by the resolver and must not be in the URL.
+    rerouted: bool,
+    server: Arc<Server>,
+    pool: Arc<reqwest::Client>,
+    credential: Option<Credential>,
+    /// Whether the rate-limit bypass was refused to this credential.
+    limited: Arc<AtomicBool>,
+    deadline: Duration,
+}
+
+/// A session token, ready to be sent.
+#[derive(Clone)]
+pub(crate) struct Credential {
+    header: HeaderValue,
+    secret: SecretString,
+}
+
+impl Credential {
+    pub(crate) fn new(token: &SecretString) -> Result<Self, BadTarget> {
+        let secret: SecretString = token.expose_secret().trim().into();
+        let header = sensitive(&secret).ok_or(BadTarget::Token)?;
+        Ok(Self { header, secret })
+    }
+}
+
+fn sensitive(secret: &SecretString) -> Option<HeaderValue> {
+    let text = Some(secret.expose_secret()).filter(|text| !text.is_empty())?;
+    let mut value = HeaderValue::from_str(text).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("server", &self.origin.url.as_str())
+            .field("authenticated", &self.credential.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        origin: Origin,
+        rerouted: bool,
+        server: Arc<Server>,
+        pool: Arc<reqwest::Client>,
+        credential: Option<Credential>,
+    ) -> Self {
+        let (origin, limited, deadline) = (Arc::new(origin), Arc::default(), shared.settings.deadline);
+        Self { shared, origin, rerouted, server, pool, credential, limited, deadline }
+    }
+
+    /// The same server with another session token.
+    pub fn with_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
+        let credential = Some(Credential::new(token)?);
+        Ok(Self { credential, limited: Arc::default(), ..self.clone() })
+    }
+
+    /// The same with another deadline for each call.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Host and port of the server.
+    pub fn server(&self) -> &str {
+        &self.origin.authority
+    }
+
+    /// Sends a request and reads its answer as a type.
+    pub(crate) async fn fetch<T: DeserializeOwned>(&self, request: Request) -> Result<T, Error> {
+        let call = request.call;
+        let answer = self.send(request).await?;
+        decode::object(&answer).map_err(|kind| self.error(call, kind))
+    }
+
+    /// Sends a request whose answer may be null for an empty list.
+    pub(crate) async fn list<T: DeserializeOwned>(&self, request: Request) -> Result<Vec<T>, Error> {
+        let call = request.call;
+        let answer = self.send(request).await?;
+        decode::list(&answer).map_err(|kind| self.error(call, kind))
+    }
+
+    /// Sends a request whose answer says nothing.
+    pub(crate) async fn perform(&self, request: Request) -> Result<(), Error> {
+        let call = request.call;
+        let answer = self.send(request).await?;
+        decode::nothing(&answer).map_err(|kind| self.error(call, kind))
+    }
+
+    /// Sends a request; gives a success of any shape.
+    pub(crate) async fn send(&self, mut request: Request) -> Result<Answer, Error> {
+        let call = request.call;
+        if request.auth == Auth::Session {
+            let Some(credential) = &self.credential else {
+                let message = "this call needs a session token".to_owned();
+                return Err(self.error(call, Kind::Unauthenticated { message }));
+            };
+            request.secrets.push(credential.secret.clone());
+        }
+        let until = Instant::now() + self.deadline;
+        let bypass = request.auth == Auth::Session && !self.limited.load(Ordering::Relaxed);
+        let mut result = self.attempt(&request, until, bypass).await;
+        if bypass && matches!(&result, Ok(answer) if answer.status == BYPASS_REFUSED) {
+            self.limited.store(true, Ordering::Relaxed);
+            result = self.attempt(&request, until, false).await;
+        }
+        result.map_err(|kind| self.error(call, kind))
+    }
+
+    pub(crate) fn error(&self, call: Call, kind: Kind) -> Error {
+        Error { call: call.name, server: self.origin.authority.clone(), kind }
+    }
+
+    /// One exchange with the server, counted and reported to its budget. A refused bypass is not yet an error.
+    async fn attempt(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, Kind> {
+        let mut ticket =
+            Ticket { shared: &self.shared, call: request.call, started: Instant::now(), outcome: "canceled" };
+        let result = self.admitted(request, until, bypass).await;
+        ticket.outcome = match &result {
+            Ok(answer) if answer.status == BYPASS_REFUSED => "BypassRefused",
+            Ok(_) => "ok",
+            Err(Kind::Transient(Trouble::HeldOff { .. })) => "HeldOff",
+            Err(kind) => kind.reason(),
+        };
+        result
+    }
+
+    async fn admitted(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, Kind> {
+        let timeout = || Kind::Transient(Trouble::Timeout(self.deadline));
+        let message = self.message(request, bypass)?;
+        let leave = timeout_at(until, self.server.admit()).await.map_err(|_| timeout())?;
+        let leave = leave.map_err(|hold| self.held(hold))?;
+        let exchange = timeout_at(until, self.exchange(request.call, message)).await;
+        let result = exchange.unwrap_or_else(|_| Err(timeout())).and_then(|answer| {
+            if bypass && answer.status == BYPASS_REFUSED {
+                return Ok(answer);
+            }
+            let secrets = request.secret_texts();
+            match classify::refusal(&answer, request.surface, &self.origin.url, secrets) {
+                None => Ok(answer),
+                Some(kind) => Err(kind),
+            }
+        });
+        let (seen, trouble) = seen(&leave, &result);
+        leave.report(seen, trouble);
+        result
+    }
+
+    /// What a call hears that is not sent.
+    fn held(&self, hold: Hold) -> Kind {
+        let Hold { why, remaining: retry_after } = hold;
+        match why {
+            Why::RateLimited => Kind::RateLimited { retry_after },
+            Why::OutOfReach => {
+                let last = self.server.trouble().unwrap_or(Trouble::Unreachable("out of reach".to_owned()));
+                Kind::Transient(Trouble::HeldOff { retry_after, last: Box::new(last) })
+            }
+        }
+    }
+
+    async fn exchange(&self, call: Call, message: reqwest::Request) -> Result<Answer, Kind> {
+        let faults = self.shared.settings.faults.as_ref();
+        match faults.and_then(|faults| faults.before(&call)) {
+            None => {}
+            Some(Fault::Delay(delay)) => sleep(delay).await,
+            Some(fault) => return instead(fault),
+        }
+        let response = self.pool.execute(message).await.map_err(|error| answer::unsent(&error))?;
+        let answer = Answer::read(response).await;
+        match faults.and_then(|faults| faults.after(&call)) {
+            None => {}
+            Some(Fault::Delay(delay)) => sleep(delay).await,
+            Some(fault) => return instead(fault),
+        }
+        answer
+    }
+
+    fn url(&self, request: &Request) -> Option<Url> {
+        if request.bad_part() {
+            return None;
+        }
+        let mut url = self.origin.url.clone();
+        if self.rerouted {
+            url.set_port(None).ok()?;
+        }
+        url.path_segments_mut().ok()?.clear().extend(&request.path);
+        if !request.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&request.query);
+        }
+        Some(url)
+    }
+
+    /// The message as it goes over the wire.
+    fn message(&self, request: &Request, bypass: bool) -> Result<reqwest::Request, Kind> {
+        let invalid = |message: &str| Kind::Invalid { message: message.to_owned() };
+        let url = self.url(request);
+        let url = url.ok_or_else(|| invalid("a name in the request is empty or consists of dots"))?;
+        let mut message =
+            self.pool.request(request.method.clone(), url).header(header::ACCEPT, "application/json");
+        if self.rerouted {
+            message = message.header(header::HOST, &self.origin.authority);
+        }
+        if let (Auth::Session, Some(credential)) = (request.auth, &self.credential) {
+            message = message.header(SESSION_TOKEN, credential.header.clone());
+        }
+        if bypass {
+            message = message.header(BYPASS_RATE_LIMIT, "true");
+        }
+        if let Some(key) = &request.key {
+            let key = sensitive(key).ok_or_else(|| invalid("the provisioner key cannot be sent"))?;
+            message = message.header(PROVISIONER_KEY, key);
+        }
+        if let Some(body) = &request.body {
+            message = message.header(header::CONTENT_TYPE, "application/json").body(body.to_vec());
+        }
+        message.build().map_err(|_| invalid("the request cannot be built"))
+    }
+}
+
+/// What an exchange says about the server.
+fn seen(leave: &Leave, result: &Result<Answer, Kind>) -> (Seen, Option<Trouble>) {
+    match result {
+        Err(Kind::RateLimited { retry_after }) => (Seen::RateLimited(*retry_after), None),
+        // A call that waited long for its slot had little time left; that is not the server's fault.
+        Err(Kind::Transient(Trouble::Timeout(deadline))) if leave.elapsed() < *deadline / 2 => {
+            (Seen::Nothing, None)
+        }
+        Err(Kind::Transient(trouble)) if classify::is_out_of_order(trouble) => {
+            (Seen::Unreachable, Some(trouble.clone()))
+        }
+        Err(_) | Ok(_) => (Seen::Answered, None),
+    }
+}
+
+/// What the caller gets in place of an answer.
+fn instead(fault: Fault) -> Result<Answer, Kind> {
+    match fault {
+        Fault::Error | Fault::Delay(_) => Err(Kind::Transient(Trouble::Broken("injected fault".to_owned()))),
+        Fault::Status(code) => Ok(Answer::injected(code)),
+        Fault::Exit => std::process::exit(EXIT_CODE),
+    }
+}
+
+/// Measures one attempt and counts it when dropped.
+struct Ticket<'a> {
+    shared: &'a Shared,
+    call: Call,
+    started: Instant,
+    outcome: &'static str,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        let (call, outcome, took) = (self.call.name, self.outcome, self.started.elapsed());
+        if let Some(observer) = &self.shared.settings.observer {
+            observer.called(call, outcome, took);
+        }
+        tracing::debug!(call, outcome, ms = took.as_millis(), "called coderd");
+    }
+}

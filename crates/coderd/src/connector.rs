@@ -1,0 +1,80 @@
+//! What all clients of a process share.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    answer,
+    client::{Client, Credential},
+    faults::Faults,
+    pools::{Pools, Trust},
+    resolve::Resolve,
+    servers::Servers,
+    target::{BadTarget, Origin, Target},
+};
+
+/// Told of every call when it ends.
+pub trait Observer: Send + Sync {
+    /// A call ended: `ok`, the reason of its error, or `canceled`.
+    fn called(&self, call: &'static str, outcome: &str, elapsed: Duration);
+}
+
+/// How clients behave.
+#[derive(Clone)]
+pub struct Settings {
+    /// How long a call may take: the wait for a slot, the connection, and the whole answer.
+    pub deadline: Duration,
+    /// Who finds the addresses of servers; None: the system.
+    pub resolver: Option<Arc<dyn Resolve>>,
+    /// Where calls are counted.
+    pub observer: Option<Arc<dyn Observer>>,
+    /// What goes wrong on purpose.
+    pub faults: Option<Arc<dyn Faults>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { deadline: Duration::from_secs(10), resolver: None, observer: None, faults: None }
+    }
+}
+
+/// Makes clients that share connections and request budgets. One is enough for a process.
+#[derive(Clone)]
+pub struct Connector {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) servers: Servers,
+    pools: Pools,
+}
+
+impl Connector {
+    /// A connector with these settings.
+    pub fn new(settings: Settings) -> Self {
+        let pools = Pools::new(settings.resolver.clone());
+        Self { shared: Arc::new(Shared { settings, servers: Servers::default(), pools }) }
+    }
+
+    /// A client of one server. Cheap, and nothing is sent.
+    pub fn to(&self, target: &Target) -> Result<Client, BadTarget> {
+        let Target { url, ca, token } = target;
+        let origin = Origin::parse(url)?;
+        let credential = token.as_ref().map(Credential::new).transpose()?;
+        let trust = match ca.as_deref() {
+            _ if !origin.https => Trust::Plain,
+            None => Trust::System,
+            Some(pem) => Trust::Only(pem),
+        };
+        let pool = self.shared.pools.get(trust, origin.port);
+        let pool = pool.map_err(|error| BadTarget::Authorities(answer::cause(&error)))?;
+        let server = self.shared.servers.get(origin.url.as_str());
+        let rerouted = origin.named && self.shared.pools.resolves();
+        Ok(Client::new(self.shared.clone(), origin, rerouted, server, pool, credential))
+    }
+
+    /// The request budgets.
+    pub fn servers(&self) -> &Servers {
+        &self.shared.servers
+    }
+}

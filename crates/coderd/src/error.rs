@@ -1,0 +1,238 @@
+//! Why a call to coderd did not do what it was meant to.
+//!
+//! An error answers what a controller asks: [`Error::reason`] for the condition and the metric, [`Error::retry`]
+//! for the requeue, `Display` for a person. Of what coderd said only `message` is kept, shortened and freed of
+//! whatever was sent: `detail` may quote a request and is used for classification alone.
+
+use std::time::Duration;
+
+/// A call that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call} at {server}: {kind}")]
+pub struct Error {
+    /// The name of the call, as in metrics.
+    pub call: &'static str,
+    /// Host and port of the server.
+    pub server: String,
+    /// What went wrong.
+    pub kind: Kind,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Kind {
+    /// The server has no such route: an AGPL build, or one of another age.
+    #[error("this server does not support it")]
+    NotSupported,
+    /// No such object, or none that this credential may see: coderd tells no difference.
+    #[error("not found: {message}")]
+    NotFound {
+        /// What coderd said.
+        message: String,
+    },
+    /// The credential is good and may not do this.
+    #[error("not permitted: {message}")]
+    Forbidden {
+        /// What coderd said.
+        message: String,
+    },
+    /// The credential is missing, unknown, expired, or that of a suspended user.
+    #[error("the credential is not accepted: {message}")]
+    Unauthenticated {
+        /// What coderd said.
+        message: String,
+    },
+    /// The license does not include the feature.
+    #[error("not licensed: {message}")]
+    NotEntitled {
+        /// What coderd said.
+        message: String,
+    },
+    /// The server asked to be left alone, or is being left alone because it did.
+    #[error("the server asks for fewer requests")]
+    RateLimited {
+        /// How long from now.
+        retry_after: Duration,
+    },
+    /// It is there already.
+    #[error("exists already: {message}")]
+    Duplicate {
+        /// What coderd said.
+        message: String,
+    },
+    /// coderd does not accept the license.
+    #[error("the license is refused: {message}")]
+    InvalidLicense {
+        /// What coderd said.
+        message: String,
+    },
+    /// coderd does not accept the request, or it could not be sent as it is.
+    #[error("the request is refused: {message}")]
+    Invalid {
+        /// What coderd said.
+        message: String,
+    },
+    /// The server sends elsewhere. It was not followed, so the credential stayed here.
+    #[error("redirected to {to}, which is not followed")]
+    Redirected {
+        /// Host and port of the other place.
+        to: String,
+    },
+    /// An answer that coderd does not give: somebody else answers at this address.
+    #[error("unexpected answer with status {status}: {what}")]
+    UnexpectedAnswer {
+        /// Its HTTP status.
+        status: u16,
+        /// What is wrong with it.
+        what: Unexpected,
+    },
+    /// It may work later.
+    #[error("{0}")]
+    Transient(Trouble),
+}
+
+/// What is wrong with an answer. Never quotes it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unexpected {
+    /// A page for people: of a proxy in between, or the dashboard.
+    #[error("a web page in place of an answer of the API")]
+    WebPage,
+    /// Neither JSON nor a web page.
+    #[error("not JSON")]
+    ContentType,
+    /// JSON, but not coderd's: a gateway in between knows no such address.
+    #[error("not an answer of coderd")]
+    NotCoderd,
+    /// JSON of another shape.
+    #[error("cannot be decoded (line {line}, column {column})")]
+    Undecodable {
+        /// Where.
+        line: usize,
+        /// Where in the line.
+        column: usize,
+    },
+    /// More than a client should have to hold.
+    #[error("larger than 4 MiB")]
+    TooLarge,
+    /// A status that no rule covers.
+    #[error("a status that coderd does not use here")]
+    Status,
+}
+
+/// What may pass by itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// No connection.
+    #[error("cannot connect: {0}")]
+    Unreachable(String),
+    /// The connection broke before the answer was complete.
+    #[error("the connection broke: {0}")]
+    Broken(String),
+    /// No complete answer within this time.
+    #[error("no complete answer within {} s", .0.as_secs_f64())]
+    Timeout(Duration),
+    /// The server failed.
+    #[error("the server failed with status {status}: {message}")]
+    Server {
+        /// 500 to 599.
+        status: u16,
+        /// What it said.
+        message: String,
+    },
+    /// Not sent: the server was in trouble a moment ago. It reads like that trouble, so that what people see
+    /// does not change from try to try.
+    #[error("{last}")]
+    HeldOff {
+        /// When it will be tried again.
+        retry_after: Duration,
+        /// What was wrong.
+        last: Box<Trouble>,
+    },
+}
+
+impl Trouble {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Server { .. } => "ServerError",
+            Self::Timeout(_) => "Timeout",
+            Self::Unreachable(_) | Self::Broken(_) => "Unreachable",
+            Self::HeldOff { last, .. } => last.reason(),
+        }
+    }
+}
+
+/// When to try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// When the object, its Secret or the server changed: the same request gets the same answer.
+    OnChange,
+    /// After a growing delay.
+    Backoff,
+    /// After a growing delay, and not before this time.
+    After(Duration),
+}
+
+impl Error {
+    /// One stable word, for conditions and metrics.
+    pub fn reason(&self) -> &'static str {
+        self.kind.reason()
+    }
+
+    /// When to try again.
+    pub fn retry(&self) -> Retry {
+        self.kind.retry()
+    }
+
+    /// Whether the object is not there, or not to be seen.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self.kind, Kind::NotFound { .. })
+    }
+
+    /// Whether the server may have done what it was asked to although it failed.
+    pub fn may_have_happened(&self) -> bool {
+        match &self.kind {
+            Kind::Transient(Trouble::Unreachable(_) | Trouble::HeldOff { .. }) => false,
+            Kind::Transient(_) | Kind::UnexpectedAnswer { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+impl Kind {
+    /// One stable word, for conditions and metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NotSupported => "NotSupported",
+            Self::NotFound { .. } => "NotFound",
+            Self::Forbidden { .. } => "Forbidden",
+            Self::Unauthenticated { .. } => "Unauthenticated",
+            Self::NotEntitled { .. } => "NotEntitled",
+            Self::RateLimited { .. } => "RateLimited",
+            Self::Duplicate { .. } => "Duplicate",
+            Self::InvalidLicense { .. } => "InvalidLicense",
+            Self::Invalid { .. } => "Invalid",
+            Self::Redirected { .. } => "Redirected",
+            Self::UnexpectedAnswer { .. } => "UnexpectedAnswer",
+            Self::Transient(trouble) => trouble.reason(),
+        }
+    }
+
+    /// When to try again.
+    pub fn retry(&self) -> Retry {
+        match self {
+            Self::RateLimited { retry_after } | Self::Transient(Trouble::HeldOff { retry_after, .. }) => {
+                Retry::After(*retry_after)
+            }
+            Self::Transient(_) | Self::UnexpectedAnswer { .. } => Retry::Backoff,
+            Self::NotSupported
+            | Self::NotFound { .. }
+            | Self::Forbidden { .. }
+            | Self::Unauthenticated { .. }
+            | Self::NotEntitled { .. }
+            | Self::Duplicate { .. }
+            | Self::InvalidLicense { .. }
+            | Self::Invalid { .. }
+            | Self::Redirected { .. } => Retry::OnChange,
+        }
+    }
+}

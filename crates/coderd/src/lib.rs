@@ -1,0 +1,52 @@
+//! The HTTP client of coderd.
+//!
+//! A [`Connector`] is made once a process; [`Connector::to`] gives a [`Client`] of one server. Every call passes
+//! one narrow place, which names and counts it, gives it a deadline, holds it to the server's request budget
+//! ([`servers`]) and can make it fail on purpose ([`Faults`]). Answers become types, refusals become an
+//! [`Error`] that says why and when to try again.
+//!
+//! Never: a cookie, a followed redirect, a proxy taken from the environment, a retry of its own (but for the
+//! refused rate-limit bypass), or a credential in an error, a log line or `Debug` output.
+
+mod answer;
+mod basics;
+mod call;
+mod classify;
+mod client;
+mod connector;
+mod daemons;
+mod decode;
+mod entitlements;
+mod error;
+mod faults;
+mod jobs;
+mod kept;
+pub mod license;
+mod licenses;
+mod organizations;
+mod pools;
+mod provisionerkeys;
+mod proxies;
+mod resolve;
+pub mod servers;
+mod target;
+mod tokens;
+mod users;
+
+pub use basics::BuildInfo;
+pub use call::Call;
+pub use client::Client;
+pub use connector::{Connector, Observer, Settings};
+pub use daemons::{Daemon, DaemonStatus, Daemons};
+pub use entitlements::{Entitlement, Entitlements, Feature};
+pub use error::{Error, Kind, Retry, Trouble, Unexpected};
+pub use faults::{EXIT_CODE, Fault, Faults};
+pub use jobs::{Job, JobStatus, Jobs};
+pub use licenses::{License, Refreshed};
+pub use organizations::Organization;
+pub use provisionerkeys::{KeyDaemons, ProvisionerKey};
+pub use proxies::{Proxy, ProxyHealth, ProxySettings, RegisteredProxy};
+pub use resolve::Resolve;
+pub use target::{BadTarget, Target};
+pub use tokens::{NewToken, Token};
+pub use users::{FirstUser, NewFirstUser, NewUser, User};

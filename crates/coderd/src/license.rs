@@ -1,0 +1,180 @@
+//! What a license says about itself, read without verifying it: coderd alone decides whether it is good.
+//!
+//! Enough to tell licenses apart, to find one among those that are installed, and to know when it ends. The
+//! license itself is never kept or shown.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use jiff::Timestamp;
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Deserializer};
+
+use crate::{decode, licenses::License};
+
+/// The claims of a license, as far as they identify it. What is missing or of another type is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Claims {
+    /// `jti`; usually a uuid, which becomes the installed license's.
+    #[serde(default, rename = "jti", deserialize_with = "lenient")]
+    pub id: String,
+    /// Where the account is kept.
+    #[serde(default, deserialize_with = "lenient")]
+    pub account_type: String,
+    /// The account.
+    #[serde(default, deserialize_with = "lenient")]
+    pub account_id: String,
+    /// `premium`, `enterprise`, or empty.
+    #[serde(default, deserialize_with = "lenient")]
+    pub feature_set: String,
+    /// Whether it is a trial.
+    #[serde(default, deserialize_with = "lenient")]
+    pub trial: bool,
+    /// When it was issued.
+    #[serde(default, rename = "iat", deserialize_with = "seconds")]
+    pub issued_at: Option<Timestamp>,
+    /// From when it counts.
+    #[serde(default, rename = "nbf", deserialize_with = "seconds")]
+    pub not_before: Option<Timestamp>,
+    /// When its term ends and its grace period begins.
+    #[serde(default, deserialize_with = "seconds")]
+    pub license_expires: Option<Timestamp>,
+    /// When its grace period ends.
+    #[serde(default, rename = "exp", deserialize_with = "seconds")]
+    pub expires: Option<Timestamp>,
+    /// Limits and features by name.
+    #[serde(default, deserialize_with = "lenient")]
+    pub features: BTreeMap<String, i64>,
+    /// The only deployments it is for; empty: any.
+    #[serde(default, deserialize_with = "lenient")]
+    pub deployment_ids: Vec<String>,
+}
+
+/// Why a text is not a license. Does not quote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotALicense {
+    /// Not three parts with dots in between.
+    #[error("a license has three parts with dots in between")]
+    Parts,
+    /// The middle part is not base64.
+    #[error("the middle part of the license is not base64")]
+    Encoding,
+    /// The middle part does not hold claims.
+    #[error("the middle part of the license is not a JSON object")]
+    Claims,
+}
+
+impl Claims {
+    /// Reads the claims of a license. Says nothing about whether it is genuine.
+    pub fn read(license: &SecretString) -> Result<Self, NotALicense> {
+        let mut parts = license.expose_secret().trim().split('.');
+        let (Some(_header), Some(claims), Some(_signature), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(NotALicense::Parts);
+        };
+        let claims =
+            URL_SAFE_NO_PAD.decode(claims.trim_end_matches('=')).map_err(|_| NotALicense::Encoding)?;
+        // serde would take a list for a struct whose fields all have defaults.
+        let claims: serde_json::Map<_, _> =
+            serde_json::from_slice(&claims).map_err(|_| NotALicense::Claims)?;
+        serde_json::from_value(claims.into()).map_err(|_| NotALicense::Claims)
+    }
+}
+
+/// The installed license with these claims.
+///
+/// By id; where a license has none, by all its claims together.
+pub fn find<'a>(claims: &Claims, installed: &'a [License]) -> Option<&'a License> {
+    if claims.id.is_empty() {
+        return installed.iter().find(|license| license.claims == *claims);
+    }
+    let by_claim = installed.iter().find(|license| license.claims.id.eq_ignore_ascii_case(&claims.id));
+    by_claim.or_else(|| installed.iter().find(|license| license.uuid.eq_ignore_ascii_case(&claims.id)))
+}
+
+/// A value of the right type, or the default.
+fn lenient<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: serde::de::DeserializeOwned + Default,
+{
+    let value: serde_json::Value = decode::or_default(from)?;
+    Ok(serde_json::from_value(value).unwrap_or_default())
+}
+
+/// A time in unix seconds, which coderd may write with a fraction.
+fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
+    let value: serde_json::Value = decode::or_default(from)?;
+    #[allow(clippy::cast_possible_truncation)]
+    let whole = value.as_i64().or_else(|| value.as_f64().map(|seconds| seconds as i64));
+    Ok(whole.and_then(|seconds| Timestamp::from_second(seconds).ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn jwt(claims: &serde_json::Value) -> SecretString {
+        let [header, claims] =
+            [r#"{"alg":"EdDSA"}"#.to_owned(), claims.to_string()].map(|text| URL_SAFE_NO_PAD.encode(text));
+        format!("{header}.{claims}.c2lnbmF0dXJl\n").into()
+    }
+
+    fn installed(id: i32, uuid: &str, claims: &serde_json::Value) -> License {
+        serde_json::from_value(json!({ "id": id, "uuid": uuid, "claims": claims })).unwrap()
+    }
+
+    const JTI: &str = "5d6ad30c-6d20-4d6c-8d0e-9c1b1a1b6f2a";
+
+    #[test]
+    fn claims_are_read_without_verifying_anything() {
+        let claims = Claims::read(&jwt(&json!({
+            "jti": JTI, "account_type": "salesforce", "account_id": "A1", "feature_set": "premium",
+            "license_expires": 1_800_000_000, "exp": 1.8e9, "trial": true, "features": {"user_limit": 100},
+            "version": 3,
+        })))
+        .unwrap();
+        assert_eq!((claims.id.as_str(), claims.account_id.as_str()), (JTI, "A1"));
+        assert_eq!(claims.license_expires, claims.expires);
+        assert_eq!(claims.license_expires.unwrap().as_second(), 1_800_000_000);
+        assert!(claims.trial && claims.features["user_limit"] == 100);
+    }
+
+    #[test]
+    fn odd_claims_are_empty_and_no_claims_are_an_error() {
+        let odd =
+            json!({ "jti": 7, "trial": "yes", "exp": "tomorrow", "features": [], "deployment_ids": null });
+        assert_eq!(Claims::read(&jwt(&odd)).unwrap(), Claims::default());
+        for (text, expected) in [
+            ("", NotALicense::Parts),
+            ("a.b", NotALicense::Parts),
+            ("a.b.c.d", NotALicense::Parts),
+            ("a.%%.c", NotALicense::Encoding),
+            ("a.W10.c", NotALicense::Claims),
+            ("a.Zm9v.c", NotALicense::Claims),
+        ] {
+            assert_eq!(Claims::read(&text.into()), Err(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_license_is_found_by_its_id_or_by_all_its_claims() {
+        let (named, nameless) =
+            (json!({ "jti": JTI, "account_id": "A" }), json!({ "account_id": "B", "exp": 1 }));
+        let list = [
+            installed(1, "0", &json!({ "account_id": "B", "exp": 2 })),
+            installed(2, "1", &nameless),
+            installed(3, &JTI.to_uppercase(), &json!(null)),
+        ];
+        let found = |claims: &serde_json::Value| {
+            find(&Claims::read(&jwt(claims)).unwrap(), &list).map(|license| license.id)
+        };
+        assert_eq!(found(&named), Some(3));
+        assert_eq!(found(&nameless), Some(2));
+        assert_eq!(found(&json!({ "account_id": "B" })), None);
+        assert_eq!(found(&json!({ "jti": "other", "account_id": "B", "exp": 1 })), None);
+    }
+}

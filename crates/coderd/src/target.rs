@@ -1,0 +1,136 @@
+//! Which server, and how to reach it.
+
+use std::fmt;
+
+use secrecy::SecretString;
+use url::{Host, Url};
+
+/// A coderd to talk to. `Debug` shows scheme, host and port alone.
+#[derive(Clone)]
+pub struct Target {
+    /// `http` or `https`, host and port. A path is left out: coderd has none.
+    pub url: String,
+    /// Certificate authorities as PEM. With them, only they are trusted; without, those of the system.
+    pub ca: Option<Vec<u8>>,
+    /// Sent with each call that needs one.
+    pub token: Option<SecretString>,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url, ca, token } = self;
+        let url = Origin::parse(url).map_or_else(|bad| format!("({bad})"), |origin| origin.url.to_string());
+        f.debug_struct("Target")
+            .field("url", &url)
+            .field("ca", &ca.is_some())
+            .field("token", &token.is_some())
+            .finish()
+    }
+}
+
+impl Target {
+    /// A server at this URL, without a credential.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), ca: None, token: None }
+    }
+
+    /// The same with a session token.
+    #[must_use]
+    pub fn with_token(self, token: SecretString) -> Self {
+        Self { token: Some(token), ..self }
+    }
+}
+
+/// Why a target cannot be used. Does not quote it: a URL may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadTarget {
+    /// Not a URL.
+    #[error("not a URL: {0}")]
+    Url(url::ParseError),
+    /// Neither `http` nor `https`, or no host.
+    #[error("the URL needs http or https and a host")]
+    Scheme,
+    /// User and password in the URL.
+    #[error("the URL holds a user name or password")]
+    Credentials,
+    /// An empty token, or one that no header can hold.
+    #[error("the token is empty or has characters that a token does not have")]
+    Token,
+    /// The certificate authorities cannot be used.
+    #[error("the certificate authorities cannot be read: {0}")]
+    Authorities(String),
+}
+
+/// Scheme, host and port: what tells servers apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The URL with nothing but scheme, host and port.
+    pub(crate) url: Url,
+    /// Host and port, for people and the `Host` header.
+    pub(crate) authority: String,
+    pub(crate) port: u16,
+    pub(crate) https: bool,
+    /// Whether the host is a name, not an address.
+    pub(crate) named: bool,
+}
+
+impl Origin {
+    pub(crate) fn parse(text: &str) -> Result<Self, BadTarget> {
+        let mut url = Url::parse(text.trim()).map_err(BadTarget::Url)?;
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(BadTarget::Credentials);
+        }
+        let https = match url.scheme() {
+            "http" => false,
+            "https" => true,
+            _ => return Err(BadTarget::Scheme),
+        };
+        let port = url.port_or_known_default().ok_or(BadTarget::Scheme)?;
+        let named = match url.host() {
+            Some(Host::Domain(name)) if !name.is_empty() => true,
+            Some(Host::Ipv4(_) | Host::Ipv6(_)) => false,
+            _ => return Err(BadTarget::Scheme),
+        };
+        url.set_path("");
+        url.set_query(None);
+        url.set_fragment(None);
+        let authority = authority(&url).ok_or(BadTarget::Scheme)?;
+        Ok(Self { url, authority, port, https, named })
+    }
+}
+
+/// Host and, where it is not the scheme's own, port.
+pub(crate) fn authority(url: &Url) -> Option<String> {
+    let host = url.host_str()?;
+    Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_told_apart_by_scheme_host_and_port_alone() {
+        let origin = |text| Origin::parse(text).unwrap();
+        assert_eq!(origin("http://Coder.example:80/x?y#z"), origin(" http://coder.example "));
+        assert_ne!(origin("http://coder.example"), origin("https://coder.example"));
+        assert_ne!(origin("http://coder.example"), origin("http://coder.example:8080"));
+        assert_eq!(origin("http://[::1]:7080/").authority, "[::1]:7080");
+        assert!(!origin("http://127.0.0.1").named && origin("https://coder").named);
+    }
+
+    #[test]
+    fn targets_that_cannot_work_are_refused_without_quoting_them() {
+        for (text, expected) in [
+            ("coder.example", BadTarget::Url(url::ParseError::RelativeUrlWithoutBase)),
+            ("ftp://coder.example", BadTarget::Scheme),
+            ("unix:/run/coder", BadTarget::Scheme),
+            ("https://admin:hunter2@coder.example", BadTarget::Credentials),
+        ] {
+            let error = Origin::parse(text).unwrap_err();
+            assert_eq!(error, expected, "{text}");
+            let shown = format!("{error} {:?}", Target::new(text));
+            assert!(!shown.contains("hunter2"), "{shown}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The test's side: what administrators, daemons and accidents do to a deployment.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use secrecy::{ExposeSecret, SecretString};
+
+use super::{
+    CoderSim, Mode,
+    daemons::normal_tags,
+    state::{Daemon, Job, NIL, RESERVED_KEYS, State, id},
+};
+
+const ADMIN: &str = "admin";
+/// For the user that [`CoderSim::owner_token`] makes.
+const ADMIN_EMAIL: &str = "admin@example.com";
+const WEEK: SignedDuration = SignedDuration::from_hours(168);
+
+/// A license in the simulator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LicenseSeen {
+    /// Its number.
+    pub id: i32,
+    /// Its uuid.
+    pub uuid: String,
+    /// When it was added.
+    pub uploaded_at: Timestamp,
+}
+
+/// A provisioner key in the simulator, but for the reserved ones.
+#[derive(Clone, Debug)]
+pub struct KeySeen {
+    /// Its uuid.
+    pub id: String,
+    /// The uuid of its organization.
+    pub organization: String,
+    /// Its name.
+    pub name: String,
+    /// Its tags.
+    pub tags: BTreeMap<String, String>,
+    /// What daemons connect with.
+    pub material: SecretString,
+}
+
+/// A workspace proxy in the simulator.
+#[derive(Clone, Debug)]
+pub struct ProxySeen {
+    /// Its uuid.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Its name for people.
+    pub display_name: String,
+    /// Its icon.
+    pub icon: String,
+    /// Whether it was deleted.
+    pub deleted: bool,
+    /// What it registers with.
+    pub token: SecretString,
+}
+
+/// A daemon to be listed.
+#[derive(Clone, Debug)]
+pub struct DaemonSeed {
+    /// Its name.
+    pub name: String,
+    /// The uuid of the key it came with; None: a built-in daemon.
+    pub key_id: Option<String>,
+    /// How long ago it was seen.
+    pub seen_ago: Duration,
+    /// Whether it has a job.
+    pub busy: bool,
+}
+
+/// A job to be listed.
+#[derive(Clone, Debug)]
+pub struct JobSeed {
+    /// `pending`, `running`, ...
+    pub status: String,
+    /// The tags that a daemon needs.
+    pub tags: BTreeMap<String, String>,
+    /// How long ago it was made.
+    pub waiting: Duration,
+    /// The daemon that has it.
+    pub worker_id: Option<String>,
+}
+
+fn signed(duration: Duration) -> SignedDuration {
+    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+}
+
+impl CoderSim {
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.shared.state.lock())
+    }
+
+    /// A token of an owner, made without any request; the first user is made when there is none.
+    pub fn owner_token(&self) -> SecretString {
+        self.with(|state| {
+            let found = state.users.iter().find(|user| user.is_owner()).map(|user| user.id.clone());
+            let user = found.unwrap_or_else(|| state.add_user(ADMIN, ADMIN_EMAIL, &id(), &["owner"]));
+            state.add_token(&user, &id(), WEEK, false).1.into()
+        })
+    }
+
+    /// A token of a new user with these site roles; none: a plain member.
+    pub fn token_with_roles(&self, username: &str, roles: &[&str]) -> SecretString {
+        self.with(|state| {
+            let user = state.add_user(username, &format!("{username}@example.com"), &id(), roles);
+            state.add_token(&user, &id(), WEEK, false).1.into()
+        })
+    }
+
+    /// Suspends a user, or makes it active again.
+    pub fn suspend(&self, username: &str, suspended: bool) {
+        self.with(|state| {
+            for user in state.users.iter_mut().filter(|user| user.username == username) {
+                user.status = if suspended { "suspended" } else { "active" };
+            }
+        });
+    }
+
+    /// Deletes a token as an administrator would.
+    pub fn revoke(&self, token: &SecretString) {
+        let id = token.expose_secret().split('-').next().unwrap_or_default().to_owned();
+        self.with(|state| state.tokens.retain(|token| token.id != id));
+    }
+
+    /// The names of all tokens that people and operators made.
+    pub fn token_names(&self) -> Vec<String> {
+        self.with(|state| {
+            let tokens = state.tokens.iter().filter(|token| !token.session);
+            tokens.map(|token| token.name.clone()).collect()
+        })
+    }
+
+    /// The names of all users.
+    pub fn usernames(&self) -> Vec<String> {
+        self.with(|state| state.users.iter().map(|user| user.username.clone()).collect())
+    }
+
+    /// Installs a license without any request; gives its number.
+    pub fn add_license(&self, license: &SecretString) -> i32 {
+        self.with(|state| state.install(license.expose_secret()))
+    }
+
+    /// Deletes a license.
+    pub fn delete_license(&self, number: i32) {
+        self.with(|state| state.licenses.retain(|license| license.id != number));
+    }
+
+    /// All licenses.
+    pub fn licenses(&self) -> Vec<LicenseSeen> {
+        self.with(|state| {
+            let seen = state.licenses.iter().map(|license| LicenseSeen {
+                id: license.id,
+                uuid: license.uuid.clone(),
+                uploaded_at: license.uploaded_at,
+            });
+            seen.collect()
+        })
+    }
+
+    /// Makes a provisioner key in the default organization; gives its material.
+    pub fn add_key(&self, name: &str, tags: &BTreeMap<String, String>) -> SecretString {
+        self.with(|state| {
+            let organization = state.default_organization().id;
+            state.add_key(&organization, name, tags.clone()).into()
+        })
+    }
+
+    /// Deletes all keys of a name.
+    pub fn delete_key(&self, name: &str) {
+        self.with(|state| {
+            while let Some(at) =
+                state.keys.iter().position(|key| key.name == name && !key.material.is_empty())
+            {
+                state.remove_key(at);
+            }
+        });
+    }
+
+    /// All provisioner keys but the reserved ones.
+    pub fn keys(&self) -> Vec<KeySeen> {
+        self.with(|state| {
+            let own = state.keys.iter().filter(|key| !key.material.is_empty());
+            let seen = own.map(|key| KeySeen {
+                id: key.id.clone(),
+                organization: key.organization.clone(),
+                name: key.name.clone(),
+                tags: key.tags.clone(),
+                material: key.material.as_str().into(),
+            });
+            seen.collect()
+        })
+    }
+
+    /// Lists exactly these daemons in the default organization from now on; gives their uuids.
+    pub fn set_daemons(&self, daemons: &[DaemonSeed]) -> Vec<String> {
+        self.with(|state| {
+            let (now, organization) = (state.now(), state.default_organization().id);
+            let made = daemons.iter().map(|seed| {
+                let key = state.keys.iter().find(|key| Some(&key.id) == seed.key_id.as_ref());
+                let seen = now - signed(seed.seen_ago);
+                Daemon {
+                    id: id(),
+                    organization: key.map_or_else(|| organization.clone(), |key| key.organization.clone()),
+                    key_id: seed.key_id.clone().unwrap_or_else(|| RESERVED_KEYS[0].1.to_owned()),
+                    name: seed.name.clone(),
+                    version: state.version.clone(),
+                    tags: normal_tags(&key.map(|key| key.tags.clone()).unwrap_or_default()),
+                    busy: seed.busy,
+                    created_at: seen,
+                    last_seen_at: seen,
+                }
+            });
+            state.daemons = made.collect();
+            state.daemons.iter().map(|daemon| daemon.id.clone()).collect()
+        })
+    }
+
+    /// Lists exactly these jobs in the default organization from now on; gives their uuids.
+    pub fn set_jobs(&self, jobs: &[JobSeed]) -> Vec<String> {
+        self.with(|state| {
+            let (now, organization) = (state.now(), state.default_organization().id);
+            let made = jobs.iter().map(|seed| Job {
+                id: id(),
+                organization: organization.clone(),
+                status: seed.status.clone(),
+                tags: normal_tags(&seed.tags),
+                created_at: now - signed(seed.waiting),
+                worker_id: seed.worker_id.clone(),
+            });
+            state.jobs = made.collect();
+            state.jobs.iter().map(|job| job.id.clone()).collect()
+        })
+    }
+
+    /// All proxies, deleted ones included.
+    pub fn proxies(&self) -> Vec<ProxySeen> {
+        self.with(|state| {
+            let seen = state.proxies.iter().map(|proxy| ProxySeen {
+                id: proxy.id.clone(),
+                name: proxy.name.clone(),
+                display_name: proxy.display_name.clone(),
+                icon: proxy.icon.clone(),
+                deleted: proxy.deleted,
+                token: format!("{}:{}", proxy.id, proxy.secret).into(),
+            });
+            seen.collect()
+        })
+    }
+
+    /// What coderd sees of a proxy: `ok`, `unreachable`, `unhealthy`, `unregistered`.
+    pub fn set_proxy_status(&self, name: &str, status: &str, version: &str) {
+        self.with(|state| {
+            for proxy in state.proxies.iter_mut().filter(|proxy| proxy.name == name) {
+                (proxy.status, proxy.version) = (status.to_owned(), version.to_owned());
+            }
+        });
+    }
+
+    /// Adds an organization; gives its uuid.
+    pub fn add_organization(&self, name: &str) -> String {
+        self.with(|state| {
+            let mut made = state.default_organization();
+            made.id = id();
+            (made.name, made.display_name, made.is_default) = (name.to_owned(), name.to_owned(), false);
+            state.organizations.push(made.clone());
+            made.id
+        })
+    }
+
+    /// The uuid of the default organization.
+    pub fn default_organization(&self) -> String {
+        self.with(|state| state.default_organization().id)
+    }
+
+    /// The identity of the deployment.
+    pub fn deployment_id(&self) -> String {
+        self.with(|state| state.deployment_id.clone())
+    }
+
+    /// Another deployment behind the same address, with the same content.
+    pub fn set_deployment_id(&self, deployment_id: &str) {
+        self.with(|state| deployment_id.clone_into(&mut state.deployment_id));
+    }
+
+    /// Another version, with a leading `v`.
+    pub fn set_version(&self, version: &str) {
+        self.with(|state| version.clone_into(&mut state.version));
+    }
+
+    /// Another build: routes appear or go. Licenses stay as they are.
+    pub fn set_mode(&self, mode: Mode) {
+        self.with(|state| state.mode = mode);
+    }
+
+    /// Requests a minute for each caller and path, 512 as it is; None: unlimited.
+    pub fn set_rate_limit(&self, limit: Option<u32>) {
+        self.with(|state| state.rate_limit = limit);
+    }
+
+    /// Moves the deployment's clock, so that tokens and licenses expire.
+    pub fn advance(&self, time: Duration) {
+        self.with(|state| state.ahead += signed(time));
+    }
+
+    /// The database is lost: an empty deployment with another identity, without users and licenses.
+    pub fn reset_backend(&self) {
+        self.with(|state| {
+            let (mode, version, rate_limit) = (state.mode, state.version.clone(), state.rate_limit);
+            *state = State::new(if mode == Mode::Agpl { mode } else { Mode::Unlicensed });
+            (state.mode, state.version, state.rate_limit) = (mode, version, rate_limit);
+        });
+    }
+
+    /// The uuid that stands for the default organization in requests.
+    pub fn nil_uuid() -> &'static str {
+        NIL
+    }
+}

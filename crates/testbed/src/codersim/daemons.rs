@@ -1,0 +1,157 @@
+//! Provisioner daemons and jobs: read-only, in every build.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::{
+    message::{Asked, Reply},
+    state::{Daemon, Job, State},
+};
+
+/// How long after its last sign of life a daemon counts as alive.
+const STALE: SignedDuration = SignedDuration::from_secs(90);
+const DEFAULT_LIMIT: usize = 50;
+const JOB_STATUS: [&str; 7] =
+    ["pending", "running", "succeeded", "canceling", "canceled", "failed", "unknown"];
+
+impl State {
+    pub(super) fn get_daemons(&mut self, asked: &Asked, org: &str) -> Result<Reply, Reply> {
+        let organization = self.reader(asked, org)?;
+        asked.only_params(&["limit", "ids", "tags", "offline", "status", "max_age"])?;
+        let statuses = words(asked, "status");
+        if statuses.iter().any(|word| !["idle", "busy", "offline"].contains(word)) {
+            return Err(bad_enum("provisioner_daemon_status"));
+        }
+        let now = self.now();
+        let offline = asked.param("offline") == Some("true") || statuses.contains(&"offline");
+        let (ids, tags) = (words(asked, "ids"), tag_filter(asked)?);
+        let wanted = |daemon: &&Daemon| {
+            daemon.organization == organization
+                && (offline || is_alive(daemon, now))
+                && (statuses.is_empty() || statuses.contains(&status(daemon, now)))
+                && (ids.is_empty() || ids.contains(&daemon.id.as_str()))
+                && tags.iter().all(|tag| daemon.tags.get(tag.0) == Some(tag.1))
+        };
+        let mut found: Vec<_> = self.daemons.iter().filter(wanted).collect();
+        found.sort_by_key(|daemon| std::cmp::Reverse(daemon.created_at));
+        let shown: Vec<_> =
+            found.iter().take(limit(asked)?).map(|daemon| self.show_daemon(daemon, now)).collect();
+        Ok(Reply::json(200, shown.into()))
+    }
+
+    pub(super) fn get_jobs(&mut self, asked: &Asked, org: &str) -> Result<Reply, Reply> {
+        let organization = self.reader(asked, org)?;
+        asked.only_params(&["limit", "status", "ids", "tags", "initiator"])?;
+        let statuses = words(asked, "status");
+        if statuses.iter().any(|word| !JOB_STATUS.contains(word)) {
+            return Err(bad_enum("provisioner_job_status"));
+        }
+        let (ids, tags) = (words(asked, "ids"), tag_filter(asked)?);
+        let wanted = |job: &&Job| {
+            job.organization == organization
+                && (statuses.is_empty() || statuses.contains(&job.status.as_str()))
+                && (ids.is_empty() || ids.contains(&job.id.as_str()))
+                && tags.iter().all(|tag| job.tags.get(tag.0) == Some(tag.1))
+        };
+        let mut found: Vec<_> = self.jobs.iter().filter(wanted).collect();
+        found.sort_by_key(|job| std::cmp::Reverse(job.created_at));
+        // The queue counts the whole deployment.
+        let queue = self.jobs.iter().filter(|job| job.status == "pending").count();
+        let shown = found.iter().take(limit(asked)?).map(|job| show_job(job, queue));
+        Ok(Reply::json(200, shown.collect()))
+    }
+
+    /// The organization, for those who may list what runs in it.
+    fn reader(&mut self, asked: &Asked, org: &str) -> Result<String, Reply> {
+        let roles = ["owner", "organization-admin", "organization-template-admin"];
+        let allowed = self.authenticate(asked)?.has(&roles);
+        let found = self.organization(org).filter(|_| allowed).ok_or_else(Reply::not_found)?;
+        Ok(found.id)
+    }
+
+    fn show_daemon(&self, daemon: &Daemon, now: Timestamp) -> Value {
+        let mut shown = show_with_key(daemon);
+        let key = self.keys.iter().find(|key| key.id == daemon.key_id).map(|key| key.name.as_str());
+        if let Some(fields) = shown.as_object_mut() {
+            fields.insert("key_name".to_owned(), key.into());
+            fields.insert("status".to_owned(), status(daemon, now).into());
+        }
+        shown
+    }
+}
+
+/// A daemon as it is listed with its key, where coderd does not fill everything in.
+pub(super) fn show_with_key(daemon: &Daemon) -> Value {
+    json!({
+        "id": daemon.id, "organization_id": daemon.organization, "key_id": daemon.key_id,
+        "created_at": daemon.created_at.to_string(), "last_seen_at": daemon.last_seen_at.to_string(),
+        "name": daemon.name, "version": daemon.version, "api_version": "1.18", "provisioners": ["terraform"],
+        "tags": daemon.tags, "key_name": null, "status": null, "current_job": null, "previous_job": null,
+    })
+}
+
+fn show_job(job: &Job, queue: usize) -> Value {
+    let mut shown = json!({
+        "id": job.id, "created_at": job.created_at.to_string(), "status": job.status, "file_id": job.id,
+        "tags": job.tags, "queue_position": 0, "queue_size": queue, "organization_id": job.organization,
+        "initiator_id": job.id, "input": {}, "type": "workspace_build",
+        "metadata": { "template_version_name": "", "template_id": job.id, "template_name": "t",
+            "template_display_name": "", "template_icon": "" },
+        "logs_overflowed": false,
+    });
+    if let (Some(worker), Some(fields)) = (&job.worker_id, shown.as_object_mut()) {
+        fields.insert("worker_id".to_owned(), worker.as_str().into());
+    }
+    shown
+}
+
+fn is_alive(daemon: &Daemon, now: Timestamp) -> bool {
+    now.duration_since(daemon.last_seen_at) <= STALE
+}
+
+/// A dead daemon with an unfinished job is still busy.
+fn status(daemon: &Daemon, now: Timestamp) -> &'static str {
+    match (daemon.busy, is_alive(daemon, now)) {
+        (true, _) => "busy",
+        (false, true) => "idle",
+        (false, false) => "offline",
+    }
+}
+
+/// The tags of a stored set always hold scope and owner; empty values are dropped.
+pub(super) fn normal_tags(tags: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut all: BTreeMap<_, _> =
+        tags.iter().filter(|tag| !tag.1.is_empty()).map(|tag| (tag.0.clone(), tag.1.clone())).collect();
+    all.insert("scope".to_owned(), "organization".to_owned());
+    all.insert("owner".to_owned(), String::new());
+    all
+}
+
+fn words<'a>(asked: &'a Asked, name: &str) -> Vec<&'a str> {
+    asked.param(name).unwrap_or_default().split(',').filter(|word| !word.is_empty()).collect()
+}
+
+fn tag_filter(asked: &Asked) -> Result<BTreeMap<String, String>, Reply> {
+    let Some(text) = asked.param("tags") else { return Ok(BTreeMap::new()) };
+    serde_json::from_str(text).map_err(|_| {
+        Reply::error(400, "Invalid query parameters.").validation("tags", "must be a JSON object")
+    })
+}
+
+fn limit(asked: &Asked) -> Result<usize, Reply> {
+    let Some(text) = asked.param("limit") else { return Ok(DEFAULT_LIMIT) };
+    let refused = || {
+        Reply::error(400, "Invalid query parameters.")
+            .validation("limit", "Query param \"limit\" must be a valid positive integer")
+    };
+    let limit: usize = text.parse().map_err(|_| refused())?;
+    Ok(if limit == 0 { usize::MAX } else { limit })
+}
+
+/// Values of an enum are not validated before they reach the database.
+fn bad_enum(kind: &str) -> Reply {
+    Reply::error(500, "An internal server error occurred.")
+        .detail(&format!("pq: invalid input value for enum {kind}"))
+}

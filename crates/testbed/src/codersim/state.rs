@@ -1,0 +1,224 @@
+//! What a deployment holds.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{Mode, licenses::LicenseBuilder};
+use crate::pki;
+
+pub(super) const NIL: &str = "00000000-0000-0000-0000-000000000000";
+/// Keys that stand for other ways to connect; seeded in the default organization.
+pub(super) const RESERVED_KEYS: [(&str, &str); 3] = [
+    ("built-in", "00000000-0000-0000-0000-000000000001"),
+    ("user-auth", "00000000-0000-0000-0000-000000000002"),
+    ("psk", "00000000-0000-0000-0000-000000000003"),
+];
+
+pub(super) struct State {
+    pub(super) mode: Mode,
+    pub(super) version: String,
+    pub(super) deployment_id: String,
+    /// How far the deployment's clock is ahead.
+    pub(super) ahead: SignedDuration,
+    /// Requests a minute for each caller and path; None: unlimited.
+    pub(super) rate_limit: Option<u32>,
+    pub(super) windows: HashMap<(String, String), (Timestamp, u32)>,
+    pub(super) users: Vec<User>,
+    pub(super) tokens: Vec<Token>,
+    pub(super) organizations: Vec<Organization>,
+    pub(super) licenses: Vec<License>,
+    pub(super) next_license: i32,
+    pub(super) refreshed_at: Timestamp,
+    pub(super) keys: Vec<Key>,
+    pub(super) daemons: Vec<Daemon>,
+    pub(super) jobs: Vec<Job>,
+    pub(super) proxies: Vec<Proxy>,
+}
+
+pub(super) struct User {
+    pub(super) id: String,
+    pub(super) username: String,
+    pub(super) email: String,
+    pub(super) password: String,
+    pub(super) status: &'static str,
+    pub(super) roles: Vec<String>,
+    pub(super) organizations: Vec<String>,
+    pub(super) service_account: bool,
+    pub(super) created_at: Timestamp,
+}
+
+impl User {
+    pub(super) fn is_owner(&self) -> bool {
+        self.has(&["owner"])
+    }
+
+    pub(super) fn has(&self, roles: &[&str]) -> bool {
+        self.roles.iter().any(|role| roles.contains(&role.as_str()))
+    }
+}
+
+pub(super) struct Token {
+    pub(super) id: String,
+    pub(super) secret: String,
+    pub(super) user_id: String,
+    pub(super) name: String,
+    /// Sessions of a password slide, tokens do not.
+    pub(super) session: bool,
+    pub(super) created_at: Timestamp,
+    pub(super) expires_at: Timestamp,
+}
+
+#[derive(Clone)]
+pub(super) struct Organization {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) display_name: String,
+    pub(super) is_default: bool,
+    pub(super) created_at: Timestamp,
+}
+
+pub(super) struct License {
+    pub(super) id: i32,
+    pub(super) uuid: String,
+    pub(super) jwt: String,
+    pub(super) claims: Value,
+    pub(super) uploaded_at: Timestamp,
+}
+
+#[derive(Clone)]
+pub(super) struct Key {
+    pub(super) id: String,
+    pub(super) organization: String,
+    pub(super) name: String,
+    pub(super) tags: BTreeMap<String, String>,
+    pub(super) material: String,
+    pub(super) created_at: Timestamp,
+}
+
+pub(super) struct Daemon {
+    pub(super) id: String,
+    pub(super) organization: String,
+    pub(super) key_id: String,
+    pub(super) name: String,
+    pub(super) version: String,
+    pub(super) tags: BTreeMap<String, String>,
+    pub(super) busy: bool,
+    pub(super) created_at: Timestamp,
+    pub(super) last_seen_at: Timestamp,
+}
+
+pub(super) struct Job {
+    pub(super) id: String,
+    pub(super) organization: String,
+    pub(super) status: String,
+    pub(super) tags: BTreeMap<String, String>,
+    pub(super) created_at: Timestamp,
+    pub(super) worker_id: Option<String>,
+}
+
+pub(super) struct Proxy {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) display_name: String,
+    pub(super) icon: String,
+    pub(super) secret: String,
+    pub(super) deleted: bool,
+    pub(super) status: String,
+    pub(super) version: String,
+    pub(super) created_at: Timestamp,
+    pub(super) updated_at: Timestamp,
+}
+
+impl State {
+    pub(super) fn new(mode: Mode) -> Self {
+        let now = Timestamp::now();
+        let mut state = Self {
+            mode,
+            version: "v2.36.1".to_owned(),
+            deployment_id: id(),
+            ahead: SignedDuration::ZERO,
+            rate_limit: Some(512),
+            windows: HashMap::new(),
+            users: Vec::new(),
+            tokens: Vec::new(),
+            organizations: vec![Organization {
+                id: id(),
+                name: "coder".to_owned(),
+                display_name: "Coder".to_owned(),
+                is_default: true,
+                created_at: now,
+            }],
+            licenses: Vec::new(),
+            next_license: 1,
+            refreshed_at: now,
+            keys: Vec::new(),
+            daemons: Vec::new(),
+            jobs: Vec::new(),
+            proxies: Vec::new(),
+        };
+        let organization = state.default_organization().id.clone();
+        for (name, id) in RESERVED_KEYS {
+            state.keys.push(Key {
+                id: id.to_owned(),
+                organization: organization.clone(),
+                name: name.to_owned(),
+                tags: BTreeMap::new(),
+                material: String::new(),
+                created_at: now,
+            });
+        }
+        if mode == Mode::Licensed {
+            state.install(&LicenseBuilder::default().text());
+        }
+        state
+    }
+
+    /// The deployment's time.
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp::now() + self.ahead
+    }
+
+    pub(super) fn default_organization(&self) -> Organization {
+        let found = self.organizations.iter().find(|organization| organization.is_default);
+        found.cloned().unwrap_or_else(|| Organization {
+            id: NIL.to_owned(),
+            name: String::new(),
+            display_name: String::new(),
+            is_default: true,
+            created_at: self.now(),
+        })
+    }
+
+    /// By uuid, name, `default`, or the nil uuid.
+    pub(super) fn organization(&self, text: &str) -> Option<Organization> {
+        if text == "default" || text == NIL {
+            return Some(self.default_organization());
+        }
+        self.organizations.iter().find(|found| found.id == text || found.name == text).cloned()
+    }
+}
+
+/// A new uuid.
+pub(super) fn id() -> String {
+    Uuid::new_v4().to_string()
+}
+
+/// Random letters and digits.
+pub(super) fn random_text(length: usize) -> String {
+    const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+    let mut text = String::new();
+    while text.len() < length {
+        let bytes = pki::random::<32>().unwrap_or_default();
+        text.extend(
+            bytes
+                .iter()
+                .filter_map(|byte| LETTERS.get(usize::from(*byte) % LETTERS.len()))
+                .map(|b| char::from(*b)),
+        );
+    }
+    text.truncate(length);
+    text
+}

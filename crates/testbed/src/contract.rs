@@ -1,0 +1,232 @@
+//! What the operator relies on in a coderd, as a list of checks.
+//!
+//! The same list runs against [`CoderSim`](crate::CoderSim) in all its modes and against a real coderd, so that the
+//! simulator cannot drift. Each check says what it needs; one that does not apply to the server at hand is
+//! reported as such and never counted as passed. Checks use names of their own and clean up what they made, so
+//! they can run against a server that is in use, at once and again.
+
+mod basics;
+mod keys;
+mod licenses;
+mod proxies;
+mod users;
+
+use std::{fmt, sync::Arc};
+
+use coder_k8s_coderd::{Client, Connector, Error, NewFirstUser, Settings, Target};
+use futures::future::BoxFuture;
+use secrecy::SecretString;
+use uuid::Uuid;
+
+/// What a check needs of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Nothing.
+    Any,
+    /// The enterprise build, licensed or not.
+    Enterprise,
+    /// The enterprise build with a premium license.
+    Licensed,
+    /// The enterprise build without a license.
+    Unlicensed,
+    /// The AGPL build.
+    Agpl,
+    /// The enterprise build, and a license that it accepts and does not hold yet.
+    SpareLicense,
+}
+
+/// What a server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// Enterprise with a premium license.
+    Licensed,
+    /// Enterprise without a license.
+    Unlicensed,
+    /// AGPL.
+    Agpl,
+}
+
+/// A server to be checked.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Where it is.
+    pub target: Target,
+    /// A token of an owner.
+    pub owner: SecretString,
+    /// What it is.
+    pub build: Build,
+    /// A license that it accepts and does not hold yet.
+    pub spare_license: Option<SecretString>,
+}
+
+impl Subject {
+    fn provides(&self, needs: Needs) -> bool {
+        match needs {
+            Needs::Any => true,
+            Needs::Enterprise => self.build != Build::Agpl,
+            Needs::Licensed => self.build == Build::Licensed,
+            Needs::Unlicensed => self.build == Build::Unlicensed,
+            Needs::Agpl => self.build == Build::Agpl,
+            Needs::SpareLicense => self.build != Build::Agpl && self.spare_license.is_some(),
+        }
+    }
+}
+
+/// What a check sees: the server, through clients of its own.
+pub struct Bench {
+    /// With the owner's token.
+    pub owner: Client,
+    /// Without any.
+    pub nobody: Client,
+    /// The server.
+    pub subject: Subject,
+}
+
+/// What was not as expected.
+pub type Finding = Result<(), String>;
+
+type Run = Box<dyn Fn(Arc<Bench>) -> BoxFuture<'static, Finding> + Send + Sync>;
+
+/// One behaviour that the operator relies on.
+pub struct Check {
+    /// The behaviour, in words.
+    pub name: &'static str,
+    /// What it needs.
+    pub needs: Needs,
+    run: Run,
+}
+
+impl Check {
+    fn new<F>(name: &'static str, needs: Needs, run: fn(Arc<Bench>) -> F) -> Self
+    where
+        F: Future<Output = Finding> + Send + 'static,
+    {
+        Self { name, needs, run: Box::new(move |bench| Box::pin(run(bench))) }
+    }
+}
+
+/// All checks.
+pub fn checks() -> Vec<Check> {
+    [basics::checks(), users::checks(), licenses::checks(), keys::checks(), proxies::checks()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// How a run went.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// The checks that held.
+    pub passed: Vec<&'static str>,
+    /// The checks that did not, and why.
+    pub failed: Vec<(&'static str, String)>,
+    /// The checks that do not apply to this server.
+    pub not_applicable: Vec<(&'static str, Needs)>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { passed, failed, not_applicable } = self;
+        for name in passed {
+            writeln!(f, "ok              {name}")?;
+        }
+        for (name, needs) in not_applicable {
+            writeln!(f, "not applicable  {name} (needs {needs:?})")?;
+        }
+        for (name, why) in failed {
+            writeln!(f, "FAILED          {name}: {why}")?;
+        }
+        let (passed, failed, other) = (passed.len(), failed.len(), not_applicable.len());
+        write!(f, "{passed} passed, {failed} failed, {other} not applicable")
+    }
+}
+
+/// Runs all checks that apply to a server, one after the other.
+pub async fn run(subject: &Subject) -> Report {
+    let mut report = Report::default();
+    for check in checks() {
+        if !subject.provides(check.needs) {
+            report.not_applicable.push((check.name, check.needs));
+            continue;
+        }
+        let outcome = match bench(subject) {
+            Ok(bench) => (check.run)(Arc::new(bench)).await,
+            Err(why) => Err(why),
+        };
+        match outcome {
+            Ok(()) => report.passed.push(check.name),
+            Err(why) => report.failed.push((check.name, why)),
+        }
+    }
+    report
+}
+
+/// Each check has a connector of its own: one that is made to wait does not slow down the next.
+fn bench(subject: &Subject) -> Result<Bench, String> {
+    let connector = Connector::new(Settings::default());
+    let bare = Target { token: None, ..subject.target.clone() };
+    let nobody = connector.to(&bare).map_err(|error| error.to_string())?;
+    let owner = nobody.with_token(&subject.owner).map_err(|error| error.to_string())?;
+    Ok(Bench { owner, nobody, subject: subject.clone() })
+}
+
+/// Makes the first user of an empty deployment and gives a token of it, holding every step to the contract.
+pub async fn set_up(target: &Target) -> Result<SecretString, String> {
+    let nobody = Connector::new(Settings::default()).to(target).map_err(|error| error.to_string())?;
+    ensure(!nobody.has_first_user().await.map_err(text)?, "an empty deployment has no first user")?;
+    let password: SecretString = format!("Contract-{}", Uuid::new_v4()).into();
+    let (email, username) = ("contract@example.com".to_owned(), "contract".to_owned());
+    let weak = NewFirstUser { email, username, password: "password".into() };
+    refused(nobody.create_first_user(&weak).await, "Invalid")?;
+    let user = NewFirstUser { password: password.clone(), ..weak };
+    let made = nobody.create_first_user(&user).await.map_err(text)?;
+    ensure(nobody.has_first_user().await.map_err(text)?, "there is a first user once it is made")?;
+    let session = nobody.log_in(&user.email, &password).await.map_err(text)?;
+    let client = nobody.with_token(&session).map_err(|error| error.to_string())?;
+    let me = client.me().await.map_err(text)?;
+    ensure(me.is_owner(), "the first user is an owner")?;
+    ensure(made.user_id.is_empty() || made.user_id == me.id, "the first user is who it was said to be")?;
+    ensure(client.tokens("me").await.map_err(text)?.is_empty(), "a session is not listed as a token")?;
+    let token = client.create_token("me", &unique("setup"), None).await.map_err(text)?;
+    Ok(token.secret)
+}
+
+#[allow(clippy::needless_pass_by_value)]
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+fn ensure(holds: bool, expectation: &str) -> Finding {
+    if holds { Ok(()) } else { Err(format!("expected: {expectation}")) }
+}
+
+/// Expects a refusal with this reason.
+fn refused<T>(result: Result<T, Error>, reason: &str) -> Finding {
+    match result {
+        Err(error) if error.reason() == reason => Ok(()),
+        Err(error) => Err(format!("expected {reason}, got {}: {error}", error.reason())),
+        Ok(_) => Err(format!("expected {reason}, but it was accepted")),
+    }
+}
+
+/// A name that nobody else has.
+fn unique(prefix: &str) -> String {
+    let id = Uuid::new_v4().simple().to_string();
+    format!("{prefix}-{}", id.get(..12).unwrap_or_default())
+}
+
+/// A client with the session of a new plain member.
+async fn member(bench: &Bench) -> Result<Client, String> {
+    let password: SecretString = format!("Contract-{}", Uuid::new_v4()).into();
+    let username = unique("member");
+    let email = format!("{username}@example.com");
+    let user = coder_k8s_coderd::NewUser {
+        username,
+        login: Some((email.clone(), password.clone())),
+        roles: Vec::new(),
+        organization_ids: vec![Uuid::nil().to_string()],
+    };
+    bench.owner.create_user(&user).await.map_err(text)?;
+    let session = bench.nobody.log_in(&email, &password).await.map_err(text)?;
+    bench.nobody.with_token(&session).map_err(|error| error.to_string())
+}
