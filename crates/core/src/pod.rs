@@ -156,7 +156,7 @@ pub fn probe(settings: &ProbeSettings, by_default: bool, path: &str, port: &str)
             scheme: Some("HTTP".to_owned()),
             ..HTTPGetAction::default()
         }),
-        initial_delay_seconds: Some(settings.initial_delay_seconds),
+        initial_delay_seconds: Some(settings.initial_delay_seconds).filter(|seconds| *seconds > 0),
         period_seconds: Some(settings.period_seconds.unwrap_or(10)),
         timeout_seconds: Some(settings.timeout_seconds.unwrap_or(1)),
         success_threshold: Some(settings.success_threshold.unwrap_or(1)),

@@ -70,6 +70,9 @@ const DROPPED_WHEN_OFF: [&str; 9] = [
     "tty",
 ];
 
+/// Numbers that the server leaves out when they are zero.
+const DROPPED_WHEN_ZERO: [&str; 4] = ["hostPort", "initialDelaySeconds", "minReadySeconds", "nodePort"];
+
 /// The server drops what is empty, so that nothing is missing where nothing was asked for.
 fn is_dropped(key: &str, value: &Value) -> bool {
     match value {
@@ -78,7 +81,7 @@ fn is_dropped(key: &str, value: &Value) -> bool {
         Value::Object(map) => map.is_empty(),
         Value::Array(list) => list.is_empty(),
         Value::String(text) => text.is_empty(),
-        Value::Number(_) => false,
+        Value::Number(number) => number.as_i64() == Some(0) && DROPPED_WHEN_ZERO.contains(&key),
     }
 }
 
@@ -160,6 +163,8 @@ mod tests {
         assert!(!contains(&live, &json!({"spec": {"containers": [{"name": "other"}]}})));
         assert!(!contains(&live, &json!({"spec": {"paused": true}})));
         assert!(contains(&live, &json!({"spec": {"paused": false, "strategy": {}, "args": [], "note": ""}})));
+        assert!(contains(&live, &json!({"spec": {"readinessProbe": {}, "minReadySeconds": 0}})));
+        assert!(!contains(&live, &json!({"spec": {"runAsUser": 0}})), "zero is not nothing");
         assert!(
             !contains(&live, &json!({"spec": {"automountServiceAccountToken": false}})),
             "somebody took it away"

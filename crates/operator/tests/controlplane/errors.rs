@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{
     scene::condition,
-    support::{Operator, control_plane, grant, observed, planes, ready_is, requests},
+    support::{Operator, control_plane, grant, observed, planes, ready_is},
 };
 
 /// A fault, the reason that `Ready` shows for it, and whether only a person is said to help.

@@ -22,3 +22,4 @@ mod pause;
 mod scene;
 #[path = "../support/mod.rs"]
 mod support;
+mod takeover;

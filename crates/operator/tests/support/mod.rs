@@ -1,6 +1,8 @@
 //! The operator as a process of its own, with exactly the rights that its manifests give it.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod recorded;
+
 use std::{
     fs::{self, File},
     path::PathBuf,
