@@ -20,6 +20,8 @@ pub mod kind {
     pub const LICENSE_APPLIED: &str = "LicenseApplied";
     /// The license ends soon.
     pub const LICENSE_EXPIRING: &str = "LicenseExpiring";
+    /// coderd has no complaint about its license.
+    pub const ENTITLEMENTS_HEALTHY: &str = "EntitlementsHealthy";
     /// The Ingress or route is written.
     pub const EXPOSED: &str = "Exposed";
     /// Workspace RBAC is in place.
@@ -80,6 +82,8 @@ pub mod reason {
     pub const RULE_NOT_ALLOWED: &str = "RuleNotAllowed";
     /// The image is older than the database.
     pub const OLDER_THAN_DATABASE: &str = "OlderThanDatabase";
+    /// coderd does not take the license, or the operator's word for it.
+    pub const LICENSE_REFUSED: &str = "LicenseRefused";
     /// The object is going, and what it made with it.
     pub const DELETING: &str = "Deleting";
     /// An object of others bears the name.

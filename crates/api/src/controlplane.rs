@@ -323,6 +323,9 @@ pub struct LicenseStatus {
     /// Whole days until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub days_left: Option<i64>,
+    /// The value and server version that did not go together: not sent again until one of them changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// What the license allows.

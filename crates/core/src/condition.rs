@@ -115,6 +115,11 @@ impl<'a> Conditions<'a> {
         }
     }
 
+    /// What this pass, or else the one before, says about one thing.
+    pub fn said(&self, type_: &str) -> Option<&Condition> {
+        self.all.iter().chain(self.before).find(|c| c.type_ == type_)
+    }
+
     /// Says nothing about one thing any more.
     pub fn clear(&mut self, type_: &str) {
         self.cleared.push(type_.to_owned());
@@ -181,10 +186,12 @@ pub fn timeless(mut status: Value) -> Value {
 }
 
 /// Conditions whose bad news, and whose end, is told. `Ready` is told always.
-const TOLD: [&str; 6] = [
+const TOLD: [&str; 8] = [
     kind::DOWNGRADE,
+    kind::ENTITLEMENTS_HEALTHY,
     kind::EXPOSED,
     kind::LICENSE_APPLIED,
+    kind::LICENSE_EXPIRING,
     kind::OPERATOR_ACCESS_READY,
     kind::PAUSED,
     kind::WORKSPACE_ACCESS,
@@ -229,7 +236,7 @@ pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<Note> {
 /// Whether a condition, other than `Ready`, is something a person should know of.
 fn is_bad(condition: &Condition) -> bool {
     match &*condition.type_ {
-        kind::DOWNGRADE | kind::PAUSED => condition.status == "True",
+        kind::DOWNGRADE | kind::LICENSE_EXPIRING | kind::PAUSED => condition.status == "True",
         _ => {
             condition.status == "False"
                 && ![reason::PENDING, reason::DISABLED, reason::PROGRESSING].contains(&&*condition.reason)

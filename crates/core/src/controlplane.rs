@@ -3,6 +3,7 @@
 //! Nothing here waits: what cannot be decided yet is left out of the plan, and the status says what is missing.
 
 pub mod access_url;
+pub mod coderd;
 pub mod deployment;
 mod downgrade;
 mod status;
@@ -49,6 +50,8 @@ pub struct Seen {
     pub gateway_api: bool,
     /// Whether workspaces may be given Secrets, RBAC and tokens.
     pub privileged_rules: bool,
+    /// What conversations with coderd have brought.
+    pub coderd: coderd::Report,
 }
 
 /// Children as last seen.

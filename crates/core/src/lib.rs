@@ -6,7 +6,9 @@
 pub mod condition;
 pub mod controlplane;
 pub mod disruption;
+pub mod entitlements;
 pub mod exposure;
+pub mod license;
 pub mod names;
 pub mod outcome;
 pub mod pod;

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::ResourceExt;
 
-use super::{Plan, Seen, access_url, downgrade};
+use super::{Plan, Seen, access_url, coderd, downgrade};
 use crate::{
     condition::{Conditions, Progress, State, Verdict},
     exposure::{self, route::Acceptance},
@@ -78,13 +78,15 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
         };
         return CoderControlPlaneStatus { workload, ..before };
     }
-    conditions.set_common(&outcome.done, verdict(object, outcome, &rollout, &before));
+    let mut next = before.clone();
+    coderd::tell(object, &seen.coderd, &mut conditions, &mut next, now);
+    let verdict = verdict(object, outcome, &rollout, conditions.said(kind::LICENSE_APPLIED));
+    conditions.set_common(&outcome.done, verdict);
     workload::say_rollout(&mut conditions, &rollout, outcome.pods_say.as_deref());
     say_exposure(&mut conditions, object, &outcome.exposure);
     say_workspaces(&mut conditions, seen, plan, outcome);
-    say_coderd(&mut conditions, object);
     conditions.clear(kind::PAUSED);
-    match downgrade::warning(object.spec.image.as_str(), before.version.as_deref()) {
+    match downgrade::warning(object.spec.image.as_str(), next.version.as_deref()) {
         Some(why) => conditions.set(kind::DOWNGRADE, true, reason::OLDER_THAN_DATABASE, why),
         None => conditions.clear(kind::DOWNGRADE),
     }
@@ -103,7 +105,7 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
         workload,
         url: Some(access_url::cluster_url(object)),
         access_url: shown,
-        ..before
+        ..next
     }
 }
 
@@ -119,7 +121,7 @@ fn verdict(
     object: &CoderControlPlane,
     outcome: &Outcome,
     rollout: &Rollout,
-    before: &CoderControlPlaneStatus,
+    license: Option<&Condition>,
 ) -> Verdict {
     if !rollout.is_settled() {
         return workload::unsettled(rollout, outcome.pods_say.as_deref());
@@ -135,9 +137,9 @@ fn verdict(
         Exposure::Unwritten => return waiting(reason::PENDING, "the exposure is not written yet"),
         Exposure::Unasked | Exposure::Ingress | Exposure::Route(_) => {}
     }
-    let applied = |c: &Condition| c.type_ == kind::LICENSE_APPLIED && c.status == "True";
-    if object.spec.license_secret_ref.is_some() && !before.workload.conditions.iter().any(applied) {
-        return waiting(reason::PENDING, "the license is not applied yet");
+    if let Some((progress, message)) = coderd::license_verdict(object, license) {
+        let reason = if progress == Progress::Stalled { reason::LICENSE_REFUSED } else { reason::PENDING };
+        return Verdict { ready: false, progress, reason, message };
     }
     Verdict { ready: true, progress: Progress::Settled, reason: rollout.reason(), message: rollout.message() }
 }
@@ -219,29 +221,4 @@ fn say_workspaces(conditions: &mut Conditions<'_>, seen: &Seen, plan: &Plan, out
     let all: Vec<_> = grants.iter().map(|grant| grant.namespace.as_str()).collect();
     let message = format!("workspaces may run in {}", all.join(", "));
     conditions.set(kind::WORKSPACE_ACCESS, true, reason::GRANTED, message);
-}
-
-/// What the operator and coderd have to do with each other: nothing yet.
-fn say_coderd(conditions: &mut Conditions<'_>, object: &CoderControlPlane) {
-    let said = |type_: &str| {
-        let before = object.status.iter().flat_map(|status| &status.workload.conditions);
-        before.filter(|c| c.status == "True").any(|c| c.type_ == type_)
-    };
-    if object.spec.operator_access.disabled {
-        let message = "operatorAccess.disabled is set";
-        conditions.set(kind::OPERATOR_ACCESS_READY, false, reason::DISABLED, message);
-    } else if !said(kind::OPERATOR_ACCESS_READY) {
-        let message = "the operator has no access to coderd yet";
-        conditions.set(kind::OPERATOR_ACCESS_READY, false, reason::PENDING, message);
-    }
-    match &object.spec.license_secret_ref {
-        None => {
-            conditions.set(kind::LICENSE_APPLIED, State::Unknown, reason::PENDING, "no license is asked for");
-        }
-        Some(_) if said(kind::LICENSE_APPLIED) => {}
-        Some(_) => {
-            let message = "the license waits for the operator's access to coderd";
-            conditions.set(kind::LICENSE_APPLIED, false, reason::PENDING, message);
-        }
-    }
 }

@@ -18,6 +18,7 @@ fn seen(spec: Value) -> Seen {
         consent: BTreeMap::new(),
         gateway_api: true,
         privileged_rules: false,
+        coderd: coderd::Report::default(),
     }
 }
 

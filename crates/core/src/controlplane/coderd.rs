@@ -1,0 +1,325 @@
+//! What a control plane says about its dealings with coderd: the operator's access, the license, the entitlements.
+//!
+//! A conversation with coderd brings a [`Report`]. What it brought nothing about stays said as it was: a restart, or a
+//! server that is away, withdraws nothing that works.
+
+use coder_k8s_api::{
+    CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, LicenseStatus, ReportedSecretRef,
+    condition::{kind, reason},
+};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::{
+    condition::{Conditions, Progress, State},
+    entitlements::Tier,
+};
+
+/// What conversations with coderd have brought so far, in this process.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Version and identity that the server reports.
+    pub server: Option<Server>,
+    /// The operator's access.
+    pub access: Option<Access>,
+    /// Where the operator's token is.
+    pub token: Option<ReportedSecretRef>,
+    /// The license that the spec asks for.
+    pub license: Option<License>,
+    /// What the license allows.
+    pub entitlements: Option<Entitlements>,
+}
+
+/// Version and identity of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Its version.
+    pub version: String,
+    /// Its identity.
+    pub deployment_id: String,
+}
+
+/// The operator's access to coderd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Not yet: what is waited for.
+    Pending(String),
+    /// coderd accepts the token.
+    Ready,
+    /// It worked, and now something that may pass is in the way.
+    Degraded(Trouble),
+    /// It does not work, and will not by itself.
+    Refused(Trouble),
+}
+
+/// What is in the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// One word.
+    pub reason: &'static str,
+    /// A sentence, the same from try to try.
+    pub message: String,
+}
+
+/// The license that the spec asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum License {
+    /// Not yet: what is waited for.
+    Pending(String),
+    /// coderd holds it.
+    Applied {
+        /// SHA-256 of it.
+        hash: String,
+        /// When this conversation had it accepted; none: it was there.
+        accepted: Option<Timestamp>,
+        /// What coderd lists of it.
+        installed: Option<Installed>,
+    },
+    /// Not applied, for a reason that may pass.
+    Trouble(Trouble),
+    /// coderd does not take it, and will not until it, or the server, is another one.
+    Refused {
+        /// Why.
+        trouble: Trouble,
+        /// Which value on which server was refused.
+        mark: String,
+    },
+}
+
+/// A license that coderd lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// Its number.
+    pub id: i64,
+    /// Its UUID.
+    pub uuid: String,
+    /// The account that it was issued to.
+    pub account: String,
+    /// Its tier.
+    pub tier: Tier,
+    /// When its term ends.
+    pub expires: Option<Timestamp>,
+}
+
+/// What the license allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entitlements {
+    /// When it was asked.
+    pub checked: Timestamp,
+    /// The tier.
+    pub tier: Tier,
+    /// Whether external provisioners are allowed: `entitled`, `grace_period`, `not_entitled` or `unknown`.
+    pub external_provisioners: String,
+    /// More of it. None: a server without licenses.
+    pub details: Option<EntitlementsStatus>,
+}
+
+/// How many days before its end a license is first warned about, and again.
+const WARN_DAYS: [(i64, &str); 3] = [(1, "ExpiresIn1Day"), (7, "ExpiresIn7Days"), (30, "ExpiresIn30Days")];
+
+/// Puts a report into a status, and says what follows from it.
+pub(super) fn tell(
+    object: &CoderControlPlane,
+    report: &Report,
+    conditions: &mut Conditions<'_>,
+    status: &mut CoderControlPlaneStatus,
+    now: Timestamp,
+) {
+    if let Some(server) = &report.server {
+        status.version = Some(server.version.clone());
+        status.deployment_id = Some(server.deployment_id.clone());
+    }
+    tell_access(object, report, conditions, status);
+    tell_license(object, report, conditions, status);
+    tell_expiry(conditions, status, now);
+    tell_entitlements(object, report, conditions, status);
+}
+
+fn tell_access(
+    object: &CoderControlPlane,
+    report: &Report,
+    conditions: &mut Conditions<'_>,
+    status: &mut CoderControlPlaneStatus,
+) {
+    let mut say = |state: bool, reason: &str, message: &str| {
+        conditions.set(kind::OPERATOR_ACCESS_READY, state, reason, message);
+    };
+    if object.spec.operator_access.disabled {
+        say(false, reason::DISABLED, "operatorAccess.disabled is set");
+        status.operator_access_ready = None;
+        return;
+    }
+    let worked = status.operator_access_ready == Some(true);
+    if let Some(token) = &report.token {
+        status.operator_token_secret_ref = Some(token.clone());
+    }
+    match &report.access {
+        None if worked && !is_said(status, kind::OPERATOR_ACCESS_READY) => {
+            say(true, "Kept", "the access of an earlier release is used; it is verified soon");
+        }
+        None if is_said(status, kind::OPERATOR_ACCESS_READY) => {}
+        None => say(false, reason::PENDING, "the operator has not talked to coderd yet"),
+        Some(Access::Pending(_)) if worked => {}
+        Some(Access::Pending(what)) => say(false, reason::PENDING, what),
+        Some(Access::Ready) => {
+            say(true, "TokenAccepted", "coderd accepts the operator's token");
+            status.operator_access_ready = Some(true);
+        }
+        Some(Access::Degraded(trouble)) => say(false, trouble.reason, &trouble.message),
+        Some(Access::Refused(trouble)) => {
+            say(false, trouble.reason, &trouble.message);
+            status.operator_access_ready = None;
+        }
+    }
+}
+
+fn tell_license(
+    object: &CoderControlPlane,
+    report: &Report,
+    conditions: &mut Conditions<'_>,
+    status: &mut CoderControlPlaneStatus,
+) {
+    if object.spec.license_secret_ref.is_none() {
+        conditions.set(kind::LICENSE_APPLIED, State::Unknown, reason::PENDING, "no license is asked for");
+        return;
+    }
+    let mut say = |state: bool, reason: &str, message: &str| {
+        conditions.set(kind::LICENSE_APPLIED, state, reason, message);
+    };
+    match &report.license {
+        None if is_said(status, kind::LICENSE_APPLIED) && said_is_about_a_license(status) => {}
+        None => say(false, reason::PENDING, "the license waits for the operator's access to coderd"),
+        Some(License::Pending(what)) => say(false, reason::PENDING, what),
+        Some(License::Trouble(trouble)) => say(false, trouble.reason, &trouble.message),
+        Some(License::Refused { trouble, mark }) => {
+            say(false, trouble.reason, &trouble.message);
+            let refused = status.license.get_or_insert_default();
+            refused.refused = Some(mark.clone());
+        }
+        Some(License::Applied { hash, accepted, installed }) => {
+            say(true, "Applied", "coderd holds the license of the Secret");
+            if let Some(at) = accepted {
+                status.license_last_applied = Some(Time(whole_seconds(*at)));
+            }
+            status.license_last_applied_hash = Some(hash.clone());
+            status.license = installed.as_ref().map(shown);
+        }
+    }
+}
+
+/// What is shown of a license.
+fn shown(installed: &Installed) -> LicenseStatus {
+    LicenseStatus {
+        id: Some(installed.id),
+        uuid: Some(installed.uuid.clone()).filter(|uuid| !uuid.is_empty()),
+        account: Some(installed.account.clone()).filter(|account| !account.is_empty()),
+        tier: Some(installed.tier.as_str().to_owned()),
+        expires: installed.expires.map(|at| Time(whole_seconds(at))),
+        days_left: None,
+        refused: None,
+    }
+}
+
+/// Days left, and a warning when they are few.
+fn tell_expiry(conditions: &mut Conditions<'_>, status: &mut CoderControlPlaneStatus, now: Timestamp) {
+    let Some(license) = &mut status.license else {
+        conditions.clear(kind::LICENSE_EXPIRING);
+        return;
+    };
+    let Some(expires) = license.expires.as_ref().map(|time| time.0) else {
+        license.days_left = None;
+        conditions.clear(kind::LICENSE_EXPIRING);
+        return;
+    };
+    let left = expires.duration_since(now);
+    let days = left.as_hours().div_euclid(24);
+    license.days_left = Some(days);
+    let date = expires.strftime("%Y-%m-%d");
+    if left < SignedDuration::ZERO {
+        let message = format!("the license ended on {date}; coderd may still be in its grace period");
+        conditions.set(kind::LICENSE_EXPIRING, true, "Expired", message);
+        return;
+    }
+    match WARN_DAYS.iter().find(|(limit, _)| days < *limit) {
+        Some((_, reason)) => {
+            conditions.set(kind::LICENSE_EXPIRING, true, reason, format!("the license ends on {date}"));
+        }
+        None => conditions.set(kind::LICENSE_EXPIRING, false, "Valid", format!("the license ends on {date}")),
+    }
+}
+
+fn tell_entitlements(
+    object: &CoderControlPlane,
+    report: &Report,
+    conditions: &mut Conditions<'_>,
+    status: &mut CoderControlPlaneStatus,
+) {
+    let unknown = || Some("unknown".to_owned());
+    if status.license_tier.as_deref().is_none_or(str::is_empty) {
+        status.license_tier = unknown();
+    }
+    if status.external_provisioner_daemons_entitlement.as_deref().is_none_or(str::is_empty) {
+        status.external_provisioner_daemons_entitlement = unknown();
+    }
+    if let Some(Entitlements { checked, tier, external_provisioners, details }) = &report.entitlements {
+        status.license_tier = Some(tier.as_str().to_owned());
+        status.external_provisioner_daemons_entitlement = Some(external_provisioners.clone());
+        status.entitlements_last_checked = Some(Time(whole_seconds(*checked)));
+        status.entitlements.clone_from(details);
+    }
+    let Some(known) = &status.entitlements else {
+        conditions.clear(kind::ENTITLEMENTS_HEALTHY);
+        return;
+    };
+    let (state, reason, message) = if let Some(error) = joined(&known.errors) {
+        (false, "Errors", error)
+    } else if object.spec.replicas > 1 && !known.features.contains_key("high_availability") {
+        let message = "more than one replica needs a license for high availability: \
+                       connections to workspaces break when they meet another replica";
+        (false, "HighAvailabilityNotEntitled", message.to_owned())
+    } else if let Some(warning) = joined(&known.warnings) {
+        (false, "Warnings", warning)
+    } else {
+        (true, "Healthy", "coderd has no complaint about its license".to_owned())
+    };
+    conditions.set(kind::ENTITLEMENTS_HEALTHY, state, reason, message);
+}
+
+/// Whether a license that is asked for stands in the way of readiness. None: it does not.
+pub(super) fn license_verdict(
+    object: &CoderControlPlane,
+    said: Option<&Condition>,
+) -> Option<(Progress, String)> {
+    object.spec.license_secret_ref.as_ref()?;
+    let Some(said) = said else {
+        return Some((Progress::Working, "the license is not applied yet".to_owned()));
+    };
+    if said.status == "True" {
+        return None;
+    }
+    let settled =
+        ["InvalidLicense", "NotSupported", "Unauthenticated", "Forbidden", "Redirected", "NotALicense"];
+    let progress = if settled.contains(&&*said.reason) { Progress::Stalled } else { Progress::Working };
+    Some((progress, format!("the license is not applied: {}", said.message)))
+}
+
+fn joined(texts: &[String]) -> Option<String> {
+    (!texts.is_empty()).then(|| texts.join("; "))
+}
+
+fn is_said(status: &CoderControlPlaneStatus, type_: &str) -> bool {
+    status.workload.conditions.iter().any(|c| c.type_ == type_)
+}
+
+/// Without a reference the condition is `Unknown`; that says nothing about the license that is asked for now.
+fn said_is_about_a_license(status: &CoderControlPlaneStatus) -> bool {
+    let said = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
+    said.is_some_and(|c| c.status != "Unknown")
+}
+
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+#[cfg(test)]
+mod tests;

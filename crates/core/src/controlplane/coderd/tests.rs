@@ -1,0 +1,184 @@
+use coder_k8s_api::CoderControlPlaneSpec;
+use serde_json::json;
+
+use super::*;
+
+fn plane(spec: serde_json::Value) -> CoderControlPlane {
+    let spec: CoderControlPlaneSpec = serde_json::from_value(spec).unwrap();
+    CoderControlPlane::new("coder", spec)
+}
+
+fn at(days: i64) -> Timestamp {
+    Timestamp::from_second(days * 86_400).unwrap()
+}
+
+/// The status after one more report.
+fn told(
+    object: &CoderControlPlane,
+    before: &CoderControlPlaneStatus,
+    report: &Report,
+) -> CoderControlPlaneStatus {
+    let mut conditions = Conditions::new(&before.workload.conditions, Some(1), at(100));
+    let mut status = before.clone();
+    tell(object, report, &mut conditions, &mut status, at(100));
+    status.workload.conditions = conditions.into_vec();
+    status
+}
+
+fn says(status: &CoderControlPlaneStatus, type_: &str) -> (String, String) {
+    let found = status.workload.conditions.iter().find(|c| c.type_ == type_).unwrap();
+    (found.status.clone(), found.reason.clone())
+}
+
+fn pair(status: &str, reason: &str) -> (String, String) {
+    (status.to_owned(), reason.to_owned())
+}
+
+fn applied(expires: i64) -> Report {
+    let installed = Installed {
+        id: 7,
+        uuid: "u".into(),
+        account: "acme".into(),
+        tier: Tier::Premium,
+        expires: Some(at(expires)),
+    };
+    Report {
+        access: Some(Access::Ready),
+        token: Some(ReportedSecretRef { name: "t".into(), key: Some("token".into()) }),
+        license: Some(License::Applied {
+            hash: "h".into(),
+            accepted: Some(at(100)),
+            installed: Some(installed),
+        }),
+        ..Report::default()
+    }
+}
+
+fn licensed() -> CoderControlPlane {
+    plane(json!({"licenseSecretRef": {"name": "l"}}))
+}
+
+fn trouble() -> Trouble {
+    Trouble { reason: "Unreachable", message: "away".into() }
+}
+
+#[test]
+fn nothing_known_says_so_and_nothing_more() {
+    let fresh = told(&plane(json!({})), &CoderControlPlaneStatus::default(), &Report::default());
+    assert_eq!(says(&fresh, kind::OPERATOR_ACCESS_READY), pair("False", "Pending"));
+    assert_eq!(says(&fresh, kind::LICENSE_APPLIED), pair("Unknown", "Pending"));
+    assert_eq!(fresh.license_tier.as_deref(), Some("unknown"));
+    let off = plane(json!({"operatorAccess": {"disabled": true}}));
+    assert_eq!(
+        says(&told(&off, &fresh, &Report::default()), kind::OPERATOR_ACCESS_READY),
+        pair("False", "Disabled")
+    );
+}
+
+#[test]
+fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
+    let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
+    assert_eq!(says(&well, kind::LICENSE_APPLIED), pair("True", "Applied"));
+    assert_eq!(told(&licensed(), &well, &Report::default()), well, "a restart");
+    let away = Report { access: Some(Access::Degraded(trouble())), ..Report::default() };
+    let degraded = told(&licensed(), &well, &away);
+    assert_eq!(says(&degraded, kind::OPERATOR_ACCESS_READY), pair("False", "Unreachable"));
+    assert_eq!(degraded.operator_access_ready, Some(true));
+    assert_eq!(says(&degraded, kind::LICENSE_APPLIED), pair("True", "Applied"));
+    let blip = Report { access: Some(Access::Pending("no pod is ready".into())), ..Report::default() };
+    assert_eq!(told(&licensed(), &well, &blip), well, "pods that come and go");
+}
+
+#[test]
+fn a_refused_token_is_withdrawn() {
+    let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
+    let refused = Report { access: Some(Access::Refused(trouble())), ..Report::default() };
+    let after = told(&licensed(), &well, &refused);
+    assert_eq!(after.operator_access_ready, None);
+    assert_eq!(after.operator_token_secret_ref.unwrap().name, "t");
+}
+
+#[test]
+fn a_license_is_recorded_with_what_coderd_lists_of_it() {
+    let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(400));
+    let license = well.license.clone().unwrap();
+    assert_eq!(
+        (license.id, license.account.as_deref(), license.days_left),
+        (Some(7), Some("acme"), Some(300))
+    );
+    assert_eq!(well.license_last_applied_hash.as_deref(), Some("h"));
+    assert_eq!(says(&well, kind::LICENSE_EXPIRING), pair("False", "Valid"));
+    // The reference is removed: the license stays, and so does what is known of it.
+    let without = told(&plane(json!({})), &well, &Report::default());
+    assert_eq!(says(&without, kind::LICENSE_APPLIED), pair("Unknown", "Pending"));
+    assert_eq!(without.license_last_applied_hash.as_deref(), Some("h"));
+}
+
+#[test]
+fn the_end_of_a_license_is_warned_about_in_time() {
+    for (days, state, reason) in [
+        (31, "False", "Valid"),
+        (29, "True", "ExpiresIn30Days"),
+        (6, "True", "ExpiresIn7Days"),
+        (0, "True", "ExpiresIn1Day"),
+        (-1, "True", "Expired"),
+    ] {
+        let status = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(100 + days));
+        assert_eq!(says(&status, kind::LICENSE_EXPIRING), pair(state, reason), "{days} days");
+        assert_eq!(status.license.unwrap().days_left, Some(days));
+    }
+}
+
+#[test]
+fn a_refused_license_waits_for_a_person_and_is_remembered() {
+    let refused = License::Refused {
+        trouble: Trouble { reason: "InvalidLicense", message: "no".into() },
+        mark: "h@v1".into(),
+    };
+    let status = told(
+        &licensed(),
+        &CoderControlPlaneStatus::default(),
+        &Report { license: Some(refused), ..Report::default() },
+    );
+    assert_eq!(status.license.as_ref().unwrap().refused.as_deref(), Some("h@v1"));
+    let said = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
+    assert_eq!(license_verdict(&licensed(), said).unwrap().0, Progress::Stalled);
+    assert_eq!(license_verdict(&licensed(), None).unwrap().0, Progress::Working);
+    assert_eq!(license_verdict(&plane(json!({})), said), None);
+}
+
+#[test]
+fn what_coderd_complains_about_is_shown() {
+    let entitlements = |features: &[&str], warnings: &[&str], errors: &[&str]| Report {
+        entitlements: Some(Entitlements {
+            checked: at(100),
+            tier: Tier::Premium,
+            external_provisioners: "entitled".into(),
+            details: Some(EntitlementsStatus {
+                has_license: true,
+                trial: false,
+                features: features.iter().map(|f| ((*f).to_owned(), "entitled".to_owned())).collect(),
+                warnings: warnings.iter().map(|w| (*w).to_owned()).collect(),
+                errors: errors.iter().map(|e| (*e).to_owned()).collect(),
+            }),
+        }),
+        ..Report::default()
+    };
+    let of = |spec, report: &Report| {
+        let status = told(&plane(spec), &CoderControlPlaneStatus::default(), report);
+        (says(&status, kind::ENTITLEMENTS_HEALTHY), status.license_tier.unwrap())
+    };
+    assert_eq!(of(json!({}), &entitlements(&[], &[], &[])), (pair("True", "Healthy"), "premium".to_owned()));
+    assert_eq!(of(json!({}), &entitlements(&[], &["w"], &[])).0, pair("False", "Warnings"));
+    assert_eq!(of(json!({}), &entitlements(&[], &["w"], &["e"])).0, pair("False", "Errors"));
+    let two = json!({"replicas": 2});
+    assert_eq!(of(two.clone(), &entitlements(&[], &[], &[])).0, pair("False", "HighAvailabilityNotEntitled"));
+    assert_eq!(of(two, &entitlements(&["high_availability"], &[], &[])).0, pair("True", "Healthy"));
+}
+
+#[test]
+fn access_of_an_earlier_release_is_used_until_it_is_verified() {
+    let before = CoderControlPlaneStatus { operator_access_ready: Some(true), ..Default::default() };
+    let status = told(&plane(json!({})), &before, &Report::default());
+    assert_eq!(says(&status, kind::OPERATOR_ACCESS_READY), pair("True", "Kept"));
+}

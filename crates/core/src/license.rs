@@ -1,0 +1,122 @@
+//! What is to be done about the license: which one must be installed, and which may go.
+//!
+//! It is *this* license, not any: known by what coderd lists of it. It is sent only when the list does not show it, and
+//! a value that a server has refused is not sent to it again. An earlier one of ours goes only when asked for, and
+//! only once the list shows its successor.
+
+/// A license that coderd lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its number.
+    pub id: i64,
+    /// Its UUID.
+    pub uuid: String,
+}
+
+/// What is known of earlier conversations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// SHA-256 of the value that was applied last.
+    pub hash: Option<String>,
+    /// UUID of the license that was ours last.
+    pub uuid: Option<String>,
+    /// The value and server that did not go together.
+    pub refused: Option<String>,
+}
+
+/// The next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It is there. Nothing is to be done.
+    Rest,
+    /// It is there, and the one that it replaces can go.
+    Remove(Listed),
+    /// It is to be sent.
+    Send,
+    /// It was sent, and refused: nothing changes until it, or the server, does.
+    Refused,
+}
+
+/// Decides the next step. `ours` is the license of the Secret, if the list shows it; `readable`: whether it can be
+/// recognised in a list at all.
+pub fn step(
+    hash: &str,
+    version: &str,
+    readable: bool,
+    ours: Option<&Listed>,
+    listed: &[Listed],
+    recorded: &Recorded,
+    remove_replaced: bool,
+) -> Step {
+    if let Some(ours) = ours {
+        let replaced = recorded.uuid.as_ref().filter(|uuid| **uuid != ours.uuid && !uuid.is_empty());
+        let replaced = replaced.and_then(|uuid| listed.iter().find(|other| other.uuid == *uuid));
+        return match replaced {
+            Some(old) if remove_replaced => Step::Remove(old.clone()),
+            _ => Step::Rest,
+        };
+    }
+    if !readable && recorded.hash.as_deref() == Some(hash) && !listed.is_empty() {
+        return Step::Rest;
+    }
+    if recorded.refused.as_ref() == Some(&mark(hash, version)) { Step::Refused } else { Step::Send }
+}
+
+/// Names a value and a server version, to remember that they do not go together.
+pub fn mark(hash: &str, version: &str) -> String {
+    format!("{hash}@{version}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(list: &[&str]) -> Vec<Listed> {
+        list.iter()
+            .enumerate()
+            .map(|(n, uuid)| Listed { id: n as i64 + 1, uuid: (*uuid).to_owned() })
+            .collect()
+    }
+
+    fn next(ours: Option<&str>, list: &[&str], recorded: &Recorded, remove: bool) -> Step {
+        let all = listed(list);
+        let ours = ours.map(|uuid| all.iter().find(|l| l.uuid == uuid).unwrap().clone());
+        step("h", "v1", true, ours.as_ref(), &all, recorded, remove)
+    }
+
+    #[test]
+    fn it_is_sent_when_the_list_does_not_show_it() {
+        let before = Recorded { hash: Some("h".into()), ..Recorded::default() };
+        assert_eq!(next(None, &[], &Recorded::default(), false), Step::Send);
+        assert_eq!(next(None, &["other"], &before, false), Step::Send, "any license is not this license");
+        assert_eq!(
+            next(Some("a"), &["a"], &Recorded::default(), false),
+            Step::Rest,
+            "an upload that was not recorded"
+        );
+    }
+
+    #[test]
+    fn its_predecessor_goes_only_when_asked_and_only_after_it_is_there() {
+        let before = Recorded { uuid: Some("a".into()), ..Recorded::default() };
+        assert_eq!(next(None, &["a"], &before, true), Step::Send);
+        assert_eq!(next(Some("b"), &["a", "b"], &before, false), Step::Rest);
+        assert_eq!(next(Some("b"), &["a", "b", "c"], &before, true), Step::Remove(listed(&["a"]).remove(0)));
+        assert_eq!(next(Some("b"), &["b", "c"], &before, true), Step::Rest, "somebody else's stays");
+    }
+
+    #[test]
+    fn what_was_refused_is_not_sent_again_to_the_same_server() {
+        let before = Recorded { refused: Some(mark("h", "v1")), ..Recorded::default() };
+        assert_eq!(next(None, &[], &before, false), Step::Refused);
+        assert_eq!(step("h", "v2", true, None, &[], &before, false), Step::Send);
+        assert_eq!(step("i", "v1", true, None, &[], &before, false), Step::Send);
+    }
+
+    #[test]
+    fn one_that_cannot_be_recognised_is_trusted_to_be_there_while_any_is() {
+        let before = Recorded { hash: Some("h".into()), ..Recorded::default() };
+        assert_eq!(step("h", "v1", false, None, &listed(&["x"]), &before, false), Step::Rest);
+        assert_eq!(step("h", "v1", false, None, &[], &before, false), Step::Send, "the database was reset");
+    }
+}
