@@ -15,5 +15,7 @@
 
 mod basics;
 mod scene;
+mod service_account;
 #[path = "../support/mod.rs"]
 mod support;
+mod workspaces;
