@@ -14,8 +14,10 @@
 )]
 
 mod basics;
+mod deployment;
 mod scene;
 mod service_account;
 #[path = "../support/mod.rs"]
 mod support;
+mod tls;
 mod workspaces;
