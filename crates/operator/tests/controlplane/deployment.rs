@@ -45,8 +45,8 @@ async fn secret(scene: &Scene, name: &str, data: Value) {
 }
 
 /// The address of the Service, which is the default access URL.
-fn cluster_url(scene: &Scene) -> Option<String> {
-    Some(format!("http://coder.{}.svc.cluster.local", scene.namespace))
+fn cluster_url(scene: &Scene) -> String {
+    format!("http://coder.{}.svc.cluster.local", scene.namespace)
 }
 
 /// What the API server says to a spec that it refuses.
@@ -74,7 +74,7 @@ async fn coderd_listens_and_knows_its_addresses() {
     let field = env["KUBE_POD_IP"].value_from.clone().unwrap().field_ref.unwrap().field_path;
     assert_eq!(field, "status.podIP");
     assert_eq!(env["CODER_DERP_SERVER_RELAY_URL"].value.as_deref(), Some("http://$(KUBE_POD_IP):8080"));
-    assert_eq!(env[URL].value, cluster_url(&scene), "the port of http is not spelled out");
+    assert_eq!(env[URL].value, Some(cluster_url(&scene)), "the port of http is not spelled out");
     let pod = scene.pod("coder").await;
     assert_eq!(pod.service_account_name.as_deref(), Some("coder"));
 }
@@ -148,7 +148,7 @@ async fn sources_that_define_no_access_url_keep_the_default() {
         (json!({"configMapRef": {"name": "binary"}}), "binary data never becomes environment"),
     ] {
         scene.spec("coder", json!({"envFrom": [from]})).await;
-        assert_eq!(scene.env_value("coder", URL).await, cluster_url(&scene), "{why}");
+        assert_eq!(scene.env_value("coder", URL).await, Some(cluster_url(&scene)), "{why}");
     }
 }
 
@@ -158,7 +158,7 @@ async fn an_access_url_that_a_config_map_gains_later_is_noticed() {
     map(&scene, "settings", json!({"OTHER": "x"})).await;
     let spec = json!({"restartOnConfigChange": false, "envFrom": [{"configMapRef": {"name": "settings"}}]});
     scene.plane("coder", spec).await;
-    assert_eq!(scene.env_value("coder", URL).await, cluster_url(&scene));
+    assert_eq!(scene.env_value("coder", URL).await, Some(cluster_url(&scene)));
     let has =
         |held: &Deployment| serde_json::to_string(held).unwrap().contains(r#""name":"CODER_ACCESS_URL""#);
     scene.edit::<ConfigMap>("settings", json!({"data": {URL: "https://late.test"}})).await;

@@ -15,6 +15,7 @@
 
 mod basics;
 mod deployment;
+mod exposure;
 mod scene;
 mod service_account;
 #[path = "../support/mod.rs"]

@@ -2,7 +2,7 @@
 
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_core::names;
-use coder_k8s_testbed::{Behaviour, Rule};
+use coder_k8s_testbed::{Behaviour, Rule, eventually};
 use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::Namespace,
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::{
     scene::{Scene, belongs, condition, message},
-    support::apply,
+    support::{PATIENCE, apply, writes},
 };
 
 const FINALIZER: &str = "coder.com/workspace-rbac-cleanup";
@@ -257,6 +257,13 @@ async fn a_rule_that_the_operator_cannot_grant_holds_up_nothing_else() {
     let said = message(&plane, "WorkspaceAccess");
     assert!(said.contains("jobs"), "names what is missing: {said}");
     scene.ready("coder").await;
+    let told = eventually(PATIENCE, || async {
+        let events = scene.events("coder").await;
+        let told =
+            events.iter().filter(|(type_, reason)| type_ == "Warning" && reason == "Forbidden").count();
+        if told == 1 { Ok(()) } else { Err(format!("{events:?}")) }
+    });
+    told.await.unwrap();
     is_granted(&scene, &scene.namespace).await;
     let role: Role = scene.there(&granted(&scene, "coder").0).await;
     assert_eq!(resources(&role), ["/pods", "/persistentvolumeclaims", "apps/deployments"]);
@@ -312,7 +319,7 @@ async fn without_consent_a_namespace_is_left_alone_and_the_rest_converges() {
     assert!(message(&plane, "WorkspaceAccess").contains(&command));
     assert!(!finalizes(&scene.ready("coder").await));
     is_granted(&scene, &scene.namespace).await;
-    let foreign = crate::support::writes(&scene.requests_in(&other)).len();
+    let foreign = writes(&scene.requests_in(&other)).len();
     assert_eq!(foreign, 0, "nothing is even tried there");
 }
 
