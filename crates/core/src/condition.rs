@@ -125,17 +125,18 @@ impl<'a> Conditions<'a> {
         self.cleared.push(type_.to_owned());
     }
 
-    /// The list, in the order in which it was said. What this pass said nothing about stays as it was.
+    /// The list. What this pass said nothing about stays as it was, and everything in its place.
     pub fn into_vec(mut self) -> Vec<Condition> {
-        let said = |all: &[Condition], type_: &str| all.iter().any(|c| c.type_ == type_);
-        let kept: Vec<_> = self
-            .before
-            .iter()
-            .filter(|c| !said(&self.all, &c.type_) && !self.cleared.contains(&c.type_))
-            .cloned()
-            .collect();
-        self.all.extend(kept);
-        self.all
+        let mut list = Vec::with_capacity(self.before.len().max(self.all.len()));
+        for old in self.before {
+            match self.all.iter().position(|c| c.type_ == old.type_) {
+                Some(place) => list.push(self.all.remove(place)),
+                None if self.cleared.contains(&old.type_) => {}
+                None => list.push(old.clone()),
+            }
+        }
+        list.append(&mut self.all);
+        list
     }
 }
 

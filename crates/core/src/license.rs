@@ -4,6 +4,8 @@
 //! a value that a server has refused is not sent to it again. An earlier one of ours goes only when asked for, and
 //! only once the list shows its successor.
 
+use sha2::{Digest, Sha256};
+
 /// A license that coderd lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -62,6 +64,11 @@ pub fn step(
     if recorded.refused.as_ref() == Some(&mark(hash, version)) { Step::Refused } else { Step::Send }
 }
 
+/// SHA-256 of a license without surrounding blanks, as status records it.
+pub fn hash(license: &str) -> String {
+    Sha256::digest(license.trim()).iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+}
+
 /// Names a value and a server version, to remember that they do not go together.
 pub fn mark(hash: &str, version: &str) -> String {
     format!("{hash}@{version}")
@@ -74,7 +81,7 @@ mod tests {
     fn listed(list: &[&str]) -> Vec<Listed> {
         list.iter()
             .enumerate()
-            .map(|(n, uuid)| Listed { id: n as i64 + 1, uuid: (*uuid).to_owned() })
+            .map(|(n, uuid)| Listed { id: i64::try_from(n).unwrap() + 1, uuid: (*uuid).to_owned() })
             .collect()
     }
 
@@ -82,6 +89,13 @@ mod tests {
         let all = listed(list);
         let ours = ours.map(|uuid| all.iter().find(|l| l.uuid == uuid).unwrap().clone());
         step("h", "v1", true, ours.as_ref(), &all, recorded, remove)
+    }
+
+    #[test]
+    fn blanks_around_a_license_do_not_count() {
+        let known = "27c1063bcd5d770162ac2d23000e21037534893e0b060251c72f964ebbcbbaf5";
+        assert_eq!(hash("license-jwt-initial"), known);
+        assert_eq!(hash(" license-jwt-initial\n"), known);
     }
 
     #[test]

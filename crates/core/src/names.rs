@@ -39,6 +39,18 @@ pub fn hashed_volume(prefix: &str, secret: &str) -> String {
     format!("{prefix}-{cut}-{hash:08x}")
 }
 
+/// The name of the Secret for the operator's token when nobody gives one.
+pub fn token_secret(name: &str) -> String {
+    const SUFFIX: &str = "-operator-token";
+    let whole = format!("{name}{SUFFIX}");
+    if whole.len() <= LABEL_LIMIT {
+        return whole;
+    }
+    let kept: String = name.chars().take(LABEL_LIMIT - SUFFIX.len() - HASH - 1).collect();
+    let kept = kept.trim_end_matches(['-', '.']);
+    format!("{kept}-{:08x}{SUFFIX}", fnv1a(name.as_bytes()))
+}
+
 /// The name of the Role for workspaces.
 pub fn workspace_role(service_account: &str, namespace: &str, name: &str) -> String {
     scoped(service_account, namespace, name, "-workspace-perms")
@@ -106,6 +118,13 @@ mod tests {
             assert!(name.len() <= 63);
         }
         assert_eq!(volume("tls", "..."), hashed_volume("tls", "..."));
+    }
+
+    #[test]
+    fn token_secrets_are_named_as_they_always_were() {
+        assert_eq!(token_secret("coder"), "coder-operator-token");
+        assert_eq!(token_secret(&"a".repeat(48)), format!("{}-operator-token", "a".repeat(48)));
+        assert_eq!(token_secret(&"a".repeat(49)), format!("{}-4e8d2a7c-operator-token", "a".repeat(39)));
     }
 
     #[test]

@@ -49,13 +49,14 @@ pub struct Crds {
 }
 
 impl Crds {
-    /// Looks after `required` CRDs, each by its name and the fields of this release, and `optional` ones by name.
+    /// Looks after `required` CRDs, each by its name and the fields of this release, and `optional` ones by name and the
+    /// version that must be served.
     ///
     /// The second value does the looking until it is dropped.
     pub fn watch(
         client: Client,
         required: BTreeMap<&str, Vec<&'static str>>,
-        optional: &[&str],
+        optional: &[(&str, &'static str)],
         readiness: &Readiness,
         metrics: Arc<Metrics>,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
@@ -63,10 +64,11 @@ impl Crds {
         for (name, fields) in required {
             let gate = readiness.gate(format!("crd {name}"));
             gate.fail("not looked at yet");
-            wanted.insert(name.to_owned(), Wanted { fields, gate: Some(gate) });
+            wanted.insert(name.to_owned(), Wanted { fields, version: None, gate: Some(gate) });
         }
-        for name in optional {
-            wanted.insert((*name).to_owned(), Wanted { fields: Vec::new(), gate: None });
+        for (name, version) in optional {
+            let optional = Wanted { fields: Vec::new(), version: Some(version), gate: None };
+            wanted.insert((*name).to_owned(), optional);
         }
         let states = wanted.keys().map(|name| (name.clone(), Served::Unknown)).collect();
         let (sender, receiver) = watch::channel(states);
@@ -123,6 +125,8 @@ impl Crds {
 struct Wanted {
     /// The fields of this release; none for a CRD that only must be there.
     fields: Vec<&'static str>,
+    /// The version that must be served, where fields do not tell.
+    version: Option<&'static str>,
     gate: Option<Gate>,
 }
 
@@ -163,11 +167,12 @@ async fn keep(
 /// One look at a CRD. None: it could not be seen this time.
 async fn look(api: &Api<CustomResourceDefinition>, name: &str, wanted: &Wanted) -> Option<Served> {
     match api.get_opt(name).await {
-        Ok(crd) => Some(judge(crd.as_ref(), &wanted.fields)),
+        Ok(crd) => Some(judge(crd.as_ref(), &wanted.fields, wanted.version)),
         // An install that may not read CRDs goes on; the watch of the kind itself will tell.
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
             tracing::warn!(crd = name, "cannot check whether the CRD is up to date: {}", status.message);
-            Some(Served::Ready)
+            // What nobody may ask for is not there; our own kinds are, or the operator would be useless.
+            Some(if wanted.version.is_some() { Served::Absent } else { Served::Ready })
         }
         Err(error) => {
             tracing::warn!(crd = name, "cannot look at the CRD: {}", crate::client::describe(&error));
@@ -199,8 +204,13 @@ fn report(name: &str, state: &Served, gate: Option<&Gate>) {
 }
 
 /// How a CRD stands that was just read.
-fn judge(crd: Option<&CustomResourceDefinition>, fields: &[&str]) -> Served {
+fn judge(crd: Option<&CustomResourceDefinition>, fields: &[&str], version: Option<&str>) -> Served {
     let Some(crd) = crd else { return Served::Absent };
+    if let Some(version) = version
+        && !crd.spec.versions.iter().any(|found| found.name == version && found.served)
+    {
+        return Served::Older(vec![format!("version {version}")]);
+    }
     let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_ref());
     let established =
         conditions.into_iter().flatten().any(|c| c.type_ == "Established" && c.status == "True");
@@ -239,18 +249,20 @@ mod tests {
     #[test]
     fn a_crd_is_judged_by_its_fields() {
         let crd = ours();
-        assert_eq!(judge(Some(&crd), &fields()), Served::Ready);
+        assert_eq!(judge(Some(&crd), &fields(), None), Served::Ready);
         assert_eq!(
-            judge(Some(&without(&crd, "scaling")), &fields()),
+            judge(Some(&without(&crd, "scaling")), &fields(), None),
             Served::Older(vec!["spec.scaling".into()])
         );
-        assert_eq!(judge(None, &fields()), Served::Absent);
-        assert_eq!(judge(Some(&coder_k8s_api::crds().remove(0)), &fields()), Served::Pending);
+        assert_eq!(judge(None, &fields(), None), Served::Absent);
+        assert_eq!(judge(Some(&crd), &[], Some("v1alpha1")), Served::Ready);
+        assert_eq!(judge(Some(&crd), &[], Some("v1")), Served::Older(vec!["version v1".into()]));
+        assert_eq!(judge(Some(&coder_k8s_api::crds().remove(0)), &fields(), None), Served::Pending);
     }
 
     #[test]
     fn a_crd_of_a_later_release_will_do() {
         let older: Vec<_> = fields().into_iter().filter(|field| *field != "spec.scaling").collect();
-        assert_eq!(judge(Some(&ours()), &older), Served::Ready);
+        assert_eq!(judge(Some(&ours()), &older, None), Served::Ready);
     }
 }

@@ -80,6 +80,23 @@ struct Verb {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CoderdCall {
+    call: &'static str,
+    outcome: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CoderdCallName {
+    call: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Object {
+    namespace: String,
+    name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Resource {
     resource: String,
 }
@@ -102,6 +119,9 @@ pub struct Metrics {
     objects: Family<Ready, Level>,
     unparsable: Family<Kind, Level>,
     watch_restarts: Family<Resource, Count>,
+    coderd_calls: Family<CoderdCall, Count>,
+    coderd_call_duration: Durations<CoderdCallName>,
+    license_expires: Family<Object, Level>,
 }
 
 impl Metrics {
@@ -119,6 +139,9 @@ impl Metrics {
             objects: Family::default(),
             unparsable: Family::default(),
             watch_restarts: Family::default(),
+            coderd_calls: Family::default(),
+            coderd_call_duration: Family::new_with_constructor(call_durations),
+            license_expires: Family::default(),
         };
         metrics.register();
         Arc::new(metrics)
@@ -164,6 +187,23 @@ impl Metrics {
             "Custom resources that this version cannot read and therefore leaves alone",
             self.unparsable.clone(),
         );
+        ours.register(
+            "coderd_calls",
+            "Calls to coderd, by what they do and ok or the reason of their failure",
+            self.coderd_calls.clone(),
+        );
+        ours.register_with_unit(
+            "coderd_call_duration",
+            "Time a call to coderd took",
+            Unit::Seconds,
+            self.coderd_call_duration.clone(),
+        );
+        ours.register_with_unit(
+            "license_expires_timestamp",
+            "When the license of a control plane ends, since 1970",
+            Unit::Seconds,
+            self.license_expires.clone(),
+        );
         ours.register("watch_restarts", "Watches that had to be started again", self.watch_restarts.clone());
     }
 
@@ -190,6 +230,20 @@ impl Metrics {
         let labels = ApiCall { verb, resource: resource.to_owned(), code: code.to_owned() };
         self.api_calls.get_or_create(&labels).inc();
         self.api_call_duration.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+    }
+
+    /// A call to coderd ended: `ok`, or the reason of its failure.
+    pub fn coderd_call(&self, call: &'static str, outcome: &str, took: Duration) {
+        self.coderd_calls.get_or_create(&CoderdCall { call, outcome: outcome.to_owned() }).inc();
+        self.coderd_call_duration.get_or_create(&CoderdCallName { call }).observe(took.as_secs_f64());
+    }
+
+    /// When the licenses of control planes end, by namespace and name, in seconds since 1970. Replaces what was there.
+    pub fn licenses_expire(&self, all: impl IntoIterator<Item = (String, String, i64)>) {
+        self.license_expires.clear();
+        for (namespace, name, at) in all {
+            self.license_expires.get_or_create(&Object { namespace, name }).set(at);
+        }
     }
 
     /// Whether this process holds the lease.

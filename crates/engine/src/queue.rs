@@ -44,7 +44,16 @@ pub struct Queue {
 struct Shared {
     state: Mutex<State>,
     changed: Notify,
-    metrics: Arc<Metrics>,
+    /// None: nobody counts.
+    metrics: Option<Arc<Metrics>>,
+}
+
+impl Shared {
+    fn depth(&self, depth: usize) {
+        if let Some(metrics) = &self.metrics {
+            metrics.queue_depth(depth);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -67,6 +76,15 @@ enum Doing {
 impl Queue {
     /// An empty queue.
     pub fn new(metrics: Arc<Metrics>) -> Self {
+        Self::counted(Some(metrics))
+    }
+
+    /// An empty queue whose length nobody asks for.
+    pub fn uncounted() -> Self {
+        Self::counted(None)
+    }
+
+    fn counted(metrics: Option<Arc<Metrics>>) -> Self {
         Self { shared: Arc::new(Shared { state: Mutex::default(), changed: Notify::new(), metrics }) }
     }
 
@@ -81,7 +99,7 @@ impl Queue {
             }
             Some(Doing::Sleeping { .. }) | None => state.make_ready(key, Instant::now()),
         }
-        self.shared.metrics.queue_depth(state.ready.len());
+        self.shared.depth(state.ready.len());
         drop(state);
         self.shared.changed.notify_one();
     }
@@ -117,7 +135,7 @@ impl Queue {
             }
             None => {}
         }
-        self.shared.metrics.queue_depth(state.ready.len());
+        self.shared.depth(state.ready.len());
     }
 
     /// How many objects wait to run.
@@ -184,12 +202,11 @@ impl Queue {
         let mut state = self.shared.state.lock();
         state.promote(now);
         let key = state.ready.pop_front()?;
-        if let Some(Doing::Waiting { since }) =
-            state.doing.insert(key.clone(), Doing::Running { woken: false })
-        {
-            self.shared.metrics.queue_wait(now.saturating_duration_since(since));
+        let before = state.doing.insert(key.clone(), Doing::Running { woken: false });
+        if let (Some(Doing::Waiting { since }), Some(metrics)) = (before, &self.shared.metrics) {
+            metrics.queue_wait(now.saturating_duration_since(since));
         }
-        self.shared.metrics.queue_depth(state.ready.len());
+        self.shared.depth(state.ready.len());
         Some(key)
     }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Client;
 use secrecy::{ExposeSecret, SecretSlice};
 use serde::Deserialize;
@@ -37,6 +38,8 @@ pub enum Error {
 pub struct SecretData {
     /// The version that was read.
     pub resource_version: String,
+    /// The uid of the object that controls it.
+    pub controller: Option<String>,
     values: BTreeMap<String, SecretSlice<u8>>,
 }
 
@@ -70,6 +73,8 @@ struct Body {
 struct Meta {
     #[serde(default)]
     resource_version: String,
+    #[serde(default)]
+    owner_references: Vec<OwnerReference>,
 }
 
 /// Reads a Secret. None: there is none of that name.
@@ -92,5 +97,10 @@ pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option
         .map_err(|_| Error::Decode { namespace: namespace.to_owned(), name: name.to_owned() })?;
     let values =
         body.data.unwrap_or_default().into_iter().map(|(key, value)| (key, SecretSlice::from(value.0)));
-    Ok(Some(SecretData { resource_version: body.metadata.resource_version, values: values.collect() }))
+    let controls = body.metadata.owner_references.into_iter().find(|owner| owner.controller == Some(true));
+    Ok(Some(SecretData {
+        resource_version: body.metadata.resource_version,
+        controller: controls.map(|owner| owner.uid),
+        values: values.collect(),
+    }))
 }

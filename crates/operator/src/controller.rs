@@ -14,6 +14,7 @@ mod watches;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
+use coder_k8s_coderd::Connector;
 use coder_k8s_engine::{
     client::{self, Settings},
     crds::Crds,
@@ -27,7 +28,7 @@ use coder_k8s_engine::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{
-    Client,
+    Client, ResourceExt,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use tokio::{
@@ -44,6 +45,9 @@ use context::{Reported, kind};
 use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;
+
+/// How many conversations with coderd go on at a time. Each waits for its own server.
+const CONVERSATIONS: usize = 64;
 
 /// How long the lease may take to be handed over.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -98,7 +102,7 @@ pub(crate) async fn control(
     let lease_client = client::build(config, settings(None))?;
     let instance =
         election.as_ref().map_or_else(|| "coder-k8s".to_owned(), |election| election.identity.clone());
-    let ctx = Arc::new(Context::new(client.clone(), instance, metrics.clone(), &options));
+    let ctx = Arc::new(Context::new(client.clone(), instance, metrics.clone(), fence.clone(), &options));
 
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
     serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
@@ -127,7 +131,12 @@ pub(crate) async fn control(
         ctx.metrics.leading(true);
         tracing::info!("leading: objects are reconciled");
         let reconcile = |key| reconcile(key, ctx.clone());
-        ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile).await
+        let converse = |key| crate::controlplane::talk::converse(key, ctx.clone());
+        let (passes, talks) = tokio::join!(
+            ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile),
+            ctx.talks.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, converse),
+        );
+        passes && talks
     };
     let drained = tokio::select! {
         drained = work => drained,
@@ -154,6 +163,22 @@ pub(crate) async fn control(
         tracing::warn!("stopped without handing the lease over");
     }
     Ok(())
+}
+
+/// Makes clients of coderd, which are counted and given a deadline.
+pub(crate) fn connector(options: &Options, metrics: Arc<Metrics>) -> Connector {
+    struct Counted(Arc<Metrics>);
+    impl coder_k8s_coderd::Observer for Counted {
+        fn called(&self, call: &'static str, outcome: &str, elapsed: Duration) {
+            self.0.coderd_call(call, outcome, elapsed);
+        }
+    }
+    let observer: Option<Arc<dyn coder_k8s_coderd::Observer>> = Some(Arc::new(Counted(metrics)));
+    let settings =
+        coder_k8s_coderd::Settings { deadline: options.coderd_timeout, observer, ..Default::default() };
+    #[cfg(feature = "dev")]
+    let settings = crate::faults::of_coderd(settings);
+    Connector::new(settings)
 }
 
 /// Faults that a test asks for. A released binary knows none.
@@ -253,8 +278,16 @@ async fn serve(
     Ok(())
 }
 
-/// Counts our objects by readiness, for the metrics.
+/// Counts our objects by readiness, for the metrics, and tells when their licenses end.
 fn count_objects(ctx: &Context) {
+    let mut ends = Vec::new();
+    ctx.caches.control_planes.each(|plane| {
+        let license = plane.status.as_ref().and_then(|status| status.license.as_ref());
+        if let Some(at) = license.and_then(|license| license.expires.as_ref()) {
+            ends.push((plane.namespace().unwrap_or_default(), plane.name_any(), at.0.as_second()));
+        }
+    });
+    ctx.metrics.licenses_expire(ends);
     count(ctx, &ctx.caches.control_planes);
     count(ctx, &ctx.caches.provisioners);
     count(ctx, &ctx.caches.workspace_proxies);

@@ -2,6 +2,7 @@
 
 mod act;
 mod observe;
+pub(crate) mod talk;
 
 use std::sync::Arc;
 
@@ -29,6 +30,9 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
         return Next::After(ctx.own_write());
     }
     outcome.ungranted.extend(unasked);
+    if !seen.is_going() {
+        ctx.talks.consider(&key, &seen.object, outcome.deployment.as_deref());
+    }
     let status = controlplane::status(&seen, &plan, &outcome, ctx.now());
     ctx.conclude(&key, &*seen.object, &status, outcome.into_done(), started).await
 }

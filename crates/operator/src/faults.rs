@@ -5,9 +5,11 @@
 //! (`/` for any), FAULT is `error`, `exit`, `status=500` or `delay=200` (milliseconds), and COUNT how often it
 //! happens. `after` means that the server has done what it was asked to, and the operator does not learn of it.
 
-use std::{collections::HashMap, fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, fs, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use coder_k8s_coderd::Settings;
 use coder_k8s_engine::client::{Call, Fault, Faults};
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 /// Names the file with the faults.
@@ -18,6 +20,54 @@ pub(crate) fn from_env() -> Option<Arc<dyn Faults>> {
     let file = PathBuf::from(std::env::var_os(VARIABLE)?);
     tracing::debug!("faults of {} are injected", file.display());
     Some(Arc::new(Listed { file, used: Mutex::default() }))
+}
+
+/// The settings of clients of coderd, with the faults and the addresses that the environment asks for: `VERB` is `coderd`,
+/// `RESOURCE` the name of the call with dashes. `CODER_K8S_HOSTS` names a file with lines `HOST ADDRESS:PORT`, because
+/// Services have no names outside a cluster.
+pub(crate) fn of_coderd(settings: Settings) -> Settings {
+    let listed = std::env::var_os(VARIABLE).map(|file| {
+        Arc::new(Listed { file: file.into(), used: Mutex::default() }) as Arc<dyn coder_k8s_coderd::Faults>
+    });
+    let hosts = std::env::var_os("CODER_K8S_HOSTS")
+        .map(|file| Arc::new(Hosts { file: file.into() }) as Arc<dyn coder_k8s_coderd::Resolve>);
+    Settings { faults: listed, resolver: hosts, ..settings }
+}
+
+impl coder_k8s_coderd::Faults for Listed {
+    fn before(&self, call: &coder_k8s_coderd::Call) -> Option<coder_k8s_coderd::Fault> {
+        self.find("before", "coderd", &call.name.replace(' ', "-"), "/").map(translated)
+    }
+
+    fn after(&self, call: &coder_k8s_coderd::Call) -> Option<coder_k8s_coderd::Fault> {
+        self.find("after", "coderd", &call.name.replace(' ', "-"), "/").map(translated)
+    }
+}
+
+fn translated(fault: Fault) -> coder_k8s_coderd::Fault {
+    match fault {
+        Fault::Error => coder_k8s_coderd::Fault::Error,
+        Fault::Status(code) => coder_k8s_coderd::Fault::Status(code),
+        Fault::Delay(time) => coder_k8s_coderd::Fault::Delay(time),
+        Fault::Exit => coder_k8s_coderd::Fault::Exit,
+    }
+}
+
+/// Names and addresses from a file that is read anew each time.
+struct Hosts {
+    file: PathBuf,
+}
+
+impl coder_k8s_coderd::Resolve for Hosts {
+    fn resolve(&self, host: String, _port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
+        let text = fs::read_to_string(&self.file).unwrap_or_default();
+        let found = text.lines().find_map(|line| {
+            let (name, address) = line.split_once(' ')?;
+            (name == host).then(|| address.trim().parse().ok())?
+        });
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "no such host in the file of hosts");
+        Box::pin(async move { found.map(|address| vec![address]).ok_or_else(missing) })
+    }
 }
 
 struct Listed {

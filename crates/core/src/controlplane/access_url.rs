@@ -76,6 +76,11 @@ pub fn http_url(object: &CoderControlPlane) -> String {
     format!("http://{}:{port}", service_host(object))
 }
 
+/// The address at which coderd itself serves HTTPS.
+pub fn https_url(object: &CoderControlPlane) -> String {
+    format!("https://{}:443", service_host(object))
+}
+
 fn has_tls(object: &CoderControlPlane) -> bool {
     !object.spec.tls.secret_names.is_empty()
 }

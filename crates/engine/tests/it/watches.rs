@@ -47,7 +47,7 @@ async fn an_optional_api_that_comes_and_goes_is_noticed_without_polling() {
     let readiness = Readiness::default();
     let client = client_of(shared, "crd-watch");
     let (mut found, looking) =
-        Crds::watch(client, coder_k8s_api::fields(), &[ROUTES], &readiness, Metrics::new());
+        Crds::watch(client, coder_k8s_api::fields(), &[(ROUTES, "v1")], &readiness, Metrics::new());
     let looking = tokio::spawn(looking);
     found.ready("codercontrolplanes.coder.com").await;
     eventually(PATIENCE, || async { if readiness.is_ready() { Ok(()) } else { Err("not ready") } })

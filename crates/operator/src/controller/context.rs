@@ -11,6 +11,7 @@ use std::{
 use coder_k8s_api::{
     CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason, names::label,
 };
+use coder_k8s_coderd::Connector;
 use coder_k8s_core::{
     condition::transitions,
     exposure::route::HTTPRoute,
@@ -22,6 +23,7 @@ use coder_k8s_engine::{
     client,
     events::Events,
     failure,
+    fence::Fence,
     gate::Gate,
     index::References,
     key::Key,
@@ -47,6 +49,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 
 use super::{lookups::Lookups, options::Options, watches::Scope};
+use crate::controlplane::talk::{Intervals, Talks};
 
 /// The kinds whose objects are reconciled.
 pub(crate) mod kind {
@@ -131,6 +134,12 @@ pub(crate) struct Context {
     pub(crate) queue: Queue,
     /// What is known of objects that ours refer to.
     pub(crate) lookups: Lookups,
+    /// Conversations with coderd.
+    pub(crate) talks: Talks,
+    /// Makes clients of coderd.
+    pub(crate) connector: Connector,
+    /// Whether this process may write.
+    pub(crate) fence: Fence,
     /// Where the operator looks.
     pub(crate) scope: Scope,
     /// Whether workspaces may be given Secrets, RBAC and tokens.
@@ -179,8 +188,18 @@ reported! {
 
 impl Context {
     /// A context with nothing seen yet.
-    pub(crate) fn new(client: Client, instance: String, metrics: Arc<Metrics>, options: &Options) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        instance: String,
+        metrics: Arc<Metrics>,
+        fence: Fence,
+        options: &Options,
+    ) -> Self {
+        let intervals = Intervals { refresh: options.entitlements_interval, verify: options.verify_interval };
         Self {
+            talks: Talks::new(intervals),
+            connector: super::connector(options, metrics.clone()),
+            fence,
             lookups: Lookups::default(),
             scope: Scope::new(&options.watch_namespaces),
             privileged_rules: options.allow_privileged_workspace_rules,
@@ -235,6 +254,8 @@ impl Context {
         self.written.lock().remove(key);
         self.failures.forget(key);
         self.lookups.forget(key);
+        self.talks.forget(key);
+        self.talks.queue.forget(key);
     }
 
     /// Ends a pass: writes the status if it changed, tells of transitions, and says when to come back.

@@ -75,6 +75,18 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_REQUEST_TIMEOUT", default_value = "10s", value_parser = duration, value_name = "TIME")]
     pub(crate) request_timeout: Duration,
 
+    /// How long a call to coderd may take
+    #[arg(long, env = "CODER_K8S_CODERD_TIMEOUT", default_value = "10s", value_parser = duration, value_name = "TIME")]
+    pub(crate) coderd_timeout: Duration,
+
+    /// How often coderd is asked for its entitlements. Pools take them for fresh for 120 s
+    #[arg(long, env = "CODER_K8S_ENTITLEMENTS_INTERVAL", default_value = "100s", value_parser = duration, value_name = "TIME", hide = true)]
+    pub(crate) entitlements_interval: Duration,
+
+    /// How often token and license are verified when nothing changes
+    #[arg(long, env = "CODER_K8S_VERIFY_INTERVAL", default_value = "10m", value_parser = duration, value_name = "TIME", hide = true)]
+    pub(crate) verify_interval: Duration,
+
     /// How long work in progress may go on when the operator is asked to stop
     #[arg(long, env = "CODER_K8S_SHUTDOWN_TIMEOUT", default_value = "20s", value_parser = duration, value_name = "TIME")]
     pub(crate) shutdown_timeout: Duration,

@@ -41,7 +41,7 @@ use super::{
 };
 
 /// CRDs of others that children may need.
-pub(crate) const OPTIONAL_CRDS: [&str; 1] = [HTTP_ROUTES];
+pub(crate) const OPTIONAL_CRDS: [(&str, &str); 1] = [(HTTP_ROUTES, "v1")];
 const HTTP_ROUTES: &str = "httproutes.gateway.networking.k8s.io";
 
 /// How long the news that an owner is gone may take longer than the news of its children.
@@ -265,6 +265,9 @@ impl Watches<'_> {
                         let askers = ctx.references.of(&target);
                         for asker in &askers {
                             ctx.lookups.changed(asker, &target);
+                            if kind == kind::SECRET && asker.kind == kind::CONTROL_PLANE {
+                                ctx.talks.touch(asker);
+                            }
                         }
                         wake(&ctx, askers);
                     }
@@ -272,6 +275,9 @@ impl Watches<'_> {
                         let askers = ctx.references.of_kind(kind);
                         for asker in &askers {
                             ctx.lookups.gap(asker, kind);
+                            if kind == kind::SECRET && asker.kind == kind::CONTROL_PLANE {
+                                ctx.talks.touch(asker);
+                            }
                         }
                         wake(&ctx, askers);
                     }

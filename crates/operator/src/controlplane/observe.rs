@@ -33,7 +33,8 @@ pub(super) async fn observe(
     let (consent, unasked) = consent(key, &object, &children.rbac, ctx).await;
     let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
     let privileged_rules = ctx.privileged_rules;
-    (Seen { object, children, sources, consent, gateway_api, privileged_rules }, unasked)
+    let coderd = ctx.talks.report(key, object.uid().as_ref());
+    (Seen { object, children, sources, consent, gateway_api, privileged_rules, coderd }, unasked)
 }
 
 fn children(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Children {

@@ -15,11 +15,16 @@
 
 mod basics;
 mod children;
+mod deployment;
 mod errors;
+mod exposure;
 mod kstatus;
 mod ownership;
 mod pause;
 mod scene;
+mod service_account;
 #[path = "../support/mod.rs"]
 mod support;
 mod takeover;
+mod tls;
+mod workspaces;

@@ -58,6 +58,12 @@ impl Scene {
         Self { shared, client, namespace, operator }
     }
 
+    /// The default namespace of a cluster of the test's own. What belongs to the shared cluster is of no use there.
+    pub async fn alone(client: Client, operator: Operator) -> Self {
+        let shared = shared_with(crds).await;
+        Self { shared, client, namespace: "default".to_owned(), operator: Box::leak(Box::new(operator)) }
+    }
+
     /// Another namespace of this test.
     pub async fn another(&self, prefix: &str, labels: Value) -> String {
         let name = self.shared.namespace(prefix).await.name().to_owned();

@@ -124,8 +124,8 @@ async fn nothing_is_deleted_made_again_or_renamed_and_pods_roll_at_most_once() {
     let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), "takeover-workspaces");
     let roles: Api<Role> = Api::namespaced(client.clone(), "takeover-workspaces");
     let gone = coder_k8s_testbed::eventually(crate::support::PATIENCE, || async {
-        let left = bindings.list(&Default::default()).await.unwrap().items.len()
-            + roles.list(&Default::default()).await.unwrap().items.len();
+        let left = bindings.list(&kube::api::ListParams::default()).await.unwrap().items.len()
+            + roles.list(&kube::api::ListParams::default()).await.unwrap().items.len();
         if left == 0 { Ok(()) } else { Err(format!("{left} left")) }
     });
     gone.await.unwrap();

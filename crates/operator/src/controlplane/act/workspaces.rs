@@ -94,12 +94,13 @@ where
 async fn write(grant: &Grant, owner: &Owner, ctx: &Context, done: &mut Done) {
     let (role, binding) = (grant.role.name_any(), grant.binding.name_any());
     let held_role = ctx.caches.roles.get(&grant.namespace, &role);
-    let written = apply(ctx, owner, grant.role.clone(), held_role.clone(), done).await;
-    if let (None, None, Some(plain)) = (&written, &held_role, &grant.plain)
+    apply(ctx, owner, grant.role.clone(), held_role.clone(), done).await;
+    if let Some(plain) = &grant.plain
         && done.failures.iter().any(|failure| failure.reason == reason::FORBIDDEN)
     {
-        // What users add cannot be granted; workspaces still run with what they always need.
-        apply(ctx, owner, plain.clone(), None, done).await;
+        // What users add cannot be granted; workspaces still run with what they always need, and with nothing that
+        // the spec no longer gives.
+        apply(ctx, owner, plain.clone(), held_role, done).await;
     }
     let held = ctx.caches.bindings.get(&grant.namespace, &binding);
     apply(ctx, owner, grant.binding.clone(), held, done).await;

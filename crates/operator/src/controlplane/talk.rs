@@ -1,0 +1,323 @@
+//! Conversations with coderd: when one is due, what is asked, and what became of it.
+//!
+//! They run apart from passes, so that a slow or dead server holds up nothing but its own conversation. A conversation
+//! brings a report; a pass puts it into the status. Nothing is asked at rest but what an interval or a change calls for,
+//! and a restart asks for nothing before its time.
+
+mod access;
+mod entitlements;
+mod license;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use coder_k8s_api::{CoderControlPlane, condition::kind};
+use coder_k8s_coderd::{self as coderd, Client};
+use coder_k8s_core::{
+    controlplane::{
+        self,
+        coderd::{Access, License, Report, Server, Trouble},
+    },
+    outcome,
+    rollout::Rollout,
+};
+use coder_k8s_engine::{
+    backoff::{Failures, jitter},
+    key::Key,
+    queue::{Next, Queue},
+};
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::ResourceExt;
+use parking_lot::Mutex;
+use secrecy::SecretString;
+use tokio::time::Instant;
+
+use crate::controller::Context;
+
+/// How often coderd is asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Intervals {
+    /// For its entitlements.
+    pub(crate) refresh: Duration,
+    /// Whether token and license are still good.
+    pub(crate) verify: Duration,
+}
+
+/// All conversations of the process.
+pub(crate) struct Talks {
+    /// Which control plane talks next.
+    pub(crate) queue: Queue,
+    pub(crate) failures: Failures,
+    known: Mutex<HashMap<Key, Talk>>,
+    /// Those of whose Secrets one has changed.
+    touched: Mutex<HashSet<Key>>,
+    intervals: Intervals,
+}
+
+/// What is known of one control plane.
+#[derive(Clone)]
+struct Talk {
+    uid: Option<String>,
+    inputs: Inputs,
+    report: Report,
+    token: Option<SecretString>,
+    ca: Option<Vec<u8>>,
+    refresh_at: Instant,
+    verify_at: Instant,
+}
+
+/// What a conversation depends on, besides Secrets. Another value calls for another conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Inputs {
+    generation: Option<i64>,
+    /// Whether any pod is ready.
+    serving: bool,
+    /// The template of the pods, once they have rolled out: another one may be another version.
+    rolled_out: Option<i64>,
+}
+
+impl Inputs {
+    fn of(object: &CoderControlPlane, deployment: Option<&Deployment>) -> Self {
+        let rollout = Rollout::of(deployment);
+        let settled = deployment.filter(|_| rollout.is_settled());
+        Self {
+            generation: object.metadata.generation,
+            serving: rollout.ready > 0,
+            rolled_out: settled.and_then(|deployment| deployment.metadata.generation),
+        }
+    }
+}
+
+impl Talks {
+    /// Nobody has talked yet.
+    pub(crate) fn new(intervals: Intervals) -> Self {
+        Self {
+            queue: Queue::uncounted(),
+            failures: Failures::default(),
+            known: Mutex::default(),
+            touched: Mutex::default(),
+            intervals,
+        }
+    }
+
+    /// What conversations with the coderd of a control plane have brought.
+    pub(crate) fn report(&self, key: &Key, uid: Option<&String>) -> Report {
+        let known = self.known.lock();
+        known
+            .get(key)
+            .filter(|talk| talk.uid.as_ref() == uid)
+            .map(|talk| talk.report.clone())
+            .unwrap_or_default()
+    }
+
+    /// Starts a conversation if what it depends on has changed.
+    pub(crate) fn consider(&self, key: &Key, object: &CoderControlPlane, deployment: Option<&Deployment>) {
+        let inputs = Inputs::of(object, deployment);
+        let news = |talk: &Talk| talk.uid != object.uid() || talk.inputs != inputs;
+        if self.known.lock().get(key).is_none_or(news) {
+            self.queue.wake(key.clone());
+        }
+    }
+
+    /// A Secret that a control plane refers to has changed.
+    pub(crate) fn touch(&self, key: &Key) {
+        self.touched.lock().insert(key.clone());
+        self.queue.wake(key.clone());
+    }
+
+    /// Forgets a control plane that is gone, or that wants no conversation.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.known.lock().remove(key);
+        self.touched.lock().remove(key);
+        self.failures.forget(key);
+    }
+}
+
+/// One conversation with the coderd of a control plane.
+pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Next {
+    let talks = &ctx.talks;
+    let Some(object) = ctx.caches.control_planes.get(&key.namespace, &key.name) else {
+        talks.forget(&key);
+        return Next::OnChange;
+    };
+    let unwanted = object.metadata.deletion_timestamp.is_some() || object.spec.operator_access.disabled;
+    if unwanted || controlplane::is_paused(&object) {
+        talks.forget(&key);
+        return Next::OnChange;
+    }
+    let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
+    let inputs = Inputs::of(&object, deployment.as_deref());
+    let touched = talks.touched.lock().remove(&key);
+    let before = talks.known.lock().get(&key).filter(|talk| talk.uid == object.uid()).cloned();
+    let mut talk = before.clone().unwrap_or_else(|| resume(&object, &inputs, talks.intervals));
+    let changed = touched || talk.inputs != inputs;
+    talk.inputs = inputs;
+    let next = speak(&mut talk, changed, before.is_none(), &key, &object, &ctx).await;
+    let news = before.is_none_or(|before| before.report != talk.report);
+    talks.known.lock().insert(key.clone(), talk);
+    if news {
+        ctx.queue.wake(key);
+    }
+    next
+}
+
+/// What is known after a restart: what the status says, which is verified in its time.
+fn resume(object: &CoderControlPlane, inputs: &Inputs, intervals: Intervals) -> Talk {
+    let now = Instant::now();
+    let status = object.status.as_ref();
+    let checked = status.and_then(|status| status.entitlements_last_checked.as_ref());
+    let age = checked.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
+    let said = |type_: &str| {
+        let conditions = status.into_iter().flat_map(|status| &status.workload.conditions);
+        conditions.into_iter().find(|c| c.type_ == type_).cloned()
+    };
+    let is_true = |type_: &str| {
+        said(type_).is_some_and(|c| c.status == "True" && c.observed_generation == object.metadata.generation)
+    };
+    let licensed = object.spec.license_secret_ref.is_none() || is_true(kind::LICENSE_APPLIED);
+    let steady = licensed && is_true(kind::OPERATOR_ACCESS_READY) && age.is_some();
+    let wait = if steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };
+    Talk {
+        uid: object.uid(),
+        inputs: inputs.clone(),
+        report: Report::default(),
+        token: None,
+        ca: None,
+        refresh_at: now + age.map_or(Duration::ZERO, |age| jittered(intervals.refresh).saturating_sub(age)),
+        verify_at: now + wait,
+    }
+}
+
+/// Asks what is due, and says when to come back.
+async fn speak(
+    talk: &mut Talk,
+    changed: bool,
+    resumed: bool,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Next {
+    let intervals = ctx.talks.intervals;
+    if !talk.inputs.serving {
+        talk.report.access = Some(Access::Pending("no pod of coderd is ready yet".to_owned()));
+        if !license::is_applied(talk, object) {
+            talk.report.license = Some(License::Pending("no pod of coderd is ready yet".to_owned()));
+        }
+        return Next::OnChange;
+    }
+    if matches!(talk.report.access, Some(Access::Pending(_))) && talk.token.is_none() {
+        talk.report.access = None;
+    }
+    let now = Instant::now();
+    let exchanged = resumed && license::was_exchanged(key, object, ctx).await;
+    if changed || exchanged {
+        (talk.verify_at, talk.refresh_at) = (now, now);
+        (talk.token, talk.ca) = (None, None);
+    }
+    let verify = now >= talk.verify_at;
+    if !verify && now < talk.refresh_at {
+        return Next::After(talk.verify_at.min(talk.refresh_at).saturating_duration_since(now));
+    }
+    match exchange(talk, verify, changed || exchanged, key, object, ctx).await {
+        Ok(()) => {
+            ctx.talks.failures.forget(key);
+            let now = Instant::now();
+            if verify {
+                talk.verify_at = now + jittered(intervals.verify);
+            }
+            let patience =
+                if entitlements::are_known_for_good(talk) { intervals.verify } else { intervals.refresh };
+            talk.refresh_at = now + jittered(patience);
+            Next::After(talk.verify_at.min(talk.refresh_at).saturating_duration_since(now))
+        }
+        Err(retry) => Next::After(ctx.talks.failures.failed(key, retry)),
+    }
+}
+
+/// Asks everything that is due, in order. An error says when to try again; what it means is in the report.
+async fn exchange(
+    talk: &mut Talk,
+    verify: bool,
+    changed: bool,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Result<(), outcome::Retry> {
+    access::find(talk, key, object, ctx).await?;
+    let Some(anonymous) = access::client(talk, object, ctx) else { return Ok(()) };
+    if verify {
+        let info = anonymous.build_info().await.map_err(|error| trouble(talk, object, &error))?;
+        let known = object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        let elsewhere = object.spec.operator_access.api_url.is_some()
+            && known.is_some_and(|known| *known != info.deployment_id);
+        if elsewhere && !changed {
+            let message = "another deployment answers at operatorAccess.apiURL than the one that the token belongs to; \
+                           the token was not sent: give a token of this deployment"
+                .to_owned();
+            talk.report.access = Some(Access::Refused(Trouble { reason: "DeploymentChanged", message }));
+            return Ok(());
+        }
+        talk.report.server = Some(Server { version: info.version, deployment_id: info.deployment_id });
+    }
+    if let Some(token) = talk.token.clone() {
+        let client = access::with_token(talk, &anonymous, &token);
+        if let Some(client) = client {
+            if verify && !access::verify(talk, object, &client).await? {
+                return entitlements::refresh(talk, object, &anonymous).await;
+            }
+            if verify || !license::is_applied(talk, object) {
+                license::apply(talk, key, object, &client, ctx).await?;
+            }
+        }
+    }
+    entitlements::refresh(talk, object, &anonymous).await
+}
+
+/// Notes that coderd could not be asked, and says when to try again. What works is not withdrawn.
+fn trouble(talk: &mut Talk, object: &CoderControlPlane, error: &coderd::Error) -> outcome::Retry {
+    let what = as_trouble(error);
+    let settled = error.retry() == coderd::Retry::OnChange;
+    if talk.token.is_some() {
+        talk.report.access =
+            Some(if settled { Access::Refused(what.clone()) } else { Access::Degraded(what.clone()) });
+        if object.spec.license_secret_ref.is_some() && !license::is_applied(talk, object) {
+            talk.report.license = Some(License::Trouble(what));
+        }
+    }
+    retry(error)
+}
+
+fn as_trouble(error: &coderd::Error) -> Trouble {
+    let message = match &error.kind {
+        coderd::Kind::Redirected { to } => {
+            format!(
+                "coderd redirects to {to}, where the token is not sent: set operatorAccess.apiURL to the address that answers"
+            )
+        }
+        _ => error.to_string(),
+    };
+    Trouble { reason: error.reason(), message }
+}
+
+/// When to try again. What only a change helps is looked at again with much patience.
+fn retry(error: &coderd::Error) -> outcome::Retry {
+    match error.retry() {
+        coderd::Retry::OnChange => outcome::Retry::After(Duration::from_mins(5)),
+        coderd::Retry::Backoff => outcome::Retry::Backoff,
+        coderd::Retry::After(wait) => outcome::Retry::After(wait),
+    }
+}
+
+/// A tenth more or less, so that many do not ask at once.
+fn jittered(interval: Duration) -> Duration {
+    interval.mul_f64(0.9 + 0.2 * jitter())
+}
+
+/// Whether this process may still change anything in coderd.
+fn may_write(ctx: &Context, _client: &Client) -> bool {
+    ctx.fence.is_open()
+}

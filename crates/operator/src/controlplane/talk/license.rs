@@ -1,0 +1,238 @@
+//! The license: read from its Secret, looked for in coderd, sent if it is not there.
+//!
+//! Its text is in memory only while it is hashed or sent.
+
+use coder_k8s_api::{CoderControlPlane, condition::kind};
+use coder_k8s_coderd::{self as coderd, Client, Kind};
+use coder_k8s_core::{
+    controlplane::coderd::{Access, Installed, License, Trouble},
+    entitlements::Tier,
+    license::{self, Listed, Recorded, Step},
+    outcome,
+};
+use coder_k8s_engine::{key::Key, secret};
+use jiff::Timestamp;
+use secrecy::{ExposeSecret, SecretString};
+
+use super::{Talk, as_trouble, may_write, retry};
+use crate::controller::Context;
+
+/// Whether the license that the spec asks for was last known to be applied.
+pub(super) fn is_applied(talk: &Talk, object: &CoderControlPlane) -> bool {
+    match &talk.report.license {
+        Some(License::Applied { .. }) => true,
+        Some(_) => false,
+        None => {
+            let conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
+            let said = conditions.into_iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
+            object.spec.license_secret_ref.is_none() || said.is_some_and(|c| c.status == "True")
+        }
+    }
+}
+
+/// Whether the Secret holds another license than the one that was applied last: it was exchanged while nobody looked.
+pub(super) async fn was_exchanged(key: &Key, object: &CoderControlPlane, ctx: &Context) -> bool {
+    let recorded = object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
+    match read(key, object, ctx).await {
+        Ok(Some(Ok(text))) => recorded != Some(license::hash(text.expose_secret())),
+        _ => false,
+    }
+}
+
+/// The license of the Secret. None: none is asked for. The inner error says what is missing.
+async fn read(
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Result<Option<Result<SecretString, Trouble>>, secret::Error> {
+    let Some(reference) = &object.spec.license_secret_ref else { return Ok(None) };
+    let data_key = reference.key.as_ref().map_or("license", AsRef::as_ref);
+    let data = secret::read(&ctx.client, &key.namespace, reference.name.as_str()).await?;
+    let missing = |what: &str| {
+        let message = format!("Secret {} for licenseSecretRef {what}", reference.name);
+        Ok(Some(Err(Trouble { reason: "SecretMissing", message })))
+    };
+    let Some(data) = data else { return missing("is not there") };
+    let Some(value) = data.value(data_key) else { return missing(&format!("has no key {data_key}")) };
+    let Ok(text) = std::str::from_utf8(value) else {
+        return missing(&format!("holds no text under {data_key}"));
+    };
+    if text.trim().is_empty() {
+        return missing(&format!("holds nothing but blanks under {data_key}"));
+    }
+    Ok(Some(Ok(SecretString::from(text.trim().to_owned()))))
+}
+
+/// Makes coderd hold the license of the Secret.
+pub(super) async fn apply(
+    talk: &mut Talk,
+    key: &Key,
+    object: &CoderControlPlane,
+    client: &Client,
+    ctx: &Context,
+) -> Result<(), outcome::Retry> {
+    let text = match read(key, object, ctx).await {
+        Ok(None) => {
+            talk.report.license = None;
+            return Ok(());
+        }
+        Ok(Some(Err(missing))) => {
+            talk.report.license = Some(License::Trouble(missing));
+            return Ok(());
+        }
+        Ok(Some(Ok(text))) => text,
+        Err(error) => {
+            talk.report.license =
+                Some(License::Trouble(Trouble { reason: "Error", message: error.to_string() }));
+            return Err(outcome::Retry::Backoff);
+        }
+    };
+    let hash = license::hash(text.expose_secret());
+    let recorded = recorded(talk, object);
+    let same = recorded.hash.as_ref() == Some(&hash) && is_applied(talk, object);
+    let version = talk.report.server.as_ref().map(|server| server.version.clone()).unwrap_or_default();
+    let claims = coderd::license::Claims::read(&text);
+    let listed = match client.licenses().await {
+        Ok(listed) => listed,
+        Err(error) => return fails(talk, &error, same, &hash, &version),
+    };
+    let ours = claims.as_ref().ok().and_then(|claims| coderd::license::find(claims, &listed));
+    let all: Vec<Listed> = listed.iter().map(in_list).collect();
+    let next = license::step(
+        &hash,
+        &version,
+        claims.is_ok(),
+        ours.map(in_list).as_ref(),
+        &all,
+        &recorded,
+        object.spec.license.remove_replaced,
+    );
+    match next {
+        Step::Rest => applied(talk, hash, None, ours),
+        Step::Remove(old) => {
+            applied(talk, hash, None, ours);
+            remove(talk, &old, client, ctx).await?;
+        }
+        Step::Refused => {}
+        Step::Send if !may_write(ctx, client) => return Err(outcome::Retry::Backoff),
+        Step::Send => match client.add_license(&text).await {
+            Ok(added) => {
+                tracing::info!(license = added.id, "coderd accepted the license");
+                let added_one = in_list(&added);
+                let with: Vec<Listed> = all.into_iter().chain([added_one.clone()]).collect();
+                applied(talk, hash.clone(), Some(Timestamp::now()), Some(&added));
+                let then = license::step(
+                    &hash,
+                    &version,
+                    true,
+                    Some(&added_one),
+                    &with,
+                    &recorded,
+                    object.spec.license.remove_replaced,
+                );
+                if let Step::Remove(old) = then {
+                    remove(talk, &old, client, ctx).await?;
+                }
+            }
+            Err(error) if matches!(error.kind, Kind::Duplicate { .. }) => {
+                applied(talk, hash, Some(Timestamp::now()), None);
+            }
+            Err(error) => return fails(talk, &error, same, &hash, &version),
+        },
+    }
+    Ok(())
+}
+
+/// What earlier conversations left: in this process, else on the status.
+fn recorded(talk: &Talk, object: &CoderControlPlane) -> Recorded {
+    let status = object.status.as_ref();
+    let shown = status.and_then(|status| status.license.as_ref());
+    let on_status = Recorded {
+        hash: status.and_then(|status| status.license_last_applied_hash.clone()),
+        uuid: shown.and_then(|license| license.uuid.clone()),
+        refused: shown.and_then(|license| license.refused.clone()),
+    };
+    match &talk.report.license {
+        Some(License::Applied { hash, installed, .. }) => Recorded {
+            hash: Some(hash.clone()),
+            uuid: installed.as_ref().map(|installed| installed.uuid.clone()).or(on_status.uuid),
+            refused: None,
+        },
+        Some(License::Refused { mark, .. }) => Recorded { refused: Some(mark.clone()), ..on_status },
+        _ => on_status,
+    }
+}
+
+async fn remove(talk: &Talk, old: &Listed, client: &Client, ctx: &Context) -> Result<(), outcome::Retry> {
+    debug_assert!(matches!(talk.report.license, Some(License::Applied { .. })), "its successor is there");
+    let Ok(id) = i32::try_from(old.id) else { return Ok(()) };
+    if !may_write(ctx, client) {
+        return Err(outcome::Retry::Backoff);
+    }
+    match client.delete_license(id).await {
+        Ok(()) => tracing::info!(license = id, "removed the license that was replaced"),
+        Err(error) if error.is_not_found() => {}
+        Err(error) => {
+            tracing::warn!("the license that was replaced could not be removed: {error}");
+            return Err(retry(&error));
+        }
+    }
+    Ok(())
+}
+
+/// Notes a failed call. What was applied stays so while a passing trouble lasts.
+fn fails(
+    talk: &mut Talk,
+    error: &coderd::Error,
+    same: bool,
+    hash: &str,
+    version: &str,
+) -> Result<(), outcome::Retry> {
+    let what = as_trouble(error);
+    match &error.kind {
+        Kind::InvalidLicense { .. } | Kind::NotSupported => {
+            let mark = license::mark(hash, version);
+            talk.report.license = Some(License::Refused { trouble: what, mark });
+            Ok(())
+        }
+        Kind::Unauthenticated { .. } => {
+            talk.report.access = Some(Access::Refused(what.clone()));
+            talk.report.license = Some(License::Trouble(what));
+            Ok(())
+        }
+        Kind::Forbidden { .. } | Kind::Redirected { .. } => {
+            talk.report.license = Some(License::Trouble(what));
+            Ok(())
+        }
+        _ if same => {
+            talk.report.access = Some(Access::Degraded(what));
+            Err(retry(error))
+        }
+        _ => {
+            talk.report.license = Some(License::Trouble(what));
+            Err(retry(error))
+        }
+    }
+}
+
+fn applied(talk: &mut Talk, hash: String, accepted: Option<Timestamp>, installed: Option<&coderd::License>) {
+    let before = match &talk.report.license {
+        Some(License::Applied { hash: before, accepted, .. }) if *before == hash => *accepted,
+        _ => None,
+    };
+    talk.report.license = Some(License::Applied {
+        hash,
+        accepted: accepted.or(before),
+        installed: installed.map(|license| Installed {
+            id: license.id.into(),
+            uuid: license.uuid.clone(),
+            account: license.claims.account_id.clone(),
+            tier: Tier::claimed(&license.claims.feature_set, license.claims.trial),
+            expires: license.claims.license_expires,
+        }),
+    });
+}
+
+fn in_list(license: &coderd::License) -> Listed {
+    Listed { id: license.id.into(), uuid: license.uuid.clone() }
+}
