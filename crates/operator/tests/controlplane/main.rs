@@ -28,3 +28,6 @@ mod support;
 mod takeover;
 mod tls;
 mod workspaces;
+
+/// How the operator that tests share is started.
+const OPERATOR: &[&str] = &["--log-level=info,coder_k8s=debug"];

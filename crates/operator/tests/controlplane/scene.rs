@@ -49,7 +49,7 @@ impl Scene {
         let client = shared.cluster.client();
         let operator = OPERATOR.get_or_init(|| async {
             grant(&shared.cluster.client(), &Install::default()).await;
-            let operator = Operator::start(&shared.cluster, &["--log-level=info,coder_k8s=debug"]);
+            let operator = Operator::start(&shared.cluster, crate::OPERATOR);
             operator.leads().await;
             operator
         });

@@ -101,6 +101,7 @@ impl Operator {
             .args(args)
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .env("CODER_K8S_FAULTS", output.with_extension("faults"))
+            .env("CODER_K8S_HOSTS", output.with_extension("hosts"))
             .env_remove("KUBECONFIG")
             .env_remove("RUST_BACKTRACE")
             .stdin(Stdio::null())
@@ -109,6 +110,19 @@ impl Operator {
             .spawn()
             .unwrap();
         Self { child, user, output }
+    }
+
+    /// Tells where a host is, besides those that were told before. Services have no names outside a cluster.
+    pub fn host(&self, name: &str, address: std::net::SocketAddr) {
+        static WRITING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _one_at_a_time = WRITING.lock().unwrap();
+        let file = self.output.with_extension("hosts");
+        let before = fs::read_to_string(&file).unwrap_or_default();
+        let others = before.lines().filter(|line| !line.starts_with(&format!("{name} ")));
+        let all: Vec<_> = others.map(str::to_owned).chain([format!("{name} {address}")]).collect();
+        let fresh = file.with_extension("hosts-new");
+        fs::write(&fresh, all.join("\n")).unwrap();
+        fs::rename(fresh, file).unwrap();
     }
 
     /// Makes calls fail from now on, one line for each fault (see `src/faults.rs`). No line: none any more.

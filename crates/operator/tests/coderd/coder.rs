@@ -1,0 +1,115 @@
+//! A control plane with a coderd behind its Service.
+
+use std::time::Duration;
+
+use coder_k8s_api::CoderControlPlane;
+use coder_k8s_testbed::{
+    codersim::{CoderSim, Mode},
+    eventually,
+};
+use k8s_openapi::api::core::v1::Secret;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Value, json};
+
+use crate::{scene::Scene, support::PATIENCE};
+
+/// A namespace with a simulated coderd that answers at the Service `coder`.
+pub struct Coder {
+    pub scene: Scene,
+    pub sim: CoderSim,
+}
+
+impl Coder {
+    /// A namespace and a server; no control plane yet.
+    pub async fn new(prefix: &str, mode: Mode) -> Self {
+        let scene = Scene::new(prefix).await;
+        let sim = CoderSim::start(mode).await.unwrap();
+        scene.operator.host(&format!("coder.{}.svc.cluster.local", scene.namespace), sim.address());
+        Self { scene, sim }
+    }
+
+    /// Puts a value into a Secret, which may be new.
+    pub async fn secret(&self, name: &str, key: &str, value: &SecretString) {
+        self.secret_text(name, key, value.expose_secret()).await;
+    }
+
+    /// Puts a text into a Secret, which may be new.
+    pub async fn secret_text(&self, name: &str, key: &str, value: &str) {
+        crate::support::apply(
+            &self.scene.client,
+            json!({"apiVersion": "v1", "kind": "Secret",
+                "metadata": {"name": name, "namespace": self.scene.namespace}, "stringData": {key: value}}),
+        )
+        .await;
+    }
+
+    /// Makes the control plane `coder` with the owner's token and what `more` adds to its spec.
+    pub async fn plane(&self, more: Value) {
+        self.secret("token", "token", &self.sim.owner_token()).await;
+        let mut spec =
+            json!({"operatorAccess": {"method": "TokenSecret", "tokenSecretRef": {"name": "token"}}});
+        for (field, value) in more.as_object().unwrap() {
+            spec[field] = value.clone();
+        }
+        self.scene.plane("coder", spec).await;
+    }
+
+    /// The same with a license in the Secret `license`.
+    pub async fn licensed_plane(&self, license: &SecretString) {
+        self.secret("license", "license", license).await;
+        self.plane(json!({"licenseSecretRef": {"name": "license"}})).await;
+    }
+
+    /// Waits until a condition says something, and returns the object.
+    pub async fn says(&self, type_: &str, status: &str, reason: &str) -> CoderControlPlane {
+        self.scene.says("coder", type_, status, Some(reason)).await
+    }
+
+    /// How many licenses were sent.
+    pub fn sent(&self) -> usize {
+        self.sim.count("POST", "/api/v2/licenses")
+    }
+
+    /// Waits until the server was asked for its entitlements so many times more.
+    pub async fn refreshed(&self, times: usize) {
+        let count = || self.sim.count("GET", "/api/v2/entitlements");
+        let before = count();
+        let asked = eventually(PATIENCE, || async {
+            match count() - before {
+                more if more >= times => Ok(()),
+                more => Err(format!("{more} of {times}")),
+            }
+        });
+        asked.await.unwrap();
+    }
+
+    /// Waits until the server was asked for its licenses once more.
+    pub async fn verified(&self) {
+        let count = || self.sim.count("GET", "/api/v2/licenses");
+        let before = count();
+        let asked =
+            eventually(PATIENCE, || async { if count() > before { Ok(()) } else { Err("not asked") } });
+        asked.await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+
+    /// The uuids of the licenses that the server holds.
+    pub fn installed(&self) -> Vec<String> {
+        self.sim.licenses().into_iter().map(|license| license.uuid).collect()
+    }
+
+    /// Removes a Secret.
+    pub async fn without(&self, name: &str) {
+        self.scene.delete::<Secret>(name).await;
+    }
+}
+
+/// A license with an id of its own.
+pub fn license(n: u8) -> SecretString {
+    CoderSim::license().id(&uuid(n)).build()
+}
+
+/// The id of the license of that number.
+pub fn uuid(n: u8) -> String {
+    format!("00000000-0000-4000-8000-0000000000{n:02x}")
+}
