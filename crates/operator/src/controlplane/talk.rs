@@ -269,7 +269,7 @@ async fn exchange(
             if verify && !access::verify(talk, object, &client).await? {
                 return entitlements::refresh(talk, object, &anonymous).await;
             }
-            if verify || !license::is_applied(talk, object) {
+            if verify || license::is_open(talk, object) {
                 license::apply(talk, key, object, &client, ctx).await?;
             }
         }

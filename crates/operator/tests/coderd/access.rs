@@ -41,7 +41,7 @@ async fn a_token_without_the_right_to_licenses_says_so() {
 async fn a_redirect_is_never_followed_with_a_credential() {
     let coder = Coder::new("access", Mode::Unlicensed).await;
     let elsewhere = CoderSim::start(Mode::Unlicensed).await.unwrap();
-    coder.sim.fault("*", "/api/v2", SimFault::redirect(&elsewhere.url()), None);
+    coder.sim.fault("*", "/api/v2/**", SimFault::redirect(&elsewhere.url()), None);
     coder.licensed_plane(&license(1)).await;
     let plane = coder.says("OperatorAccessReady", "False", "Redirected").await;
     assert!(message(&plane, "OperatorAccessReady").contains("operatorAccess.apiURL"));
@@ -67,7 +67,10 @@ async fn the_token_of_an_earlier_operator_is_used_as_it_is_and_nobody_elses() {
     coder.scene.says("coder", "DeploymentReady", "True", None).await;
     coder.says("OperatorAccessReady", "False", "Pending").await;
     coder.refreshed(1).await;
-    assert!(coder.sim.requests().iter().all(|entry| entry.credential.is_none()), "nobody else's token is sent");
+    assert!(
+        coder.sim.requests().iter().all(|entry| entry.credential.is_none()),
+        "nobody else's token is sent"
+    );
 
     let owner = json!([{"apiVersion": "coder.com/v1alpha1", "kind": "CoderControlPlane", "name": "coder",
         "uid": plane.uid().unwrap(), "controller": true, "blockOwnerDeletion": true}]);

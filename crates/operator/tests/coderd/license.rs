@@ -8,7 +8,7 @@ use coder_k8s_testbed::{
     Behaviour, Rule,
     codersim::{CoderSim, Mode},
 };
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
 use crate::{
@@ -102,20 +102,21 @@ async fn a_reset_of_the_licenses_is_made_good() {
 #[tokio::test]
 async fn a_new_value_is_applied_beside_the_old_one_and_going_back_costs_nothing() {
     let coder = Coder::new("license", Mode::Unlicensed).await;
-    coder.licensed_plane(&license(1)).await;
+    let (first, second) = (license(1), license(2));
+    coder.licensed_plane(&first).await;
     coder.scene.ready("coder").await;
-    let applied = async |n: u8| {
-        coder.secret("license", "license", &license(n)).await;
-        let expected = Some(hash(license(n).expose_secret()));
+    let applied = async |text: &SecretString| {
+        coder.secret("license", "license", text).await;
+        let expected = Some(hash(text.expose_secret()));
         let plane = coder
             .scene
             .until("coder", |plane: &CoderControlPlane| status(plane).license_last_applied_hash == expected)
             .await;
         assert_eq!(condition(&plane, "LicenseApplied").unwrap().status, "True");
     };
-    applied(2).await;
+    applied(&second).await;
     assert_eq!(coder.installed(), [uuid(1), uuid(2)], "what was there stays");
-    applied(1).await;
+    applied(&first).await;
     assert_eq!(coder.sent(), 2, "it is there already");
     assert_eq!(status(&coder.scene.there("coder").await).license.unwrap().uuid, Some(uuid(1)));
 }

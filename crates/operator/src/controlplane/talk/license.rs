@@ -30,6 +30,11 @@ pub(super) fn is_applied(talk: &Talk, object: &CoderControlPlane) -> bool {
     }
 }
 
+/// Whether there is still something to try. What coderd refused is left until something changes.
+pub(super) fn is_open(talk: &Talk, object: &CoderControlPlane) -> bool {
+    !is_applied(talk, object) && !matches!(talk.report.license, Some(License::Refused { .. }))
+}
+
 /// Whether the Secret holds another license than the one that was applied last: it was exchanged while nobody looked.
 pub(super) async fn was_exchanged(key: &Key, object: &CoderControlPlane, ctx: &Context) -> bool {
     let recorded = object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
