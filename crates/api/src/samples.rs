@@ -10,7 +10,7 @@ pub struct Sample {
 }
 
 /// All samples, in the order in which they are best applied.
-pub const SAMPLES: [Sample; 6] = [
+pub const SAMPLES: [Sample; 7] = [
     Sample {
         file: "controlplane-image-only.yaml",
         yaml: include_str!("../samples/controlplane-image-only.yaml"),
@@ -19,6 +19,7 @@ pub const SAMPLES: [Sample; 6] = [
         file: "controlplane-licensed.yaml",
         yaml: include_str!("../samples/controlplane-licensed.yaml"),
     },
+    Sample { file: "controlplane-token.yaml", yaml: include_str!("../samples/controlplane-token.yaml") },
     Sample { file: "provisioner.yaml", yaml: include_str!("../samples/provisioner.yaml") },
     Sample {
         file: "provisioner-bootstrap.yaml",

@@ -14,7 +14,7 @@ mod watches;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
-use coder_k8s_coderd::Connector;
+use coder_k8s_coderd::{Connector, Resolve};
 use coder_k8s_engine::{
     client::{self, Settings},
     crds::Crds,
@@ -62,7 +62,7 @@ pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
     let outcome = runtime.block_on(async {
         let stop = CancellationToken::new();
         let signals = stop_on_signal(stop.clone())?;
-        let outcome = control(options, Some(logs), stop).await;
+        let outcome = control(options, Some(logs), None, stop).await;
         signals.abort();
         outcome
     });
@@ -82,10 +82,11 @@ fn stop_on_signal(stop: CancellationToken) -> Result<JoinHandle<()>> {
     }))
 }
 
-/// Runs the controller until `stop`.
+/// Runs the controller until `stop`. `resolver` finds coderd where the names of Services mean nothing.
 pub(crate) async fn control(
     options: Options,
     logs: Option<logs::Handle>,
+    resolver: Option<Arc<dyn Resolve>>,
     stop: CancellationToken,
 ) -> Result<()> {
     let election = options.leader_elect.then(|| options.lease());
@@ -102,7 +103,14 @@ pub(crate) async fn control(
     let lease_client = client::build(config, settings(None))?;
     let instance =
         election.as_ref().map_or_else(|| "coder-k8s".to_owned(), |election| election.identity.clone());
-    let ctx = Arc::new(Context::new(client.clone(), instance, metrics.clone(), fence.clone(), &options));
+    let ctx = Arc::new(Context::new(
+        client.clone(),
+        instance,
+        connector(&options, metrics.clone(), resolver),
+        metrics.clone(),
+        fence.clone(),
+        &options,
+    ));
 
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
     serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
@@ -166,7 +174,7 @@ pub(crate) async fn control(
 }
 
 /// Makes clients of coderd, which are counted and given a deadline.
-pub(crate) fn connector(options: &Options, metrics: Arc<Metrics>) -> Connector {
+fn connector(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Resolve>>) -> Connector {
     struct Counted(Arc<Metrics>);
     impl coder_k8s_coderd::Observer for Counted {
         fn called(&self, call: &'static str, outcome: &str, elapsed: Duration) {
@@ -174,8 +182,8 @@ pub(crate) fn connector(options: &Options, metrics: Arc<Metrics>) -> Connector {
         }
     }
     let observer: Option<Arc<dyn coder_k8s_coderd::Observer>> = Some(Arc::new(Counted(metrics)));
-    let settings =
-        coder_k8s_coderd::Settings { deadline: options.coderd_timeout, observer, ..Default::default() };
+    let deadline = options.coderd_timeout;
+    let settings = coder_k8s_coderd::Settings { deadline, observer, resolver, ..Default::default() };
     #[cfg(feature = "dev")]
     let settings = crate::faults::of_coderd(settings);
     Connector::new(settings)

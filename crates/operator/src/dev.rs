@@ -3,6 +3,7 @@
 //! The cluster is the testbed's: a real API server on loopback whose pods are played by a node that starts
 //! no containers. It is gone when the command ends, however it ends.
 
+mod coderd;
 mod operator;
 mod samples;
 mod watch;
@@ -84,9 +85,12 @@ async fn serve(cluster: &Cluster, options: &Options, say: &Teller) -> Result<()>
     let watching = watch::everything(&client, say);
     tokio::pin!(watching);
     let stop = CancellationToken::new();
-    let operator = operator::run(cluster, &client, &options.log_level, stop.clone(), say);
+    let coderd = coderd::Coderd::start(say).await?;
+    let operator = operator::run(cluster, &client, &options.log_level, coderd.resolver(), stop.clone(), say);
     tokio::pin!(operator);
     let settled = async {
+        samples::namespaces(&client).await?;
+        coderd.fill_secrets(&client).await?;
         samples::apply(&client, say).await?;
         if options.until_ready {
             match tokio::time::timeout(options.timeout, samples::settled(&client)).await {

@@ -31,7 +31,7 @@ pub(crate) fn of_coderd(settings: Settings) -> Settings {
     });
     let hosts = std::env::var_os("CODER_K8S_HOSTS")
         .map(|file| Arc::new(Hosts { file: file.into() }) as Arc<dyn coder_k8s_coderd::Resolve>);
-    Settings { faults: listed, resolver: hosts, ..settings }
+    Settings { faults: listed, resolver: hosts.or(settings.resolver.clone()), ..settings }
 }
 
 impl coder_k8s_coderd::Faults for Listed {

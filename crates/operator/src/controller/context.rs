@@ -191,6 +191,7 @@ impl Context {
     pub(crate) fn new(
         client: Client,
         instance: String,
+        connector: Connector,
         metrics: Arc<Metrics>,
         fence: Fence,
         options: &Options,
@@ -198,7 +199,7 @@ impl Context {
         let intervals = Intervals { refresh: options.entitlements_interval, verify: options.verify_interval };
         Self {
             talks: Talks::new(intervals),
-            connector: super::connector(options, metrics.clone()),
+            connector,
             fence,
             lookups: Lookups::default(),
             scope: Scope::new(&options.watch_namespaces),

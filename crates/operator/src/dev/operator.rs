@@ -1,7 +1,10 @@
 //! The operator in the local cluster: installed by its own manifests, with no more rights than those give.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result};
 use clap::Parser;
+use coder_k8s_coderd::Resolve;
 use coder_k8s_engine::logs;
 use coder_k8s_testbed::Cluster;
 use kube::{
@@ -28,6 +31,7 @@ pub(super) async fn run(
     cluster: &Cluster,
     client: &Client,
     log_level: &str,
+    resolver: Arc<dyn Resolve>,
     stop: CancellationToken,
     say: &Teller,
 ) -> Result<()> {
@@ -42,7 +46,7 @@ pub(super) async fn run(
         *address = "127.0.0.1:0".parse()?;
     }
     say.line("the operator starts, with the rights that its manifests give it");
-    controller::control(options, Some(logs), stop).await
+    controller::control(options, Some(logs), Some(resolver), stop).await
 }
 
 /// Applies the operator's namespace, account and rights.

@@ -15,11 +15,22 @@ use super::Teller;
 /// Who applies the samples, apart from the operator's own field manager.
 const MANAGER: &str = "coder-k8s-dev";
 
-/// Applies every sample, its namespace first.
+/// Makes the namespaces of the samples.
+pub(crate) async fn namespaces(client: &Client) -> Result<()> {
+    for sample in parsed()? {
+        ensure_namespace(client, &namespace(&sample)).await?;
+    }
+    Ok(())
+}
+
+fn namespace(sample: &DynamicObject) -> String {
+    sample.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned())
+}
+
+/// Applies every sample.
 pub(crate) async fn apply(client: &Client, say: &Teller) -> Result<()> {
     for sample in parsed()? {
-        let namespace = sample.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
-        ensure_namespace(client, &namespace).await?;
+        let namespace = namespace(&sample);
         let name = sample.metadata.name.clone().unwrap_or_default();
         api(client, &sample)?
             .patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(&sample))
@@ -30,16 +41,34 @@ pub(crate) async fn apply(client: &Client, say: &Teller) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the operator has said of every sample how it stands.
+/// Waits until the operator has said of every sample how it stands, and those that can be ready here are.
 pub(crate) async fn settled(client: &Client) -> Result<()> {
     for sample in parsed()? {
         let name = sample.metadata.name.clone().unwrap_or_default();
         let api = api(client, &sample)?;
-        while !api.get_opt(&name).await?.is_some_and(|object| is_observed(&object)) {
+        let ready = can_be_ready(&sample);
+        let settled = |object: DynamicObject| is_observed(&object) && (!ready || is_ready(&object));
+        while !api.get_opt(&name).await?.is_some_and(settled) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
     Ok(())
+}
+
+/// Whether a sample can be ready in this release: a control plane that needs no license, or has a token to apply it with.
+fn can_be_ready(sample: &DynamicObject) -> bool {
+    let spec = &sample.data["spec"];
+    let licensable =
+        spec.get("licenseSecretRef").is_none() || spec["operatorAccess"]["method"] == "TokenSecret";
+    kind(sample) == "CoderControlPlane" && licensable
+}
+
+fn is_ready(object: &DynamicObject) -> bool {
+    let conditions = object.data.pointer("/status/conditions").and_then(serde_json::Value::as_array);
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|c| c.get("type").is_some_and(|t| t == "Ready") && c.get("status").is_some_and(|s| s == "True"))
 }
 
 fn is_observed(object: &DynamicObject) -> bool {

@@ -60,9 +60,13 @@ pub(super) async fn find(
         }
         None => {
             let method = access.method;
-            talk.report.access = Some(Access::Pending(format!(
+            let why = format!(
                 "operatorAccess.method {method:?} comes with a later release; with TokenSecret a token can be given now"
-            )));
+            );
+            if !super::license::is_applied(talk, object) {
+                talk.report.license = Some(super::License::Pending(why.clone()));
+            }
+            talk.report.access = Some(Access::Pending(why));
         }
     }
     Ok(())

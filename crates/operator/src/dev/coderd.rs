@@ -1,0 +1,61 @@
+//! The coderd of the local cluster: simulated, because pods are played too. It answers for every control plane, takes
+//! the license that lies in the samples' Secret, and accepts the token beside it.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use anyhow::Result;
+use coder_k8s_coderd::Resolve;
+use coder_k8s_testbed::{CoderSim, codersim::Mode};
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use secrecy::ExposeSecret;
+use serde_json::json;
+
+use super::Teller;
+
+/// The simulated server.
+pub(super) struct Coderd {
+    sim: CoderSim,
+}
+
+impl Coderd {
+    /// Starts it.
+    pub(super) async fn start(say: &Teller) -> Result<Self> {
+        let sim = CoderSim::start(Mode::Unlicensed).await?;
+        say.line(&format!("a simulated coderd answers for the control planes, at {}", sim.url()));
+        Ok(Self { sim })
+    }
+
+    /// Finds it under the name of any Service.
+    pub(super) fn resolver(&self) -> Arc<dyn Resolve> {
+        Arc::new(Everywhere(self.sim.address()))
+    }
+
+    /// Puts a license, a token and a database URL into the Secrets that the samples name.
+    pub(super) async fn fill_secrets(&self, client: &Client) -> Result<()> {
+        let license = CoderSim::license().feature_set("premium").build();
+        let token = self.sim.owner_token();
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), "coder");
+        for (name, key, value) in [
+            ("coder-license", "license", license.expose_secret()),
+            ("coder-token", "token", token.expose_secret()),
+            ("coder-db-app", "uri", "postgres://coder@database.example/coder"),
+        ] {
+            let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {key: value}});
+            secrets.patch(name, &PatchParams::apply("coder-k8s-dev"), &Patch::Apply(&secret)).await?;
+        }
+        Ok(())
+    }
+}
+
+struct Everywhere(SocketAddr);
+
+impl Resolve for Everywhere {
+    fn resolve(&self, _host: String, _port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
+        Box::pin(async { Ok(vec![self.0]) })
+    }
+}
