@@ -57,9 +57,9 @@ pub(crate) async fn settled(client: &Client) -> Result<()> {
 
 /// Whether a sample can be ready in this release: a control plane that needs no license, or has a token to apply it with.
 fn can_be_ready(sample: &DynamicObject) -> bool {
-    let spec = &sample.data["spec"];
-    let licensable =
-        spec.get("licenseSecretRef").is_none() || spec["operatorAccess"]["method"] == "TokenSecret";
+    let given = |path: &str| sample.data.pointer(path);
+    let token = given("/spec/operatorAccess/method").is_some_and(|method| method == "TokenSecret");
+    let licensable = given("/spec/licenseSecretRef").is_none() || token;
     kind(sample) == "CoderControlPlane" && licensable
 }
 
