@@ -2,8 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, PodSettings, WorkspaceRbac};
-use kube::Resource;
+use coder_k8s_api::{
+    AccessMethod, CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, PodSettings, WorkspaceRbac,
+};
+use kube::{Resource, ResourceExt};
+
+use crate::names;
 
 /// Something that an object refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +44,10 @@ impl References for CoderControlPlane {
                 .map(|secret| secret_named(&secret.name)),
         );
         all.extend(access.first_user_secret_ref.iter().map(|secret| secret_named(&secret.name)));
+        if access.method != AccessMethod::TokenSecret && !access.disabled {
+            let given = access.generated_token_secret_name.as_ref().map(ToString::to_string);
+            all.insert(Reference::Secret(given.unwrap_or_else(|| names::token_secret(&self.name_any()))));
+        }
         all
     }
 }

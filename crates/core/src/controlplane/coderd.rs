@@ -4,7 +4,8 @@
 //! server that is away, withdraws nothing that works.
 
 use coder_k8s_api::{
-    CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, LicenseStatus, ReportedSecretRef,
+    AccessMethod, CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, LicenseStatus,
+    ReportedSecretRef,
     condition::{kind, reason},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -42,8 +43,6 @@ pub struct Server {
 /// The operator's access to coderd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Not yet: what is waited for.
-    Pending(String),
     /// coderd accepts the token.
     Ready,
     /// It worked, and now something that may pass is in the way.
@@ -64,8 +63,6 @@ pub struct Trouble {
 /// The license that the spec asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum License {
-    /// Not yet: what is waited for.
-    Pending(String),
     /// coderd holds it.
     Applied {
         /// SHA-256 of it.
@@ -157,10 +154,8 @@ fn tell_access(
         None if worked && !is_said(status, kind::OPERATOR_ACCESS_READY) => {
             say(true, "Kept", "the access of an earlier release is used; it is verified soon");
         }
-        None if is_said(status, kind::OPERATOR_ACCESS_READY) => {}
-        None => say(false, reason::PENDING, "the operator has not talked to coderd yet"),
-        Some(Access::Pending(_)) if worked => {}
-        Some(Access::Pending(what)) => say(false, reason::PENDING, what),
+        None if worked => {}
+        None => say(false, reason::PENDING, awaited(object, status)),
         Some(Access::Ready) => {
             say(true, "TokenAccepted", "coderd accepts the operator's token");
             status.operator_access_ready = Some(true);
@@ -170,6 +165,16 @@ fn tell_access(
             say(false, trouble.reason, &trouble.message);
             status.operator_access_ready = None;
         }
+    }
+}
+
+/// What the access waits for.
+fn awaited(object: &CoderControlPlane, status: &CoderControlPlaneStatus) -> &'static str {
+    match object.spec.operator_access.method {
+        AccessMethod::Postgres | AccessMethod::FirstUser if status.operator_token_secret_ref.is_none() => {
+            "in this release the operator makes no token itself: give it one with operatorAccess.method TokenSecret"
+        }
+        _ => "a pod of coderd must be ready first",
     }
 }
 
@@ -189,7 +194,6 @@ fn tell_license(
     match &report.license {
         None if is_said(status, kind::LICENSE_APPLIED) && said_is_about_a_license(status) => {}
         None => say(false, reason::PENDING, "the license waits for the operator's access to coderd"),
-        Some(License::Pending(what)) => say(false, reason::PENDING, what),
         Some(License::Trouble(trouble)) => say(false, trouble.reason, &trouble.message),
         Some(License::Refused { trouble, mark }) => {
             say(false, trouble.reason, &trouble.message);

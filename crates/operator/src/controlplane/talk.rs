@@ -66,6 +66,8 @@ struct Talk {
     report: Report,
     token: Option<SecretString>,
     ca: Option<Vec<u8>>,
+    /// Whether a Secret of the object was seen to change, so that a token may be where none was.
+    hinted: bool,
     refresh_at: Instant,
     verify_at: Instant,
 }
@@ -154,10 +156,11 @@ pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Next {
     let touched = talks.touched.lock().remove(&key);
     let before = talks.known.lock().get(&key).filter(|talk| talk.uid == object.uid()).cloned();
     let mut talk = before.clone().unwrap_or_else(|| resume(&object, &inputs, talks.intervals));
+    talk.hinted |= touched;
     let changed = touched || talk.inputs != inputs;
     talk.inputs = inputs;
     let next = speak(&mut talk, changed, before.is_none(), &key, &object, &ctx).await;
-    let news = before.is_none_or(|before| before.report != talk.report);
+    let news = before.map(|before| before.report).unwrap_or_default() != talk.report;
     talks.known.lock().insert(key.clone(), talk);
     if news {
         ctx.queue.wake(key);
@@ -187,6 +190,7 @@ fn resume(object: &CoderControlPlane, inputs: &Inputs, intervals: Intervals) -> 
         report: Report::default(),
         token: None,
         ca: None,
+        hinted: false,
         refresh_at: now + age.map_or(Duration::ZERO, |age| jittered(intervals.refresh).saturating_sub(age)),
         verify_at: now + wait,
     }
@@ -203,14 +207,7 @@ async fn speak(
 ) -> Next {
     let intervals = ctx.talks.intervals;
     if !talk.inputs.serving {
-        talk.report.access = Some(Access::Pending("no pod of coderd is ready yet".to_owned()));
-        if !license::is_applied(talk, object) {
-            talk.report.license = Some(License::Pending("no pod of coderd is ready yet".to_owned()));
-        }
         return Next::OnChange;
-    }
-    if matches!(talk.report.access, Some(Access::Pending(_))) && talk.token.is_none() {
-        talk.report.access = None;
     }
     let now = Instant::now();
     let exchanged = resumed && license::was_exchanged(key, object, ctx).await;
