@@ -1,6 +1,6 @@
 //! A control plane with a coderd behind its Service.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_testbed::{
@@ -104,9 +104,11 @@ impl Coder {
     }
 }
 
-/// A license with an id of its own.
+/// A license with an id of its own; the same text each time.
 pub fn license(n: u8) -> SecretString {
-    CoderSim::license().id(&uuid(n)).build()
+    static MADE: Mutex<BTreeMap<u8, SecretString>> = Mutex::new(BTreeMap::new());
+    let make = || CoderSim::license().id(&uuid(n)).build();
+    MADE.lock().unwrap().entry(n).or_insert_with(make).clone()
 }
 
 /// The id of the license of that number.

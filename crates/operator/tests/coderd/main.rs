@@ -15,8 +15,11 @@
 
 mod access;
 mod coder;
+mod crashes;
 mod entitlements;
+mod faults;
 mod license;
+mod own;
 #[allow(dead_code, reason = "shared with the other scenarios")]
 #[path = "../controlplane/scene.rs"]
 mod scene;
