@@ -18,11 +18,14 @@ mod coder;
 mod crashes;
 mod entitlements;
 mod faults;
+mod idle;
+mod isolation;
 mod license;
 mod own;
 #[allow(dead_code, reason = "shared with the other scenarios")]
 #[path = "../controlplane/scene.rs"]
 mod scene;
+mod secrecy;
 #[path = "../support/mod.rs"]
 mod support;
 
