@@ -326,6 +326,9 @@ pub struct LicenseStatus {
     /// The value and server version that did not go together: not sent again until one of them changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// UUID of the license that it replaces and that is still to be removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
 }
 
 /// What the license allows.

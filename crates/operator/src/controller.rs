@@ -47,7 +47,7 @@ use watches::{OPTIONAL_CRDS, Watches};
 pub(crate) use watches::Scope;
 
 /// How many conversations with coderd go on at a time. Each waits for its own server.
-const CONVERSATIONS: usize = 64;
+const CONVERSATIONS: usize = 512;
 
 /// How long the lease may take to be handed over.
 const HAND_OVER: Duration = Duration::from_secs(5);

@@ -96,6 +96,8 @@ pub struct Installed {
     pub tier: Tier,
     /// When its term ends.
     pub expires: Option<Timestamp>,
+    /// UUID of the license that it replaces and that is still to be removed.
+    pub replaces: Option<String>,
 }
 
 /// What the license allows.
@@ -206,7 +208,11 @@ fn tell_license(
                 status.license_last_applied = Some(Time(whole_seconds(*at)));
             }
             status.license_last_applied_hash = Some(hash.clone());
-            status.license = installed.as_ref().map(shown);
+            match installed {
+                Some(installed) => status.license = Some(shown(installed)),
+                // What the list did not show says nothing against what is known.
+                None => status.license.iter_mut().for_each(|license| license.refused = None),
+            }
         }
     }
 }
@@ -221,6 +227,7 @@ fn shown(installed: &Installed) -> LicenseStatus {
         expires: installed.expires.map(|at| Time(whole_seconds(at))),
         days_left: None,
         refused: None,
+        replaces: installed.replaces.clone(),
     }
 }
 

@@ -215,7 +215,8 @@ async fn speak(
         (talk.verify_at, talk.refresh_at) = (now, now);
         (talk.token, talk.ca) = (None, None);
     }
-    let verify = now >= talk.verify_at;
+    // What passed is shown as soon as coderd answers again, not only when its time has come.
+    let verify = now >= talk.verify_at || matches!(talk.report.access, Some(Access::Degraded(_)));
     if !verify && now < talk.refresh_at {
         return Next::After(talk.verify_at.min(talk.refresh_at).saturating_duration_since(now));
     }
@@ -277,10 +278,8 @@ async fn exchange(
 /// Notes that coderd could not be asked, and says when to try again. What works is not withdrawn.
 fn trouble(talk: &mut Talk, object: &CoderControlPlane, error: &coderd::Error) -> outcome::Retry {
     let what = as_trouble(error);
-    let settled = error.retry() == coderd::Retry::OnChange;
     if talk.token.is_some() {
-        talk.report.access =
-            Some(if settled { Access::Refused(what.clone()) } else { Access::Degraded(what.clone()) });
+        talk.report.access = Some(access::in_trouble(error));
         if object.spec.license_secret_ref.is_some() && !license::is_applied(talk, object) {
             talk.report.license = Some(License::Trouble(what));
         }
@@ -300,11 +299,10 @@ fn as_trouble(error: &coderd::Error) -> Trouble {
     Trouble { reason: error.reason(), message }
 }
 
-/// When to try again. What only a change helps is looked at again with much patience.
+/// When to try again.
 fn retry(error: &coderd::Error) -> outcome::Retry {
     match error.retry() {
-        coderd::Retry::OnChange => outcome::Retry::After(Duration::from_mins(5)),
-        coderd::Retry::Backoff => outcome::Retry::Backoff,
+        coderd::Retry::OnChange | coderd::Retry::Backoff => outcome::Retry::Backoff,
         coderd::Retry::After(wait) => outcome::Retry::After(wait),
     }
 }

@@ -6,7 +6,7 @@ use coder_k8s_api::CoderControlPlane;
 use coder_k8s_core::license::hash;
 use coder_k8s_testbed::{
     Behaviour, Rule,
-    codersim::{CoderSim, Mode},
+    codersim::{CoderSim, Mode, SimFault},
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
@@ -235,4 +235,60 @@ async fn the_end_of_a_license_is_warned_about_in_condition_event_and_metric() {
         coder.scene.namespace
     );
     assert!(metrics.contains(&line), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_removal_that_fails_is_tried_again() {
+    let coder = Coder::new("license", Mode::Unlicensed).await;
+    coder.secret("license", "license", &license(1)).await;
+    coder.plane(json!({"licenseSecretRef": {"name": "license"}, "license": {"removeReplaced": true}})).await;
+    coder.scene.ready("coder").await;
+    coder.sim.fault("DELETE", "/api/v2/licenses/**", SimFault::status(500, "On purpose.", ""), Some(2));
+    coder.secret("license", "license", &license(2)).await;
+    let gone = coder_k8s_testbed::eventually(crate::support::PATIENCE, || async {
+        let all = coder.installed();
+        if all == [uuid(2)] { Ok(()) } else { Err(format!("{all:?}")) }
+    });
+    gone.await.unwrap();
+    let plane = coder
+        .scene
+        .until("coder", |plane: &CoderControlPlane| {
+            status(plane).license.is_some_and(|l| l.replaces.is_none())
+        })
+        .await;
+    assert_eq!(condition(&plane, "LicenseApplied").unwrap().status, "True");
+    assert_eq!(coder.sent(), 2);
+}
+
+#[tokio::test]
+async fn one_that_somebody_else_installs_at_the_same_moment_is_recognised() {
+    let coder = Coder::new("license", Mode::Unlicensed).await;
+    // The list does not show it yet; coderd has it when it is sent.
+    coder.sim.fault(
+        "GET",
+        "/api/v2/licenses",
+        SimFault::Answer {
+            status: 200,
+            headers: vec![("Content-Type".into(), "application/json".into())],
+            body: "[]".into(),
+        },
+        Some(1),
+    );
+    coder.sim.add_license(&license(1));
+    coder.licensed_plane(&license(1)).await;
+    let plane = coder.scene.ready("coder").await;
+    assert_eq!(status(&plane).license.unwrap().uuid, Some(uuid(1)));
+    assert_eq!((coder.sent(), coder.installed()), (1, vec![uuid(1)]));
+}
+
+#[tokio::test]
+async fn one_failed_call_is_forgotten_as_soon_as_the_next_succeeds() {
+    let coder = Coder::new("license", Mode::Licensed).await;
+    coder.plane(json!({})).await;
+    coder.says("OperatorAccessReady", "True", "TokenAccepted").await;
+    coder.sim.fault("GET", "/api/v2/entitlements", SimFault::status(500, "On purpose.", ""), Some(1));
+    coder.says("OperatorAccessReady", "False", "ServerError").await;
+    let since = std::time::Instant::now();
+    coder.says("OperatorAccessReady", "True", "TokenAccepted").await;
+    assert!(since.elapsed() < Duration::from_secs(8), "before the next verification: {:?}", since.elapsed());
 }

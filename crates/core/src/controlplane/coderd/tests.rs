@@ -41,6 +41,7 @@ fn applied(expires: i64) -> Report {
         account: "acme".into(),
         tier: Tier::Premium,
         expires: Some(at(expires)),
+        replaces: None,
     };
     Report {
         access: Some(Access::Ready),

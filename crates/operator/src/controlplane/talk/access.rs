@@ -1,7 +1,7 @@
 //! The operator's access: where its token is, and whether coderd accepts it.
 
 use coder_k8s_api::{AccessMethod, CoderControlPlane, ReportedSecretRef};
-use coder_k8s_coderd::{Client, Kind, Target};
+use coder_k8s_coderd::{Client, Error, Kind, Target};
 use coder_k8s_core::{
     controlplane::{
         access_url,
@@ -136,6 +136,14 @@ pub(super) async fn verify(
             Ok(false)
         }
         Err(error) => Err(trouble(talk, object, &error)),
+    }
+}
+
+/// What an error means for the access. A redirect stays until a person says where to; whatever else may pass.
+pub(super) fn in_trouble(error: &Error) -> Access {
+    match error.kind {
+        Kind::Redirected { .. } => Access::Refused(as_trouble(error)),
+        _ => Access::Degraded(as_trouble(error)),
     }
 }
 

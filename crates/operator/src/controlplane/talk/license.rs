@@ -113,10 +113,11 @@ pub(super) async fn apply(
         object.spec.license.remove_replaced,
     );
     match next {
-        Step::Rest => applied(talk, hash, None, ours),
+        Step::Rest => applied(talk, hash, None, ours, None),
         Step::Remove(old) => {
-            applied(talk, hash, None, ours);
-            remove(talk, &old, client, ctx).await?;
+            applied(talk, hash.clone(), None, ours, Some(&old));
+            remove(&old, client, ctx).await?;
+            applied(talk, hash, None, ours, None);
         }
         Step::Refused => {}
         Step::Send if !may_write(ctx, client) => return Err(outcome::Retry::Backoff),
@@ -125,7 +126,6 @@ pub(super) async fn apply(
                 tracing::info!(license = added.id, "coderd accepted the license");
                 let added_one = in_list(&added);
                 let with: Vec<Listed> = all.into_iter().chain([added_one.clone()]).collect();
-                applied(talk, hash.clone(), Some(Timestamp::now()), Some(&added));
                 let then = license::step(
                     &hash,
                     &version,
@@ -135,12 +135,21 @@ pub(super) async fn apply(
                     &recorded,
                     object.spec.license.remove_replaced,
                 );
+                let now = Some(Timestamp::now());
                 if let Step::Remove(old) = then {
-                    remove(talk, &old, client, ctx).await?;
+                    applied(talk, hash.clone(), now, Some(&added), Some(&old));
+                    remove(&old, client, ctx).await?;
                 }
+                applied(talk, hash, now, Some(&added), None);
             }
             Err(error) if matches!(error.kind, Kind::Duplicate { .. }) => {
-                applied(talk, hash, Some(Timestamp::now()), None);
+                // Somebody was quicker. The list shows it now, and the next conversation looks at what it replaces.
+                let listed = client.licenses().await.unwrap_or_default();
+                let ours = claims.as_ref().ok().and_then(|claims| coderd::license::find(claims, &listed));
+                let before = recorded.uuid.filter(|uuid| ours.is_some_and(|ours| ours.uuid != *uuid));
+                let old = before.and_then(|uuid| listed.iter().map(in_list).find(|old| old.uuid == uuid));
+                let old = old.filter(|_| object.spec.license.remove_replaced);
+                applied(talk, hash, Some(Timestamp::now()), ours, old.as_ref());
             }
             Err(error) => return fails(talk, &error, same, &hash, &version),
         },
@@ -154,13 +163,16 @@ fn recorded(talk: &Talk, object: &CoderControlPlane) -> Recorded {
     let shown = status.and_then(|status| status.license.as_ref());
     let on_status = Recorded {
         hash: status.and_then(|status| status.license_last_applied_hash.clone()),
-        uuid: shown.and_then(|license| license.uuid.clone()),
+        uuid: shown.and_then(|license| license.replaces.clone().or_else(|| license.uuid.clone())),
         refused: shown.and_then(|license| license.refused.clone()),
     };
     match &talk.report.license {
         Some(License::Applied { hash, installed, .. }) => Recorded {
             hash: Some(hash.clone()),
-            uuid: installed.as_ref().map(|installed| installed.uuid.clone()).or(on_status.uuid),
+            uuid: installed
+                .as_ref()
+                .map(|installed| installed.replaces.clone().unwrap_or_else(|| installed.uuid.clone()))
+                .or(on_status.uuid),
             refused: None,
         },
         Some(License::Refused { mark, .. }) => Recorded { refused: Some(mark.clone()), ..on_status },
@@ -168,8 +180,8 @@ fn recorded(talk: &Talk, object: &CoderControlPlane) -> Recorded {
     }
 }
 
-async fn remove(talk: &Talk, old: &Listed, client: &Client, ctx: &Context) -> Result<(), outcome::Retry> {
-    debug_assert!(matches!(talk.report.license, Some(License::Applied { .. })), "its successor is there");
+/// Removes a license whose successor is there.
+async fn remove(old: &Listed, client: &Client, ctx: &Context) -> Result<(), outcome::Retry> {
     let Ok(id) = i32::try_from(old.id) else { return Ok(()) };
     if !may_write(ctx, client) {
         return Err(outcome::Retry::Backoff);
@@ -200,9 +212,17 @@ fn fails(
             talk.report.license = Some(License::Refused { trouble: what, mark });
             Ok(())
         }
+        Kind::Unauthenticated { .. } if same => {
+            talk.report.access = Some(Access::Refused(what));
+            Ok(())
+        }
         Kind::Unauthenticated { .. } => {
             talk.report.access = Some(Access::Refused(what.clone()));
             talk.report.license = Some(License::Trouble(what));
+            Ok(())
+        }
+        Kind::Forbidden { .. } | Kind::Redirected { .. } if same => {
+            talk.report.access = Some(super::access::in_trouble(error));
             Ok(())
         }
         Kind::Forbidden { .. } | Kind::Redirected { .. } => {
@@ -220,7 +240,14 @@ fn fails(
     }
 }
 
-fn applied(talk: &mut Talk, hash: String, accepted: Option<Timestamp>, installed: Option<&coderd::License>) {
+/// Notes that coderd holds the license, and which one is still to be removed for it.
+fn applied(
+    talk: &mut Talk,
+    hash: String,
+    accepted: Option<Timestamp>,
+    installed: Option<&coderd::License>,
+    replaces: Option<&Listed>,
+) {
     let before = match &talk.report.license {
         Some(License::Applied { hash: before, accepted, .. }) if *before == hash => *accepted,
         _ => None,
@@ -234,6 +261,7 @@ fn applied(talk: &mut Talk, hash: String, accepted: Option<Timestamp>, installed
             account: license.claims.account_id.clone(),
             tier: Tier::claimed(&license.claims.feature_set, license.claims.trial),
             expires: license.claims.license_expires,
+            replaces: replaces.map(|old| old.uuid.clone()),
         }),
     });
 }
