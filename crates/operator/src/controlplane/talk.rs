@@ -15,7 +15,7 @@ use std::{
 };
 
 use coder_k8s_api::{CoderControlPlane, condition::kind};
-use coder_k8s_coderd::{self as coderd, Client};
+use coder_k8s_coderd as coderd;
 use coder_k8s_core::{
     controlplane::{
         self,
@@ -313,6 +313,6 @@ fn jittered(interval: Duration) -> Duration {
 }
 
 /// Whether this process may still change anything in coderd.
-fn may_write(ctx: &Context, _client: &Client) -> bool {
+fn may_write(ctx: &Context) -> bool {
     ctx.fence.is_open()
 }

@@ -120,7 +120,7 @@ pub(super) async fn apply(
             applied(talk, hash, None, ours, None);
         }
         Step::Refused => {}
-        Step::Send if !may_write(ctx, client) => return Err(outcome::Retry::Backoff),
+        Step::Send if !may_write(ctx) => return Err(outcome::Retry::Backoff),
         Step::Send => match client.add_license(&text).await {
             Ok(added) => {
                 tracing::info!(license = added.id, "coderd accepted the license");
@@ -183,7 +183,7 @@ fn recorded(talk: &Talk, object: &CoderControlPlane) -> Recorded {
 /// Removes a license whose successor is there.
 async fn remove(old: &Listed, client: &Client, ctx: &Context) -> Result<(), outcome::Retry> {
     let Ok(id) = i32::try_from(old.id) else { return Ok(()) };
-    if !may_write(ctx, client) {
+    if !may_write(ctx) {
         return Err(outcome::Retry::Backoff);
     }
     match client.delete_license(id).await {
