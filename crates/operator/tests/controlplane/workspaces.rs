@@ -273,6 +273,19 @@ async fn a_rule_that_the_operator_cannot_grant_holds_up_nothing_else() {
 }
 
 #[tokio::test]
+async fn what_the_spec_no_longer_gives_goes_even_when_something_else_cannot_be_granted() {
+    let scene = Scene::new("rbac").await;
+    let maps = json!({"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]});
+    scene.plane("coder", json!({"rbac": {"extraRules": [maps]}})).await;
+    scene.says("coder", "WorkspaceAccess", "True", Some("Granted")).await;
+    let jobs = json!({"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create"]});
+    scene.spec("coder", json!({"rbac": {"enableDeployments": false, "extraRules": [jobs]}})).await;
+    scene.says("coder", "WorkspaceAccess", "False", Some("Forbidden")).await;
+    let role: Role = scene.there(&granted(&scene, "coder").0).await;
+    assert_eq!(resources(&role), ["/pods", "/persistentvolumeclaims"]);
+}
+
+#[tokio::test]
 async fn the_own_namespace_can_be_left_out() {
     let scene = Scene::new("rbac").await;
     let other = scene.another("rbac-other", scene.consent()).await;

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use coder_k8s::manifests::Install;
 use coder_k8s_api::{condition::kind, crds};
-use k8s_openapi::api::core::v1::Namespace;
-use kube::{Api, api::PostParams};
+use k8s_openapi::api::{core::v1::Namespace, rbac::v1::RoleBinding};
+use kube::{
+    Api,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
 use serde_json::json;
 
 use crate::support::{
@@ -77,6 +80,26 @@ async fn an_install_for_some_namespaces_works_there_and_nowhere_else() {
     observed(&client, "team-b", "coder").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(planes(&client, "team-c").get("coder").await.unwrap().status, None);
+
+    // Being looked after is consent; nobody else's label counts here.
+    let spread = json!({"spec": {"rbac": {"workspaceNamespaces": ["team-b", "team-c"]}}});
+    planes(&client, "team-a").patch("coder", &PatchParams::default(), &Patch::Merge(&spread)).await.unwrap();
+    let told = coder_k8s_testbed::eventually(crate::support::PATIENCE, || async {
+        let plane = planes(&client, "team-a").get("coder").await.unwrap();
+        let (_, reason, message) = condition(&plane, kind::WORKSPACE_ACCESS);
+        if message.contains("team-c is not looked after") && !message.contains("team-b") {
+            Ok(reason)
+        } else {
+            Err(format!("{reason}: {message}"))
+        }
+    });
+    assert_eq!(told.await.unwrap(), "ConsentMissing");
+    let granted = async |namespace: &str| {
+        let api: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
+        let ours = ListParams::default().labels("coder.com/control-plane-namespace=team-a");
+        api.list(&ours).await.unwrap().items.len()
+    };
+    assert_eq!((granted("team-b").await, granted("team-c").await), (1, 0));
     let all = requests(&cluster, |user| user == operator.user);
     assert!(all.iter().all(|event| event.code != 403), "{:?}", all.iter().find(|event| event.code == 403));
     assert!(writes(&all).iter().all(|event| ["team-a", "team-b"].contains(&&*event.namespace)));
