@@ -85,7 +85,7 @@ async fn an_upload_whose_record_fails_is_recognised() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_operators_and_outdated_views_never_clear_hash_and_tier() {
+async fn two_operators_and_outdated_views_never_clear_what_is_known_of_the_license() {
     let own = Own::new().await;
     let args = ["--leader-elect=false", "--entitlements-interval=1s", "--verify-interval=6s"];
     let operators = [own.operator(&args), own.operator(&args)];
@@ -126,5 +126,6 @@ async fn two_operators_and_outdated_views_never_clear_hash_and_tier() {
         let version = plane.resource_version();
         assert!(known.license_last_applied_hash.is_some(), "{version:?}: {known:?}");
         assert_eq!(known.license_tier.as_deref(), Some("premium"), "{version:?}");
+        assert!(known.license.is_some(), "{version:?}: {known:?}");
     }
 }
