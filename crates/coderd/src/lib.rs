@@ -25,6 +25,7 @@ pub mod license;
 mod licenses;
 mod organizations;
 mod pools;
+pub mod postgres;
 mod provisionerkeys;
 mod proxies;
 mod resolve;
