@@ -12,6 +12,7 @@ mod api_server;
 mod crash;
 mod garbage_collection;
 mod isolation;
+mod postgres;
 mod start_up;
 mod widget;
 mod workloads;
