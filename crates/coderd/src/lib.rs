@@ -25,7 +25,6 @@ pub mod license;
 mod licenses;
 mod organizations;
 mod pools;
-pub mod postgres;
 mod provisionerkeys;
 mod proxies;
 mod resolve;

@@ -174,7 +174,7 @@ pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Next {
         talk.give_up();
         access::disable(&mut talk, &key, &object, &ctx).await
     } else {
-        talk.report.revocation = None;
+        talk.come_to(&object);
         speak(&mut talk, changed, before.is_none(), &key, &object, &ctx).await
     };
     let news = before.map(|before| before.report).unwrap_or_default() != talk.report;
@@ -199,6 +199,15 @@ async fn is_news(
 }
 
 impl Talk {
+    /// Forgets what was said of a token that came another way, once nothing is left of it.
+    fn come_to(&mut self, object: &CoderControlPlane) {
+        let method = object.spec.operator_access.method;
+        self.report.grant.take_if(|grant| grant.method != method);
+        if controlplane::coderd::access::outdated(object).is_none() {
+            self.report.revocation = None;
+        }
+    }
+
     /// Forgets everything but what is left to be revoked.
     fn give_up(&mut self) {
         (self.token, self.ca) = (None, None);
