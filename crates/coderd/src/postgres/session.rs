@@ -97,15 +97,19 @@ impl<'a> Session<'a> {
         Ok(Self { client, driver, scope, call: CONNECT })
     }
 
-    /// Runs one step of a call.
+    /// Runs one step of a call, which the caller has begun to work on.
     pub(super) async fn step<T>(
-        &mut self,
+        scope: Scope<'a>,
         call: Call,
-        work: impl AsyncFnOnce(&Self) -> Result<T, Error>,
+        work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
+        scope.step(call, async { work.await.map_err(|error| error.kind) }).await
+    }
+
+    /// What errors are about from now on.
+    pub(super) fn enter(&mut self, call: Call) -> Scope<'a> {
         self.call = call;
-        let scope = self.scope;
-        scope.step(call, async { work(self).await.map_err(|error| error.kind) }).await
+        self.scope
     }
 
     /// Begins the transaction of the call. Its deadlines and the URL's own settings hold for it alone, so that a
@@ -158,10 +162,8 @@ impl<'a> Session<'a> {
 
     /// Makes what was written last.
     pub(super) async fn commit(&mut self) -> Result<(), Error> {
-        self.step(COMMIT, async |session| {
-            session.bounded("commit", session.client.batch_execute("COMMIT")).await
-        })
-        .await
+        let scope = self.enter(COMMIT);
+        Self::step(scope, COMMIT, self.bounded("commit", self.client.batch_execute("COMMIT"))).await
     }
 
     /// Ends the connection. What was not committed is gone.

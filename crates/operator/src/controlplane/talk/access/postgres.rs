@@ -4,7 +4,7 @@
 //! The address, which holds a password, is read for that and not kept.
 
 use coder_k8s_api::CoderControlPlane;
-use coder_k8s_coderd::postgres::{self, Dsn, Ensured, Wanted};
+use coder_k8s_coderd::postgres::{self, Dsn, DsnContext, Ensured, Wanted};
 use coder_k8s_core::{controlplane::database, names, outcome::Retry};
 use coder_k8s_engine::{key::Key, secret};
 use jiff::Timestamp;
@@ -104,7 +104,7 @@ async fn find(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Da
             database::HOW_TO_CONFIGURE,
         ));
     };
-    let dsn = Dsn::parse(url.expose_secret(), &key.namespace)
+    let dsn = Dsn::parse(url.expose_secret(), &DsnContext { namespace: &key.namespace })
         .map_err(|bad| Failed::for_good("BadConnectionURL", format!("{}: {bad}", database::URL)))?;
     Ok(Database { dsn, ca: authority(object, key, ctx).await? })
 }
