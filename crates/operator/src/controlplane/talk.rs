@@ -334,7 +334,7 @@ async fn exchange(
 /// Notes that coderd could not be asked, and says when to try again. What works is not withdrawn.
 fn trouble(talk: &mut Talk, object: &CoderControlPlane, error: &coderd::Error) -> outcome::Retry {
     let what = as_trouble(error);
-    if talk.token.is_some() {
+    if talk.token.is_some() || controlplane::coderd::access::has_way(object) {
         talk.report.access = Some(access::in_trouble(error));
         if object.spec.license_secret_ref.is_some() && !license::is_applied(talk, object) {
             talk.report.license = Some(License::Trouble(what));

@@ -65,7 +65,7 @@ async fn the_token_of_an_earlier_operator_is_used_as_it_is_and_nobody_elses() {
     coder.secret("coder-operator-token", "token", &token).await;
     let plane = coder.scene.plane("coder", json!({"licenseSecretRef": {"name": "license"}})).await;
     coder.scene.says("coder", "DeploymentReady", "True", None).await;
-    coder.says("OperatorAccessReady", "False", "Pending").await;
+    coder.says("OperatorAccessReady", "False", "ForeignObject").await;
     coder.refreshed(1).await;
     assert!(
         coder.sim.requests().iter().all(|entry| entry.credential.is_none()),
@@ -78,6 +78,8 @@ async fn the_token_of_an_earlier_operator_is_used_as_it_is_and_nobody_elses() {
         coder.scene.edit("coder-operator-token", json!({"metadata": {"ownerReferences": owner}})).await;
     let plane = coder.scene.ready("coder").await;
     assert_eq!(status(&plane).operator_token_secret_ref.unwrap().name, "coder-operator-token");
+    let said = condition(&plane, "OperatorAccessReady").unwrap();
+    assert_eq!((said.status.as_str(), said.reason.as_str()), ("True", "RenewalFails"), "there is no database");
     let after: Secret = coder.scene.there("coder-operator-token").await;
     assert_eq!(after.data, before.data);
     assert_eq!(after.data.unwrap()["token"].0, token.expose_secret().as_bytes());

@@ -117,12 +117,15 @@ pub fn is_given_up(object: &CoderControlPlane) -> bool {
     held(object).is_none() && (disabled || nothing_was_made(object))
 }
 
+/// Whether there is any way to a token, by the spec.
+pub fn has_way(object: &CoderControlPlane) -> bool {
+    let method = object.spec.operator_access.method;
+    method != AccessMethod::Postgres || database::may_be_configured(&object.spec.pod)
+}
+
 /// Whether no token of our own can ever have been made.
 fn nothing_was_made(object: &CoderControlPlane) -> bool {
-    match object.spec.operator_access.method {
-        AccessMethod::Postgres => !database::may_be_configured(&object.spec.pod),
-        AccessMethod::TokenSecret | AccessMethod::FirstUser => true,
-    }
+    object.spec.operator_access.method != AccessMethod::Postgres || !has_way(object)
 }
 
 /// The name of the Secret for a token of our own.
@@ -195,11 +198,10 @@ pub(super) fn tell(
 
 /// What the access waits for.
 fn awaited(object: &CoderControlPlane) -> (&'static str, &'static str) {
-    match object.spec.operator_access.method {
-        AccessMethod::Postgres if !database::may_be_configured(&object.spec.pod) => {
-            (reason::DATABASE_URL_MISSING, database::HOW_TO_CONFIGURE)
-        }
-        _ => (reason::PENDING, "a pod of coderd must be ready first"),
+    if has_way(object) {
+        (reason::PENDING, "a pod of coderd must be ready first")
+    } else {
+        (reason::DATABASE_URL_MISSING, database::HOW_TO_CONFIGURE)
     }
 }
 

@@ -125,6 +125,7 @@ pub(super) async fn establish(
     let works = matches!(lack, Lack::Time | Lack::Rights);
     if works {
         talk.report.access = Some(Access::Ready);
+        talk.report.token = Some(place.reference());
     }
     if matches!(lack, Lack::Accepted) && talk.replaced {
         turn_down(talk, object, unaccepted(object));

@@ -106,8 +106,13 @@ impl Place {
             talk.stored = Some(version);
         }
         talk.token = Some(token.clone());
-        talk.report.token = Some(ReportedSecretRef { name: self.name.clone(), key: Some(KEY.to_owned()) });
+        talk.report.token = Some(self.reference());
         Ok(())
+    }
+
+    /// Where readers find the token.
+    pub(super) fn reference(&self) -> ReportedSecretRef {
+        ReportedSecretRef { name: self.name.clone(), key: Some(KEY.to_owned()) }
     }
 
     /// Removes the Secret of an earlier name, once the token is elsewhere and in use.
