@@ -152,9 +152,8 @@ impl Postgres {
     /// `ca` holds the authorities of the database as PEM. After an error nothing was changed, but for a lost answer
     /// to the commit ([`Error::may_have_happened`]); the next call finds its way from either.
     pub async fn ensure(&self, dsn: &Dsn, ca: Option<&[u8]>, wanted: &Wanted<'_>) -> Result<Ensured, Error> {
-        let mut session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
-        let scope = session.enter(ENSURE);
-        let ensured = Session::step(scope, ENSURE, ensure::ensure(&session, wanted)).await?;
+        let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
+        let ensured = session.step(ENSURE, ensure::ensure(&session, wanted)).await?;
         if !ensured.changes.is_empty() {
             session.commit().await?;
         }
@@ -166,9 +165,8 @@ impl Postgres {
     /// many tokens are gone: none is a success too, as is a database that coderd never set up.
     pub async fn revoke(&self, dsn: &Dsn, ca: Option<&[u8]>, token_name: &str) -> Result<u64, Error> {
         let names = token::Names::of(token_name);
-        let mut session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
-        let scope = session.enter(REVOKE);
-        let (removed, written) = Session::step(scope, REVOKE, revoke::revoke(&session, &names)).await?;
+        let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
+        let (removed, written) = session.step(REVOKE, revoke::revoke(&session, &names)).await?;
         if written {
             session.commit().await?;
         }

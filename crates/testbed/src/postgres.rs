@@ -2,9 +2,10 @@
 //!
 //! [`shared`] is one server for all tests of a process; [`Postgres::start`] and [`Postgres::builder`] give one of
 //! your own, which a test may stop and start. Each [`Database`] is a fresh one with a role of its own, whose password
-//! is really checked. [`Proxy`] stands in front of a server and makes connections go wrong. As root the server runs
+//! is really checked; [`migrated`] gives one as coderd sets it up. [`Proxy`] stands in front of a server and makes connections go wrong. As root the server runs
 //! as another user, because it refuses to be root. Files and processes go away with the process that started them.
 
+mod coder;
 mod database;
 mod log;
 mod programs;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use tokio::sync::OnceCell;
 
+pub use coder::migrated;
 pub use database::{Client, Database, Template};
 pub use programs::Programs;
 pub use proxy::{Proxy, Trouble};

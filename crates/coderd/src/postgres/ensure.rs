@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp, Unit};
 use secrecy::SecretString;
 
-use super::error::{Error, Kind};
+use super::error::Kind;
 use super::plan::{self, AccountPlan, Plan, Seen, TokenPlan};
 use super::rows::{self, NewToken};
 use super::schema::{Found, Schema};
@@ -11,28 +11,26 @@ use super::session::Session;
 use super::token::{self, Names};
 use super::{Change, Ensured, Wanted};
 
-pub(super) async fn ensure(session: &Session<'_>, wanted: &Wanted<'_>) -> Result<Ensured, Error> {
-    let fail = |kind| session.error(kind);
+pub(super) async fn ensure(session: &Session<'_>, wanted: &Wanted<'_>) -> Result<Ensured, Kind> {
     // As precise as the database is, so that a time that comes back is the one that was written.
     let now = wanted.now.round(Unit::Microsecond).unwrap_or(wanted.now);
     let wanted = &Wanted { now, ..*wanted };
     session.begin().await?;
     let found = Found::read(session).await?;
-    let schema = found.check().map_err(fail)?;
+    let schema = found.check()?;
     if rows::is_dirty(session).await? {
-        return Err(fail(Kind::NotMigrated("a migration was cut short")));
+        return Err(Kind::NotMigrated("a migration was cut short"));
     }
     let names = Names::of(wanted.token_name);
     let deployment_id = if schema.deployment_id { rows::deployment_id(session).await? } else { None };
 
     let seen = rows::read(session, schema, &names).await?;
-    let first = plan::plan(&seen, wanted).map_err(fail)?;
+    let first = plan::plan(&seen, wanted)?;
     let (held, changes) = match (first.is_empty(), first) {
         (true, Plan { token: TokenPlan::Keep { id, .. }, .. }) => (kept(&seen, &id, wanted), Vec::new()),
         (_, first) => write(session, schema, &names, wanted, &first).await?,
     };
-    let Held { token, expires, renew_at, made, settled } =
-        held.ok_or_else(|| fail(Kind::Unexpected("keep its token")))?;
+    let Held { token, expires, renew_at, made, settled } = held.ok_or(Kind::Unexpected("keep its token"))?;
     Ok(Ensured { token, expires, renew_at, made, settled, deployment_id, changes })
 }
 
@@ -58,14 +56,13 @@ async fn write(
     names: &Names,
     wanted: &Wanted<'_>,
     first: &Plan,
-) -> Result<(Option<Held>, Vec<Change>), Error> {
+) -> Result<(Option<Held>, Vec<Change>), Kind> {
     let now = wanted.now;
     let make = first.account == AccountPlan::Make;
     let made = rows::lock_account(session, schema, make, now).await?;
     // Somebody else may have written in between; from here on nobody of us does.
     let seen = rows::read(session, schema, names).await?;
-    let Plan { account, join, promote, token } =
-        plan::plan(&seen, wanted).map_err(|kind| session.error(kind))?;
+    let Plan { account, join, promote, token } = plan::plan(&seen, wanted)?;
     let mut changes = Vec::new();
     if made {
         changes.push(Change::AccountMade);
@@ -78,7 +75,7 @@ async fn write(
             id
         }
         // Deleted in between; the next call makes it again.
-        AccountPlan::Make => return Err(session.error(Kind::Unexpected("make its account"))),
+        AccountPlan::Make => return Err(Kind::Unexpected("make its account")),
     };
     if join + promote > 0 {
         let (joined, promoted) = rows::join(session, schema, &id, now).await?;
@@ -96,7 +93,7 @@ async fn write_token(
     wanted: &Wanted<'_>,
     (seen, account, plan): (&Seen, &str, TokenPlan),
     changes: &mut Vec<Change>,
-) -> Result<Option<Held>, Error> {
+) -> Result<Option<Held>, Kind> {
     let now = wanted.now;
     let (TokenPlan::Keep { remove, .. } | TokenPlan::Make { remove, .. }) = &plan;
     if !remove.is_empty() {
@@ -113,7 +110,7 @@ async fn write_token(
             Ok(kept(seen, &id, wanted))
         }
         TokenPlan::Make { name, beside, remove: _ } => {
-            let token = token::make().map_err(|kind| session.error(kind))?;
+            let token = token::make()?;
             let lifetime = SignedDuration::from_secs(wanted.lifetime.as_secs().max(1));
             let expires = now.checked_add(lifetime).unwrap_or(Timestamp::MAX);
             let new = NewToken { token: &token, name: &name, now, expires, lifetime };

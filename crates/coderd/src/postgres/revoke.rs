@@ -2,9 +2,9 @@
 
 use tokio_postgres::types::Type;
 
-use super::error::Error;
+use super::error::Kind;
 use super::schema::Found;
-use super::session::{Param, Session};
+use super::session::{Param, Session, value};
 use super::token::Names;
 use super::{EMAIL, TOKEN_PREFIX};
 
@@ -13,14 +13,14 @@ const OURS: &str = "is_system AND lower(email) = lower($1)";
 
 /// Removes the tokens of both names, and suspends the account when it has no other token of ours. Gives how many
 /// tokens are gone, and whether anything was written.
-pub(super) async fn revoke(session: &Session<'_>, names: &Names) -> Result<(u64, bool), Error> {
+pub(super) async fn revoke(session: &Session<'_>, names: &Names) -> Result<(u64, bool), Kind> {
     session.begin().await?;
     let found = Found::read(session).await?;
     // Without these tables or this mark there never was a token of ours.
     if !found.migrated() || !found.has("users", "is_system") {
         return Ok((0, false));
     }
-    found.check_revocation().map_err(|kind| session.error(kind))?;
+    found.check_revocation()?;
     if !is_needed(session, names).await? {
         return Ok((0, false));
     }
@@ -55,7 +55,7 @@ fn used(besides: &str) -> String {
 }
 
 /// Whether there is anything to write. Reads alone.
-async fn is_needed(session: &Session<'_>, names: &Names) -> Result<bool, Error> {
+async fn is_needed(session: &Session<'_>, names: &Names) -> Result<bool, Kind> {
     let sql = format!(
         "SELECT EXISTS (SELECT FROM users WHERE {OURS} AND EXISTS (SELECT FROM api_keys AS k \
          WHERE k.user_id = users.id AND k.login_type = 'token' AND k.token_name = ANY ($2))) \
@@ -66,5 +66,5 @@ async fn is_needed(session: &Session<'_>, names: &Names) -> Result<bool, Error> 
     let both = names.both();
     let params: [Param<'_>; 2] = [(&EMAIL, Type::TEXT), (&both.as_slice(), Type::TEXT_ARRAY)];
     let rows = session.query("look for its tokens", &sql, &params).await?;
-    rows.first().map_or(Ok(false), |row| session.value(row, 0))
+    rows.first().map_or(Ok(false), |row| value(row, 0))
 }

@@ -5,10 +5,10 @@ use secrecy::SecretString;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::error::{Error, Kind};
+use super::error::Kind;
 use super::plan::{Account, Membership, Seen, Token};
 use super::schema::{Schema, Scopes};
-use super::session::{Param, Session};
+use super::session::{Param, Session, value};
 use super::token::{Names, Parts};
 use super::{EMAIL, ORGANIZATION_ROLE, PASSWORD, ROLE, USERNAME};
 
@@ -24,7 +24,7 @@ fn right(schema: Schema) -> String {
 const IDENTITY: [Param<'static>; 2] = [(&EMAIL, Type::TEXT), (&USERNAME, Type::TEXT)];
 
 /// Reads all that matters. Locks nothing.
-pub(super) async fn read(session: &Session<'_>, schema: Schema, names: &Names) -> Result<Seen, Error> {
+pub(super) async fn read(session: &Session<'_>, schema: Schema, names: &Names) -> Result<Seen, Kind> {
     let accounts = accounts(session, schema).await?;
     // The zero id is nobody's: it finds the organizations, and no token.
     let id = accounts.iter().find(|account| account.is_ours()).map_or(NOBODY, |account| &account.id);
@@ -35,7 +35,7 @@ pub(super) async fn read(session: &Session<'_>, schema: Schema, names: &Names) -
 
 const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
 
-async fn accounts(session: &Session<'_>, schema: Schema) -> Result<Vec<Account>, Error> {
+async fn accounts(session: &Session<'_>, schema: Schema) -> Result<Vec<Account>, Kind> {
     let sql = format!(
         "SELECT id::text, email, username, is_system, {} FROM users \
          WHERE NOT deleted AND (lower(email) = lower($1) OR lower(username) = lower($2))",
@@ -44,11 +44,11 @@ async fn accounts(session: &Session<'_>, schema: Schema) -> Result<Vec<Account>,
     let rows = session.query("look for its account", &sql, &IDENTITY).await?;
     let read = |row: &Row| {
         Ok(Account {
-            id: session.value(row, 0)?,
-            email: session.value(row, 1)?,
-            username: session.value(row, 2)?,
-            is_system: session.value(row, 3)?,
-            right: session.value(row, 4)?,
+            id: value(row, 0)?,
+            email: value(row, 1)?,
+            username: value(row, 2)?,
+            is_system: value(row, 3)?,
+            right: value(row, 4)?,
         })
     };
     rows.iter().map(read).collect()
@@ -58,7 +58,7 @@ fn live_organizations(schema: Schema) -> &'static str {
     if schema.organizations_are_kept { "NOT o.deleted" } else { "true" }
 }
 
-async fn memberships(session: &Session<'_>, schema: Schema, id: &str) -> Result<Vec<Membership>, Error> {
+async fn memberships(session: &Session<'_>, schema: Schema, id: &str) -> Result<Vec<Membership>, Kind> {
     let sql = format!(
         "SELECT m.user_id IS NOT NULL, coalesce(m.roles @> ARRAY['{ORGANIZATION_ROLE}'], false) \
          FROM organizations AS o LEFT JOIN organization_members AS m \
@@ -67,7 +67,7 @@ async fn memberships(session: &Session<'_>, schema: Schema, id: &str) -> Result<
     );
     let rows = session.query("look at the organizations", &uuid_as_text(&sql), &[(&id, Type::TEXT)]).await?;
     let read = |row: &Row| {
-        Ok(match (session.value(row, 0)?, session.value(row, 1)?) {
+        Ok(match (value(row, 0)?, value(row, 1)?) {
             (false, _) => Membership::Missing,
             (true, false) => Membership::Lacking,
             (true, true) => Membership::Admin,
@@ -76,7 +76,7 @@ async fn memberships(session: &Session<'_>, schema: Schema, id: &str) -> Result<
     rows.iter().map(read).collect()
 }
 
-async fn tokens(session: &Session<'_>, schema: Schema, id: &str, names: &Names) -> Result<Vec<Token>, Error> {
+async fn tokens(session: &Session<'_>, schema: Schema, id: &str, names: &Names) -> Result<Vec<Token>, Kind> {
     let full = match schema.scopes {
         Scopes::One(everything) => format!("scope::text = '{everything}'"),
         Scopes::Many(everything) => {
@@ -92,13 +92,13 @@ async fn tokens(session: &Session<'_>, schema: Schema, id: &str, names: &Names) 
     let rows = session.query("look at its tokens", &uuid_as_text(&sql), &params).await?;
     let read = |row: &Row| {
         Ok(Token {
-            id: session.value(row, 0)?,
-            digest: session.value(row, 1)?,
-            name: session.value(row, 2)?,
-            created: session.value(row, 3)?,
-            expires: session.value(row, 4)?,
-            lifetime: SignedDuration::from_secs(session.value(row, 5)?),
-            full: session.value(row, 6)?,
+            id: value(row, 0)?,
+            digest: value(row, 1)?,
+            name: value(row, 2)?,
+            created: value(row, 3)?,
+            expires: value(row, 4)?,
+            lifetime: SignedDuration::from_secs(value(row, 5)?),
+            full: value(row, 6)?,
         })
     };
     rows.iter().map(read).collect()
@@ -110,17 +110,17 @@ fn uuid_as_text(sql: &str) -> String {
 }
 
 /// The id of the deployment, when it has one already.
-pub(super) async fn deployment_id(session: &Session<'_>) -> Result<Option<String>, Error> {
+pub(super) async fn deployment_id(session: &Session<'_>) -> Result<Option<String>, Kind> {
     let sql = "SELECT value::text FROM site_configs WHERE key = 'deployment_id'";
     let rows = session.query("read the deployment's id", sql, &[]).await?;
-    rows.first().map(|row| session.value(row, 0)).transpose()
+    rows.first().map(|row| value(row, 0)).transpose()
 }
 
 /// Whether a migration of coderd was cut short.
-pub(super) async fn is_dirty(session: &Session<'_>) -> Result<bool, Error> {
+pub(super) async fn is_dirty(session: &Session<'_>) -> Result<bool, Kind> {
     let sql = "SELECT coalesce(bool_or(dirty), true) FROM schema_migrations";
     let rows = session.query("look at coderd's migrations", sql, &[]).await?;
-    rows.first().map_or(Ok(true), |row| session.value(row, 0))
+    rows.first().map_or(Ok(true), |row| value(row, 0))
 }
 
 /// Makes the account unless somebody else just did, and locks it, so that two operators take turns. Gives
@@ -130,7 +130,7 @@ pub(super) async fn lock_account(
     schema: Schema,
     make: bool,
     now: Timestamp,
-) -> Result<bool, Error> {
+) -> Result<bool, Kind> {
     let mut made = 0;
     if make {
         let (column, value) = if schema.users_have_names { (", name", ", $2") } else { ("", "") };
@@ -154,7 +154,7 @@ pub(super) async fn repair_account(
     schema: Schema,
     id: &str,
     now: Timestamp,
-) -> Result<(), Error> {
+) -> Result<(), Kind> {
     let name = if schema.users_have_names { ", name = $2" } else { "" };
     let sql = format!(
         "UPDATE users SET email = $1, username = $2, status = 'active', login_type = 'none', \
@@ -173,7 +173,7 @@ pub(super) async fn join(
     schema: Schema,
     id: &str,
     now: Timestamp,
-) -> Result<(u64, u64), Error> {
+) -> Result<(u64, u64), Kind> {
     let live = live_organizations(schema);
     let params: [Param<'_>; 2] = [(&id, Type::TEXT), (&now, Type::TIMESTAMPTZ)];
     let sql = format!(
@@ -193,7 +193,7 @@ pub(super) async fn join(
 }
 
 /// Removes tokens of the account by their ids.
-pub(super) async fn remove_tokens(session: &Session<'_>, id: &str, tokens: &[String]) -> Result<u64, Error> {
+pub(super) async fn remove_tokens(session: &Session<'_>, id: &str, tokens: &[String]) -> Result<u64, Kind> {
     let sql =
         "DELETE FROM api_keys WHERE user_id = $1::text::uuid AND login_type = 'token' AND id = ANY ($2)";
     let params: [Param<'_>; 2] = [(&id, Type::TEXT), (&tokens, Type::TEXT_ARRAY)];
@@ -207,7 +207,7 @@ pub(super) async fn rename_token(
     token: &str,
     name: &str,
     now: Timestamp,
-) -> Result<(), Error> {
+) -> Result<(), Kind> {
     let sql =
         "UPDATE api_keys SET token_name = $3, updated_at = $4 WHERE user_id = $1::text::uuid AND id = $2";
     let params: [Param<'_>; 4] =
@@ -229,10 +229,10 @@ pub(super) async fn insert_token(
     schema: Schema,
     id: &str,
     new: &NewToken<'_>,
-) -> Result<(), Error> {
+) -> Result<(), Kind> {
     const DOING: &str = "make its token";
     let NewToken { token, name, now, expires, lifetime } = new;
-    let parts = Parts::of(token).ok_or_else(|| session.error(Kind::Unexpected(DOING)))?;
+    let parts = Parts::of(token).ok_or(Kind::Unexpected(DOING))?;
     let (columns, values) = match schema.scopes {
         Scopes::One(everything) => ("scope", format!("'{everything}'")),
         Scopes::Many(everything) => {

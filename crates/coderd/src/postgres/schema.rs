@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::error::{Error, Kind};
-use super::session::Session;
+use super::error::Kind;
+use super::session::{Session, value};
 
 /// One row a column, of the tables as this user finds them.
 const COLUMNS: &str = "\
@@ -83,17 +83,17 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) async fn read(session: &Session<'_>) -> Result<Self, Error> {
+    pub(super) async fn read(session: &Session<'_>) -> Result<Self, Kind> {
         const DOING: &str = "look at coderd's tables";
         let rows = session.query(DOING, COLUMNS, &[(&TABLES.as_slice(), Type::TEXT_ARRAY)]).await?;
         let mut columns = BTreeMap::<String, BTreeMap<String, bool>>::new();
         for row in rows {
             let (table, column, named): (String, String, bool) =
-                (session.value(&row, 0)?, session.value(&row, 1)?, session.value(&row, 2)?);
+                (value(&row, 0)?, value(&row, 1)?, value(&row, 2)?);
             columns.entry(table).or_default().insert(column, named);
         }
         let rows = session.query(DOING, LABELS, &[]).await?;
-        let labels = rows.iter().map(|row: &Row| session.value(row, 0)).collect::<Result<_, _>>()?;
+        let labels = rows.iter().map(|row: &Row| value(row, 0)).collect::<Result<_, _>>()?;
         Ok(Self { columns, labels })
     }
 

@@ -37,8 +37,6 @@ pub(super) struct Session<'a> {
     client: Client,
     driver: Driver,
     scope: Scope<'a>,
-    /// The step that is under way, for errors.
-    call: Call,
 }
 
 /// What is the same for all steps of one call.
@@ -54,7 +52,7 @@ impl<'a> Scope<'a> {
         Self { settings, dsn, until: Instant::now() + settings.whole }
     }
 
-    pub(super) fn error(&self, call: Call, kind: Kind) -> Error {
+    fn error(&self, call: Call, kind: Kind) -> Error {
         let uncertain =
             call == COMMIT && matches!(kind, Kind::Timeout(_) | Kind::Unreachable(_) | Kind::Unexpected(_));
         Error { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain }
@@ -94,31 +92,26 @@ impl<'a> Session<'a> {
             connected.unwrap_or(Err(Kind::Timeout(allowed)))
         };
         let (client, driver) = scope.step(CONNECT, connected).await?;
-        Ok(Self { client, driver, scope, call: CONNECT })
+        Ok(Self { client, driver, scope })
     }
 
-    /// Runs one step of a call, which the caller has begun to work on.
+    /// Runs one step of a call.
     pub(super) async fn step<T>(
-        scope: Scope<'a>,
+        &self,
         call: Call,
-        work: impl Future<Output = Result<T, Error>>,
+        work: impl Future<Output = Result<T, Kind>>,
     ) -> Result<T, Error> {
-        scope.step(call, async { work.await.map_err(|error| error.kind) }).await
-    }
-
-    /// What errors are about from now on.
-    pub(super) fn enter(&mut self, call: Call) -> Scope<'a> {
-        self.call = call;
-        self.scope
+        self.scope.step(call, work).await
     }
 
     /// Begins the transaction of the call. Its deadlines and the URL's own settings hold for it alone, so that a
     /// pooler in between hands on a clean connection.
-    pub(super) async fn begin(&self) -> Result<(), Error> {
-        let limit = self.scope.settings.statement.as_millis().max(1);
+    pub(super) async fn begin(&self) -> Result<(), Kind> {
+        let Settings { statement, whole, .. } = self.scope.settings;
+        let (limit, idle) = (statement.as_millis().max(1), whole.as_millis().max(1));
         let begin = format!(
             "BEGIN; SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {limit}; \
-             SET LOCAL idle_in_transaction_session_timeout = {limit}"
+             SET LOCAL idle_in_transaction_session_timeout = {idle}"
         );
         self.bounded("begin a transaction", self.client.batch_execute(&begin)).await?;
         let Dsn { role, search_path, .. } = self.scope.dsn;
@@ -137,7 +130,7 @@ impl<'a> Session<'a> {
         doing: &'static str,
         sql: &str,
         params: &[Param<'_>],
-    ) -> Result<Vec<Row>, Error> {
+    ) -> Result<Vec<Row>, Kind> {
         self.bounded(doing, self.client.query_typed(sql, params)).await
     }
 
@@ -146,29 +139,18 @@ impl<'a> Session<'a> {
         doing: &'static str,
         sql: &str,
         params: &[Param<'_>],
-    ) -> Result<u64, Error> {
+    ) -> Result<u64, Kind> {
         self.bounded(doing, self.client.execute_typed(sql, params)).await
     }
 
-    /// A value of a row, as a type.
-    pub(super) fn value<'r, T: FromSql<'r>>(&self, row: &'r Row, index: usize) -> Result<T, Error> {
-        let value = row.try_get(index);
-        value.map_err(|_| self.error(Kind::unknown("a value is of another type than it always was")))
-    }
-
-    pub(super) fn error(&self, kind: Kind) -> Error {
-        self.scope.error(self.call, kind)
-    }
-
     /// Makes what was written last.
-    pub(super) async fn commit(&mut self) -> Result<(), Error> {
-        let scope = self.enter(COMMIT);
-        Self::step(scope, COMMIT, self.bounded("commit", self.client.batch_execute("COMMIT"))).await
+    pub(super) async fn commit(&self) -> Result<(), Error> {
+        self.step(COMMIT, self.bounded("commit", self.client.batch_execute("COMMIT"))).await
     }
 
     /// Ends the connection. What was not committed is gone.
     pub(super) async fn close(self) {
-        let Self { client, mut driver, scope, call: _ } = self;
+        let Self { client, mut driver, scope } = self;
         let goodbye = async {
             let _ = client.batch_execute("ROLLBACK").await;
             drop(client);
@@ -181,14 +163,19 @@ impl<'a> Session<'a> {
         &self,
         doing: &'static str,
         work: impl Future<Output = Result<T, tokio_postgres::Error>>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, Kind> {
         let limit = self.scope.settings.statement;
         match timeout(limit + GRACE, work).await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(self.error(classify::running(&error, doing, limit))),
-            Err(_) => Err(self.error(Kind::Timeout(limit))),
+            Ok(Err(error)) => Err(classify::running(&error, doing, limit)),
+            Err(_) => Err(Kind::Timeout(limit)),
         }
     }
+}
+
+/// A value of a row, as a type.
+pub(super) fn value<'r, T: FromSql<'r>>(row: &'r Row, index: usize) -> Result<T, Kind> {
+    row.try_get(index).map_err(|_| Kind::unknown("a value is of another type than it always was"))
 }
 
 /// Drives the connection; without it there is none.

@@ -110,7 +110,8 @@ impl<'a> Database<'a> {
         self.server.log().statements(&self.place.name)
     }
 
-    /// Makes it one that others are copied from. Nobody may be connected to it any more.
+    /// Makes it one that others are copied from. Nobody may be connected to it any more; the server waits a few
+    /// seconds for those that are about to leave.
     pub fn into_template(self) -> Template<'a> {
         Template { database: self }
     }
