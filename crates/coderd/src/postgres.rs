@@ -147,6 +147,11 @@ impl Postgres {
         Self { settings }
     }
 
+    /// Whether the address and the authorities can be used at all. Nothing is connected.
+    pub fn examine(&self, dsn: &Dsn, ca: Option<&[u8]>) -> Result<(), Error> {
+        tls::Tls::of(dsn, ca).map(drop).map_err(|kind| Scope::new(&self.settings, dsn).error(CONNECT, kind))
+    }
+
     /// Sees to it that the account, its memberships and a token are there. Only what differs is written.
     ///
     /// `ca` holds the authorities of the database as PEM. After an error nothing was changed, but for a lost answer

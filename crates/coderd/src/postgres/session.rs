@@ -52,7 +52,7 @@ impl<'a> Scope<'a> {
         Self { settings, dsn, until: Instant::now() + settings.whole }
     }
 
-    fn error(&self, call: Call, kind: Kind) -> Error {
+    pub(super) fn error(&self, call: Call, kind: Kind) -> Error {
         let uncertain =
             call == COMMIT && matches!(kind, Kind::Timeout(_) | Kind::Unreachable(_) | Kind::Unexpected(_));
         Error { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain }

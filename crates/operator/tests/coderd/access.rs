@@ -79,7 +79,11 @@ async fn the_token_of_an_earlier_operator_is_used_as_it_is_and_nobody_elses() {
     let plane = coder.scene.ready("coder").await;
     assert_eq!(status(&plane).operator_token_secret_ref.unwrap().name, "coder-operator-token");
     let said = condition(&plane, "OperatorAccessReady").unwrap();
-    assert_eq!((said.status.as_str(), said.reason.as_str()), ("True", "RenewalFails"), "there is no database");
+    assert_eq!(
+        (said.status.as_str(), said.reason.as_str()),
+        ("True", "RenewalFails"),
+        "there is no database"
+    );
     let after: Secret = coder.scene.there("coder-operator-token").await;
     assert_eq!(after.data, before.data);
     assert_eq!(after.data.unwrap()["token"].0, token.expose_secret().as_bytes());

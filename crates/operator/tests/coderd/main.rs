@@ -23,6 +23,7 @@ mod idle;
 mod isolation;
 mod license;
 mod own;
+mod postgres;
 #[allow(dead_code, reason = "shared with the other scenarios")]
 #[path = "../controlplane/scene.rs"]
 mod scene;
@@ -36,4 +37,6 @@ const OPERATOR: &[&str] = &[
     "--entitlements-interval=2s",
     "--verify-interval=12s",
     "--coderd-timeout=3s",
+    "--database-timeout=2s",
+    "--cleanup-timeout=6s",
 ];

@@ -35,6 +35,11 @@ impl CoderSim {
         Ok(())
     }
 
+    /// Looks at the database, as every request does.
+    pub async fn look_at_database(&self) {
+        mirror(&self.shared).await;
+    }
+
     /// Adds an organization to the database.
     pub async fn add_organization_to_database(&self, name: &str) -> Result<(), Error> {
         let organization = Organization {
@@ -51,16 +56,26 @@ impl CoderSim {
     }
 }
 
+/// Another organization is like the first, but for its names. Where there is none, it gets what every schema asks for.
 async fn add(client: &Client, organization: &Organization) -> Result<(), Error> {
     let Organization { id, name, display_name, is_default, created_at } = organization;
-    client
+    let copied = client
         .execute(
-            "INSERT INTO organizations (id, name, display_name, description, is_default, created_at, updated_at) \
-             VALUES ($1::text::uuid, $2, $3, '', $4, $5, $5)",
-            &[id, name, display_name, is_default, created_at],
+            "INSERT INTO organizations SELECT (jsonb_populate_record(o, jsonb_build_object('id', $1::text, \
+             'name', $2::text, 'display_name', $3::text, 'is_default', $4::bool))).* FROM organizations o LIMIT 1",
+            &[id, name, display_name, is_default],
         )
-        .await
-        .map(drop)
+        .await?;
+    if copied == 0 {
+        client
+            .execute(
+                "INSERT INTO organizations (id, name, display_name, description, is_default, created_at, updated_at) \
+                 VALUES ($1::text::uuid, $2, $3, '', $4, $5, $5)",
+                &[id, name, display_name, is_default, created_at],
+            )
+            .await?;
+    }
+    Ok(())
 }
 
 /// Brings what the database says into the state. A database that does not answer changes nothing.

@@ -27,7 +27,8 @@ struct Database {
 
 /// Whether there is a database that can be asked.
 pub(super) async fn prepare(asking: &Asking<'_>) -> Result<(), Failed> {
-    find(asking.object, asking.key, asking.ctx).await.map(drop)
+    let Database { dsn, ca } = find(asking.object, asking.key, asking.ctx).await?;
+    asking.ctx.postgres.examine(&dsn, ca.as_deref()).map_err(failed)
 }
 
 /// Makes a token, or finds the one there is to be good.
