@@ -26,5 +26,5 @@ pub use binaries::{Binaries, Progress, Sources, Stage};
 pub use cluster::{Builder, Cluster};
 pub use codersim::CoderSim;
 pub use eventually::{TimedOut, eventually};
-pub use node::{Behaviour, Node, Rule};
+pub use node::{Behaviour, Node, Program, Resolver, Rule};
 pub use shared::{Namespace, Shared, shared, shared_with};

@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::indexing_slicing,
+    clippy::panic,
     reason = "everything here is a test, its helper functions too"
 )]
 
@@ -12,6 +13,7 @@ mod api_server;
 mod crash;
 mod garbage_collection;
 mod isolation;
+mod processes;
 mod start_up;
 mod widget;
 mod workloads;
