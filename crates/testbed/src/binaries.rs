@@ -6,6 +6,7 @@
 //! says how to get it.
 
 mod build;
+mod coder;
 mod progress;
 
 use std::ffi::OsString;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+pub use coder::{CODER_VERSION, coder_migrations, coder_module};
 pub use progress::{Progress, Stage};
 
 /// The release of Kubernetes that the pinned Go modules build.

@@ -5,6 +5,8 @@
 //! garbage collection and rollouts are the real ones. Nothing is left behind: processes and files go away with
 //! the process that started them, however it ends.
 //!
+//! [`Postgres`] is a real database server, in the same way.
+//!
 //! [`CoderSim`] speaks coderd's HTTP with its real semantics, and [`contract`] is the list of checks that holds it
 //! and the real coderd to the same behaviour.
 
@@ -17,9 +19,11 @@ mod eventually;
 pub mod node;
 mod pki;
 mod ports;
+pub mod postgres;
 mod process;
 mod rundir;
 mod shared;
+mod user;
 
 pub use audit::AuditEvent;
 pub use binaries::{Binaries, Progress, Sources, Stage};
@@ -27,4 +31,5 @@ pub use cluster::{Builder, Cluster};
 pub use codersim::CoderSim;
 pub use eventually::{TimedOut, eventually};
 pub use node::{Behaviour, Node, Program, Resolver, Rule};
+pub use postgres::Postgres;
 pub use shared::{Namespace, Shared, shared, shared_with};

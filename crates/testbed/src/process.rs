@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::rundir::{RunDir, kill_and_wait, members};
+use crate::user::User;
 
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 const TAIL_LINES: usize = 25;
@@ -70,9 +71,24 @@ impl Group {
         program: &Path,
         args: &[String],
     ) -> io::Result<Arc<Component>> {
+        self.spawn_as(None, name, program, args)
+    }
+
+    /// As [`Group::spawn`], as another user.
+    pub(crate) fn spawn_as(
+        &self,
+        user: Option<User>,
+        name: &'static str,
+        program: &Path,
+        args: &[String],
+    ) -> io::Result<Arc<Component>> {
         let log = self.dir.file(&format!("{name}.log"));
         let out = File::options().create(true).append(true).open(&log)?;
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(User { uid, gid }) = user {
+            command.uid(uid).gid(gid);
+        }
+        let child = command
             .args(args)
             .current_dir(self.dir.path())
             .stdin(Stdio::null())
@@ -183,6 +199,18 @@ impl Component {
         let mut child = self.child.lock();
         child.kill()?;
         child.wait().map(drop)
+    }
+
+    /// Waits until the program has ended by itself.
+    pub(crate) fn ended_within(&self, within: Duration) -> bool {
+        let deadline = Instant::now() + within;
+        while self.exited().is_none() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
     }
 
     /// The last lines of its log.

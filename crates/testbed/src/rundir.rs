@@ -73,6 +73,14 @@ impl RunDir {
         Ok(path)
     }
 
+    /// Lets another user pass through to what is theirs. They can list nothing and read no file of ours.
+    pub(crate) fn let_others_pass(&self) -> io::Result<()> {
+        for dir in self.path.parent().into_iter().chain([self.path()]) {
+            std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
+        }
+        Ok(())
+    }
+
     /// Records the process whose group is to be killed when this process can no longer do it.
     pub(crate) fn record_guard(&self, pid: u32) -> io::Result<()> {
         self.write(GUARD, &pid.to_string()).map(drop)

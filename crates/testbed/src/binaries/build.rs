@@ -162,7 +162,7 @@ async fn run(
     }
 }
 
-fn find_go(path: &OsStr) -> Result<PathBuf, Error> {
+pub(super) fn find_go(path: &OsStr) -> Result<PathBuf, Error> {
     std::env::split_paths(path)
         .map(|dir| dir.join("go"))
         .find(|candidate| candidate.is_file())
@@ -176,7 +176,7 @@ fn remove(dir: &Path) -> Result<(), Error> {
     }
 }
 
-fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { action, path, source }
 }

@@ -13,6 +13,7 @@ mod api_server;
 mod crash;
 mod garbage_collection;
 mod isolation;
+mod postgres;
 mod processes;
 mod start_up;
 mod widget;

@@ -1,0 +1,65 @@
+//! The pinned coder, as a Go module: its migrations are files in there.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+use super::Error;
+use super::build::{find_go, io};
+
+/// The release of coder that is tested with.
+pub const CODER_VERSION: &str = "v2.36.1";
+
+const MODULE: &str = "github.com/coder/coder/v2";
+
+/// What `go mod download -json` says.
+#[derive(Deserialize)]
+struct Downloaded {
+    #[serde(rename = "Dir", default)]
+    dir: PathBuf,
+    #[serde(rename = "Error", default)]
+    error: String,
+}
+
+/// The directory of the module, which is downloaded when it is not there yet. Blocks.
+pub fn coder_module() -> Result<PathBuf, Error> {
+    let go = find_go(&std::env::var_os("PATH").unwrap_or_default())?;
+    let output = Command::new(&go)
+        .args(["mod", "download", "-json", &format!("{MODULE}@{CODER_VERSION}")])
+        // Away from any module, whose own choices would count.
+        .current_dir(std::env::temp_dir())
+        .env("GOWORK", "off")
+        .env_remove("GOFLAGS")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(io("run", &go))?;
+    let said = serde_json::from_slice::<Downloaded>(&output.stdout).ok();
+    match said {
+        Some(Downloaded { dir, error }) if output.status.success() && error.is_empty() && dir.is_dir() => {
+            Ok(dir)
+        }
+        other => {
+            let error = other.map(|said| said.error).unwrap_or_default();
+            let output_text = String::from_utf8_lossy(&output.stderr);
+            let text = if error.is_empty() { output_text.trim().to_owned() } else { error };
+            Err(Error::Go { command: "mod download", status: output.status, output: text })
+        }
+    }
+}
+
+/// The migration files of coderd's database in the module, in order, with their numbers.
+pub fn coder_migrations(module: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
+    let dir = module.join("coderd/database/migrations");
+    let entries = std::fs::read_dir(&dir).map_err(io("list", &dir))?;
+    let mut found: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let number = name.strip_suffix(".up.sql")?.split('_').next()?.parse().ok()?;
+            Some((number, entry.path()))
+        })
+        .collect();
+    found.sort();
+    Ok(found)
+}

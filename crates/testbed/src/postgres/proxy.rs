@@ -1,0 +1,160 @@
+//! A place between a client and a server where connections go wrong on purpose.
+//!
+//! What is matched is the text that a client sends in one piece, as it sends a statement. TLS hides it, so the
+//! connections through here are plain.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinHandle, JoinSet};
+
+const BUFFER: usize = 16 * 1024;
+
+/// What happens to connections.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nothing.
+    #[default]
+    None,
+    /// They are closed as soon as they are accepted.
+    Close,
+    /// They are accepted, and nothing ever comes back.
+    Hang,
+    /// Closed when the client sends this text, which does not reach the server.
+    CutBefore(&'static str),
+    /// The text reaches the server, and the connection is closed when the server has answered.
+    CutAfter(&'static str),
+    /// The text reaches the server, whose answer never comes.
+    SilentAfter(&'static str),
+}
+
+/// A proxy on 127.0.0.1. It ends, with its connections, when it is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    port: u16,
+    trouble: Arc<Mutex<Trouble>>,
+    accepted: Arc<AtomicUsize>,
+    task: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// Starts one in front of a port of 127.0.0.1.
+    pub async fn start(to: u16) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let port = listener.local_addr()?.port();
+        let (trouble, accepted) = (Arc::<Mutex<Trouble>>::default(), Arc::<AtomicUsize>::default());
+        let task = tokio::spawn(serve(listener, to, trouble.clone(), accepted.clone()));
+        Ok(Self { port, trouble, accepted, task })
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What happens from now on, to open connections too.
+    pub fn set(&self, trouble: Trouble) {
+        *self.trouble.lock() = trouble;
+    }
+
+    /// How many connections came so far.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, to: u16, trouble: Arc<Mutex<Trouble>>, accepted: Arc<AtomicUsize>) {
+    let mut open = JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        accepted.fetch_add(1, Ordering::SeqCst);
+        let trouble = trouble.clone();
+        open.spawn(async move {
+            // Either side may go away at any time; that is what a proxy is for.
+            let _ = carry(client, to, &trouble).await;
+        });
+    }
+}
+
+async fn carry(client: TcpStream, to: u16, trouble: &Mutex<Trouble>) -> io::Result<()> {
+    let now = *trouble.lock();
+    match now {
+        Trouble::Close => return Ok(()),
+        Trouble::Hang => return silence(client).await,
+        _ => {}
+    }
+    let server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await?;
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let end = Mutex::new(End::Open);
+    tokio::select! {
+        result = requests(from_client, to_server, trouble, &end) => result,
+        result = answers(from_server, to_client, &end) => result,
+    }
+}
+
+/// What becomes of the answers of one connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Open,
+    Cut,
+    Silent,
+}
+
+async fn requests(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    trouble: &Mutex<Trouble>,
+    end: &Mutex<End>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let n = from.read(&mut buffer).await?;
+        let sent = buffer.get(..n).unwrap_or_default();
+        if sent.is_empty() {
+            return Ok(());
+        }
+        let has = |text: &str| sent.windows(text.len()).any(|window| window == text.as_bytes());
+        let now = *trouble.lock();
+        match now {
+            Trouble::CutBefore(text) if has(text) => return Ok(()),
+            Trouble::CutAfter(text) if has(text) => *end.lock() = End::Cut,
+            Trouble::SilentAfter(text) if has(text) => *end.lock() = End::Silent,
+            _ => {}
+        }
+        to.write_all(sent).await?;
+    }
+}
+
+async fn answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, end: &Mutex<End>) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let n = from.read(&mut buffer).await?;
+        let answer = buffer.get(..n).unwrap_or_default();
+        let now = *end.lock();
+        match now {
+            End::Cut => return Ok(()),
+            End::Silent if !answer.is_empty() => {}
+            _ if answer.is_empty() => return Ok(()),
+            _ => to.write_all(answer).await?,
+        }
+    }
+}
+
+/// Takes whatever comes until the client goes away.
+async fn silence(mut client: TcpStream) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    while client.read(&mut buffer).await? > 0 {}
+    Ok(())
+}
