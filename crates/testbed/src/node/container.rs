@@ -53,7 +53,7 @@ pub(super) enum Phase {
 pub(super) struct Ended {
     pub(super) exit_code: i32,
     pub(super) began: Timestamp,
-    pub(super) ended: Timestamp,
+    pub(super) finished: Timestamp,
 }
 
 /// Everything about one container.
@@ -127,7 +127,7 @@ impl Task {
             () = self.watch(probes) => self.end(&component).await,
             () = self.stop.cancelled() => self.end(&component).await,
         };
-        Ok(Ended { exit_code: exit_code(status), began, ended: now() })
+        Ok(Ended { exit_code: exit_code(status), began, finished: now() })
     }
 
     /// The command with its environment, everything substituted that must be on a bare host.

@@ -46,8 +46,9 @@ pub(super) fn resolve(
         if let Some(it) = &source.config_map_ref {
             match found.config_map(&it.name) {
                 Some(map) => {
-                    let data = map.data.clone().unwrap_or_default();
-                    data.into_iter().for_each(|(key, value)| set(&mut all, format!("{prefix}{key}"), value));
+                    for (key, value) in map.data.iter().flatten() {
+                        set(&mut all, format!("{prefix}{key}"), value.clone());
+                    }
                 }
                 None if it.optional == Some(true) => {}
                 None => return Err(format!("configmap \"{}\" not found", it.name)),

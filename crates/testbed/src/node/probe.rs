@@ -1,5 +1,6 @@
 //! The probes of a container: what they ask, and what follows from the answers.
 
+use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -50,16 +51,13 @@ impl Prober {
             (Some(get), _) if get.scheme.as_deref().unwrap_or("HTTP") == "HTTP" => {
                 let address = SocketAddr::from((pod, port(&get.port)?));
                 let path = get.path.as_deref().unwrap_or("/");
-                let headers: String = get
-                    .http_headers
-                    .iter()
-                    .flatten()
-                    .map(|header| format!("{}: {}\r\n", header.name, header.value))
-                    .collect();
-                let head = format!(
-                    "GET {path} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: kube-probe/testbed\r\n\
-                     Connection: close\r\n{headers}\r\n"
+                let mut head = format!(
+                    "GET {path} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: kube-probe/testbed\r\nConnection: close\r\n"
                 );
+                for header in get.http_headers.iter().flatten() {
+                    let _ = write!(head, "{}: {}\r\n", header.name, header.value);
+                }
+                head.push_str("\r\n");
                 Target::Http { address, head }
             }
             (None, Some(socket)) => Target::Tcp(SocketAddr::from((pod, port(&socket.port)?))),

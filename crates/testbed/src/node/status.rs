@@ -202,11 +202,11 @@ fn observed(container: &Container, seen: Observed, previous: Option<&ContainerSt
             ..base(container, previous)
         },
     };
-    let last = last.map(|Ended { exit_code, began, ended }| ContainerStateTerminated {
+    let last = last.map(|Ended { exit_code, began, finished }| ContainerStateTerminated {
         exit_code,
         reason: Some(if exit_code == 0 { "Completed" } else { "Error" }.into()),
         started_at: Some(Time(began)),
-        finished_at: Some(Time(ended)),
+        finished_at: Some(Time(finished)),
         ..ContainerStateTerminated::default()
     });
     ContainerStatus {
@@ -393,7 +393,7 @@ mod tests {
         let starting = look(&pod, 1, &Observed::new());
         assert_eq!((starting.phase.as_deref(), ready(&starting).0), (Some("Pending"), "False"));
 
-        let last = Some(Ended { exit_code: 137, began: at(2), ended: at(3) });
+        let last = Some(Ended { exit_code: 137, began: at(2), finished: at(3) });
         let phase = Phase::Running { since: at(4), started: true, ready: true };
         let seen = Observed { phase, restarts: 1, last };
         let running = look(&pod, 5, &seen);

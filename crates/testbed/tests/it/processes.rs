@@ -59,10 +59,10 @@ impl Web {
             "ports": [{"name": "http", "containerPort": 8080}],
             "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 1, "failureThreshold": 1},
             "env": []});
-        merge(&mut main, container);
+        merge(&mut main, &container);
         main["env"].as_array_mut().unwrap().push(json!({"name": "WEB_ADDRESS", "value": "0.0.0.0:8080"}));
         let mut spec = json!({"containers": [main], "terminationGracePeriodSeconds": 10});
-        merge(&mut spec, pod);
+        merge(&mut spec, &pod);
         let deployment = json!({"metadata": {"name": "web"}, "spec": {
             "replicas": replicas, "selector": {"matchLabels": {"app": "web"}},
             "template": {"metadata": {"labels": {"app": "web"}}, "spec": spec},
@@ -110,11 +110,11 @@ impl Web {
 
     fn log(&self) -> String {
         let logs = self.shared.node.logs(self.namespace.name());
-        logs.into_iter().map(|(name, text)| format!("{name}: {text}\n")).collect()
+        logs.into_iter().map(|(name, text)| format!("{name}: {text}")).collect::<Vec<_>>().join("\n")
     }
 }
 
-fn merge(into: &mut Value, more: Value) {
+fn merge(into: &mut Value, more: &Value) {
     for (key, value) in more.as_object().unwrap() {
         into[key] = value.clone();
     }
