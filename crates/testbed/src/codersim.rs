@@ -17,6 +17,7 @@ mod log;
 mod message;
 mod proxies;
 mod routes;
+mod rules;
 mod server;
 mod state;
 mod users;

@@ -16,6 +16,7 @@
 
 mod contract;
 mod life;
+mod likeness;
 mod real;
 #[allow(dead_code, reason = "shared with the other scenarios")]
 #[path = "../controlplane/scene.rs"]

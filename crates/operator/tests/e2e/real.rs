@@ -133,7 +133,9 @@ impl Drop for Real {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for (name, tail) in self.scene.shared.node.logs(&self.scene.namespace) {
-                eprintln!("the last lines of {name}:\n{tail}");
+                let short = |line: &str| line.chars().take(400).collect::<String>();
+                let lines: Vec<_> = tail.lines().map(short).collect();
+                eprintln!("the last lines of {name}:\n{}", lines.join("\n"));
             }
         }
     }
