@@ -52,6 +52,10 @@ pub mod reason {
     pub const PENDING: &str = "Pending";
     /// Switched off by the spec.
     pub const DISABLED: &str = "Disabled";
+    /// The way to the operator's access needs a database, and none is configured.
+    pub const DATABASE_URL_MISSING: &str = "DatabaseURLMissing";
+    /// What was given up is being cleaned up.
+    pub const REVOKING: &str = "Revoking";
     /// An annotation says so.
     pub const ANNOTATED: &str = "Annotated";
     /// As the spec asks.

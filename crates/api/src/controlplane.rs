@@ -226,6 +226,11 @@ pub struct OperatorAccess {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretKeyRef>,
 
+    /// With `Postgres`: CA that signed the certificate of the database. Key: `ca.crt` when unset. File paths in the
+    /// database URL mean nothing to the operator and are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "databaseCASecretRef")]
+    pub database_ca_secret_ref: Option<SecretKeyRef>,
+
     /// Days that a generated token lives. It is replaced after two thirds of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3650))]
@@ -275,6 +280,9 @@ pub struct CoderControlPlaneStatus {
     /// Secret of the operator's token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_token_secret_ref: Option<ReportedSecretRef>,
+    /// The operator's own token, while there is one in coderd, or one is about to be made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator_token: Option<OperatorTokenStatus>,
     /// Whether the operator's access works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_access_ready: Option<bool>,
@@ -299,6 +307,39 @@ pub struct CoderControlPlaneStatus {
     /// `entitled`, `grace_period`, `not_entitled` or `unknown`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_provisioner_daemons_entitlement: Option<String>,
+}
+
+/// A token that the operator made, or is about to make.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OperatorTokenStatus {
+    /// How it came, and so how it is given back.
+    #[serde(default)]
+    pub method: AccessMethod,
+    /// Whose it is in coderd.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "userID")]
+    pub user_id: Option<String>,
+    /// When it ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Time>,
+    /// When it is replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renew_after: Option<Time>,
+    /// A token that came another way and is still to be given back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<ReplacedToken>,
+}
+
+/// A token that came another way and is still to be given back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplacedToken {
+    /// How it came, and so how it is given back.
+    #[serde(default)]
+    pub method: AccessMethod,
+    /// Whose it is in coderd.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "userID")]
+    pub user_id: Option<String>,
 }
 
 /// The license in force.

@@ -21,7 +21,8 @@ mod workspaceproxy;
 
 pub use controlplane::{
     AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, DEFAULT_IMAGE,
-    EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, Scaling, Tls,
+    EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, OperatorTokenStatus, ReplacedToken,
+    Scaling, Tls,
 };
 pub use crd::{crds, field_paths, fields, own_field_paths};
 pub use network::{

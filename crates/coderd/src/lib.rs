@@ -5,6 +5,8 @@
 //! ([`servers`]) and can make it fail on purpose ([`Faults`]). Answers become types, refusals become an
 //! [`Error`] that says why and when to try again.
 //!
+//! [`postgres`] is the way in where nobody has a token yet: the operator's own account in coderd's database.
+//!
 //! Never: a cookie, a followed redirect, a proxy taken from the environment, a retry of its own (but for the
 //! refused rate-limit bypass), or a credential in an error, a log line or `Debug` output.
 
@@ -25,6 +27,7 @@ pub mod license;
 mod licenses;
 mod organizations;
 mod pools;
+pub mod postgres;
 mod provisionerkeys;
 mod proxies;
 mod resolve;

@@ -234,14 +234,15 @@ pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<Note> {
     notes
 }
 
+/// Reasons that are no news: on its way, or as it was asked for.
+const QUIET: [&str; 5] =
+    [reason::PENDING, reason::DISABLED, reason::PROGRESSING, reason::REVOKING, reason::DATABASE_URL_MISSING];
+
 /// Whether a condition, other than `Ready`, is something a person should know of.
 fn is_bad(condition: &Condition) -> bool {
     match &*condition.type_ {
         kind::DOWNGRADE | kind::LICENSE_EXPIRING | kind::PAUSED => condition.status == "True",
-        _ => {
-            condition.status == "False"
-                && ![reason::PENDING, reason::DISABLED, reason::PROGRESSING].contains(&&*condition.reason)
-        }
+        _ => condition.status == "False" && !QUIET.contains(&&*condition.reason),
     }
 }
 

@@ -4,6 +4,7 @@
 
 pub mod access_url;
 pub mod coderd;
+pub mod database;
 pub mod deployment;
 mod downgrade;
 mod status;
@@ -183,7 +184,9 @@ pub fn decide(seen: &Seen) -> Plan {
         seen.has_moved(),
         seen.privileged_rules,
     );
-    Plan { finalizer: workspaces.reaches_outside(&grantee, rbac), wanted: Some(wanted(seen)), workspaces }
+    let finalizer = workspaces.reaches_outside(&grantee, rbac)
+        || coderd::access::needs_cleaning(&seen.object, &seen.coderd);
+    Plan { finalizer, wanted: Some(wanted(seen)), workspaces }
 }
 
 /// The finalizers that the object is to have. None: it has them.

@@ -51,6 +51,15 @@ pub fn token_secret(name: &str) -> String {
     format!("{kept}-{:08x}{SUFFIX}", fnv1a(name.as_bytes()))
 }
 
+/// The name of the operator's token in coderd: another one for every control plane, because several may share a database.
+pub fn operator_token(namespace: &str, name: &str) -> String {
+    let scope = [namespace.as_bytes(), &[0], name.as_bytes()].concat();
+    let hash = scope.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("coder-k8s-operator-{hash:016x}")
+}
+
 /// The name of the Role for workspaces.
 pub fn workspace_role(service_account: &str, namespace: &str, name: &str) -> String {
     scoped(service_account, namespace, name, "-workspace-perms")
@@ -125,6 +134,12 @@ mod tests {
         assert_eq!(token_secret("coder"), "coder-operator-token");
         assert_eq!(token_secret(&"a".repeat(48)), format!("{}-operator-token", "a".repeat(48)));
         assert_eq!(token_secret(&"a".repeat(49)), format!("{}-4e8d2a7c-operator-token", "a".repeat(39)));
+    }
+
+    #[test]
+    fn tokens_are_named_as_they_always_were() {
+        assert_eq!(operator_token("coder", "coder"), "coder-k8s-operator-4ecae8b3d900ecfb");
+        assert_eq!(operator_token("default", "test-cp"), "coder-k8s-operator-35245367fada26d6");
     }
 
     #[test]

@@ -41,6 +41,7 @@ impl References for CoderControlPlane {
                 .token_secret_ref
                 .iter()
                 .chain(&access.ca_secret_ref)
+                .chain(&access.database_ca_secret_ref)
                 .map(|secret| secret_named(&secret.name)),
         );
         all.extend(access.first_user_secret_ref.iter().map(|secret| secret_named(&secret.name)));

@@ -92,7 +92,7 @@ fn source_of(from: &EnvFromSource) -> Option<Source> {
 }
 
 /// The key under which a source would define a variable, given its prefix.
-fn key_for<'a>(from: &EnvFromSource, variable: &'a str) -> Option<&'a str> {
+pub fn key_for<'a>(from: &EnvFromSource, variable: &'a str) -> Option<&'a str> {
     let prefix = from.prefix.as_deref().unwrap_or_default().trim();
     variable.strip_prefix(prefix).filter(|key| !key.is_empty())
 }

@@ -86,7 +86,7 @@ impl Owner {
     }
 
     /// How a foreign object names this owner to be handed over to it: `<kind>/<name>`.
-    fn mark(&self) -> String {
+    pub(crate) fn mark(&self) -> String {
         format!("{}/{}", self.reference.kind, self.reference.name)
     }
 

@@ -1,21 +1,29 @@
-//! Reading a Secret of others: live, one at a time, and without a trace.
+//! Secrets: read live, one at a time and without a trace; written and removed only where they are ours.
 //!
 //! The value is kept in types that do not print it and wipe it when dropped. A Secret that cannot be decoded
 //! is an error that quotes nothing: kube's own reading would log the whole body.
 
+mod write;
+
 use std::collections::BTreeMap;
 
+use coder_k8s_api::names::annotation;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Client;
-use secrecy::{ExposeSecret, SecretSlice};
+use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use serde::Deserialize;
+
+pub use self::write::{Entry, remove, write};
+use crate::gate::Owner;
 
 /// Why a Secret could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server did not give it.
-    #[error("cannot read the Secret {namespace}/{name}: {}", crate::client::describe(.source))]
+    /// The API server did not give or take it.
+    #[error("cannot {action} the Secret {namespace}/{name}: {}", crate::client::describe(.source))]
     Api {
+        /// What was tried.
+        action: &'static str,
         /// Its namespace.
         namespace: String,
         /// Its name.
@@ -33,13 +41,16 @@ pub enum Error {
     },
 }
 
-/// The data of a Secret. `Debug` shows the keys alone.
+/// A Secret. `Debug` shows the keys of its data alone.
 #[derive(Clone, Default)]
 pub struct SecretData {
+    /// Its uid.
+    pub uid: String,
     /// The version that was read.
     pub resource_version: String,
-    /// The uid of the object that controls it.
-    pub controller: Option<String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    controller: Option<OwnerReference>,
     values: BTreeMap<String, SecretSlice<u8>>,
 }
 
@@ -59,6 +70,37 @@ impl SecretData {
     pub fn value(&self, key: &str) -> Option<&[u8]> {
         self.values.get(key).map(ExposeSecret::expose_secret)
     }
+
+    /// The value under a key as text without outer blanks. None: there is none, or nothing else in it.
+    pub fn text(&self, key: &str) -> Option<SecretString> {
+        let text = std::str::from_utf8(self.value(key)?).ok()?.trim();
+        (!text.is_empty()).then(|| SecretString::from(text.to_owned()))
+    }
+
+    /// Whose it is, as seen by an owner.
+    pub fn belongs(&self, owner: &Owner) -> Belongs {
+        match &self.controller {
+            Some(controller) if controller.uid == owner.reference.uid => Belongs::Ours,
+            Some(controller)
+                if controller.kind == owner.reference.kind && controller.name == owner.reference.name =>
+            {
+                Belongs::Leftover
+            }
+            None if self.annotations.get(annotation::ADOPT_BY) == Some(&owner.mark()) => Belongs::Ours,
+            _ => Belongs::Others,
+        }
+    }
+}
+
+/// Whose a Secret is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Belongs {
+    /// The owner's, or given to it.
+    Ours,
+    /// That of an earlier object of the same name; the garbage collector will remove it.
+    Leftover,
+    /// Somebody else's.
+    Others,
 }
 
 #[derive(Deserialize)]
@@ -72,6 +114,10 @@ struct Body {
 #[serde(rename_all = "camelCase")]
 struct Meta {
     #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+    #[serde(default)]
     resource_version: String,
     #[serde(default)]
     owner_references: Vec<OwnerReference>,
@@ -79,7 +125,12 @@ struct Meta {
 
 /// Reads a Secret. None: there is none of that name.
 pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option<SecretData>, Error> {
-    let api = |source| Error::Api { namespace: namespace.to_owned(), name: name.to_owned(), source };
+    let api = |source| Error::Api {
+        action: "read",
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        source,
+    };
     let url = format!("/api/v1/namespaces/{namespace}/secrets/{name}");
     let request =
         http::Request::get(url).body(Vec::new()).map_err(|error| api(kube::Error::HttpError(error)))?;
@@ -92,15 +143,17 @@ pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option
         }
         Err(error) => return Err(api(error)),
     };
-    let text = secrecy::SecretString::from(text);
+    let text = SecretString::from(text);
     let body: Body = serde_json::from_str(text.expose_secret())
         .map_err(|_| Error::Decode { namespace: namespace.to_owned(), name: name.to_owned() })?;
     let values =
         body.data.unwrap_or_default().into_iter().map(|(key, value)| (key, SecretSlice::from(value.0)));
     let controls = body.metadata.owner_references.into_iter().find(|owner| owner.controller == Some(true));
     Ok(Some(SecretData {
+        uid: body.metadata.uid,
         resource_version: body.metadata.resource_version,
-        controller: controls.map(|owner| owner.uid),
+        annotations: body.metadata.annotations,
+        controller: controls,
         values: values.collect(),
     }))
 }

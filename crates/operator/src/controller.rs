@@ -6,6 +6,7 @@
 
 pub(crate) mod children;
 mod context;
+pub(crate) mod environment;
 mod lookups;
 pub(crate) mod options;
 pub(crate) mod pods;
@@ -14,7 +15,10 @@ mod watches;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
-use coder_k8s_coderd::{Connector, Resolve};
+use coder_k8s_coderd::{
+    Connector, Resolve,
+    postgres::{self, Postgres},
+};
 use coder_k8s_engine::{
     client::{self, Settings},
     crds::Crds,
@@ -41,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use context::Context;
 pub(crate) use options::Options;
 
-use context::{Reported, kind};
+use context::{Outside, Reported, kind};
 use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;
@@ -106,7 +110,7 @@ pub(crate) async fn control(
     let ctx = Arc::new(Context::new(
         client.clone(),
         instance,
-        connector(&options, metrics.clone(), resolver),
+        outside(&options, metrics.clone(), resolver),
         metrics.clone(),
         fence.clone(),
         &options,
@@ -173,8 +177,8 @@ pub(crate) async fn control(
     Ok(())
 }
 
-/// Makes clients of coderd, which are counted and given a deadline.
-fn connector(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Resolve>>) -> Connector {
+/// The ways out of the cluster: clients of coderd, and of its database. Each call is counted and has a deadline.
+fn outside(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Resolve>>) -> Outside {
     struct Counted(Arc<Metrics>);
     impl coder_k8s_coderd::Observer for Counted {
         fn called(&self, call: &'static str, outcome: &str, elapsed: Duration) {
@@ -186,7 +190,15 @@ fn connector(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn 
     let settings = coder_k8s_coderd::Settings { deadline, observer, resolver, ..Default::default() };
     #[cfg(feature = "dev")]
     let settings = crate::faults::of_coderd(settings);
-    Connector::new(settings)
+    let postgres = postgres::Settings {
+        whole: options.database_timeout,
+        connect: options.database_timeout / 2,
+        statement: options.database_timeout / 2,
+        resolver: settings.resolver.clone(),
+        observer: settings.observer.clone(),
+        faults: settings.faults.clone(),
+    };
+    Outside { connector: Connector::new(settings), postgres: Postgres::new(postgres) }
 }
 
 /// Faults that a test asks for. A released binary knows none.

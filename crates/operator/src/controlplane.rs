@@ -30,7 +30,9 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
         return Next::After(ctx.own_write());
     }
     outcome.ungranted.extend(unasked);
-    if !seen.is_going() {
+    if seen.is_going() {
+        ctx.talks.clean_up(&key, &seen.object);
+    } else {
         ctx.talks.consider(&key, &seen.object, outcome.deployment.as_deref());
     }
     let status = controlplane::status(&seen, &plan, &outcome, ctx.now());

@@ -33,7 +33,7 @@ pub struct Touch {
 }
 
 /// Everything that the operator touches.
-pub const TOUCHES: [Touch; 17] = [
+pub const TOUCHES: [Touch; 18] = [
     Touch {
         group: "coder.com",
         resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
@@ -129,6 +129,14 @@ pub const TOUCHES: [Touch; 17] = [
         only: None,
         within: Within::Watched,
         why: "reading those that objects refer to; the watch asks for metadata only",
+    },
+    Touch {
+        group: "",
+        resources: &["secrets"],
+        verbs: &["create", "delete", "patch"],
+        only: None,
+        within: Within::Watched,
+        why: "the operator's own token; a Secret of others is never written",
     },
     Touch {
         group: "events.k8s.io",

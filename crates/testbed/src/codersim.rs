@@ -9,6 +9,7 @@
 mod admin;
 mod auth;
 mod daemons;
+mod database;
 mod entitlements;
 mod faults;
 mod keys;
@@ -35,6 +36,8 @@ use faults::Rules;
 use log::Log;
 use server::{Running, Tls};
 use state::State;
+
+use crate::postgres;
 
 /// Which server to play.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,7 @@ impl Builder {
             state: Mutex::new(State::new(self.mode)),
             rules: Mutex::default(),
             log: Mutex::default(),
+            database: tokio::sync::Mutex::default(),
         });
         let running = Running::start(self.address, tls.clone(), shared.clone()).await?;
         let address = running.address;
@@ -89,6 +93,8 @@ struct Shared {
     state: Mutex<State>,
     rules: Mutex<Rules>,
     log: Mutex<Log>,
+    /// Where users and tokens are also found.
+    database: tokio::sync::Mutex<Option<postgres::Client>>,
 }
 
 /// A simulated coderd. Stops when dropped.

@@ -3,17 +3,20 @@
 //! A conversation with coderd brings a [`Report`]. What it brought nothing about stays said as it was: a restart, or a
 //! server that is away, withdraws nothing that works.
 
+pub mod access;
+
 use coder_k8s_api::{
-    AccessMethod, CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, LicenseStatus,
-    ReportedSecretRef,
+    CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, LicenseStatus, ReportedSecretRef,
     condition::{kind, reason},
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+pub use self::access::{Access, Grant, Revocation};
 use crate::{
     condition::{Conditions, Progress, State},
     entitlements::Tier,
+    outcome::Foreign,
 };
 
 /// What conversations with coderd have brought so far, in this process.
@@ -25,6 +28,12 @@ pub struct Report {
     pub access: Option<Access>,
     /// Where the operator's token is.
     pub token: Option<ReportedSecretRef>,
+    /// The token that the operator has made, or is about to make.
+    pub grant: Option<Grant>,
+    /// What became of a token that is to be given back.
+    pub revocation: Option<Revocation>,
+    /// A Secret of others where the operator's token is to be.
+    pub foreign: Option<Foreign>,
     /// The license that the spec asks for.
     pub license: Option<License>,
     /// What the license allows.
@@ -38,17 +47,6 @@ pub struct Server {
     pub version: String,
     /// Its identity.
     pub deployment_id: String,
-}
-
-/// The operator's access to coderd.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// coderd accepts the token.
-    Ready,
-    /// It worked, and now something that may pass is in the way.
-    Degraded(Trouble),
-    /// It does not work, and will not by itself.
-    Refused(Trouble),
 }
 
 /// What is in the way.
@@ -128,56 +126,10 @@ pub(super) fn tell(
         status.version = Some(server.version.clone());
         status.deployment_id = Some(server.deployment_id.clone());
     }
-    tell_access(object, report, conditions, status);
+    access::tell(object, report, conditions, status);
     tell_license(object, report, conditions, status);
     tell_expiry(conditions, status, now);
     tell_entitlements(object, report, conditions, status);
-}
-
-fn tell_access(
-    object: &CoderControlPlane,
-    report: &Report,
-    conditions: &mut Conditions<'_>,
-    status: &mut CoderControlPlaneStatus,
-) {
-    let mut say = |state: bool, reason: &str, message: &str| {
-        conditions.set(kind::OPERATOR_ACCESS_READY, state, reason, message);
-    };
-    if object.spec.operator_access.disabled {
-        say(false, reason::DISABLED, "operatorAccess.disabled is set");
-        status.operator_access_ready = None;
-        return;
-    }
-    let worked = status.operator_access_ready == Some(true);
-    if let Some(token) = &report.token {
-        status.operator_token_secret_ref = Some(token.clone());
-    }
-    match &report.access {
-        None if worked && !is_said(status, kind::OPERATOR_ACCESS_READY) => {
-            say(true, "Kept", "the access of an earlier release is used; it is verified soon");
-        }
-        None if worked => {}
-        None => say(false, reason::PENDING, awaited(object, status)),
-        Some(Access::Ready) => {
-            say(true, "TokenAccepted", "coderd accepts the operator's token");
-            status.operator_access_ready = Some(true);
-        }
-        Some(Access::Degraded(trouble)) => say(false, trouble.reason, &trouble.message),
-        Some(Access::Refused(trouble)) => {
-            say(false, trouble.reason, &trouble.message);
-            status.operator_access_ready = None;
-        }
-    }
-}
-
-/// What the access waits for.
-fn awaited(object: &CoderControlPlane, status: &CoderControlPlaneStatus) -> &'static str {
-    match object.spec.operator_access.method {
-        AccessMethod::Postgres | AccessMethod::FirstUser if status.operator_token_secret_ref.is_none() => {
-            "in this release the operator makes no token itself: give it one with operatorAccess.method TokenSecret"
-        }
-        _ => "a pod of coderd must be ready first",
-    }
 }
 
 fn tell_license(

@@ -70,7 +70,7 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
     let rollout = Rollout::of(outcome.deployment.as_deref());
     let mut conditions = Conditions::new(&before.workload.conditions, object.metadata.generation, now);
     if seen.is_going() {
-        say_going(&mut conditions, outcome);
+        say_going(&mut conditions, seen, outcome);
         let workload = coder_k8s_api::WorkloadStatus {
             observed_generation: object.metadata.generation,
             conditions: conditions.into_vec(),
@@ -146,11 +146,19 @@ fn verdict(
 
 const GATEWAY_API_MISSING: &str = "expose.gateway needs the Gateway API, which this cluster does not have; install its CRDs, or use expose.ingress";
 
-fn say_going(conditions: &mut Conditions<'_>, outcome: &Outcome) {
+fn say_going(conditions: &mut Conditions<'_>, seen: &Seen, outcome: &Outcome) {
     let failure =
         outcome.done.failures.first().or_else(|| outcome.ungranted.first().map(|(_, failure)| failure));
-    let message = failure.map_or("the object is being deleted", |failure| failure.message.as_str());
-    let reason = failure.map_or(reason::DELETING, |failure| failure.reason);
+    let (reason, message) = match (failure, &seen.coderd.revocation) {
+        (Some(failure), _) => (failure.reason, failure.message.clone()),
+        (None, Some(coderd::Revocation::Failing(trouble))) => {
+            (trouble.reason, format!("the operator's token is still to be revoked: {}", trouble.message))
+        }
+        (None, None) if coderd::access::needs_cleaning(&seen.object, &seen.coderd) => {
+            (reason::REVOKING, "the operator's token is being revoked".to_owned())
+        }
+        (None, _) => (reason::DELETING, "the object is being deleted".to_owned()),
+    };
     conditions.set(kind::READY, false, reason::DELETING, "the object is being deleted");
     conditions.set(kind::RECONCILING, true, reason, message);
 }

@@ -11,7 +11,7 @@ use std::{
 use coder_k8s_api::{
     CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason, names::label,
 };
-use coder_k8s_coderd::Connector;
+use coder_k8s_coderd::{Connector, postgres::Postgres};
 use coder_k8s_core::{
     condition::transitions,
     exposure::route::HTTPRoute,
@@ -122,6 +122,12 @@ struct Wrote {
     onto: Option<String>,
 }
 
+/// The ways out of the cluster.
+pub(crate) struct Outside {
+    pub(crate) connector: Connector,
+    pub(crate) postgres: Postgres,
+}
+
 /// What every reconcile has at hand.
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -138,6 +144,10 @@ pub(crate) struct Context {
     pub(crate) talks: Talks,
     /// Makes clients of coderd.
     pub(crate) connector: Connector,
+    /// The way into its database.
+    pub(crate) postgres: Postgres,
+    /// How long cleaning up outside the cluster may hold a deletion up.
+    pub(crate) cleanup_timeout: Duration,
     /// Whether this process may write.
     pub(crate) fence: Fence,
     /// Where the operator looks.
@@ -191,7 +201,7 @@ impl Context {
     pub(crate) fn new(
         client: Client,
         instance: String,
-        connector: Connector,
+        outside: Outside,
         metrics: Arc<Metrics>,
         fence: Fence,
         options: &Options,
@@ -199,7 +209,9 @@ impl Context {
         let intervals = Intervals { refresh: options.entitlements_interval, verify: options.verify_interval };
         Self {
             talks: Talks::new(intervals),
-            connector,
+            connector: outside.connector,
+            postgres: outside.postgres,
+            cleanup_timeout: options.cleanup_timeout,
             fence,
             lookups: Lookups::default(),
             scope: Scope::new(&options.watch_namespaces),

@@ -79,6 +79,14 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_CODERD_TIMEOUT", default_value = "10s", value_parser = duration, value_name = "TIME")]
     pub(crate) coderd_timeout: Duration,
 
+    /// How long the operator may be connected to a database of coderd
+    #[arg(long, env = "CODER_K8S_DATABASE_TIMEOUT", default_value = "10s", value_parser = duration, value_name = "TIME")]
+    pub(crate) database_timeout: Duration,
+
+    /// How long cleaning up in coderd may hold the deletion of an object up; then what is left is named in an event
+    #[arg(long, env = "CODER_K8S_CLEANUP_TIMEOUT", default_value = "120s", value_parser = duration, value_name = "TIME")]
+    pub(crate) cleanup_timeout: Duration,
+
     /// How often coderd is asked for its entitlements. Pools take them for fresh for 120 s
     #[arg(long, env = "CODER_K8S_ENTITLEMENTS_INTERVAL", default_value = "100s", value_parser = duration, value_name = "TIME", hide = true)]
     pub(crate) entitlements_interval: Duration,

@@ -265,8 +265,8 @@ impl Watches<'_> {
                         let askers = ctx.references.of(&target);
                         for asker in &askers {
                             ctx.lookups.changed(asker, &target);
-                            if kind == kind::SECRET && asker.kind == kind::CONTROL_PLANE {
-                                ctx.talks.touch(asker);
+                            if kind != kind::NAMESPACE && asker.kind == kind::CONTROL_PLANE {
+                                ctx.talks.touch(asker, &target.name);
                             }
                         }
                         wake(&ctx, askers);
@@ -275,8 +275,8 @@ impl Watches<'_> {
                         let askers = ctx.references.of_kind(kind);
                         for asker in &askers {
                             ctx.lookups.gap(asker, kind);
-                            if kind == kind::SECRET && asker.kind == kind::CONTROL_PLANE {
-                                ctx.talks.touch(asker);
+                            if kind != kind::NAMESPACE && asker.kind == kind::CONTROL_PLANE {
+                                ctx.talks.touch(asker, "");
                             }
                         }
                         wake(&ctx, askers);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use coder_k8s_api::names::component;
 use coder_k8s_core::{
-    controlplane::{self, Exposure, Outcome, Plan, Seen, Wanted},
+    controlplane::{self, Exposure, Outcome, Plan, Seen, Wanted, coderd::access},
     exposure::route::{Acceptance, acceptance},
     outcome::Done,
     rollout::Rollout,
@@ -36,12 +36,14 @@ pub(super) async fn act(seen: &Seen, plan: &Plan, ctx: &Context) -> Outcome {
     }
     workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome).await;
     if !plan.finalizer {
-        let clean =
-            outcome.ungranted.is_empty() && workspaces::nothing_left(seen, ctx, &mut outcome.done).await;
+        let clean = !(seen.is_going() && access::needs_cleaning(&seen.object, &seen.coderd))
+            && outcome.ungranted.is_empty()
+            && workspaces::nothing_left(seen, ctx, &mut outcome.done).await;
         if clean {
             let _ = finalizer::set(seen, false, ctx, &mut outcome).await;
         }
     }
+    outcome.done.foreign.extend(seen.coderd.foreign.clone());
     outcome
 }
 

@@ -9,7 +9,7 @@ mod entitlements;
 mod license;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -38,6 +38,9 @@ use tokio::time::Instant;
 
 use crate::controller::Context;
 
+/// How soon to look again whether it is recorded that there will be a token.
+const RECORDED: Duration = Duration::from_millis(50);
+
 /// How often coderd is asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Intervals {
@@ -53,8 +56,8 @@ pub(crate) struct Talks {
     pub(crate) queue: Queue,
     pub(crate) failures: Failures,
     known: Mutex<HashMap<Key, Talk>>,
-    /// Those of whose Secrets one has changed.
-    touched: Mutex<HashSet<Key>>,
+    /// What has changed of the Secrets and ConfigMaps of each, by name.
+    touched: Mutex<HashMap<Key, BTreeSet<String>>>,
     intervals: Intervals,
 }
 
@@ -66,8 +69,12 @@ struct Talk {
     report: Report,
     token: Option<SecretString>,
     ca: Option<Vec<u8>>,
-    /// Whether a Secret of the object was seen to change, so that a token may be where none was.
-    hinted: bool,
+    /// The version of the token's Secret that this process wrote.
+    stored: Option<String>,
+    /// Whether a token that coderd refused was replaced: once for each cause.
+    replaced: bool,
+    /// Whether a token waits until it is recorded that it will be there.
+    unrecorded: bool,
     refresh_at: Instant,
     verify_at: Instant,
 }
@@ -125,10 +132,17 @@ impl Talks {
         }
     }
 
-    /// A Secret that a control plane refers to has changed.
-    pub(crate) fn touch(&self, key: &Key) {
-        self.touched.lock().insert(key.clone());
+    /// A Secret or ConfigMap that a control plane refers to has changed.
+    pub(crate) fn touch(&self, key: &Key, name: &str) {
+        self.touched.lock().entry(key.clone()).or_default().insert(name.to_owned());
         self.queue.wake(key.clone());
+    }
+
+    /// Starts a conversation about what is to be cleaned up.
+    pub(crate) fn clean_up(&self, key: &Key, object: &CoderControlPlane) {
+        if controlplane::coderd::access::needs_cleaning(object, &self.report(key, object.uid().as_ref())) {
+            self.queue.wake(key.clone());
+        }
     }
 
     /// Forgets a control plane that is gone, or that wants no conversation.
@@ -142,30 +156,63 @@ impl Talks {
 /// One conversation with the coderd of a control plane.
 pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Next {
     let talks = &ctx.talks;
-    let Some(object) = ctx.caches.control_planes.get(&key.namespace, &key.name) else {
+    let object = ctx.caches.control_planes.get(&key.namespace, &key.name);
+    let Some(object) = object.filter(|object| !controlplane::is_paused(object)) else {
         talks.forget(&key);
         return Next::OnChange;
     };
-    let unwanted = object.metadata.deletion_timestamp.is_some() || object.spec.operator_access.disabled;
-    if unwanted || controlplane::is_paused(&object) {
-        talks.forget(&key);
-        return Next::OnChange;
-    }
     let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
     let inputs = Inputs::of(&object, deployment.as_deref());
-    let touched = talks.touched.lock().remove(&key);
+    let touched = talks.touched.lock().remove(&key).unwrap_or_default();
     let before = talks.known.lock().get(&key).filter(|talk| talk.uid == object.uid()).cloned();
     let mut talk = before.clone().unwrap_or_else(|| resume(&object, &inputs, talks.intervals));
-    talk.hinted |= touched;
-    let changed = touched || talk.inputs != inputs;
+    let changed = talk.inputs != inputs || is_news(&talk, &touched, &key, &object, &ctx).await;
     talk.inputs = inputs;
-    let next = speak(&mut talk, changed, before.is_none(), &key, &object, &ctx).await;
+    let next = if object.metadata.deletion_timestamp.is_some() {
+        access::go(&mut talk, &key, &object, &ctx).await
+    } else if object.spec.operator_access.disabled {
+        talk.give_up();
+        access::disable(&mut talk, &key, &object, &ctx).await
+    } else {
+        talk.come_to(&object);
+        speak(&mut talk, changed, before.is_none(), &key, &object, &ctx).await
+    };
     let news = before.map(|before| before.report).unwrap_or_default() != talk.report;
     talks.known.lock().insert(key.clone(), talk);
     if news {
         ctx.queue.wake(key);
     }
     next
+}
+
+/// Whether a change is one that somebody else made.
+async fn is_news(
+    talk: &Talk,
+    touched: &BTreeSet<String>,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> bool {
+    let token = controlplane::coderd::access::secret_name(object);
+    let only_token = touched.len() == 1 && touched.contains(&token) && talk.stored.is_some();
+    !touched.is_empty() && !(only_token && access::is_own_write(talk, key, object, ctx).await)
+}
+
+impl Talk {
+    /// Forgets what was said of a token that came another way, once nothing is left of it.
+    fn come_to(&mut self, object: &CoderControlPlane) {
+        let method = object.spec.operator_access.method;
+        self.report.grant.take_if(|grant| grant.method != method);
+        if controlplane::coderd::access::outdated(object).is_none() {
+            self.report.revocation = None;
+        }
+    }
+
+    /// Forgets everything but what is left to be revoked.
+    fn give_up(&mut self) {
+        (self.token, self.ca) = (None, None);
+        self.report = Report { revocation: self.report.revocation.take(), ..Report::default() };
+    }
 }
 
 /// What is known after a restart: what the status says, which is verified in its time.
@@ -181,8 +228,13 @@ fn resume(object: &CoderControlPlane, inputs: &Inputs, intervals: Intervals) -> 
     let is_true = |type_: &str| {
         said(type_).is_some_and(|c| c.status == "True" && c.observed_generation == object.metadata.generation)
     };
+    let is_false = |type_: &str, reason: &str| {
+        said(type_).is_some_and(|c| c.reason == reason && c.observed_generation == object.metadata.generation)
+    };
+    let renewal = status.and_then(|status| status.operator_token.as_ref()?.renew_after.as_ref());
+    let in_time = renewal.is_none_or(|at| at.0 > Timestamp::now());
     let licensed = object.spec.license_secret_ref.is_none() || is_true(kind::LICENSE_APPLIED);
-    let steady = licensed && is_true(kind::OPERATOR_ACCESS_READY) && age.is_some();
+    let steady = licensed && in_time && is_true(kind::OPERATOR_ACCESS_READY) && age.is_some();
     let wait = if steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };
     Talk {
         uid: object.uid(),
@@ -190,7 +242,9 @@ fn resume(object: &CoderControlPlane, inputs: &Inputs, intervals: Intervals) -> 
         report: Report::default(),
         token: None,
         ca: None,
-        hinted: false,
+        stored: None,
+        replaced: is_false(kind::OPERATOR_ACCESS_READY, "TokenRefused"),
+        unrecorded: false,
         refresh_at: now + age.map_or(Duration::ZERO, |age| jittered(intervals.refresh).saturating_sub(age)),
         verify_at: now + wait,
     }
@@ -213,14 +267,18 @@ async fn speak(
     let exchanged = resumed && license::was_exchanged(key, object, ctx).await;
     if changed || exchanged {
         (talk.verify_at, talk.refresh_at) = (now, now);
-        (talk.token, talk.ca) = (None, None);
+        (talk.token, talk.ca, talk.replaced) = (None, None, false);
     }
     // What passed is shown as soon as coderd answers again, not only when its time has come.
-    let verify = now >= talk.verify_at || matches!(talk.report.access, Some(Access::Degraded(_)));
+    let verify = now >= talk.verify_at
+        || talk.unrecorded
+        || matches!(talk.report.access, Some(Access::Degraded(_) | Access::Overdue(_)));
+    talk.unrecorded = false;
     if !verify && now < talk.refresh_at {
         return Next::After(talk.verify_at.min(talk.refresh_at).saturating_duration_since(now));
     }
     match exchange(talk, verify, changed || exchanged, key, object, ctx).await {
+        Ok(()) if talk.unrecorded => Next::After(RECORDED),
         Ok(()) => {
             ctx.talks.failures.forget(key);
             let now = Instant::now();
@@ -245,7 +303,7 @@ async fn exchange(
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> Result<(), outcome::Retry> {
-    access::find(talk, key, object, ctx).await?;
+    access::find_authority(talk, key, object, ctx).await?;
     let Some(anonymous) = access::client(talk, object, ctx) else { return Ok(()) };
     if verify {
         let info = anonymous.build_info().await.map_err(|error| trouble(talk, object, &error))?;
@@ -261,18 +319,16 @@ async fn exchange(
         }
         talk.report.server = Some(Server { version: info.version, deployment_id: info.deployment_id });
     }
-    if let Some(token) = talk.token.clone() {
-        let client = access::with_token(talk, &anonymous, &token);
-        if let Some(client) = client {
-            if verify && !access::verify(talk, object, &client).await? {
-                return entitlements::refresh(talk, object, &anonymous).await;
-            }
-            if verify || license::is_open(talk, object) {
-                license::apply(talk, key, object, &client, ctx).await?;
-            }
+    let established = access::establish(talk, verify, &anonymous, key, object, ctx).await;
+    let licensed = match &established {
+        Ok(Some(client)) if verify || license::is_open(talk, object) => {
+            license::apply(talk, key, object, client, ctx).await
         }
-    }
-    entitlements::refresh(talk, object, &anonymous).await
+        _ => Ok(()),
+    };
+    // What fails for want of a token does not keep from asking what needs none.
+    let refreshed = entitlements::refresh(talk, object, &anonymous).await;
+    established.map(drop).and(licensed).and(refreshed)
 }
 
 /// Notes that coderd could not be asked, and says when to try again. What works is not withdrawn.

@@ -18,6 +18,7 @@ mod coder;
 mod crashes;
 mod entitlements;
 mod faults;
+mod first_user;
 mod idle;
 mod isolation;
 mod license;

@@ -4,11 +4,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use secrecy::{ExposeSecret, SecretString};
+use sha2::{Digest, Sha256};
 
 use super::{
     CoderSim, Mode,
     daemons::normal_tags,
-    state::{Daemon, Job, NIL, RESERVED_KEYS, State, id},
+    state::{Daemon, Job, NIL, RESERVED_KEYS, State, Token, id},
 };
 
 const ADMIN: &str = "admin";
@@ -124,6 +125,22 @@ impl CoderSim {
     pub fn revoke(&self, token: &SecretString) {
         let id = token.expose_secret().split('-').next().unwrap_or_default().to_owned();
         self.with(|state| state.tokens.retain(|token| token.id != id));
+    }
+
+    /// Whether a token would be accepted now.
+    pub fn accepts(&self, token: &SecretString) -> bool {
+        let Some((id, secret)) = token.expose_secret().split_once('-') else { return false };
+        let hash = Sha256::digest(secret);
+        self.with(|state| {
+            let now = state.now();
+            let good = |token: &&Token| {
+                token.id == id && token.hashed_secret == hash.as_slice() && token.expires_at > now
+            };
+            let found = state.tokens.iter().find(good).map(|token| token.user_id.clone());
+            found.is_some_and(|user| {
+                state.users.iter().any(|found| found.id == user && found.status != "suspended")
+            })
+        })
     }
 
     /// The names of all tokens that people and operators made.

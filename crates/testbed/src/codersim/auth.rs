@@ -1,6 +1,7 @@
 //! Who asks, and how often they may.
 
 use jiff::SignedDuration;
+use sha2::{Digest, Sha256};
 
 use super::{
     message::{Asked, Reply},
@@ -56,7 +57,7 @@ impl State {
         let now = self.now();
         let token = self.tokens.iter_mut().find(|token| token.id == *id);
         let token = token.ok_or_else(|| refuse("API key is invalid."))?;
-        if token.secret != *secret {
+        if token.hashed_secret != Sha256::digest(secret).as_slice() {
             return Err(refuse("API key secret is invalid."));
         }
         if token.expires_at <= now {

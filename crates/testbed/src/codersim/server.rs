@@ -23,6 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use super::{
     Shared, SimFault,
     auth::credential,
+    database,
     log::{Entry, fingerprint},
     message::{Asked, Reply},
     routes,
@@ -113,6 +114,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> io::Result<R
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let asked = Asked::new(&head, body);
     let place = shared.log.lock().came(entry(&asked));
+    database::mirror(&shared).await;
     let fault = shared.rules.lock().take(&asked.method, &asked.path);
     let reply = match fault {
         None => Some(routes::answer(&mut shared.state.lock(), &asked)),

@@ -47,6 +47,10 @@ pub(super) struct User {
     pub(super) roles: Vec<String>,
     pub(super) organizations: Vec<String>,
     pub(super) service_account: bool,
+    /// Made in the database and hidden from people.
+    pub(super) system: bool,
+    /// Whether it is that of the database.
+    pub(super) mirrored: bool,
     pub(super) created_at: Timestamp,
 }
 
@@ -62,9 +66,12 @@ impl User {
 
 pub(super) struct Token {
     pub(super) id: String,
-    pub(super) secret: String,
+    /// SHA-256 of the other half.
+    pub(super) hashed_secret: Vec<u8>,
     pub(super) user_id: String,
     pub(super) name: String,
+    /// Whether it is that of the database.
+    pub(super) mirrored: bool,
     /// Sessions of a password slide, tokens do not.
     pub(super) session: bool,
     pub(super) created_at: Timestamp,

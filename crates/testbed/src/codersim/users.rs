@@ -3,6 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::{
     message::{Asked, Reply},
@@ -38,8 +39,13 @@ struct TokenBody {
 }
 
 impl State {
+    /// Whether there is anybody but users that coderd or an operator made for itself.
+    fn has_people(&self) -> bool {
+        self.users.iter().any(|user| !user.system)
+    }
+
     pub(super) fn get_first_user(&self) -> Reply {
-        if self.users.is_empty() {
+        if !self.has_people() {
             return Reply::error(404, "The initial user has not been created!");
         }
         Reply::error(200, "The initial user has already been created!")
@@ -52,7 +58,7 @@ impl State {
             ("username", required(&body.username).or_else(|| name(&body.username))),
             ("password", required(&body.password)),
         ])?;
-        if !self.users.is_empty() {
+        if self.has_people() {
             return Err(Reply::error(409, "The initial user has already been created."));
         }
         check_password(&body.password)?;
@@ -156,6 +162,9 @@ impl State {
     pub(super) fn post_token(&mut self, asked: &Asked, user: &str) -> Result<Reply, Reply> {
         let user = self.user(asked, user)?;
         let (user_id, owner) = (user.id.clone(), user.is_owner());
+        if user.system {
+            return Err(Reply::forbidden());
+        }
         let body: TokenBody = asked.json()?;
         let lifetime = SignedDuration::from_nanos(body.lifetime);
         let longest = if owner { OWNER_LIFETIME } else { LONGEST_LIFETIME };
@@ -252,6 +261,8 @@ impl State {
             roles: roles.iter().map(ToString::to_string).collect(),
             organizations: vec![self.default_organization().id],
             service_account: false,
+            system: false,
+            mirrored: false,
             created_at,
         });
         id
@@ -269,7 +280,8 @@ impl State {
         let whole = format!("{id}-{secret}");
         self.tokens.push(Token {
             id: id.clone(),
-            secret,
+            hashed_secret: Sha256::digest(&secret).to_vec(),
+            mirrored: false,
             user_id: user_id.to_owned(),
             name: name.to_owned(),
             session,

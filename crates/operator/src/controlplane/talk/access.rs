@@ -1,4 +1,10 @@
-//! The operator's access: where its token is, and whether coderd accepts it.
+//! The operator's access: where its token comes from, whether coderd accepts it, and how it is given back.
+
+mod first_user;
+mod own;
+mod postgres;
+mod revoke;
+mod store;
 
 use coder_k8s_api::{AccessMethod, CoderControlPlane, ReportedSecretRef};
 use coder_k8s_coderd::{Client, Error, Kind, Target};
@@ -7,76 +13,70 @@ use coder_k8s_core::{
         access_url,
         coderd::{Access, Trouble},
     },
-    names, outcome,
+    outcome,
 };
 use coder_k8s_engine::{key::Key, secret};
-use kube::ResourceExt;
 use secrecy::SecretString;
 
+pub(super) use self::{
+    revoke::{disable, go},
+    store::is_own_write,
+};
 use super::{Talk, as_trouble, trouble};
 use crate::controller::Context;
 
-/// Finds the token and the certificate authority, unless they are at hand.
-pub(super) async fn find(
+/// A part that failed.
+pub(super) struct Failed {
+    trouble: Trouble,
+    /// None: there is nothing to try before something changes.
+    retry: Option<outcome::Retry>,
+}
+
+impl Failed {
+    fn new(reason: &'static str, message: impl Into<String>, retry: outcome::Retry) -> Self {
+        Self { trouble: Trouble { reason, message: message.into() }, retry: Some(retry) }
+    }
+
+    /// There is nothing to try before something changes.
+    fn for_good(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { trouble: Trouble { reason, message: message.into() }, retry: None }
+    }
+}
+
+impl From<&Error> for Failed {
+    fn from(error: &Error) -> Self {
+        Self { trouble: as_trouble(error), retry: Some(super::retry(error)) }
+    }
+}
+
+impl From<secret::Error> for Failed {
+    fn from(error: secret::Error) -> Self {
+        Self::new("Error", error.to_string(), outcome::Retry::Backoff)
+    }
+}
+
+/// Reads the certificate authority of coderd, unless it is at hand.
+pub(super) async fn find_authority(
     talk: &mut Talk,
     key: &Key,
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> Result<(), outcome::Retry> {
-    let access = &object.spec.operator_access;
-    if let Some(reference) = access.ca_secret_ref.as_ref().filter(|_| talk.ca.is_none()) {
-        let data_key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
-        let data = read(ctx, key, reference.name.as_str()).await?;
-        let pem = data.as_ref().and_then(|data| data.value(data_key)).map(<[u8]>::to_vec);
-        if pem.is_none() {
-            let message = format!(
-                "Secret {} with the key {data_key} for operatorAccess.caSecretRef is not there",
-                reference.name
-            );
-            refuse(talk, "SecretMissing", message);
-        }
-        talk.ca = pem;
-    }
-    if talk.token.is_some() {
+    let Some(reference) = object.spec.operator_access.ca_secret_ref.as_ref().filter(|_| talk.ca.is_none())
+    else {
         return Ok(());
-    }
-    let (name, data_key, given) = place(object);
-    let told = object.status.as_ref().is_some_and(|status| status.operator_token_secret_ref.is_some());
-    if !given && !told && !talk.hinted {
-        return Ok(());
-    }
-    let data = read(ctx, key, &name).await?;
-    // A Secret that the operator made itself, or one that a person names. Nobody else's is sent anywhere.
-    let ours = |data: &secret::SecretData| given || data.controller == object.uid();
-    let data = data.filter(ours);
-    let value = data.as_ref().and_then(|data| data.value(&data_key));
-    let text = value.and_then(|value| std::str::from_utf8(value).ok()).map(str::trim);
-    match text.filter(|text| !text.is_empty()) {
-        Some(text) => {
-            talk.token = Some(SecretString::from(text.to_owned()));
-            talk.report.token = Some(ReportedSecretRef { name, key: Some(data_key) });
-        }
-        None if given => {
-            let message = format!(
-                "Secret {name} with the key {data_key} for operatorAccess.tokenSecretRef is not there, or empty"
-            );
-            refuse(talk, "SecretMissing", message);
-        }
-        // The automatic ways come with a later release.
-        None => {}
+    };
+    let data_key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
+    let data = read(ctx, key, reference.name.as_str()).await?;
+    talk.ca = data.as_ref().and_then(|data| data.value(data_key)).map(<[u8]>::to_vec);
+    if talk.ca.is_none() {
+        let message = format!(
+            "Secret {} with the key {data_key} for operatorAccess.caSecretRef is not there",
+            reference.name
+        );
+        refuse(talk, "SecretMissing", message);
     }
     Ok(())
-}
-
-/// Secret and key of the token, and whether a person names them.
-fn place(object: &CoderControlPlane) -> (String, String, bool) {
-    let access = &object.spec.operator_access;
-    if let (AccessMethod::TokenSecret, Some(reference)) = (access.method, &access.token_secret_ref) {
-        let key = reference.key.as_ref().map_or_else(|| "token".to_owned(), ToString::to_string);
-        return (reference.name.to_string(), key, true);
-    }
-    let given = access.generated_token_secret_name.as_ref().map(ToString::to_string);
-    (given.unwrap_or_else(|| names::token_secret(&object.name_any())), "token".to_owned(), false)
 }
 
 async fn read(ctx: &Context, key: &Key, name: &str) -> Result<Option<secret::SecretData>, outcome::Retry> {
@@ -106,8 +106,64 @@ pub(super) fn client(talk: &mut Talk, object: &CoderControlPlane, ctx: &Context)
     }
 }
 
+/// Gets a client whose token coderd accepts. None: there is none, and the report says why.
+pub(super) async fn establish(
+    talk: &mut Talk,
+    verify: bool,
+    anonymous: &Client,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Result<Option<Client>, outcome::Retry> {
+    if !verify {
+        return Ok(talk.token.clone().and_then(|token| with_token(talk, anonymous, &token)));
+    }
+    match object.spec.operator_access.method {
+        AccessMethod::TokenSecret => {
+            let client = given(talk, anonymous, key, object, ctx).await?;
+            if client.is_some() {
+                revoke::outdated(talk, client.as_ref(), key, object, ctx).await?;
+            }
+            Ok(client)
+        }
+        AccessMethod::Postgres | AccessMethod::FirstUser => {
+            own::establish(talk, anonymous, key, object, ctx).await
+        }
+    }
+}
+
+/// The client with the token that a person supplies.
+async fn given(
+    talk: &mut Talk,
+    anonymous: &Client,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Result<Option<Client>, outcome::Retry> {
+    let Some(reference) = &object.spec.operator_access.token_secret_ref else { return Ok(None) };
+    let data_key = reference.key.as_ref().map_or("token", AsRef::as_ref);
+    if talk.token.is_none() {
+        let data = read(ctx, key, reference.name.as_str()).await?;
+        let Some(token) = data.and_then(|data| data.text(data_key)) else {
+            let name = &reference.name;
+            let message = format!(
+                "Secret {name} with the key {data_key} for operatorAccess.tokenSecretRef is not there, or empty"
+            );
+            refuse(talk, "SecretMissing", message);
+            return Ok(None);
+        };
+        talk.token = Some(token);
+        talk.report.token =
+            Some(ReportedSecretRef { name: reference.name.to_string(), key: Some(data_key.to_owned()) });
+    }
+    let Some(client) = talk.token.clone().and_then(|token| with_token(talk, anonymous, &token)) else {
+        return Ok(None);
+    };
+    Ok(accepts(talk, object, &client).await?.then_some(client))
+}
+
 /// The client with the token.
-pub(super) fn with_token(talk: &mut Talk, client: &Client, token: &SecretString) -> Option<Client> {
+fn with_token(talk: &mut Talk, client: &Client, token: &SecretString) -> Option<Client> {
     match client.with_token(token) {
         Ok(client) => Some(client),
         Err(bad) => {
@@ -118,7 +174,7 @@ pub(super) fn with_token(talk: &mut Talk, client: &Client, token: &SecretString)
 }
 
 /// Asks whether coderd accepts the token. False: it does not, which is settled until something changes.
-pub(super) async fn verify(
+async fn accepts(
     talk: &mut Talk,
     object: &CoderControlPlane,
     client: &Client,
@@ -129,14 +185,19 @@ pub(super) async fn verify(
             Ok(true)
         }
         Err(error) if matches!(error.kind, Kind::Unauthenticated { .. } | Kind::Forbidden { .. }) => {
-            talk.report.access = Some(Access::Refused(as_trouble(&error)));
-            if !super::license::is_applied(talk, object) {
-                talk.report.license = Some(super::License::Trouble(as_trouble(&error)));
-            }
+            turn_down(talk, object, as_trouble(&error));
             Ok(false)
         }
         Err(error) => Err(trouble(talk, object, &error)),
     }
+}
+
+/// Notes that the access does not work, and so neither does what depends on it.
+fn turn_down(talk: &mut Talk, object: &CoderControlPlane, trouble: Trouble) {
+    if object.spec.license_secret_ref.is_some() && !super::license::is_applied(talk, object) {
+        talk.report.license = Some(super::License::Trouble(trouble.clone()));
+    }
+    talk.report.access = Some(Access::Refused(trouble));
 }
 
 /// What an error means for the access. A redirect stays until a person says where to; whatever else may pass.

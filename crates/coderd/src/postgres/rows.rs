@@ -1,0 +1,259 @@
+//! The statements: what is read, and what is written. Each names what it does, for errors.
+
+use jiff::{SignedDuration, Timestamp};
+use secrecy::SecretString;
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::error::{Error, Kind};
+use super::plan::{Account, Membership, Seen, Token};
+use super::schema::{Schema, Scopes};
+use super::session::{Param, Session};
+use super::token::{Names, Parts};
+use super::{EMAIL, ORGANIZATION_ROLE, PASSWORD, ROLE, USERNAME};
+
+/// Whether a row of `users` is as it should be.
+fn right(schema: Schema) -> String {
+    let name = if schema.users_have_names { " AND name = $2" } else { "" };
+    format!(
+        "username = $2 AND email = $1 AND status = 'active' AND login_type = 'none' \
+         AND rbac_roles @> ARRAY['{ROLE}'] AND hashed_password = convert_to('{PASSWORD}', 'UTF8'){name}"
+    )
+}
+
+const IDENTITY: [Param<'static>; 2] = [(&EMAIL, Type::TEXT), (&USERNAME, Type::TEXT)];
+
+/// Reads all that matters. Locks nothing.
+pub(super) async fn read(session: &Session<'_>, schema: Schema, names: &Names) -> Result<Seen, Error> {
+    let accounts = accounts(session, schema).await?;
+    // The zero id is nobody's: it finds the organizations, and no token.
+    let id = accounts.iter().find(|account| account.is_ours()).map_or(NOBODY, |account| &account.id);
+    let memberships = memberships(session, schema, id).await?;
+    let tokens = tokens(session, schema, id, names).await?;
+    Ok(Seen { accounts, memberships, tokens })
+}
+
+const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
+
+async fn accounts(session: &Session<'_>, schema: Schema) -> Result<Vec<Account>, Error> {
+    let sql = format!(
+        "SELECT id::text, email, username, is_system, {} FROM users \
+         WHERE NOT deleted AND (lower(email) = lower($1) OR lower(username) = lower($2))",
+        right(schema)
+    );
+    let rows = session.query("look for its account", &sql, &IDENTITY).await?;
+    let read = |row: &Row| {
+        Ok(Account {
+            id: session.value(row, 0)?,
+            email: session.value(row, 1)?,
+            username: session.value(row, 2)?,
+            is_system: session.value(row, 3)?,
+            right: session.value(row, 4)?,
+        })
+    };
+    rows.iter().map(read).collect()
+}
+
+fn live_organizations(schema: Schema) -> &'static str {
+    if schema.organizations_are_kept { "NOT o.deleted" } else { "true" }
+}
+
+async fn memberships(session: &Session<'_>, schema: Schema, id: &str) -> Result<Vec<Membership>, Error> {
+    let sql = format!(
+        "SELECT m.user_id IS NOT NULL, coalesce(m.roles @> ARRAY['{ORGANIZATION_ROLE}'], false) \
+         FROM organizations AS o LEFT JOIN organization_members AS m \
+         ON m.organization_id = o.id AND m.user_id = $1::uuid WHERE {}",
+        live_organizations(schema)
+    );
+    let rows = session.query("look at the organizations", &uuid_as_text(&sql), &[(&id, Type::TEXT)]).await?;
+    let read = |row: &Row| {
+        Ok(match (session.value(row, 0)?, session.value(row, 1)?) {
+            (false, _) => Membership::Missing,
+            (true, false) => Membership::Lacking,
+            (true, true) => Membership::Admin,
+        })
+    };
+    rows.iter().map(read).collect()
+}
+
+async fn tokens(session: &Session<'_>, schema: Schema, id: &str, names: &Names) -> Result<Vec<Token>, Error> {
+    let full = match schema.scopes {
+        Scopes::One(everything) => format!("scope::text = '{everything}'"),
+        Scopes::Many(everything) => {
+            format!("scopes::text[] @> ARRAY['{everything}'] AND allow_list::text[] @> ARRAY['*:*']")
+        }
+    };
+    let sql = format!(
+        "SELECT id, hashed_secret, token_name, created_at, expires_at, lifetime_seconds, {full} FROM api_keys \
+         WHERE user_id = $1::uuid AND login_type = 'token' AND token_name = ANY ($2)"
+    );
+    let both = names.both();
+    let params: [Param<'_>; 2] = [(&id, Type::TEXT), (&both.as_slice(), Type::TEXT_ARRAY)];
+    let rows = session.query("look at its tokens", &uuid_as_text(&sql), &params).await?;
+    let read = |row: &Row| {
+        Ok(Token {
+            id: session.value(row, 0)?,
+            digest: session.value(row, 1)?,
+            name: session.value(row, 2)?,
+            created: session.value(row, 3)?,
+            expires: session.value(row, 4)?,
+            lifetime: SignedDuration::from_secs(session.value(row, 5)?),
+            full: session.value(row, 6)?,
+        })
+    };
+    rows.iter().map(read).collect()
+}
+
+/// Ids travel as text, which every server reads.
+fn uuid_as_text(sql: &str) -> String {
+    sql.replace("$1::uuid", "$1::text::uuid")
+}
+
+/// The id of the deployment, when it has one already.
+pub(super) async fn deployment_id(session: &Session<'_>) -> Result<Option<String>, Error> {
+    let sql = "SELECT value::text FROM site_configs WHERE key = 'deployment_id'";
+    let rows = session.query("read the deployment's id", sql, &[]).await?;
+    rows.first().map(|row| session.value(row, 0)).transpose()
+}
+
+/// Whether a migration of coderd was cut short.
+pub(super) async fn is_dirty(session: &Session<'_>) -> Result<bool, Error> {
+    let sql = "SELECT coalesce(bool_or(dirty), true) FROM schema_migrations";
+    let rows = session.query("look at coderd's migrations", sql, &[]).await?;
+    rows.first().map_or(Ok(true), |row| session.value(row, 0))
+}
+
+/// Makes the account unless somebody else just did, and locks it, so that two operators take turns. Gives
+/// whether it was made.
+pub(super) async fn lock_account(
+    session: &Session<'_>,
+    schema: Schema,
+    make: bool,
+    now: Timestamp,
+) -> Result<bool, Error> {
+    let mut made = 0;
+    if make {
+        let (column, value) = if schema.users_have_names { (", name", ", $2") } else { ("", "") };
+        let sql = format!(
+            "INSERT INTO users (id, email, username, hashed_password, created_at, updated_at, status, rbac_roles, \
+             login_type, is_system{column}) VALUES (gen_random_uuid(), $1, $2, convert_to('{PASSWORD}', 'UTF8'), \
+             $3, $3, 'active', ARRAY['{ROLE}'], 'none', true{value}) ON CONFLICT DO NOTHING"
+        );
+        let [email, username] = IDENTITY;
+        made =
+            session.execute("make its account", &sql, &[email, username, (&now, Type::TIMESTAMPTZ)]).await?;
+    }
+    let sql = "SELECT id FROM users WHERE NOT deleted AND is_system AND lower(email) = lower($1) FOR UPDATE";
+    session.query("lock its account", sql, &[(&EMAIL, Type::TEXT)]).await?;
+    Ok(made > 0)
+}
+
+/// Puts the account right.
+pub(super) async fn repair_account(
+    session: &Session<'_>,
+    schema: Schema,
+    id: &str,
+    now: Timestamp,
+) -> Result<(), Error> {
+    let name = if schema.users_have_names { ", name = $2" } else { "" };
+    let sql = format!(
+        "UPDATE users SET email = $1, username = $2, status = 'active', login_type = 'none', \
+         hashed_password = convert_to('{PASSWORD}', 'UTF8'), updated_at = $3, \
+         rbac_roles = CASE WHEN rbac_roles @> ARRAY['{ROLE}'] THEN rbac_roles \
+         ELSE array_append(rbac_roles, '{ROLE}') END{name} WHERE id = $4::text::uuid AND is_system"
+    );
+    let [email, username] = IDENTITY;
+    let params = [email, username, (&now as &_, Type::TIMESTAMPTZ), (&id as &_, Type::TEXT)];
+    session.execute("repair its account", &sql, &params).await.map(drop)
+}
+
+/// Joins every organization, and becomes administrator where it is not. Gives how many of each.
+pub(super) async fn join(
+    session: &Session<'_>,
+    schema: Schema,
+    id: &str,
+    now: Timestamp,
+) -> Result<(u64, u64), Error> {
+    let live = live_organizations(schema);
+    let params: [Param<'_>; 2] = [(&id, Type::TEXT), (&now, Type::TIMESTAMPTZ)];
+    let sql = format!(
+        "INSERT INTO organization_members (user_id, organization_id, created_at, updated_at, roles) \
+         SELECT $1::text::uuid, o.id, $2, $2, ARRAY['{ORGANIZATION_ROLE}'] FROM organizations AS o WHERE {live} \
+         AND NOT EXISTS (SELECT FROM organization_members AS m WHERE m.organization_id = o.id \
+         AND m.user_id = $1::text::uuid) ON CONFLICT DO NOTHING"
+    );
+    let joined = session.execute("join the organizations", &sql, &params).await?;
+    let sql = format!(
+        "UPDATE organization_members AS m SET updated_at = $2, roles = array_append(m.roles, '{ORGANIZATION_ROLE}') \
+         FROM organizations AS o WHERE o.id = m.organization_id AND {live} AND m.user_id = $1::text::uuid \
+         AND NOT m.roles @> ARRAY['{ORGANIZATION_ROLE}']"
+    );
+    let promoted = session.execute("take its role in the organizations", &sql, &params).await?;
+    Ok((joined, promoted))
+}
+
+/// Removes tokens of the account by their ids.
+pub(super) async fn remove_tokens(session: &Session<'_>, id: &str, tokens: &[String]) -> Result<u64, Error> {
+    let sql =
+        "DELETE FROM api_keys WHERE user_id = $1::text::uuid AND login_type = 'token' AND id = ANY ($2)";
+    let params: [Param<'_>; 2] = [(&id, Type::TEXT), (&tokens, Type::TEXT_ARRAY)];
+    session.execute("remove its old tokens", sql, &params).await
+}
+
+/// Gives a token its final name.
+pub(super) async fn rename_token(
+    session: &Session<'_>,
+    id: &str,
+    token: &str,
+    name: &str,
+    now: Timestamp,
+) -> Result<(), Error> {
+    let sql =
+        "UPDATE api_keys SET token_name = $3, updated_at = $4 WHERE user_id = $1::text::uuid AND id = $2";
+    let params: [Param<'_>; 4] =
+        [(&id, Type::TEXT), (&token, Type::TEXT), (&name, Type::TEXT), (&now, Type::TIMESTAMPTZ)];
+    session.execute("rename its token", sql, &params).await.map(drop)
+}
+
+/// A token to write.
+pub(super) struct NewToken<'a> {
+    pub(super) token: &'a SecretString,
+    pub(super) name: &'a str,
+    pub(super) now: Timestamp,
+    pub(super) expires: Timestamp,
+    pub(super) lifetime: SignedDuration,
+}
+
+pub(super) async fn insert_token(
+    session: &Session<'_>,
+    schema: Schema,
+    id: &str,
+    new: &NewToken<'_>,
+) -> Result<(), Error> {
+    const DOING: &str = "make its token";
+    let NewToken { token, name, now, expires, lifetime } = new;
+    let parts = Parts::of(token).ok_or_else(|| session.error(Kind::Unexpected(DOING)))?;
+    let (columns, values) = match schema.scopes {
+        Scopes::One(everything) => ("scope", format!("'{everything}'")),
+        Scopes::Many(everything) => {
+            ("scopes, allow_list", format!("ARRAY['{everything}']::api_key_scope[], ARRAY['*:*']"))
+        }
+    };
+    let sql = format!(
+        "INSERT INTO api_keys (id, hashed_secret, user_id, last_used, created_at, updated_at, expires_at, \
+         lifetime_seconds, login_type, ip_address, token_name, {columns}) \
+         VALUES ($1, $2, $3::text::uuid, $4, $4, $4, $5, $6, 'token', '0.0.0.0', $7, {values})"
+    );
+    let digest = parts.digest.as_slice();
+    let seconds = lifetime.as_secs();
+    let params: [Param<'_>; 7] = [
+        (&parts.id, Type::TEXT),
+        (&digest, Type::BYTEA),
+        (&id, Type::TEXT),
+        (now, Type::TIMESTAMPTZ),
+        (expires, Type::TIMESTAMPTZ),
+        (&seconds, Type::INT8),
+        (name, Type::TEXT),
+    ];
+    session.execute(DOING, &sql, &params).await.map(drop)
+}

@@ -1,0 +1,186 @@
+//! What coderd's tables look like here. They differ from release to release, so they are looked at before anything
+//! is written, and what cannot be understood is an error that names it.
+
+use std::collections::BTreeMap;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::error::{Error, Kind};
+use super::session::Session;
+
+/// One row a column, of the tables as this user finds them.
+const COLUMNS: &str = "\
+    SELECT t.name, a.attname::text, a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' \
+    FROM unnest($1::text[]) AS t (name) \
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = to_regclass(t.name) \
+    WHERE a.attnum > 0 AND NOT a.attisdropped";
+
+/// One row a label that matters, and whether the deployment's id may be read.
+const LABELS: &str = "\
+    SELECT t.name || '.' || e.enumlabel \
+    FROM unnest(ARRAY['user_status', 'login_type', 'api_key_scope']) AS t (name) \
+    JOIN pg_catalog.pg_enum AS e ON e.enumtypid = to_regtype(t.name) \
+    WHERE e.enumlabel = ANY (ARRAY['active', 'suspended', 'none', 'token', 'all', 'coder:all']) \
+    UNION ALL SELECT 'site_configs' WHERE has_table_privilege(to_regclass('site_configs'), 'SELECT')";
+
+const TABLES: [&str; 6] =
+    ["schema_migrations", "users", "organizations", "organization_members", "api_keys", "site_configs"];
+
+const USERS: [&str; 11] = [
+    "id",
+    "email",
+    "username",
+    "hashed_password",
+    "created_at",
+    "updated_at",
+    "status",
+    "rbac_roles",
+    "login_type",
+    "deleted",
+    "is_system",
+];
+const USERS_OPTIONAL: [&str; 1] = ["name"];
+const MEMBERS: [&str; 5] = ["user_id", "organization_id", "created_at", "updated_at", "roles"];
+const KEYS: [&str; 11] = [
+    "id",
+    "hashed_secret",
+    "user_id",
+    "last_used",
+    "expires_at",
+    "created_at",
+    "updated_at",
+    "login_type",
+    "lifetime_seconds",
+    "ip_address",
+    "token_name",
+];
+
+/// What differs between the releases that can be worked with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Schema {
+    /// Accounts have a name besides the username.
+    pub(super) users_have_names: bool,
+    /// Organizations can be deleted.
+    pub(super) organizations_are_kept: bool,
+    pub(super) scopes: Scopes,
+    pub(super) deployment_id: bool,
+}
+
+/// How a token that may do everything is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scopes {
+    /// One scope in the column `scope`, and everything is called this.
+    One(&'static str),
+    /// `scopes` and `allow_list`.
+    Many(&'static str),
+}
+
+/// The tables as they were found: for each its columns, and whether a new row has to name them.
+pub(super) struct Found {
+    columns: BTreeMap<String, BTreeMap<String, bool>>,
+    labels: Vec<String>,
+}
+
+impl Found {
+    pub(super) async fn read(session: &Session<'_>) -> Result<Self, Error> {
+        const DOING: &str = "look at coderd's tables";
+        let rows = session.query(DOING, COLUMNS, &[(&TABLES.as_slice(), Type::TEXT_ARRAY)]).await?;
+        let mut columns = BTreeMap::<String, BTreeMap<String, bool>>::new();
+        for row in rows {
+            let (table, column, named): (String, String, bool) =
+                (session.value(&row, 0)?, session.value(&row, 1)?, session.value(&row, 2)?);
+            columns.entry(table).or_default().insert(column, named);
+        }
+        let rows = session.query(DOING, LABELS, &[]).await?;
+        let labels = rows.iter().map(|row: &Row| session.value(row, 0)).collect::<Result<_, _>>()?;
+        Ok(Self { columns, labels })
+    }
+
+    /// Whether coderd has ever set up this database.
+    pub(super) fn migrated(&self) -> bool {
+        self.columns.contains_key("schema_migrations")
+            && self.columns.contains_key("users")
+            && self.columns.contains_key("api_keys")
+    }
+
+    pub(super) fn has(&self, table: &str, column: &str) -> bool {
+        self.columns.get(table).is_some_and(|columns| columns.contains_key(column))
+    }
+
+    fn has_label(&self, label: &str) -> bool {
+        self.labels.iter().any(|found| found == label)
+    }
+
+    /// What is needed to take tokens away.
+    pub(super) fn check_revocation(&self) -> Result<(), Kind> {
+        self.need("users", &["id", "email", "is_system", "deleted", "status", "rbac_roles", "updated_at"])?;
+        self.need("api_keys", &["id", "user_id", "login_type", "token_name", "expires_at"])?;
+        self.need_labels(&["user_status.suspended", "login_type.token"])
+    }
+
+    /// What is needed to make an account and its tokens.
+    pub(super) fn check(&self) -> Result<Schema, Kind> {
+        if !self.migrated() {
+            return Err(Kind::NotMigrated("its tables are not there"));
+        }
+        self.need("users", &USERS)?;
+        self.need("organizations", &["id"])?;
+        self.need("organization_members", &MEMBERS)?;
+        self.need("api_keys", &KEYS)?;
+        self.need_labels(&["user_status.active", "login_type.none", "login_type.token"])?;
+        let scopes = self.scopes()?;
+        self.no_others("users", &[&USERS[..], &USERS_OPTIONAL].concat())?;
+        self.no_others("organization_members", &MEMBERS)?;
+        self.no_others("api_keys", &[&KEYS[..], &["scope", "scopes", "allow_list"]].concat())?;
+        Ok(Schema {
+            users_have_names: self.has("users", "name"),
+            organizations_are_kept: self.has("organizations", "deleted"),
+            scopes,
+            deployment_id: self.has_label("site_configs")
+                && self.has("site_configs", "key")
+                && self.has("site_configs", "value"),
+        })
+    }
+
+    fn scopes(&self) -> Result<Scopes, Kind> {
+        let everything = ["coder:all", "all"]
+            .into_iter()
+            .find(|label| self.has_label(&format!("api_key_scope.{label}")))
+            .ok_or_else(|| Kind::unknown("the type api_key_scope has no label `coder:all`"))?;
+        if self.has("api_keys", "scopes") {
+            self.need("api_keys", &["allow_list"])?;
+            return Ok(Scopes::Many(everything));
+        }
+        self.need("api_keys", &["scope"])?;
+        Ok(Scopes::One(everything))
+    }
+
+    fn need(&self, table: &str, columns: &[&str]) -> Result<(), Kind> {
+        match columns.iter().find(|column| !self.has(table, column)) {
+            None => Ok(()),
+            Some(column) => Err(Kind::unknown(format!("there is no column {table}.{column}"))),
+        }
+    }
+
+    fn need_labels(&self, labels: &[&str]) -> Result<(), Kind> {
+        match labels.iter().find(|label| !self.has_label(label)) {
+            None => Ok(()),
+            Some(label) => {
+                let (kind, label) = label.split_once('.').unwrap_or_default();
+                Err(Kind::unknown(format!("the type {kind} has no label `{label}`")))
+            }
+        }
+    }
+
+    /// A new row can be written only when every column that has to be named is known.
+    fn no_others(&self, table: &str, known: &[&str]) -> Result<(), Kind> {
+        let columns = self.columns.get(table).into_iter().flatten();
+        match columns.filter(|(_, named)| **named).find(|(column, _)| !known.contains(&column.as_str())) {
+            None => Ok(()),
+            Some((column, _)) => {
+                Err(Kind::unknown(format!("the column {table}.{column} is not known and needs a value")))
+            }
+        }
+    }
+}

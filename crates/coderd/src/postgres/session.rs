@@ -1,0 +1,308 @@
+//! One connection for one call: made, used and closed within its deadlines.
+//!
+//! Every step passes [`Session::step`], which counts it and can make it fail before and after its effect. Nothing
+//! waits longer than its deadline, and a wait that is given up drops the connection. The server has the same
+//! deadlines, so that nothing goes on there for nobody.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use secrecy::ExposeSecret as _;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::types::{FromSql, ToSql, Type};
+use tokio_postgres::{Client, Config, NoTls, Row};
+
+use super::classify;
+use super::dsn::Dsn;
+use super::error::{Error, Kind};
+use super::tls::Tls;
+use super::{COMMIT, CONNECT, Settings};
+use crate::{Call, EXIT_CODE, Fault};
+
+/// How much later than the server we give up: its own answer says more than silence.
+const GRACE: Duration = Duration::from_millis(250);
+const GOODBYE: Duration = Duration::from_secs(1);
+const APPLICATION: &str = "coder-k8s";
+
+/// A value and its type, for a statement.
+pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// A connection inside a transaction.
+pub(super) struct Session<'a> {
+    client: Client,
+    driver: Driver,
+    scope: Scope<'a>,
+    /// The step that is under way, for errors.
+    call: Call,
+}
+
+/// What is the same for all steps of one call.
+#[derive(Clone, Copy)]
+pub(super) struct Scope<'a> {
+    settings: &'a Settings,
+    dsn: &'a Dsn,
+    until: Instant,
+}
+
+impl<'a> Scope<'a> {
+    pub(super) fn new(settings: &'a Settings, dsn: &'a Dsn) -> Self {
+        Self { settings, dsn, until: Instant::now() + settings.whole }
+    }
+
+    pub(super) fn error(&self, call: Call, kind: Kind) -> Error {
+        let uncertain =
+            call == COMMIT && matches!(kind, Kind::Timeout(_) | Kind::Unreachable(_) | Kind::Unexpected(_));
+        Error { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain }
+    }
+
+    /// Runs one step: within the time of the whole call, counted, and with the faults that tests ask for.
+    async fn step<T>(&self, call: Call, work: impl Future<Output = Result<T, Kind>>) -> Result<T, Error> {
+        let mut ticket =
+            Ticket { settings: self.settings, call, started: std::time::Instant::now(), outcome: "canceled" };
+        let mut sent = false;
+        let faulty = async {
+            let faults = self.settings.faults.as_ref();
+            struck(faults.and_then(|faults| faults.before(&call))).await?;
+            sent = true;
+            let result = work.await;
+            struck(faults.and_then(|faults| faults.after(&call))).await?;
+            result
+        };
+        let result = timeout_at(self.until, faulty).await;
+        let result = result.unwrap_or_else(|_| Err(Kind::Timeout(self.settings.whole)));
+        ticket.outcome = result.as_ref().map_or_else(Kind::reason, |_| "ok");
+        result.map_err(|kind| {
+            let error = self.error(call, kind);
+            Error { uncertain: error.uncertain && sent, ..error }
+        })
+    }
+}
+
+impl<'a> Session<'a> {
+    /// Connects and begins a transaction.
+    pub(super) async fn open(scope: Scope<'a>, ca: Option<&[u8]>) -> Result<Self, Error> {
+        let Scope { settings, dsn, .. } = scope;
+        let allowed = dsn.connect_timeout.map_or(settings.connect, |asked| asked.min(settings.connect));
+        let connected = async {
+            let tls = Tls::of(dsn, ca)?;
+            let connected = timeout(allowed, connect(settings, dsn, tls, allowed)).await;
+            connected.unwrap_or(Err(Kind::Timeout(allowed)))
+        };
+        let (client, driver) = scope.step(CONNECT, connected).await?;
+        Ok(Self { client, driver, scope, call: CONNECT })
+    }
+
+    /// Runs one step of a call, which the caller has begun to work on.
+    pub(super) async fn step<T>(
+        scope: Scope<'a>,
+        call: Call,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        scope.step(call, async { work.await.map_err(|error| error.kind) }).await
+    }
+
+    /// What errors are about from now on.
+    pub(super) fn enter(&mut self, call: Call) -> Scope<'a> {
+        self.call = call;
+        self.scope
+    }
+
+    /// Begins the transaction of the call. Its deadlines and the URL's own settings hold for it alone, so that a
+    /// pooler in between hands on a clean connection.
+    pub(super) async fn begin(&self) -> Result<(), Error> {
+        let limit = self.scope.settings.statement.as_millis().max(1);
+        let begin = format!(
+            "BEGIN; SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {limit}; \
+             SET LOCAL idle_in_transaction_session_timeout = {limit}"
+        );
+        self.bounded("begin a transaction", self.client.batch_execute(&begin)).await?;
+        let Dsn { role, search_path, .. } = self.scope.dsn;
+        for (name, value) in [("role", role), ("search_path", search_path)] {
+            if let Some(value) = value {
+                let params: [Param<'_>; 2] = [(&name, Type::TEXT), (value, Type::TEXT)];
+                let set = "SELECT pg_catalog.set_config($1, $2, true)";
+                self.query("apply the parameters of the connection URL", set, &params).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn query(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Error> {
+        self.bounded(doing, self.client.query_typed(sql, params)).await
+    }
+
+    pub(super) async fn execute(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<u64, Error> {
+        self.bounded(doing, self.client.execute_typed(sql, params)).await
+    }
+
+    /// A value of a row, as a type.
+    pub(super) fn value<'r, T: FromSql<'r>>(&self, row: &'r Row, index: usize) -> Result<T, Error> {
+        let value = row.try_get(index);
+        value.map_err(|_| self.error(Kind::unknown("a value is of another type than it always was")))
+    }
+
+    pub(super) fn error(&self, kind: Kind) -> Error {
+        self.scope.error(self.call, kind)
+    }
+
+    /// Makes what was written last.
+    pub(super) async fn commit(&mut self) -> Result<(), Error> {
+        let scope = self.enter(COMMIT);
+        Self::step(scope, COMMIT, self.bounded("commit", self.client.batch_execute("COMMIT"))).await
+    }
+
+    /// Ends the connection. What was not committed is gone.
+    pub(super) async fn close(self) {
+        let Self { client, mut driver, scope, call: _ } = self;
+        let goodbye = async {
+            let _ = client.batch_execute("ROLLBACK").await;
+            drop(client);
+            let _ = (&mut driver.0).await;
+        };
+        let _ = timeout_at((Instant::now() + GOODBYE).min(scope.until), goodbye).await;
+    }
+
+    async fn bounded<T>(
+        &self,
+        doing: &'static str,
+        work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, Error> {
+        let limit = self.scope.settings.statement;
+        match timeout(limit + GRACE, work).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(self.error(classify::running(&error, doing, limit))),
+            Err(_) => Err(self.error(Kind::Timeout(limit))),
+        }
+    }
+}
+
+/// Drives the connection; without it there is none.
+struct Driver(JoinHandle<()>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn connect(
+    settings: &Settings,
+    dsn: &Dsn,
+    tls: Option<Tls>,
+    allowed: Duration,
+) -> Result<(Client, Driver), Kind> {
+    let stream = dial(settings, dsn).await?;
+    match tls {
+        None => log_in(dsn, stream, allowed).await,
+        Some(tls) => log_in(dsn, tls.connect(stream).await?, allowed).await,
+    }
+}
+
+async fn dial(settings: &Settings, dsn: &Dsn) -> Result<TcpStream, Kind> {
+    let began = Instant::now();
+    let addresses = addresses(settings, dsn).await.map_err(|error| {
+        let host = &dsn.dial;
+        Kind::Unreachable(format!("the name `{host}` does not resolve: {error}"))
+    })?;
+    let mut last = Kind::Unreachable(format!("the name `{}` has no address", dsn.dial));
+    let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+    // One that does not answer leaves time for the others.
+    let each = settings.connect.saturating_sub(began.elapsed()) / count;
+    for address in addresses {
+        match timeout(each, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Ok(Err(error)) => last = classify::broken(&error),
+            Err(_) => last = Kind::Timeout(settings.connect),
+        }
+    }
+    Err(last)
+}
+
+async fn addresses(settings: &Settings, dsn: &Dsn) -> io::Result<Vec<SocketAddr>> {
+    let Dsn { dial, port, .. } = dsn;
+    if let Ok(address) = dial.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, *port)]);
+    }
+    match &settings.resolver {
+        None => Ok(lookup_host((dial.as_str(), *port)).await?.collect()),
+        Some(resolver) => {
+            let mut found = resolver.resolve(dial.clone(), *port).await?;
+            for address in found.iter_mut().filter(|address| address.port() == 0) {
+                address.set_port(*port);
+            }
+            Ok(found)
+        }
+    }
+}
+
+async fn log_in<S>(dsn: &Dsn, stream: S, allowed: Duration) -> Result<(Client, Driver), Kind>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut config = Config::new();
+    // The stream is encrypted already where it has to be.
+    config.ssl_mode(SslMode::Disable).user(&dsn.user).application_name(APPLICATION);
+    config.dbname(dsn.database.as_deref().unwrap_or(&dsn.user));
+    if let Some(password) = &dsn.password {
+        config.password(password.expose_secret());
+    }
+    if let Some(options) = &dsn.options {
+        config.options(options);
+    }
+    let connected = config.connect_raw(stream, NoTls).await;
+    let (client, connection) = connected.map_err(|error| classify::connecting(&error, dsn, allowed))?;
+    let driver = tokio::spawn(async move {
+        // Whoever waits for an answer hears of it too.
+        let _ = connection.await;
+    });
+    Ok((client, Driver(driver)))
+}
+
+/// What a test made go wrong.
+async fn struck(fault: Option<Fault>) -> Result<(), Kind> {
+    match fault {
+        None => Ok(()),
+        Some(Fault::Delay(delay)) => {
+            sleep(delay).await;
+            Ok(())
+        }
+        Some(Fault::Error | Fault::Status(_)) => Err(Kind::Unreachable("injected fault".to_owned())),
+        Some(Fault::Exit) => std::process::exit(EXIT_CODE),
+    }
+}
+
+/// Measures one step and counts it when dropped.
+struct Ticket<'a> {
+    settings: &'a Settings,
+    call: Call,
+    started: std::time::Instant,
+    outcome: &'static str,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        let (call, outcome, took) = (self.call.name, self.outcome, self.started.elapsed());
+        if let Some(observer) = &self.settings.observer {
+            observer.called(call, outcome, took);
+        }
+        tracing::debug!(call, outcome, ms = took.as_millis(), "called the database");
+    }
+}

@@ -1,0 +1,222 @@
+//! The operator's access: what is said of it, and what must be given back when it is no longer wanted.
+//!
+//! A token of our own is recorded on the status before it is made, so that whoever comes later knows that it may be
+//! there; the record goes when the token has gone.
+
+use coder_k8s_api::{
+    AccessMethod, CoderControlPlane, CoderControlPlaneStatus, OperatorTokenStatus, ReplacedToken,
+    condition::{kind, reason},
+    names::finalizer,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+
+use super::{Report, Trouble, is_said, whole_seconds};
+use crate::{condition::Conditions, controlplane::database, names};
+
+/// The operator's access to coderd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// coderd accepts the token.
+    Ready,
+    /// coderd accepts the token, which should have been replaced by now.
+    Overdue(Trouble),
+    /// It worked, and now something that may pass is in the way.
+    Degraded(Trouble),
+    /// It does not work, and will not by itself.
+    Refused(Trouble),
+}
+
+/// A token of our own. Without times: it is about to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// How it comes.
+    pub method: AccessMethod,
+    /// Whose it is in coderd.
+    pub user_id: Option<String>,
+    /// When it ends.
+    pub expires: Option<Timestamp>,
+    /// When it is replaced.
+    pub renew_after: Option<Timestamp>,
+    /// A token that came another way and is still to be given back.
+    pub replaces: Option<Held>,
+}
+
+/// A token that there may be in coderd.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// How it came.
+    pub method: AccessMethod,
+    /// Whose it is in coderd.
+    pub user_id: Option<String>,
+}
+
+/// What became of a token that is to be given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Revocation {
+    /// It is gone, or was never there.
+    Done,
+    /// It may still be there.
+    Failing(Trouble),
+    /// It may still be there, and the operator no longer tries.
+    Abandoned,
+}
+
+impl Revocation {
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Done | Self::Abandoned)
+    }
+}
+
+/// The token of our own that there may be, by the record.
+pub fn held(object: &CoderControlPlane) -> Option<Held> {
+    let status = object.status.as_ref()?;
+    if let Some(OperatorTokenStatus { method, user_id, .. }) = &status.operator_token {
+        return Some(Held { method: *method, user_id: user_id.clone() });
+    }
+    // The existing operator records the Secret alone, and knows one way.
+    let reference = status.operator_token_secret_ref.as_ref()?;
+    (reference.name == secret_name(object)).then(Held::default)
+}
+
+/// A token that came another way than the one that is asked for now, and is still to be given back.
+pub fn outdated(object: &CoderControlPlane) -> Option<Held> {
+    let given = object.spec.operator_access.token_secret_ref.as_ref();
+    if given.is_some_and(|given| given.name.as_str() == secret_name(object)) {
+        // A person chose to go on with the very token.
+        return None;
+    }
+    let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
+    let replaced = token.and_then(|token| token.replaces.as_ref());
+    let replaced = replaced.map(|old| Held { method: old.method, user_id: old.user_id.clone() });
+    replaced.or_else(|| held(object).filter(|held| held.method != object.spec.operator_access.method))
+}
+
+/// Whether a token may be made: whoever comes later will know of it and clean it up.
+pub fn is_recorded(object: &CoderControlPlane) -> bool {
+    let method = object.spec.operator_access.method;
+    let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
+    token.is_some_and(|token| token.method == method)
+        && object.finalizers().iter().any(|name| name == finalizer::CONTROL_PLANE)
+}
+
+/// Whether the object must not go before coderd was cleaned up.
+pub fn needs_cleaning(object: &CoderControlPlane, report: &Report) -> bool {
+    let over = report.revocation.as_ref().is_some_and(Revocation::is_over);
+    let one_is_wanted = !object.spec.operator_access.disabled && object.metadata.deletion_timestamp.is_none();
+    let any = held(object).is_some() || report.grant.is_some();
+    any && (!over || (one_is_wanted && report.grant.is_some()))
+}
+
+/// Whether the access is given up and nothing is left of it, by what the status says.
+pub fn is_given_up(object: &CoderControlPlane) -> bool {
+    let said = object.status.iter().flat_map(|status| &status.workload.conditions);
+    let disabled =
+        said.into_iter().any(|c| c.type_ == kind::OPERATOR_ACCESS_READY && c.reason == reason::DISABLED);
+    held(object).is_none() && (disabled || nothing_was_made(object))
+}
+
+/// Whether no token of our own can ever have been made.
+fn nothing_was_made(object: &CoderControlPlane) -> bool {
+    match object.spec.operator_access.method {
+        AccessMethod::Postgres => !database::may_be_configured(&object.spec.pod),
+        AccessMethod::TokenSecret | AccessMethod::FirstUser => true,
+    }
+}
+
+/// The name of the Secret for a token of our own.
+pub fn secret_name(object: &CoderControlPlane) -> String {
+    let given = object.spec.operator_access.generated_token_secret_name.as_ref();
+    given.map_or_else(|| names::token_secret(&object.name_any()), ToString::to_string)
+}
+
+/// Puts what is known of the access into a status.
+pub(super) fn tell(
+    object: &CoderControlPlane,
+    report: &Report,
+    conditions: &mut Conditions<'_>,
+    status: &mut CoderControlPlaneStatus,
+) {
+    let mut say = |state: bool, reason: &str, message: &str| {
+        conditions.set(kind::OPERATOR_ACCESS_READY, state, reason, message);
+    };
+    if object.spec.operator_access.disabled {
+        status.operator_access_ready = None;
+        match &report.revocation {
+            Some(Revocation::Failing(Trouble { reason, message })) => {
+                say(false, reason, &format!("the operator's token is still to be revoked: {message}"));
+            }
+            None if !is_given_up(object) => {
+                say(false, reason::REVOKING, "the operator's token is being revoked");
+            }
+            None | Some(Revocation::Done | Revocation::Abandoned) => {
+                (status.operator_token, status.operator_token_secret_ref) = (None, None);
+                say(false, reason::DISABLED, "operatorAccess.disabled is set");
+            }
+        }
+        return;
+    }
+    let worked = status.operator_access_ready == Some(true);
+    if let Some(token) = &report.token {
+        status.operator_token_secret_ref = Some(token.clone());
+    }
+    match (&report.grant, &report.revocation) {
+        (Some(grant), _) => status.operator_token = Some(shown(grant)),
+        (None, Some(Revocation::Done)) => status.operator_token = None,
+        (None, _) => {}
+    }
+    match &report.access {
+        None if worked && !is_said(status, kind::OPERATOR_ACCESS_READY) => {
+            say(true, "Kept", "the access of an earlier release is used; it is verified soon");
+        }
+        None if worked => {}
+        None => {
+            let (reason, message) = awaited(object);
+            say(false, reason, message);
+        }
+        Some(Access::Ready) => {
+            say(true, "TokenAccepted", "coderd accepts the operator's token");
+            status.operator_access_ready = Some(true);
+        }
+        Some(Access::Overdue(Trouble { message, .. })) => {
+            let message =
+                format!("coderd accepts the operator's token, which could not be replaced: {message}");
+            say(true, "RenewalFails", &message);
+            status.operator_access_ready = Some(true);
+        }
+        Some(Access::Degraded(trouble)) => say(false, trouble.reason, &trouble.message),
+        Some(Access::Refused(trouble)) => {
+            say(false, trouble.reason, &trouble.message);
+            status.operator_access_ready = None;
+        }
+    }
+}
+
+/// What the access waits for.
+fn awaited(object: &CoderControlPlane) -> (&'static str, &'static str) {
+    match object.spec.operator_access.method {
+        AccessMethod::Postgres if !database::may_be_configured(&object.spec.pod) => {
+            (reason::DATABASE_URL_MISSING, database::HOW_TO_CONFIGURE)
+        }
+        _ => (reason::PENDING, "a pod of coderd must be ready first"),
+    }
+}
+
+/// What is shown of a token.
+fn shown(grant: &Grant) -> OperatorTokenStatus {
+    let time = |at: Option<Timestamp>| at.map(|at| Time(whole_seconds(at)));
+    OperatorTokenStatus {
+        method: grant.method,
+        user_id: grant.user_id.clone(),
+        expires: time(grant.expires),
+        renew_after: time(grant.renew_after),
+        replaces: grant
+            .replaces
+            .as_ref()
+            .map(|old| ReplacedToken { method: old.method, user_id: old.user_id.clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

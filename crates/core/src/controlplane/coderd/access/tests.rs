@@ -1,0 +1,140 @@
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::condition::Conditions;
+
+fn plane(spec: Value, status: Value) -> CoderControlPlane {
+    let object = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderControlPlane",
+        "metadata": {"name": "coder", "namespace": "ns", "finalizers": [finalizer::CONTROL_PLANE]},
+        "spec": spec, "status": status});
+    serde_json::from_value(object).unwrap()
+}
+
+fn with_url(access: Value) -> Value {
+    json!({"extraEnv": [{"name": database::URL, "value": "postgres://db"}], "operatorAccess": access})
+}
+
+/// The status after a report, and reason of the condition.
+fn told(object: &CoderControlPlane, report: &Report) -> (CoderControlPlaneStatus, String) {
+    let before = object.status.clone().unwrap_or_default();
+    let mut conditions = Conditions::new(&before.workload.conditions, Some(1), Timestamp::UNIX_EPOCH);
+    let mut status = before.clone();
+    tell(object, report, &mut conditions, &mut status);
+    status.workload.conditions = conditions.into_vec();
+    let said = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY).unwrap();
+    let reason = format!("{} {}", said.status, said.reason);
+    (status, reason)
+}
+
+fn recorded(method: &str) -> Value {
+    json!({"operatorToken": {"method": method}, "operatorAccessReady": true,
+        "operatorTokenSecretRef": {"name": "coder-operator-token", "key": "token"}})
+}
+
+fn trouble() -> Trouble {
+    Trouble { reason: "DatabaseUnreachable", message: "db:5432/coder cannot be reached".into() }
+}
+
+#[test]
+fn what_is_awaited_is_named_before_anything_was_tried() {
+    let reason = |spec: Value| told(&plane(spec, json!({})), &Report::default()).1;
+    assert_eq!(reason(json!({})), "False DatabaseURLMissing");
+    assert_eq!(reason(with_url(json!({}))), "False Pending");
+    assert_eq!(reason(json!({"envFrom": [{"secretRef": {"name": "s"}}]})), "False Pending");
+    assert_eq!(
+        reason(json!({"operatorAccess": {"method": "FirstUser", "firstUserSecretRef": {"name": "s"}}})),
+        "False Pending"
+    );
+}
+
+#[test]
+fn a_passing_trouble_withdraws_nothing() {
+    let object = plane(with_url(json!({})), recorded("Postgres"));
+    let access = |access| Report { access: Some(access), ..Report::default() };
+    let (status, reason) = told(&object, &access(Access::Degraded(trouble())));
+    assert_eq!(reason, "False DatabaseUnreachable");
+    assert_eq!(status.operator_access_ready, Some(true));
+    assert!(status.operator_token_secret_ref.is_some() && status.operator_token.is_some());
+    let (status, reason) = told(&object, &access(Access::Overdue(trouble())));
+    assert_eq!((reason.as_str(), status.operator_access_ready), ("True RenewalFails", Some(true)));
+    let (status, _) = told(&object, &access(Access::Refused(trouble())));
+    assert_eq!(status.operator_access_ready, None);
+    assert!(status.operator_token.is_some(), "it may still be there");
+}
+
+#[test]
+fn a_disabled_access_is_told_as_revoking_until_the_token_is_gone() {
+    let object = plane(with_url(json!({"disabled": true})), recorded("Postgres"));
+    let with = |revocation| Report { revocation, ..Report::default() };
+    let (status, reason) = told(&object, &with(None));
+    assert_eq!((reason.as_str(), status.operator_access_ready), ("False Revoking", None));
+    let (status, reason) = told(&object, &with(Some(Revocation::Failing(trouble()))));
+    assert_eq!(reason, "False DatabaseUnreachable");
+    assert!(status.operator_token.is_some() && status.operator_token_secret_ref.is_some());
+    let (status, reason) = told(&object, &with(Some(Revocation::Done)));
+    assert_eq!(reason, "False Disabled");
+    assert!(status.operator_token.is_none() && status.operator_token_secret_ref.is_none());
+    // After a restart it stays said.
+    let mut object = object;
+    object.status = Some(status);
+    assert_eq!(told(&object, &with(None)).1, "False Disabled");
+}
+
+#[test]
+fn without_a_way_to_have_made_a_token_nothing_is_to_be_revoked() {
+    for (spec, expected) in [
+        (json!({"operatorAccess": {"disabled": true}}), true),
+        (
+            json!({"operatorAccess": {"disabled": true, "method": "FirstUser", "firstUserSecretRef": {"name": "s"}}}),
+            true,
+        ),
+        (with_url(json!({"disabled": true})), false),
+    ] {
+        assert_eq!(is_given_up(&plane(spec.clone(), json!({}))), expected, "{spec}");
+    }
+}
+
+#[test]
+fn the_record_says_what_there_is_to_give_back() {
+    let of = |spec: Value, status: Value| held(&plane(spec, status)).map(|held| held.method);
+    assert_eq!(of(json!({}), json!({})), None);
+    assert_eq!(of(json!({}), recorded("FirstUser")), Some(AccessMethod::FirstUser));
+    // What the existing operator recorded.
+    let reference = |name: &str| json!({"operatorTokenSecretRef": {"name": name, "key": "token"}});
+    assert_eq!(of(json!({}), reference("coder-operator-token")), Some(AccessMethod::Postgres));
+    // What a person supplies is not ours to give back.
+    let given = json!({"operatorAccess": {"method": "TokenSecret", "tokenSecretRef": {"name": "mine"}}});
+    assert_eq!(of(given.clone(), reference("mine")), None);
+    assert_eq!(
+        outdated(&plane(given, recorded("Postgres"))),
+        Some(Held { method: AccessMethod::Postgres, user_id: None })
+    );
+    assert_eq!(outdated(&plane(json!({}), recorded("Postgres"))), None);
+}
+
+#[test]
+fn a_token_is_made_only_once_it_is_recorded_and_the_object_cannot_vanish() {
+    let object = plane(json!({}), recorded("Postgres"));
+    assert!(is_recorded(&object));
+    let mut loose = object.clone();
+    loose.metadata.finalizers = None;
+    assert!(!is_recorded(&loose));
+    assert!(!is_recorded(&plane(json!({}), recorded("FirstUser"))), "recorded for another way");
+    assert!(!is_recorded(&plane(json!({}), json!({}))));
+}
+
+#[test]
+fn the_object_stays_until_the_token_is_gone_or_abandoned() {
+    let object = plane(json!({}), recorded("Postgres"));
+    let needs = |object: &CoderControlPlane, revocation| {
+        needs_cleaning(object, &Report { revocation, ..Report::default() })
+    };
+    assert!(needs(&object, None));
+    assert!(needs(&object, Some(Revocation::Failing(trouble()))));
+    assert!(!needs(&object, Some(Revocation::Done)));
+    assert!(!needs(&object, Some(Revocation::Abandoned)));
+    assert!(!needs(&plane(json!({}), json!({})), None), "nothing was made");
+    let intent = Report { grant: Some(Grant::default()), ..Report::default() };
+    assert!(needs_cleaning(&plane(json!({}), json!({})), &intent), "it is about to be made");
+}

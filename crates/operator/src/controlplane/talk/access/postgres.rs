@@ -1,0 +1,139 @@
+//! The way to a token through coderd's database.
+//!
+//! A connection is opened only when a token is to be made, replaced, looked into or revoked, and closed right after it.
+//! The address, which holds a password, is read for that and not kept.
+
+use coder_k8s_api::CoderControlPlane;
+use coder_k8s_coderd::postgres::{self, Dsn, DsnContext, Ensured, Wanted};
+use coder_k8s_core::{controlplane::database, names, outcome::Retry};
+use coder_k8s_engine::{key::Key, secret};
+use jiff::Timestamp;
+use secrecy::{ExposeSecret, SecretString};
+
+use super::{
+    Failed,
+    own::{Asking, Made},
+};
+use crate::controller::{
+    Context,
+    environment::{self, Environment},
+};
+
+/// A database, and whom to trust there.
+struct Database {
+    dsn: Dsn,
+    ca: Option<Vec<u8>>,
+}
+
+/// Whether there is a database that can be asked.
+pub(super) async fn prepare(asking: &Asking<'_>) -> Result<(), Failed> {
+    find(asking.object, asking.key, asking.ctx).await.map(drop)
+}
+
+/// Makes a token, or finds the one there is to be good.
+pub(super) async fn make(asking: &Asking<'_>) -> Result<Made, Failed> {
+    let database = find(asking.object, asking.key, asking.ctx).await?;
+    let ensured = ensure(asking, &database, asking.current, asking.refused).await?;
+    if let (Some(server), Some(id)) = (&asking.server, &ensured.deployment_id)
+        && server != id
+    {
+        // The token would be sent to a server that has no business with it.
+        let name = names::operator_token(&asking.key.namespace, &asking.key.name);
+        let revoked = asking.ctx.postgres.revoke(&database.dsn, database.ca.as_deref(), &name).await;
+        revoked.map_err(failed)?;
+        let message =
+            "another deployment answers than the one whose database CODER_PG_CONNECTION_URL names; \
+                       the token was not sent there: correct operatorAccess.apiURL or the database"
+                .to_owned();
+        return Err(Failed::for_good("DeploymentChanged", message));
+    }
+    Ok(Made {
+        token: ensured.token,
+        expires: ensured.expires,
+        renew_after: ensured.renew_at,
+        settled: ensured.settled,
+    })
+}
+
+/// Removes what is left of ours beside a token that is proven.
+pub(super) async fn settle(asking: &Asking<'_>, token: &SecretString) -> Result<(), Failed> {
+    let database = find(asking.object, asking.key, asking.ctx).await?;
+    ensure(asking, &database, Some(token), false).await.map(drop)
+}
+
+/// Revokes every token of ours.
+pub(super) async fn revoke(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<(), Failed> {
+    let database = find(object, key, ctx).await?;
+    let name = names::operator_token(&key.namespace, &key.name);
+    let revoked = ctx.postgres.revoke(&database.dsn, database.ca.as_deref(), &name).await.map_err(failed)?;
+    tracing::info!(tokens = revoked, "revoked the operator's token in {}", database.dsn.server());
+    Ok(())
+}
+
+async fn ensure(
+    asking: &Asking<'_>,
+    database: &Database,
+    existing: Option<&SecretString>,
+    replace: bool,
+) -> Result<Ensured, Failed> {
+    let name = names::operator_token(&asking.key.namespace, &asking.key.name);
+    let wanted =
+        Wanted { token_name: &name, existing, lifetime: asking.lifetime(), now: Timestamp::now(), replace };
+    let ensured = asking.ctx.postgres.ensure(&database.dsn, database.ca.as_deref(), &wanted).await;
+    let ensured = ensured.map_err(failed)?;
+    if ensured.made {
+        tracing::info!("made a token for the operator in {}", database.dsn.server());
+    }
+    Ok(ensured)
+}
+
+/// Finds the database as the pods do.
+async fn find(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Database, Failed> {
+    let pod = &object.spec.pod;
+    let environment = Environment { client: &ctx.client, namespace: &key.namespace, pod };
+    let auth = environment.value(database::AUTH).await.map_err(unknown)?;
+    if auth.is_some_and(|auth| !["", "password"].contains(&auth.expose_secret().trim())) {
+        let message = "the operator logs in to the database with a password alone, and CODER_PG_AUTH asks for something else: \
+                       choose another operatorAccess.method";
+        return Err(Failed::for_good("DatabaseAuthUnsupported", message));
+    }
+    let url = environment.value(database::URL).await.map_err(unknown)?;
+    let Some(url) = url.filter(|url| !url.expose_secret().trim().is_empty()) else {
+        return Err(Failed::for_good(
+            coder_k8s_api::condition::reason::DATABASE_URL_MISSING,
+            database::HOW_TO_CONFIGURE,
+        ));
+    };
+    let dsn = Dsn::parse(url.expose_secret(), &DsnContext { namespace: &key.namespace })
+        .map_err(|bad| Failed::for_good("BadConnectionURL", format!("{}: {bad}", database::URL)))?;
+    Ok(Database { dsn, ca: authority(object, key, ctx).await? })
+}
+
+/// The certificate authority of the database.
+async fn authority(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Option<Vec<u8>>, Failed> {
+    let Some(reference) = &object.spec.operator_access.database_ca_secret_ref else { return Ok(None) };
+    let data_key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
+    let data = secret::read(&ctx.client, &key.namespace, reference.name.as_str()).await?;
+    let Some(pem) = data.as_ref().and_then(|data| data.value(data_key)) else {
+        let message = format!(
+            "Secret {} with the key {data_key} for operatorAccess.databaseCASecretRef is not there",
+            reference.name
+        );
+        return Err(Failed::for_good("SecretMissing", message));
+    };
+    Ok(Some(pem.to_vec()))
+}
+
+fn unknown(error: environment::Error) -> Failed {
+    match error {
+        environment::Error::Missing { .. } => Failed::for_good("SecretMissing", error.to_string()),
+        environment::Error::Unreadable(message) => Failed::new("Error", message, Retry::Backoff),
+    }
+}
+
+fn failed(error: postgres::Error) -> Failed {
+    match error.retry() {
+        coder_k8s_coderd::Retry::OnChange => Failed::for_good(error.reason(), error.to_string()),
+        _ => Failed::new(error.reason(), error.to_string(), Retry::Backoff),
+    }
+}
