@@ -14,6 +14,7 @@
     reason = "everything here is a test, its helper functions too"
 )]
 
+mod access;
 mod contract;
 mod life;
 mod likeness;
