@@ -16,6 +16,7 @@
 
 mod access;
 mod contract;
+mod dev;
 mod life;
 mod likeness;
 mod real;
