@@ -102,7 +102,7 @@ async fn serve(cluster: &Cluster, coder: Option<&Path>, options: &Options, say: 
                 samples::apply(&client, say).await?;
                 until(options, say, "every sample is settled", samples::settled(&client)).await
             };
-            beside_the_operator(cluster, &client, options, coderd.resolver(), work, say).await
+            Box::pin(beside_the_operator(cluster, &client, options, coderd.resolver(), work, say)).await
         }
         Some(coder) => {
             // The database is the last to go: coderd must not see it vanish.
@@ -118,7 +118,12 @@ async fn serve(cluster: &Cluster, coder: Option<&Path>, options: &Options, say: 
                     never = real.follow() => match never {},
                 }
             };
-            beside_the_operator(cluster, &client, options, real.resolver(), work, say).await
+            let outcome =
+                Box::pin(beside_the_operator(cluster, &client, options, real.resolver(), work, say)).await;
+            if outcome.is_err() {
+                real::show_logs(&node);
+            }
+            outcome
         }
     }
 }

@@ -146,6 +146,13 @@ impl<'a> Real<'a> {
     }
 }
 
+/// Shows the end of what coderd wrote.
+pub(super) fn show_logs(node: &Node) {
+    for (name, tail) in node.logs(NAMESPACE) {
+        Teller::plain(&format!("the last lines of {name}:\n{tail}"));
+    }
+}
+
 /// The sample with what makes it run on this machine alone.
 fn sample() -> Result<Value> {
     let found = SAMPLES.iter().find(|sample| sample.file == SAMPLE).context("no such sample")?;

@@ -16,186 +16,9 @@ use tokio::{
 
 use crate::real::Real;
 
-/// A request: who asks, with which method, for which path, with which body.
-type Asked = (&'static str, &'static str, &'static str, Option<Value>);
-
+/// The requests, a line each.
+const REQUESTS: &str = include_str!("likeness/requests.txt");
 const PASSWORD: &str = "Likeness-4f6d2a90-passphrase";
-
-fn requests() -> Vec<Asked> {
-    let user = |name: &str, password: &str| {
-        Some(json!({"username": name, "email": format!("{name}@example.com"), "password": password,
-            "login_type": "password", "user_status": "active",
-            "organization_ids": ["00000000-0000-0000-0000-000000000000"]}))
-    };
-    let first = Some(json!({"email": "x@example.com", "username": "x", "password": PASSWORD}));
-    let hours = |hours: i64| hours * 3600 * 1_000_000_000;
-    let account = json!({"username": "robot", "service_account": true, "login_type": "none",
-        "organization_ids": ["00000000-0000-0000-0000-000000000000"]});
-    let mut all = vec![
-        ("nobody", "GET", "/healthz", None),
-        ("nobody", "GET", "/api/v2/buildinfo", None),
-        ("nobody", "GET", "/api/v2/nothing", None),
-        ("owner", "GET", "/api/v2/nothing", None),
-        ("nobody", "GET", "/api/v2/users/first", None),
-        ("nobody", "POST", "/api/v2/users/first", first),
-        ("nobody", "POST", "/api/v2/users/first", Some(json!({}))),
-        (
-            "nobody",
-            "POST",
-            "/api/v2/users/login",
-            Some(json!({"email": "no@example.com", "password": "wrong"})),
-        ),
-        ("nobody", "POST", "/api/v2/users/login", Some(json!({}))),
-        ("owner", "POST", "/api/v2/users", user("twice", PASSWORD)),
-        ("owner", "POST", "/api/v2/users", user("twice", PASSWORD)),
-        ("owner", "POST", "/api/v2/users", user("weak", "password")),
-        ("owner", "POST", "/api/v2/users", user("two--hyphens", PASSWORD)),
-        ("owner", "POST", "/api/v2/users", user("", PASSWORD)),
-        ("owner", "POST", "/api/v2/users", Some(json!({"username": "none"}))),
-        ("owner", "POST", "/api/v2/users", Some(account)),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users",
-            Some(json!({"username": "robot", "email": "r@example.com", "login_type": "none"})),
-        ),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users",
-            Some(json!({"username": "lost", "email": "l@example.com", "password": PASSWORD})),
-        ),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users",
-            Some(json!({"username": "lost", "email": "l@example.com", "password": PASSWORD,
-            "organization_ids": ["11111111-1111-4111-8111-111111111111"]})),
-        ),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users",
-            Some(json!({"username": "x", "email": "x@example.com", "service_account": true,
-            "organization_ids": ["00000000-0000-0000-0000-000000000000"]})),
-        ),
-        (
-            "nobody",
-            "POST",
-            "/api/v2/users/first",
-            Some(json!({"email": "x", "username": "x y", "password": "short"})),
-        ),
-        (
-            "nobody",
-            "POST",
-            "/api/v2/users/login",
-            Some(json!({"email": "member@example.com", "password": "wrong"})),
-        ),
-        ("member", "POST", "/api/v2/users", user("other", PASSWORD)),
-        ("nobody", "POST", "/api/v2/users", user("other", PASSWORD)),
-        ("owner", "GET", "/api/v2/users/nobody-of-that-name", None),
-        ("member", "GET", "/api/v2/users/contract", None),
-        ("owner", "GET", "/api/v2/users/me/keys/tokens/tokenconfig", None),
-        ("member", "GET", "/api/v2/users/me/keys/tokens/tokenconfig", None),
-        ("member", "GET", "/api/v2/users/me/keys/tokens", None),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users/me/keys/tokens",
-            Some(json!({"token_name": "once", "lifetime": hours(1)})),
-        ),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users/me/keys/tokens",
-            Some(json!({"token_name": "once", "lifetime": hours(1)})),
-        ),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users/me/keys/tokens",
-            Some(json!({"token_name": "long", "lifetime": hours(169)})),
-        ),
-        ("owner", "POST", "/api/v2/users/me/keys/tokens", Some(json!({"token_name": "neg", "lifetime": -1}))),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users/me/keys/tokens",
-            Some(json!({"token_name": "s", "scopes": ["nonsense"]})),
-        ),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users/me/keys/tokens",
-            Some(json!({"token_name": "a", "scopes": ["all"]})),
-        ),
-        (
-            "owner",
-            "POST",
-            "/api/v2/users/me/keys/tokens",
-            Some(json!({"token_name": "c", "scopes": ["coder:all"]})),
-        ),
-        ("member", "POST", "/api/v2/users/contract/keys/tokens", Some(json!({"token_name": "theirs"}))),
-        ("owner", "GET", "/api/v2/users/me/keys/tokens", None),
-        ("owner", "DELETE", "/api/v2/users/me/keys/abcdefghij", None),
-        ("member", "DELETE", "/api/v2/users/contract/keys/abcdefghij", None),
-        ("member", "GET", "/api/v2/users/contract/keys/tokens", None),
-        ("owner", "PUT", "/api/v2/licenses", None),
-        ("owner", "PUT", "/api/v2/buildinfo", None),
-        ("owner", "GET", "/api/v2/organizations", None),
-        ("owner", "GET", "/api/v2/organizations/default", None),
-        ("owner", "GET", "/api/v2/organizations/none-of-that-name", None),
-        ("nobody", "GET", "/api/v2/organizations/default", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerdaemons", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerdaemons?offline=true", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerdaemons?odd=1", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerdaemons?limit=x", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerdaemons?limit=-1", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerdaemons?tags=x", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerdaemons?status=odd", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerdaemons?ids=odd", None),
-        ("owner", "GET", "/api/v2/organizations/none-of-that-name/provisionerdaemons", None),
-        ("member", "GET", "/api/v2/organizations/default/provisionerdaemons", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerjobs", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerjobs?status=pending", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerjobs?odd=1", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerjobs?status=odd", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerjobs?tags=x", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerjobs?limit=x", None),
-        ("member", "GET", "/api/v2/organizations/default/provisionerjobs", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerkeys", None),
-        ("owner", "POST", "/api/v2/organizations/default/provisionerkeys", Some(json!({"name": "k"}))),
-        ("owner", "DELETE", "/api/v2/organizations/default/provisionerkeys/k", None),
-        ("owner", "GET", "/api/v2/organizations/default/provisionerkeys/daemons", None),
-        ("owner", "GET", "/api/v2/organizations/none-of-that-name/provisionerkeys", None),
-        ("unknown", "GET", "/api/v2/organizations/default/provisionerkeys", None),
-        ("nobody", "GET", "/api/v2/provisionerkeys/x", None),
-        ("nobody", "GET", "/api/v2/entitlements", None),
-        ("owner", "GET", "/api/v2/entitlements", None),
-        ("owner", "GET", "/api/v2/licenses", None),
-        ("member", "GET", "/api/v2/licenses", None),
-        ("nobody", "GET", "/api/v2/licenses", None),
-        ("owner", "POST", "/api/v2/licenses", Some(json!({}))),
-        ("owner", "POST", "/api/v2/licenses", Some(json!({"license": "junk"}))),
-        ("owner", "POST", "/api/v2/licenses", Some(json!({"license": "a.b.c"}))),
-        ("owner", "POST", "/api/v2/licenses", Some(json!("not an object"))),
-        ("member", "POST", "/api/v2/licenses", Some(json!({"license": "junk"}))),
-        ("owner", "DELETE", "/api/v2/licenses/2147483647", None),
-        ("owner", "DELETE", "/api/v2/licenses/x", None),
-        ("member", "DELETE", "/api/v2/licenses/1", None),
-        ("member", "POST", "/api/v2/licenses/refresh-entitlements", None),
-        ("owner", "GET", "/api/v2/workspaceproxies", None),
-        ("nobody", "GET", "/api/v2/workspaceproxies", None),
-        ("member", "GET", "/api/v2/workspaceproxies", None),
-        ("owner", "POST", "/api/v2/workspaceproxies", Some(json!({"name": "p"}))),
-        ("owner", "GET", "/api/v2/workspaceproxies/p", None),
-        ("owner", "DELETE", "/api/v2/workspaceproxies/p", None),
-    ];
-    for who in ["nobody", "unknown", "malformed", "short", "halfway", "forged", "owner", "member"] {
-        all.push((who, "GET", "/api/v2/users/me", None));
-    }
-    all
-}
 
 /// A server with the people that ask it.
 struct Server {
@@ -225,21 +48,24 @@ impl Server {
         let member = json!({"username": "member", "email": "member@example.com", "password": PASSWORD,
             "login_type": "password", "user_status": "active",
             "organization_ids": ["00000000-0000-0000-0000-000000000000"]});
-        let made = server.ask(&("owner", "POST", "/api/v2/users", Some(member))).await;
+        let made = server.ask(&format!("owner POST /api/v2/users {member}")).await;
         assert_eq!(made.status, 201, "{made:?}");
         let login = json!({"email": "member@example.com", "password": PASSWORD});
-        let session = server.ask(&("nobody", "POST", "/api/v2/users/login", Some(login))).await;
+        let session = server.ask(&format!("nobody POST /api/v2/users/login {login}")).await;
         let token = session.body["session_token"].as_str().unwrap().to_owned();
         server.people.insert("member", Some(token.into()));
         server
     }
 
-    async fn ask(&self, (who, method, path, body): &Asked) -> Answer {
+    /// Sends the request of a line.
+    async fn ask(&self, line: &str) -> Answer {
+        let mut words = line.splitn(4, ' ');
+        let [who, method, path] = [(); 3].map(|()| words.next().unwrap());
+        let body = words.next().unwrap_or_default();
         let token = self.people[who].as_ref();
         let credential = token
             .map(|token| format!("Coder-Session-Token: {}\r\n", token.expose_secret()))
             .unwrap_or_default();
-        let body = body.as_ref().map(ToString::to_string).unwrap_or_default();
         // The oldest version of the protocol, in which every answer ends with the connection.
         let request = format!(
             "{method} {path} HTTP/1.0\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{credential}\r\n{body}",
@@ -328,12 +154,11 @@ async fn the_simulator_answers_as_the_real_coderd_does() {
     sim.reset_backend();
     let (simulated, real_one) = (Server::new(sim.address()).await, Server::new(real.address().await).await);
     let mut differences = Vec::new();
-    let all = requests();
-    for asked in &all {
-        let (ours, theirs) = (simulated.ask(asked).await, real_one.ask(asked).await);
-        let (who, method, path, _) = asked;
+    let all: Vec<_> = REQUESTS.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    for line in &all {
+        let (ours, theirs) = (simulated.ask(line).await, real_one.ask(line).await);
         let found = ours.differences(&theirs).into_iter();
-        differences.extend(found.map(|difference| format!("{who} {method} {path}\n    {difference}")));
+        differences.extend(found.map(|difference| format!("{line}\n    {difference}")));
     }
     println!("{} requests compared, {} differences", all.len(), differences.len());
     assert!(differences.is_empty(), "{}", differences.join("\n"));
