@@ -1,6 +1,7 @@
 //! The project's chores: `cargo xtask <chore>`.
 
 mod check;
+mod e2e;
 mod generate;
 mod reference;
 mod run;
@@ -28,12 +29,21 @@ enum Chore {
     /// Everything that must hold besides the tests: format, lints, dependency policy, generated files, samples
     Check,
     /// Get the programs of the test cluster, building them once if need be
-    Testbed,
+    Testbed {
+        /// The real coderd too
+        #[arg(long)]
+        with_coder: bool,
+    },
     /// Get the programs of the test cluster and run all tests
     Test {
         /// Arguments for `cargo test`, such as the name of a test
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
+    },
+    /// Get everything and run the end-to-end tests: the real coderd with a real Postgres, started by the operator
+    E2e {
+        /// Only the tests with this in their name
+        filter: Option<String>,
     },
     /// Kill leading operators at random moments and look for two writers; the tests do a few rounds of it
     Kills {
@@ -47,7 +57,8 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().chore {
         Chore::Generate { check } => generate::generate(check),
         Chore::Check => check::check(),
-        Chore::Testbed => testbed::get(),
+        Chore::Testbed { with_coder } => testbed::get_all(with_coder),
+        Chore::E2e { filter } => e2e::run(filter.as_deref()),
         Chore::Test { args } => testbed::test(&args),
         Chore::Kills { count } => testbed::kills(count),
     };

@@ -1,7 +1,10 @@
 //! Getting the programs of the test cluster, and running the tests with them.
 
 use anyhow::Result;
-use coder_k8s_testbed::Binaries;
+use coder_k8s_testbed::{
+    Binaries,
+    binaries::{self, Progress},
+};
 
 use crate::run::{cargo, must, say};
 
@@ -11,6 +14,23 @@ pub(crate) fn get() -> Result<()> {
     let binaries = runtime.block_on(Binaries::build(&mut |progress| say(&progress.to_string())))?;
     let folder = binaries.kube_apiserver.parent().unwrap_or(&binaries.kube_apiserver);
     say(&format!("the cluster's programs are in {}", folder.display()));
+    Ok(())
+}
+
+/// Gets the programs, and the real coderd if that is wanted.
+pub(crate) fn get_all(with_coder: bool) -> Result<()> {
+    get()?;
+    if with_coder {
+        get_coder(&mut |progress| say(&progress.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Gets the real coderd, building it if need be.
+pub(crate) fn get_coder(tell: &mut dyn FnMut(Progress)) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let coder = runtime.block_on(binaries::build_coder(tell))?;
+    say(&format!("the real coderd is {}", coder.display()));
     Ok(())
 }
 

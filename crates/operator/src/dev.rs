@@ -1,17 +1,25 @@
 //! `coder-k8s dev`: a local cluster, the operator, the samples, and a line for everything that happens.
 //!
 //! The cluster is the testbed's: a real API server on loopback whose pods are played by a node that starts
-//! no containers. It is gone when the command ends, however it ends.
+//! no containers. With `--with-coderd` the node runs the real coderd for a control plane's Deployment, on a real
+//! Postgres. Everything is gone when the command ends, however it ends.
 
 mod coderd;
 mod operator;
+mod real;
 mod samples;
 mod watch;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
-use coder_k8s_testbed::{Binaries, Cluster};
+use coder_k8s_coderd::Resolve;
+use coder_k8s_testbed::{Binaries, Cluster, Node};
+use kube::Client;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::Instant,
@@ -26,6 +34,11 @@ pub(crate) struct Options {
     /// End as soon as every sample is settled, with exit code 0, instead of waiting for Ctrl-C
     #[arg(long, env = "CODER_K8S_DEV_UNTIL_READY")]
     until_ready: bool,
+
+    /// Run the real coderd, unlicensed, with a real Postgres, for one control plane, instead of the samples with a
+    /// simulated one. Builds coderd once, which takes minutes
+    #[arg(long, env = "CODER_K8S_DEV_WITH_CODERD")]
+    with_coderd: bool,
 
     /// With --until-ready: how long that may take
     #[arg(long, default_value = "2m", value_parser = duration, env = "CODER_K8S_DEV_TIMEOUT", value_name = "TIME")]
@@ -47,12 +60,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 async fn dev(options: &Options) -> Result<()> {
     let say = Teller::new();
     let mut interrupted = Box::pin(interrupt()?);
-    let cluster = tokio::select! {
-        cluster = start(&say) => cluster?,
+    let (cluster, coder) = tokio::select! {
+        started = start(options, &say) => started?,
         () = &mut interrupted => { say.line("interrupted"); return Ok(()) }
     };
     let outcome = tokio::select! {
-        outcome = serve(&cluster, options, &say) => outcome,
+        outcome = serve(&cluster, coder.as_deref(), options, &say) => outcome,
         () = &mut interrupted => Ok(()),
     };
     say.line("stopping the cluster");
@@ -63,49 +76,107 @@ async fn dev(options: &Options) -> Result<()> {
     outcome
 }
 
-async fn start(say: &Teller) -> Result<Cluster> {
+/// Gets all programs and starts the cluster. Gives the path of the real coderd, if it is wanted.
+async fn start(options: &Options, say: &Teller) -> Result<(Cluster, Option<PathBuf>)> {
     let binaries = Binaries::build(&mut |progress| say.line(&progress.to_string())).await?;
+    let coder = if options.with_coderd { Some(real::program(say).await?) } else { None };
     let tell = say.clone();
-    Ok(Cluster::builder()
+    let cluster = Cluster::builder()
         .binaries(binaries)
         .crds(coder_k8s_api::crds())
         .progress(move |line| tell.line(line))
         .start()
-        .await?)
+        .await?;
+    Ok((cluster, coder))
 }
 
-async fn serve(cluster: &Cluster, options: &Options, say: &Teller) -> Result<()> {
-    let _node = cluster.node("dev").await.context("cannot start the node")?;
-    let client = cluster.client();
+async fn serve(cluster: &Cluster, coder: Option<&Path>, options: &Options, say: &Teller) -> Result<()> {
+    match coder {
+        None => {
+            let _node = node(cluster).await?;
+            let client = greet(cluster, say);
+            let coderd = coderd::Coderd::start(say).await?;
+            let work = async {
+                samples::namespaces(&client).await?;
+                coderd.fill_secrets(&client).await?;
+                samples::apply(&client, say).await?;
+                until(options, say, "every sample is settled", samples::settled(&client)).await
+            };
+            Box::pin(beside_the_operator(cluster, &client, options, coderd.resolver(), work, say)).await
+        }
+        Some(coder) => {
+            // The database is the last to go: coderd must not see it vanish.
+            let postgres = real::postgres(say).await?;
+            let database = postgres.database().await.context("cannot make a database")?;
+            let node = node(cluster).await?;
+            let client = greet(cluster, say);
+            let real = real::Real::start(&node, coder, &client, say)?;
+            let work = async {
+                real.apply(&database.url()).await?;
+                tokio::select! {
+                    outcome = until(options, say, real::VERDICT, real.ready()) => outcome,
+                    never = real.follow() => match never {},
+                }
+            };
+            let outcome =
+                Box::pin(beside_the_operator(cluster, &client, options, real.resolver(), work, say)).await;
+            if outcome.is_err() {
+                real::show_logs(&node);
+            }
+            outcome
+        }
+    }
+}
+
+async fn node(cluster: &Cluster) -> Result<Node> {
+    cluster.node("dev").await.context("cannot start the node")
+}
+
+/// Says how to look at the cluster.
+fn greet(cluster: &Cluster, say: &Teller) -> Client {
     say.line("the cluster is up; in another terminal:");
     Teller::plain(&format!("    export KUBECONFIG={}", cluster.kubeconfig_path().display()));
     if let Ok(kubectl) = cluster.binaries().kubectl() {
         Teller::plain(&format!("    {} get coder --all-namespaces", kubectl.display()));
     }
-    let watching = watch::everything(&client, say);
+    cluster.client()
+}
+
+/// With `--until-ready` waits for that and says so, and else goes on for ever.
+async fn until(
+    options: &Options,
+    say: &Teller,
+    verdict: &str,
+    ready: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    if !options.until_ready {
+        say.line("watching; Ctrl-C ends it");
+        return std::future::pending().await;
+    }
+    match tokio::time::timeout(options.timeout, ready).await {
+        Ok(outcome) => outcome?,
+        Err(_) => bail!("not within {:?}: {verdict}", options.timeout),
+    }
+    say.line(verdict);
+    Ok(())
+}
+
+/// Runs the operator, tells what happens, and does some work until that ends.
+async fn beside_the_operator(
+    cluster: &Cluster,
+    client: &Client,
+    options: &Options,
+    resolver: Arc<dyn Resolve>,
+    work: impl Future<Output = Result<()>>,
+    say: &Teller,
+) -> Result<()> {
+    let watching = watch::everything(client, say);
     tokio::pin!(watching);
     let stop = CancellationToken::new();
-    let coderd = coderd::Coderd::start(say).await?;
-    let operator = operator::run(cluster, &client, &options.log_level, coderd.resolver(), stop.clone(), say);
+    let operator = operator::run(cluster, client, &options.log_level, resolver, stop.clone(), say);
     tokio::pin!(operator);
-    let settled = async {
-        samples::namespaces(&client).await?;
-        coderd.fill_secrets(&client).await?;
-        samples::apply(&client, say).await?;
-        if options.until_ready {
-            match tokio::time::timeout(options.timeout, samples::settled(&client)).await {
-                Ok(outcome) => outcome?,
-                Err(_) => bail!("the samples did not settle within {:?}", options.timeout),
-            }
-            say.line("every sample is settled");
-        } else {
-            say.line("watching; Ctrl-C ends it");
-            std::future::pending::<()>().await;
-        }
-        Ok(())
-    };
     let outcome = tokio::select! {
-        outcome = settled => outcome,
+        outcome = work => outcome,
         () = &mut watching => bail!("the watch of the cluster ended"),
         outcome = &mut operator => return outcome.and_then(|()| bail!("the operator ended")),
     };

@@ -7,6 +7,7 @@
 
 mod build;
 mod coder;
+mod coderd;
 mod progress;
 
 use std::ffi::OsString;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 pub use coder::{CODER_VERSION, coder_migrations, coder_module};
+pub use coderd::{build_coder, locate_coder};
 pub use progress::{Progress, Stage};
 
 /// The release of Kubernetes that the pinned Go modules build.
@@ -68,6 +70,12 @@ pub enum Error {
         assets: PathBuf,
         /// The cache directory that was searched.
         cache: PathBuf,
+    },
+    /// The real coderd was not built yet.
+    #[error("the real coderd is not there as {}: run `cargo xtask testbed --with-coder` to build it", .path.display())]
+    NoCoder {
+        /// Where it would be.
+        path: PathBuf,
     },
     /// There is no place for a cache.
     #[error("no cache directory: set CODER_K8S_CACHE, XDG_CACHE_HOME or HOME")]
@@ -209,8 +217,12 @@ fn find(dir: &Path, program: &str) -> Option<PathBuf> {
 }
 
 fn digest() -> String {
+    digest_of(&[GO_MOD, GO_SUM, &build::flags().join("\n")])
+}
+
+fn digest_of(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
-    for part in [GO_MOD, GO_SUM, &build::flags().join("\n")] {
+    for part in parts {
         hash.update(part.len().to_le_bytes());
         hash.update(part);
     }

@@ -18,6 +18,7 @@ mod log;
 mod message;
 mod proxies;
 mod routes;
+mod rules;
 mod server;
 mod state;
 mod users;

@@ -1,13 +1,29 @@
 //! A node that plays the kubelet, so that workloads progress through the real controllers.
 //!
 //! It binds every pod that has no node, reports the containers of its own pods in the state that it was told, and
-//! completes deletions. It runs nothing. What it reports is decided by pure functions (`rules`, `status`); this
-//! file does the reads and writes. A write happens only when it changes something.
+//! completes deletions. What it reports is decided by pure functions (`rules`, `status`); this file does the reads
+//! and writes. A write happens only when it changes something.
+//!
+//! Where a [`Program`] is registered for an image, the container is a process of this host: with the command and
+//! the environment that the kubelet would give it, on an address of the pod's own, ready when its own probe says
+//! so, started again when it ends. Three things differ from a container, because there is none: a wildcard address
+//! to listen on becomes the pod's address, the name of a Service in an environment value becomes the address of an
+//! endpoint behind it, and mounts are left out. Init containers are always played, hooks other than a pause before
+//! the end are not run, and limits and users are not applied.
 
+mod container;
+mod environment;
+mod probe;
+mod processes;
+mod program;
 mod rules;
+mod runs;
+mod services;
 mod status;
+mod substitutions;
 
 use std::collections::HashMap;
+use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
-use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use k8s_openapi::api::core::v1::{Container, Node as NodeObject, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Status;
@@ -27,8 +43,13 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio_util::task::AbortOnDropHandle;
 
+use processes::Processes;
+pub use program::Program;
 use rules::Rules;
 pub use rules::{Behaviour, Rule};
+use runs::Runs;
+pub use services::Resolver;
+use status::Fares;
 
 const MANAGER: &str = "coder-k8s-testbed-node";
 const HOST_IP: &str = "10.127.0.1";
@@ -47,14 +68,18 @@ impl Node {
     /// Registers a node and serves its pods on the calling runtime.
     pub async fn start(client: Client, name: &str) -> kube::Result<Self> {
         register(&client, name).await?;
+        let (changed, re_evaluate) = unbounded();
+        let controller = Controller::new(Api::<Pod>::all(client.clone()), watcher::Config::default());
+        let processes = Arc::new(Processes::default());
         let state = Arc::new(State {
             client: client.clone(),
             name: name.to_owned(),
             told: Mutex::default(),
             pods: Mutex::default(),
+            runs: Runs::new(client, processes.clone(), controller.store(), changed.clone()),
+            processes,
         });
-        let (changed, re_evaluate) = unbounded();
-        let controller = Controller::new(Api::<Pod>::all(client), watcher::Config::default())
+        let controller = controller
             .with_config(Config::default().concurrency(CONCURRENCY))
             .trigger_backoff(Steady)
             .reconcile_all_on(re_evaluate)
@@ -97,9 +122,34 @@ impl Node {
         self.tell(|told| told.deletion_delay = delay);
     }
 
+    /// Runs a program for every container with exactly this image, now and later. What the container is told to be by
+    /// a rule counts no more.
+    pub fn run_image(&self, image: &str, program: Program) -> io::Result<()> {
+        self.state.processes.add(image, program)?;
+        let _ = self.changed.unbounded_send(());
+        Ok(())
+    }
+
+    /// Finds the processes behind Services. Its requests belong to the runtime of the client.
+    pub fn resolver(&self, client: Client) -> Resolver {
+        Resolver::new(client, self.state.processes.clone())
+    }
+
+    /// The end of what each container of a namespace wrote, those of deleted pods included: `pod/container` and lines.
+    pub fn logs(&self, namespace: &str) -> Vec<(String, String)> {
+        self.state.processes.logs(namespace)
+    }
+
     fn tell(&self, change: impl FnOnce(&mut Told)) {
         change(&mut self.state.told.lock());
         let _ = self.changed.unbounded_send(());
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.state.runs.abandon();
+        self.state.processes.stop();
     }
 }
 
@@ -109,6 +159,8 @@ struct State {
     told: Mutex<Told>,
     /// By uid. Holds what must not change between two looks at a pod, even when the second look is a stale one.
     pods: Mutex<HashMap<String, PodFacts>>,
+    processes: Arc<Processes>,
+    runs: Runs,
 }
 
 #[derive(Default)]
@@ -171,7 +223,10 @@ async fn reconcile(pod: Arc<Pod>, state: Arc<State>) -> Result<Action, kube::Err
         None => bind(&pod, &state).await,
         Some(node) if node != state.name => Ok(Action::await_change()),
         Some(_) if pod.metadata.deletion_timestamp.is_some() => complete_deletion(&pod, &state).await,
-        Some(_) => report(&pod, &state).await,
+        Some(_) => {
+            state.runs.ensure(&pod, state.ip(&pod));
+            report(&pod, &state).await
+        }
     };
     match done {
         // The pod is gone, or it has changed and will be seen again.
@@ -208,7 +263,12 @@ async fn report(pod: &Pod, state: &State) -> kube::Result<Action> {
     let namespace = pod.namespace().unwrap_or_default();
     let wanted = {
         let told = state.told.lock();
-        status::wanted(pod, ip, HOST_IP, Timestamp::now(), |image| told.rules.behaviour(&namespace, image))
+        let fares = |container: &Container| {
+            let image = container.image.as_deref().unwrap_or_default();
+            let told = || Fares::Told(told.rules.behaviour(&namespace, image));
+            state.runs.observed(pod, &container.name).map_or_else(told, Fares::Observed)
+        };
+        status::wanted(pod, ip, HOST_IP, Timestamp::now(), fares)
     };
     if let Some(wanted) = wanted
         && pod.status.as_ref() != Some(&wanted)
@@ -226,6 +286,9 @@ async fn complete_deletion(pod: &Pod, state: &State) -> kube::Result<Action> {
     if pod.metadata.deletion_grace_period_seconds == Some(0) {
         return Ok(Action::await_change());
     }
+    if !state.runs.end(pod) {
+        return Ok(Action::await_change());
+    }
     let left = {
         let told = state.told.lock();
         if pod.namespace().is_some_and(|namespace| told.held.contains(&namespace)) {
@@ -240,7 +303,9 @@ async fn complete_deletion(pod: &Pod, state: &State) -> kube::Result<Action> {
         .grace_period(0)
         .preconditions(Preconditions { uid: pod.uid(), resource_version: None });
     api(pod, state).delete(&pod.name_any(), &params).await?;
-    state.pods.lock().remove(&pod.uid().unwrap_or_default());
+    if let Some(facts) = state.pods.lock().remove(&pod.uid().unwrap_or_default()) {
+        state.processes.forget(facts.ip);
+    }
     Ok(Action::await_change())
 }
 

@@ -107,6 +107,23 @@ impl Group {
         pid(self.pid)
     }
 
+    /// Starts a command as it is in the group, for a container; what it writes is appended to a file.
+    pub(crate) fn launch(&self, mut command: Command, log: PathBuf) -> io::Result<Arc<Component>> {
+        let out = File::options().create(true).append(true).open(&log)?;
+        let child = command
+            .stdin(Stdio::null())
+            .stderr(out.try_clone()?)
+            .stdout(out)
+            .process_group(self.group()?.as_raw_pid())
+            .spawn()?;
+        let component =
+            Arc::new(Component { name: "container", pid: child.id(), log, child: Mutex::new(child) });
+        let mut components = self.components.lock();
+        components.retain(|other| other.exited().is_none());
+        components.push(component.clone());
+        Ok(component)
+    }
+
     /// Ends the group and removes the directory. Blocks for at most about five seconds.
     pub(crate) fn stop(&self) {
         let mut guard = self.guard.lock();

@@ -52,7 +52,7 @@ pub(super) async fn build(sources: &Sources, progress: &mut dyn FnMut(Progress))
     }
     let dir = sources.build_dir();
     std::fs::create_dir_all(&dir).map_err(io("create", &dir))?;
-    let mut report = Report::new(progress);
+    let mut report = Report::new("the cluster's binaries", &TOOLS, progress);
     let _lock = lock(&dir.join("lock"), &mut report).await?;
     if let Ok(found) = Binaries::locate_in(sources) {
         return Ok(found);
@@ -69,7 +69,7 @@ pub(super) async fn build(sources: &Sources, progress: &mut dyn FnMut(Progress))
 
     report.stage(Stage::Downloading);
     let mut list = Command::new(&go);
-    list.args(["list", "-mod=readonly", "-deps", "tool"]);
+    list.args(["list", "-mod=readonly", "-deps", "tool"]).env("CGO_ENABLED", "0");
     let listed = run(&mut list, "list", &work, &mut report).await?;
     report.total = listed.lines().count();
 
@@ -78,7 +78,7 @@ pub(super) async fn build(sources: &Sources, progress: &mut dyn FnMut(Progress))
     std::fs::create_dir_all(&partial).map_err(io("create", &partial))?;
     report.stage(Stage::Compiling);
     let mut command = Command::new(&go);
-    command.args(flags()).arg("-o").arg(&partial).arg("tool");
+    command.args(flags()).arg("-o").arg(&partial).arg("tool").env("CGO_ENABLED", "0");
     run(&mut command, "build", &work, &mut report).await?;
 
     let built = partial.join(ETCD_AS_BUILT);
@@ -90,7 +90,7 @@ pub(super) async fn build(sources: &Sources, progress: &mut dyn FnMut(Progress))
 }
 
 /// Takes the exclusive lock, and reports that it waits while another process has it.
-async fn lock(path: &Path, report: &mut Report<'_>) -> Result<File, Error> {
+pub(super) async fn lock(path: &Path, report: &mut Report<'_>) -> Result<File, Error> {
     let file = File::create(path).map_err(io("create", path))?;
     loop {
         match file.try_lock() {
@@ -106,7 +106,7 @@ async fn lock(path: &Path, report: &mut Report<'_>) -> Result<File, Error> {
 }
 
 /// Runs Go in the module's directory; gives what it wrote to stdout.
-async fn run(
+pub(super) async fn run(
     command: &mut Command,
     name: &'static str,
     work: &Path,
@@ -114,7 +114,6 @@ async fn run(
 ) -> Result<String, Error> {
     let mut child = command
         .current_dir(work)
-        .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
         .env_remove("GOFLAGS")
         .env_remove("GOOS")
@@ -169,7 +168,7 @@ pub(super) fn find_go(path: &OsStr) -> Result<PathBuf, Error> {
         .ok_or_else(|| Error::NoGo { needed: NEEDED_GO, searched: path.to_string_lossy().into_owned() })
 }
 
-fn remove(dir: &Path) -> Result<(), Error> {
+pub(super) fn remove(dir: &Path) -> Result<(), Error> {
     match std::fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io("remove", dir)(error)),
         _ => Ok(()),
@@ -182,25 +181,43 @@ pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Erro
 }
 
 /// Turns Go's messages into [`Progress`], not more often than the caller wants to hear it.
-struct Report<'a> {
+pub(super) struct Report<'a> {
+    subject: &'static str,
+    mains: &'static [&'static str],
     callback: &'a mut dyn FnMut(Progress),
     stage: Option<Stage>,
     done: usize,
-    total: usize,
+    pub(super) total: usize,
     detail: String,
-    tools_seen: usize,
+    mains_seen: usize,
     began: Instant,
     told: Instant,
 }
 
 impl<'a> Report<'a> {
-    fn new(callback: &'a mut dyn FnMut(Progress)) -> Self {
+    /// Reports on a build of something, whose main packages are these.
+    pub(super) fn new(
+        subject: &'static str,
+        mains: &'static [&'static str],
+        callback: &'a mut dyn FnMut(Progress),
+    ) -> Self {
         let now = Instant::now();
         let detail = String::new();
-        Self { callback, stage: None, done: 0, total: 0, detail, tools_seen: 0, began: now, told: now }
+        Self {
+            subject,
+            mains,
+            callback,
+            stage: None,
+            done: 0,
+            total: 0,
+            detail,
+            mains_seen: 0,
+            began: now,
+            told: now,
+        }
     }
 
-    fn stage(&mut self, stage: Stage) {
+    pub(super) fn stage(&mut self, stage: Stage) {
         if self.stage == Some(stage) {
             return;
         }
@@ -221,10 +238,10 @@ impl<'a> Report<'a> {
         } else if self.stage != Some(Stage::Downloading) && !line.contains(' ') {
             self.done += 1;
             line.clone_into(&mut self.detail);
-            if TOOLS.contains(&line) {
-                self.tools_seen += 1;
+            if self.mains.contains(&line) {
+                self.mains_seen += 1;
             }
-            if self.tools_seen == TOOLS.len() {
+            if self.mains_seen == self.mains.len() {
                 self.stage(Stage::Linking);
             }
         }
@@ -241,6 +258,7 @@ impl<'a> Report<'a> {
         let Some(stage) = self.stage else { return };
         self.told = Instant::now();
         (self.callback)(Progress {
+            subject: self.subject,
             stage,
             done: self.done,
             total: self.total,
@@ -272,7 +290,7 @@ mod tests {
     fn gos_messages_become_stages_and_counts() {
         let mut told = Vec::new();
         let mut callback = |progress: Progress| told.push((progress.stage, progress.done));
-        let mut report = Report::new(&mut callback);
+        let mut report = Report::new("them", &TOOLS, &mut callback);
         report.stage(Stage::Downloading);
         report.line("go: downloading k8s.io/api v0.36.3");
         report.stage(Stage::Compiling);
@@ -291,7 +309,8 @@ mod tests {
         let mut silent = |_| {};
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "for n in $(seq 30); do echo line $n >&2; done; exit 3"]);
-        let error = run(&mut command, "build", dir.path(), &mut Report::new(&mut silent)).await.unwrap_err();
+        let mut report = Report::new("them", &TOOLS, &mut silent);
+        let error = run(&mut command, "build", dir.path(), &mut report).await.unwrap_err();
         let text = error.to_string();
         assert!(text.contains("exit status: 3") && text.ends_with("line 30"), "{text}");
         assert!(text.contains("line 11\n") && !text.contains("line 10\n"), "{text}");

@@ -11,7 +11,7 @@ use super::build::{find_go, io};
 /// The release of coder that is tested with.
 pub const CODER_VERSION: &str = "v2.36.1";
 
-const MODULE: &str = "github.com/coder/coder/v2";
+pub(super) const MODULE: &str = "github.com/coder/coder/v2";
 
 /// What `go mod download -json` says.
 #[derive(Deserialize)]

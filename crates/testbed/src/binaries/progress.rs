@@ -19,6 +19,8 @@ pub enum Stage {
 /// A report on a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
+    /// What is built, in a few words.
+    pub subject: &'static str,
     /// What is going on.
     pub stage: Stage,
     /// Modules fetched or packages compiled so far.
@@ -33,10 +35,10 @@ pub struct Progress {
 
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { stage, done, total, detail: _, elapsed } = self;
-        f.write_str("building the cluster's binaries (once, then cached): ")?;
+        let Self { subject, stage, done, total, detail: _, elapsed } = self;
+        write!(f, "building {subject} (once, then cached): ")?;
         match stage {
-            Stage::Waiting => f.write_str("waiting for another process that builds them")?,
+            Stage::Waiting => f.write_str("waiting for another process that does")?,
             Stage::Downloading => write!(f, "downloading, {done} modules so far")?,
             Stage::Compiling => write!(f, "compiling {done}/{total} packages")?,
             Stage::Linking => f.write_str("linking")?,
@@ -56,6 +58,7 @@ mod tests {
     #[test]
     fn progress_is_one_line() {
         let mut progress = Progress {
+            subject: "the cluster's binaries",
             stage: Stage::Compiling,
             done: 812,
             total: 2104,

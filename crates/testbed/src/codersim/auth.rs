@@ -46,8 +46,13 @@ impl State {
                 "Invalid API key format: incorrect amount of API key parts, expected 2 got {count}"
             )));
         };
-        if (id.len(), secret.len()) != (10, 22) {
-            return Err(refuse("Invalid API key format: unexpected API key length"));
+        for (part, text, expected) in [("ID", id, 10), ("secret", secret, 22)] {
+            let length = text.len();
+            if length != expected {
+                return Err(refuse(&format!(
+                    "Invalid API key format: invalid API key {part} length, expected {expected} got {length}"
+                )));
+            }
         }
         let now = self.now();
         let token = self.tokens.iter_mut().find(|token| token.id == *id);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::{
     message::{Asked, Reply},
@@ -21,12 +22,12 @@ impl State {
         let organization = self.reader(asked, org)?;
         asked.only_params(&["limit", "ids", "tags", "offline", "status", "max_age"])?;
         let statuses = words(asked, "status");
-        if statuses.iter().any(|word| !["idle", "busy", "offline"].contains(word)) {
-            return Err(bad_enum("provisioner_daemon_status"));
+        if let Some(odd) = statuses.iter().find(|word| !["idle", "busy", "offline"].contains(word)) {
+            return Err(bad_enum("daemon", odd));
         }
         let now = self.now();
         let offline = asked.param("offline") == Some("true") || statuses.contains(&"offline");
-        let (ids, tags) = (words(asked, "ids"), tag_filter(asked)?);
+        let (ids, tags) = (ids(asked)?, tag_filter(asked)?);
         let wanted = |daemon: &&Daemon| {
             daemon.organization == organization
                 && (offline || is_alive(daemon, now))
@@ -45,10 +46,10 @@ impl State {
         let organization = self.reader(asked, org)?;
         asked.only_params(&["limit", "status", "ids", "tags", "initiator"])?;
         let statuses = words(asked, "status");
-        if statuses.iter().any(|word| !JOB_STATUS.contains(word)) {
-            return Err(bad_enum("provisioner_job_status"));
+        if let Some(odd) = statuses.iter().find(|word| !JOB_STATUS.contains(word)) {
+            return Err(bad_enum("job", odd));
         }
-        let (ids, tags) = (words(asked, "ids"), tag_filter(asked)?);
+        let (ids, tags) = (ids(asked)?, tag_filter(asked)?);
         let wanted = |job: &&Job| {
             job.organization == organization
                 && (statuses.is_empty() || statuses.contains(&job.status.as_str()))
@@ -133,25 +134,48 @@ fn words<'a>(asked: &'a Asked, name: &str) -> Vec<&'a str> {
     asked.param(name).unwrap_or_default().split(',').filter(|word| !word.is_empty()).collect()
 }
 
+fn ids(asked: &Asked) -> Result<Vec<&str>, Reply> {
+    let all = words(asked, "ids");
+    match all.iter().find(|text| Uuid::parse_str(text).is_err()) {
+        None => Ok(all),
+        Some(odd) => {
+            let length = odd.len();
+            let detail = format!("Query param \"ids\" has invalid values: invalid UUID length: {length}");
+            Err(bad_param("ids", &detail))
+        }
+    }
+}
+
 fn tag_filter(asked: &Asked) -> Result<BTreeMap<String, String>, Reply> {
     let Some(text) = asked.param("tags") else { return Ok(BTreeMap::new()) };
     serde_json::from_str(text).map_err(|_| {
-        Reply::error(400, "Invalid query parameters.").validation("tags", "must be a JSON object")
+        let first = text.chars().next().unwrap_or_default();
+        let detail = format!(
+            "Query param \"tags\" must be a valid JSON object: invalid character '{first}' looking for beginning of value"
+        );
+        bad_param("tags", &detail)
     })
 }
 
 fn limit(asked: &Asked) -> Result<usize, Reply> {
     let Some(text) = asked.param("limit") else { return Ok(DEFAULT_LIMIT) };
-    let refused = || {
-        Reply::error(400, "Invalid query parameters.")
-            .validation("limit", "Query param \"limit\" must be a valid positive integer")
+    let refused = |why: &str| {
+        let detail = format!("Query param \"limit\" must be a valid 32-bit positive integer: {why}");
+        bad_param("limit", &detail)
     };
-    let limit: usize = text.parse().map_err(|_| refused())?;
+    let number: i32 =
+        text.parse().map_err(|_| refused(&format!("strconv.ParseInt: parsing {text:?}: invalid syntax")))?;
+    let limit = usize::try_from(number).map_err(|_| refused("value is negative"))?;
     Ok(if limit == 0 { usize::MAX } else { limit })
 }
 
+fn bad_param(name: &str, detail: &str) -> Reply {
+    Reply::error(400, "Invalid query parameters.").validation(name, detail)
+}
+
 /// Values of an enum are not validated before they reach the database.
-fn bad_enum(kind: &str) -> Reply {
-    Reply::error(500, "An internal server error occurred.")
-        .detail(&format!("pq: invalid input value for enum {kind}"))
+fn bad_enum(kind: &str, value: &str) -> Reply {
+    Reply::error(500, &format!("Internal error fetching provisioner {kind}s.")).detail(&format!(
+        "fetch object: pq: invalid input value for enum provisioner_{kind}_status: {value:?}"
+    ))
 }

@@ -34,8 +34,7 @@ const FEATURES: [(&str, bool, bool); 24] = [
     ("service_accounts", true, true),
 ];
 /// Features that are numbers, and come from explicit claims alone.
-const LIMITS: [&str; 4] =
-    ["user_limit", "managed_agent_limit", "ai_governance_user_limit", "agent_runtime_hours"];
+const LIMITS: [&str; 3] = ["user_limit", "managed_agent_limit", "ai_governance_user_limit"];
 
 /// The answer of `/entitlements`.
 pub(super) struct Entitlements {
@@ -110,7 +109,6 @@ fn grant(claims: &Value, entitlement: &str, features: &mut Map<String, Value>) {
     for name in LIMITS {
         let given = match name {
             "managed_agent_limit" if set == "premium" => Some(1000),
-            "agent_runtime_hours" if set == "premium" => Some(0),
             _ => None,
         };
         if let Some(limit) = explicit(name).or(given).filter(|_| !is_entitled(features, name)) {

@@ -123,6 +123,7 @@ impl State {
             ("POST", []) => self.post_license(asked),
             ("POST", ["refresh-entitlements"]) => self.post_refresh(),
             ("DELETE", [id]) => self.delete_license(id),
+            (_, [] | [_]) => Err(Reply::empty(405)),
             _ => Err(Reply::no_route()),
         }
     }

@@ -112,7 +112,10 @@ impl Reply {
     }
 
     pub(super) fn forbidden() -> Self {
-        Self::error(403, "Forbidden.")
+        Self::error(403, "Forbidden.").detail(
+            "You don't have permission to view this content. If you believe this is a mistake, please contact your \
+             administrator or try signing in with different credentials.",
+        )
     }
 
     /// A refused authorization that a create handler of coderd does not map.
@@ -133,7 +136,10 @@ impl Reply {
 
     pub(super) fn validation(mut self, field: &str, detail: &str) -> Self {
         if let Content::Json(Value::Object(body)) = &mut self.content {
-            body.insert("validations".to_owned(), json!([{ "field": field, "detail": detail }]));
+            let all = body.entry("validations").or_insert_with(|| json!([]));
+            if let Some(all) = all.as_array_mut() {
+                all.push(json!({ "field": field, "detail": detail }));
+            }
         }
         self
     }

@@ -30,6 +30,7 @@ pub(super) fn answer(state: &mut State, asked: &Asked) -> Reply {
 fn api(state: &mut State, asked: &Asked, path: &[&str]) -> Result<Reply, Reply> {
     match (asked.method.as_str(), path) {
         ("GET", ["buildinfo"]) => Ok(build_info(state)),
+        (_, ["buildinfo"]) => Err(Reply::empty(405)),
         ("GET", ["users", "first"]) => Ok(state.get_first_user()),
         ("POST", ["users", "first"]) => state.post_first_user(asked),
         ("POST", ["users", "login"]) => state.post_login(asked),

@@ -1,7 +1,5 @@
 //! Users, sessions, tokens and organizations.
 
-use std::collections::BTreeSet;
-
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     message::{Asked, Reply},
+    rules::{check_password, email, fields, name, required},
     state::{Organization, State, Token, User, id, random_text},
 };
 
@@ -54,8 +53,11 @@ impl State {
 
     pub(super) fn post_first_user(&mut self, asked: &Asked) -> Result<Reply, Reply> {
         let body: UserBody = asked.json()?;
-        check_name(&body.username)?;
-        check_email(&body.email)?;
+        fields(&[
+            ("email", required(&body.email).or_else(|| email(&body.email))),
+            ("username", required(&body.username).or_else(|| name(&body.username))),
+            ("password", required(&body.password)),
+        ])?;
         if self.has_people() {
             return Err(Reply::error(409, "The initial user has already been created."));
         }
@@ -67,6 +69,10 @@ impl State {
 
     pub(super) fn post_login(&mut self, asked: &Asked) -> Result<Reply, Reply> {
         let body: UserBody = asked.json()?;
+        fields(&[
+            ("email", required(&body.email).or_else(|| email(&body.email))),
+            ("password", required(&body.password)),
+        ])?;
         let found = self.users.iter().find(|user| {
             !user.service_account
                 && user.email.eq_ignore_ascii_case(&body.email)
@@ -85,19 +91,30 @@ impl State {
     pub(super) fn post_user(&mut self, asked: &Asked) -> Result<Reply, Reply> {
         let allowed = self.authenticate(asked)?.has(&["owner", "user-admin"]);
         let body: UserBody = asked.json()?;
-        check_name(&body.username)?;
+        let address = match body.email.as_str() {
+            "" if body.service_account => None,
+            "" => Some(("required_unless", "")),
+            text => email(text),
+        };
+        fields(&[
+            ("email", address),
+            ("username", required(&body.username).or_else(|| name(&body.username))),
+        ])?;
         if !allowed {
-            return Err(Reply::forbidden());
+            return Err(Reply::error(403, "You are not authorized to create users."));
         }
         if body.service_account {
-            if !matches!(body.login_type.as_str(), "" | "none")
-                || !body.email.is_empty()
-                || !body.password.is_empty()
-            {
-                return Err(Reply::error(
-                    400,
-                    "Service accounts cannot have an email, a password or a login type.",
-                ));
+            for (set, refusal) in [
+                (
+                    !matches!(body.login_type.as_str(), "" | "none"),
+                    "Service accounts must use login type 'none'.",
+                ),
+                (!body.password.is_empty(), "Password cannot be set for service accounts."),
+                (!body.email.is_empty(), "Email cannot be set for service accounts."),
+            ] {
+                if set {
+                    return Err(Reply::error(400, refusal));
+                }
             }
             if !self.entitlements().is_enabled("service_accounts") {
                 return Err(Reply::not_licensed("Service Accounts"));
@@ -105,16 +122,19 @@ impl State {
         } else if body.login_type == "none" {
             return Err(Reply::error(400, "Login type 'none' requires a service account."));
         } else {
-            check_email(&body.email)?;
             check_password(&body.password)?;
         }
         let organizations = body.organization_ids.unwrap_or_default();
         if organizations.is_empty() {
-            return Err(Reply::error(400, "Validation failed.")
-                .validation("organization_ids", "Must provide at least 1 organization id."));
+            let message = "No organization specified to place the user as a member of. It is required to specify \
+                at least one organization id to place the user in.";
+            return Err(Reply::error(400, message)
+                .detail("required at least 1 value for the array 'organization_ids'")
+                .validation("organization_ids", "Missing values, this cannot be empty"));
         }
-        if organizations.iter().any(|organization| self.organization(organization).is_none()) {
-            return Err(Reply::error(404, "Organization does not exist with the provided id."));
+        if let Some(unknown) = organizations.iter().find(|text| self.organization(text).is_none()) {
+            let message = format!("Organization does not exist with the provided id {unknown:?}.");
+            return Err(Reply::error(404, &message));
         }
         let taken = |user: &User| {
             user.username.eq_ignore_ascii_case(&body.username)
@@ -148,14 +168,20 @@ impl State {
         let body: TokenBody = asked.json()?;
         let lifetime = SignedDuration::from_nanos(body.lifetime);
         let longest = if owner { OWNER_LIFETIME } else { LONGEST_LIFETIME };
-        if lifetime.is_negative() || lifetime > longest {
-            let hours = longest.as_hours();
-            return Err(Reply::error(400, "Failed to validate create API key request.")
-                .detail(&format!("lifetime must be less than {hours}h0m0s")));
+        let unfit = if lifetime.is_negative() {
+            Some("lifetime must be positive number greater than 0".to_owned())
+        } else {
+            (lifetime > longest).then(|| format!("lifetime must be less than {}h0m0s", longest.as_hours()))
+        };
+        if let Some(why) = unfit {
+            return Err(Reply::error(400, "Failed to validate create API key request.").detail(&why));
         }
         let scopes = body.scopes.unwrap_or_default();
-        if scopes.iter().any(|scope| matches!(scope.as_str(), "all" | "application_connect")) {
-            return Err(Reply::error(500, "Failed to create API key.").detail("invalid API key scope"));
+        if let Some(scope) =
+            scopes.iter().find(|scope| matches!(scope.as_str(), "all" | "application_connect"))
+        {
+            return Err(Reply::error(500, "Failed to create API key.")
+                .detail(&format!("generate API key: invalid API key scope: {scope:?}")));
         }
         if let Some(scope) = scopes.iter().find(|scope| !scope.starts_with("coder:")) {
             return Err(Reply::error(400, "Failed to create API key.")
@@ -269,7 +295,7 @@ impl State {
 fn show(user: &User) -> Value {
     let roles = user.roles.iter().map(|role| json!({ "name": role, "display_name": role }));
     let mut shown = json!({
-        "id": user.id, "username": user.username, "name": "", "email": user.email, "avatar_url": "",
+        "id": user.id, "username": user.username, "email": user.email,
         "created_at": user.created_at.to_string(), "updated_at": user.created_at.to_string(),
         "last_seen_at": user.created_at.to_string(), "status": user.status,
         "login_type": if user.service_account { "none" } else { "password" },
@@ -288,7 +314,7 @@ fn show_token(token: &Token, username: &str) -> Value {
         "expires_at": token.expires_at.to_string(), "created_at": token.created_at.to_string(),
         "updated_at": token.created_at.to_string(), "login_type": "token", "scope": "all",
         "scopes": ["coder:all"], "token_name": token.name, "lifetime_seconds": lifetime,
-        "allow_list": [{ "type": "*", "id": "*" }], "username": username,
+        "allow_list": ["*:*"], "username": username,
     })
 }
 
@@ -297,46 +323,6 @@ fn show_organization(found: &Organization) -> Value {
         "id": found.id, "name": found.name, "display_name": found.display_name, "icon": "",
         "description": "", "created_at": found.created_at.to_string(),
         "updated_at": found.created_at.to_string(), "is_default": found.is_default,
-        "default_org_member_roles": [],
+        "default_org_member_roles": ["organization-workspace-access"],
     })
-}
-
-/// 1 to 32 letters and digits in groups with single hyphens in between.
-fn check_name(name: &str) -> Result<(), Reply> {
-    let group = |group: &str| !group.is_empty() && group.chars().all(|c| c.is_ascii_alphanumeric());
-    let fits =
-        (1..=32).contains(&name.len()) && name.split('-').all(group) && !matches!(name, "new" | "create");
-    if fits {
-        return Ok(());
-    }
-    let detail = format!("Validation failed for tag \"username\" with value: \"{name}\"");
-    Err(Reply::error(400, "Validation failed.").validation("username", &detail))
-}
-
-fn check_email(email: &str) -> Result<(), Reply> {
-    match email.split_once('@') {
-        Some((local, domain)) if !local.is_empty() && !domain.is_empty() => Ok(()),
-        _ => {
-            let detail = format!("Validation failed for tag \"email\" with value: \"{email}\"");
-            Err(Reply::error(400, "Validation failed.").validation("email", &detail))
-        }
-    }
-}
-
-/// At least 52 bits by a rough estimate, and at most 64 characters.
-fn check_password(password: &str) -> Result<(), Reply> {
-    let size = |is: fn(&char) -> bool, size| if password.chars().any(|c| is(&c)) { size } else { 0.0 };
-    let alphabet: f64 = size(char::is_ascii_lowercase, 26.0)
-        + size(char::is_ascii_uppercase, 26.0)
-        + size(char::is_ascii_digit, 10.0)
-        + size(|c| !c.is_ascii_alphanumeric(), 20.0);
-    let letters = u32::try_from(password.chars().count()).unwrap_or(u32::MAX);
-    let different = u32::try_from(password.chars().collect::<BTreeSet<_>>().len()).unwrap_or(u32::MAX);
-    // A repeated character adds nothing after the second time.
-    let bits = f64::from(letters.min(different.saturating_mul(2))) * alphabet.max(1.0).log2();
-    if letters <= 64 && bits >= 52.0 {
-        return Ok(());
-    }
-    Err(Reply::error(400, "Password is invalid")
-        .validation("password", "insecure password, try a longer one"))
 }

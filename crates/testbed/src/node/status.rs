@@ -14,8 +14,15 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::Behaviour;
+use super::container::{Ended, Observed, Phase};
 
 const OWN_CONDITIONS: [&str; 4] = ["PodScheduled", "Initialized", "ContainersReady", "Ready"];
+
+/// How a container fares: as the node was told, or as its process really does.
+pub(super) enum Fares {
+    Told(Behaviour),
+    Observed(Observed),
+}
 
 /// What the node should report, or nothing for a pod that is not there or has ended.
 pub(super) fn wanted(
@@ -23,7 +30,7 @@ pub(super) fn wanted(
     ip: Ipv4Addr,
     host_ip: &str,
     now: Timestamp,
-    behaviour: impl Fn(&str) -> Behaviour,
+    fares: impl Fn(&Container) -> Fares,
 ) -> Option<PodStatus> {
     let spec = pod.spec.as_ref()?;
     let mut status = pod.status.clone().unwrap_or_default();
@@ -31,7 +38,6 @@ pub(super) fn wanted(
         return None;
     }
     let now = Time(now);
-    let of = |container: &Container| behaviour(container.image.as_deref().unwrap_or_default());
 
     let init: Vec<_> = spec
         .init_containers
@@ -40,9 +46,12 @@ pub(super) fn wanted(
         .map(|container| {
             let previous = find(status.init_container_statuses.as_ref(), &container.name);
             let sidecar = container.restart_policy.as_deref() == Some("Always");
-            match of(container) {
-                Behaviour::Ready | Behaviour::Unready if !sidecar => completed(container, previous, &now),
-                behaviour => running(container, behaviour, previous, &now),
+            match fares(container) {
+                Fares::Told(Behaviour::Ready | Behaviour::Unready) if !sidecar => {
+                    completed(container, previous, &now)
+                }
+                Fares::Told(behaviour) => running(container, behaviour, previous, &now),
+                Fares::Observed(seen) => observed(container, seen, previous),
             }
         })
         .collect();
@@ -52,10 +61,10 @@ pub(super) fn wanted(
         .iter()
         .map(|container| {
             let previous = find(status.container_statuses.as_ref(), &container.name);
-            if initialized {
-                running(container, of(container), previous, &now)
-            } else {
-                waiting(container, previous, "PodInitializing", None)
+            match fares(container) {
+                _ if !initialized => waiting(container, previous, "PodInitializing", None),
+                Fares::Told(behaviour) => running(container, behaviour, previous, &now),
+                Fares::Observed(seen) => observed(container, seen, previous),
             }
         })
         .collect();
@@ -66,7 +75,9 @@ pub(super) fn wanted(
         .then(|| ("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" "))));
     let uninitialized =
         (!initialized).then(|| ("ContainersNotInitialized", String::from("init containers are waiting")));
-    let pulling = containers.iter().any(|status| reason(status) == Some("ImagePullBackOff"));
+    let unborn = ["ImagePullBackOff", "ContainerCreating", "CreateContainerConfigError"];
+    let pending =
+        containers.iter().any(|status| reason(status).is_some_and(|reason| unborn.contains(&reason)));
     let conditions = status.conditions.get_or_insert_default();
     for (type_, problem) in [
         ("PodScheduled", None),
@@ -76,7 +87,7 @@ pub(super) fn wanted(
     ] {
         set_condition(conditions, type_, problem, &now);
     }
-    status.phase = Some(if pulling || !initialized { "Pending" } else { "Running" }.into());
+    status.phase = Some(if pending || !initialized { "Pending" } else { "Running" }.into());
     status.start_time.get_or_insert(now);
     status.host_ip = Some(host_ip.into());
     status.host_ips = Some(vec![HostIP { ip: host_ip.into() }]);
@@ -175,6 +186,36 @@ fn running(
     }
 }
 
+fn observed(container: &Container, seen: Observed, previous: Option<&ContainerStatus>) -> ContainerStatus {
+    let Observed { phase, restarts, last } = seen;
+    let status = match phase {
+        Phase::Waiting { reason, message } => {
+            waiting(container, previous, reason, Some(message).filter(|message| !message.is_empty()))
+        }
+        Phase::Running { since, started, ready } => ContainerStatus {
+            ready,
+            started: Some(started),
+            state: Some(ContainerState {
+                running: Some(ContainerStateRunning { started_at: Some(Time(since)) }),
+                ..ContainerState::default()
+            }),
+            ..base(container, previous)
+        },
+    };
+    let last = last.map(|Ended { exit_code, began, finished }| ContainerStateTerminated {
+        exit_code,
+        reason: Some(if exit_code == 0 { "Completed" } else { "Error" }.into()),
+        started_at: Some(Time(began)),
+        finished_at: Some(Time(finished)),
+        ..ContainerStateTerminated::default()
+    });
+    ContainerStatus {
+        restart_count: restarts,
+        last_state: last.map(|last| ContainerState { terminated: Some(last), ..ContainerState::default() }),
+        ..status
+    }
+}
+
 fn waiting(
     container: &Container,
     previous: Option<&ContainerStatus>,
@@ -268,7 +309,10 @@ mod tests {
     }
 
     fn look(pod: &Pod, second: i64, image: &str, behaviour: Behaviour) -> PodStatus {
-        let of = |other: &str| if other == image { behaviour } else { Behaviour::Ready };
+        let of = |container: &Container| {
+            let meant = container.image.as_deref() == Some(image);
+            Fares::Told(if meant { behaviour } else { Behaviour::Ready })
+        };
         wanted(pod, Ipv4Addr::new(10, 128, 0, 1), "10.127.0.1", at(second), of).unwrap()
     }
 
@@ -333,6 +377,32 @@ mod tests {
     fn a_pod_that_has_ended_is_left_alone() {
         let mut pod = pod();
         pod.status = Some(PodStatus { phase: Some("Succeeded".into()), ..Default::default() });
-        assert!(wanted(&pod, Ipv4Addr::LOCALHOST, "", at(1), |_| Behaviour::Ready).is_none());
+        assert!(wanted(&pod, Ipv4Addr::LOCALHOST, "", at(1), |_| Fares::Told(Behaviour::Ready)).is_none());
+    }
+
+    #[test]
+    fn a_process_is_reported_as_it_fares() {
+        let look = |pod: &Pod, second: i64, seen: &Observed| {
+            wanted(pod, Ipv4Addr::LOCALHOST, "", at(second), |container| match container.name.as_str() {
+                "main" => Fares::Observed(seen.clone()),
+                _ => Fares::Told(Behaviour::Ready),
+            })
+            .unwrap()
+        };
+        let mut pod = pod();
+        let starting = look(&pod, 1, &Observed::new());
+        assert_eq!((starting.phase.as_deref(), ready(&starting).0), (Some("Pending"), "False"));
+
+        let last = Some(Ended { exit_code: 137, began: at(2), finished: at(3) });
+        let phase = Phase::Running { since: at(4), started: true, ready: true };
+        let seen = Observed { phase, restarts: 1, last };
+        let running = look(&pod, 5, &seen);
+        assert_eq!((running.phase.as_deref(), ready(&running)), (Some("Running"), ("True", 5)));
+        let main = &running.container_statuses.as_ref().unwrap()[0];
+        assert_eq!(main.restart_count, 1);
+        let last = main.last_state.as_ref().unwrap().terminated.as_ref().unwrap();
+        assert_eq!((last.exit_code, last.reason.as_deref()), (137, Some("Error")));
+        pod.status = Some(running.clone());
+        assert_eq!(look(&pod, 6, &seen), running);
     }
 }

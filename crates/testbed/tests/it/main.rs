@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::indexing_slicing,
+    clippy::panic,
     reason = "everything here is a test, its helper functions too"
 )]
 
@@ -13,6 +14,7 @@ mod crash;
 mod garbage_collection;
 mod isolation;
 mod postgres;
+mod processes;
 mod start_up;
 mod widget;
 mod workloads;

@@ -1,0 +1,198 @@
+//! The real coderd of the local cluster: unmodified and unlicensed, started by the Deployment of a control plane.
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use coder_k8s_api::{CoderControlPlane, condition::kind, samples::SAMPLES};
+use coder_k8s_coderd::Resolve;
+use coder_k8s_testbed::{
+    Node, Postgres, Program, Resolver,
+    binaries::{self, CODER_VERSION},
+    postgres::Programs,
+};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::{
+    Api, Client,
+    api::{DynamicObject, Patch, PatchParams},
+};
+use parking_lot::Mutex;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use super::Teller;
+
+const SAMPLE: &str = "controlplane-licensed.yaml";
+const NAMESPACE: &str = "coder";
+const NAME: &str = "coder";
+const MANAGER: &str = "coder-k8s-dev";
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// What is so when everything is ready.
+pub(super) const VERDICT: &str = "the real coderd serves, and the operator has access to it";
+
+/// The images that the node has, all with the same content, so that a change of image can be tried.
+const IMAGES: [&str; 2] = ["ghcr.io/coder/coder:latest", "ghcr.io/coder/coder:v2.36.1"];
+
+/// Nothing that talks to anybody outside this machine.
+const QUIET: [(&str, &str); 6] = [
+    ("CODER_TELEMETRY_ENABLE", "false"),
+    ("CODER_UPDATE_CHECK", "false"),
+    ("CODER_PROVISIONER_DAEMONS", "0"),
+    ("CODER_DERP_SERVER_STUN_ADDRESSES", "disable"),
+    ("CODER_OAUTH2_GITHUB_DEFAULT_PROVIDER_ENABLE", "false"),
+    ("CODER_AI_GATEWAY_ENABLED", "false"),
+];
+
+/// The path of coderd, which is built when it is not there. What else is needed is looked for first.
+pub(super) async fn program(say: &Teller) -> Result<PathBuf> {
+    Programs::locate().context("--with-coderd needs Postgres")?;
+    let coder = binaries::build_coder(&mut |progress| say.line(&progress.to_string())).await;
+    coder.context("cannot build the real coderd")
+}
+
+/// Starts a server.
+pub(super) async fn postgres(say: &Teller) -> Result<Postgres> {
+    let server = Postgres::start().await.context("cannot start Postgres")?;
+    say.line(&format!("Postgres is up, on port {}", server.port()));
+    Ok(server)
+}
+
+/// A control plane whose pods are processes.
+pub(super) struct Real<'a> {
+    client: Client,
+    resolver: Resolver,
+    told: Mutex<Option<SocketAddr>>,
+    say: &'a Teller,
+}
+
+impl<'a> Real<'a> {
+    /// Has the node run coderd for its images.
+    pub(super) fn start(node: &Node, coder: &Path, client: &Client, say: &'a Teller) -> Result<Self> {
+        for image in IMAGES {
+            node.run_image(image, Program::coder(coder)).context("cannot set up the node")?;
+        }
+        Ok(Self {
+            client: client.clone(),
+            resolver: node.resolver(client.clone()),
+            told: Mutex::default(),
+            say,
+        })
+    }
+
+    /// Finds the processes behind the Service.
+    pub(super) fn resolver(&self) -> Arc<dyn Resolve> {
+        Arc::new(self.resolver.clone())
+    }
+
+    /// Applies the sample of a control plane with a database, without its license: this coderd takes none of ours.
+    pub(super) async fn apply(&self, database: &str) -> Result<()> {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+        apply(&Api::<Namespace>::all(self.client.clone()), NAMESPACE, &namespace).await?;
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "coder-db-app"},
+            "stringData": {"uri": database}});
+        apply(&Api::<Secret>::namespaced(self.client.clone(), NAMESPACE), "coder-db-app", &secret).await?;
+        let planes = Api::<CoderControlPlane>::namespaced(self.client.clone(), NAMESPACE);
+        apply(&planes, NAME, &sample()?).await?;
+        self.say.line(&format!("applied CoderControlPlane {NAMESPACE}/{NAME}: {SAMPLE} without its license"));
+        Ok(())
+    }
+
+    /// Waits until coderd serves and the operator has access to it.
+    pub(super) async fn ready(&self) -> Result<()> {
+        while !(self.access().await && self.told.lock().is_some()) {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
+    /// Says where coderd answers, whenever that changes, and once what the operator has learnt from it.
+    pub(super) async fn follow(&self) -> Infallible {
+        let mut learnt = false;
+        loop {
+            let found = self.resolver.find(&format!("{NAME}.{NAMESPACE}.svc"), 80).await;
+            if let Some(address) = found.ok().and_then(|all| all.first().copied())
+                && self.told.lock().replace(address) != Some(address)
+            {
+                self.say.line(&format!(
+                    "coderd {CODER_VERSION} answers at http://{address} (its API: this build has no dashboard)"
+                ));
+            }
+            if !learnt && self.access().await {
+                learnt = true;
+                self.say.line("the operator has access, by an account of its own in the database");
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Whether the control plane is ready, and its operator's access too.
+    async fn access(&self) -> bool {
+        let planes = Api::<CoderControlPlane>::namespaced(self.client.clone(), NAMESPACE);
+        let Ok(plane) = planes.get(NAME).await else { return false };
+        let status = plane.status.unwrap_or_default();
+        let holds = |type_: &str| {
+            let mut all = status.workload.conditions.iter();
+            all.any(|c| {
+                c.type_ == type_ && c.status == "True" && c.observed_generation == plane.metadata.generation
+            })
+        };
+        holds(kind::READY) && holds(kind::OPERATOR_ACCESS_READY) && status.version.is_some()
+    }
+}
+
+/// Shows the end of what coderd wrote.
+pub(super) fn show_logs(node: &Node) {
+    for (name, tail) in node.logs(NAMESPACE) {
+        Teller::plain(&format!("the last lines of {name}:\n{tail}"));
+    }
+}
+
+/// The sample with what makes it run on this machine alone.
+fn sample() -> Result<Value> {
+    let found = SAMPLES.iter().find(|sample| sample.file == SAMPLE).context("no such sample")?;
+    let object: DynamicObject = serde_saphyr::from_str(found.yaml)?;
+    let mut object = serde_json::to_value(object)?;
+    let spec = object.get_mut("spec").and_then(Value::as_object_mut).context("a sample without a spec")?;
+    spec.remove("licenseSecretRef");
+    // As a variable this one is fatal in the pinned release.
+    spec.insert("extraArgs".to_owned(), json!(["--external-auth-github-default-provider-enable=false"]));
+    spec.insert("readinessProbe".to_owned(), json!({"periodSeconds": 1}));
+    let env =
+        spec.get_mut("extraEnv").and_then(Value::as_array_mut).context("a sample without a database")?;
+    // Without it the address is that of the Service, which leads to the process.
+    env.retain(|entry| entry.get("name") != Some(&json!("CODER_ACCESS_URL")));
+    env.extend(QUIET.map(|(name, value)| json!({"name": name, "value": value})));
+    Ok(object)
+}
+
+async fn apply<K>(api: &Api<K>, name: &str, object: &Value) -> Result<()>
+where
+    K: Clone + DeserializeOwned + Serialize + std::fmt::Debug,
+{
+    let params = PatchParams::apply(MANAGER).force();
+    api.patch(name, &params, &Patch::Apply(object)).await.with_context(|| format!("cannot apply {name}"))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_keeps_its_database_and_is_a_control_plane() {
+        let object = sample().unwrap();
+        let plane: CoderControlPlane = serde_json::from_value(object).unwrap();
+        assert_eq!(plane.metadata.name.as_deref(), Some(NAME));
+        assert_eq!(plane.metadata.namespace.as_deref(), Some(NAMESPACE));
+        assert!(IMAGES.contains(&plane.spec.image.as_ref()));
+        assert!(IMAGES.iter().any(|image| image.ends_with(CODER_VERSION)));
+        assert!(plane.spec.license_secret_ref.is_none());
+        assert!(plane.spec.pod.extra_env.iter().any(|entry| entry.name == "CODER_PG_CONNECTION_URL"));
+    }
+}

@@ -1,0 +1,35 @@
+//! Everything real: the operator as a process writes a Deployment into a real cluster, and the node starts the
+//! unmodified, unlicensed coderd from it, with a real Postgres. `cargo xtask e2e` gets what is needed and runs this.
+//!
+//! Time is scaled as in the scenarios with a simulated coderd: entitlements every 2 s, verification every 12 s.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::large_futures,
+    reason = "everything here is a test, its helper functions too"
+)]
+
+mod access;
+mod contract;
+mod dev;
+mod life;
+mod likeness;
+mod real;
+#[allow(dead_code, reason = "shared with the other scenarios")]
+#[path = "../controlplane/scene.rs"]
+mod scene;
+#[path = "../support/mod.rs"]
+mod support;
+
+/// How the operator that tests share is started.
+const OPERATOR: &[&str] = &[
+    "--log-level=info,coder_k8s=debug",
+    "--entitlements-interval=2s",
+    "--verify-interval=12s",
+    "--coderd-timeout=5s",
+];

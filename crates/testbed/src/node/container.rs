@@ -1,0 +1,298 @@
+//! A container as a process: started, probed, started again when it ends, and ended when its pod is deleted.
+
+use std::net::Ipv4Addr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::channel::mpsc::UnboundedSender;
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::Api;
+use kube::{Client, ResourceExt as _};
+use parking_lot::Mutex;
+use rustix::process::Signal;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::environment::{self, Found};
+use super::probe::{Prober, Verdict};
+use super::processes::Processes;
+use super::program::Program;
+use super::services::Resolver;
+use super::substitutions::{listen_on, mentions, replace};
+use crate::process::Component;
+
+const POLL: Duration = Duration::from_millis(50);
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// A tenth of the kubelet's, because tests wait for it. Like there, the first restart is at once.
+const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(30);
+/// Who ran this long starts over with the shortest pause.
+const GOOD_RUN: Duration = Duration::from_mins(1);
+const USUAL_GRACE: u64 = 30;
+
+/// What there is to see of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Observed {
+    pub(super) phase: Phase,
+    pub(super) restarts: i32,
+    pub(super) last: Option<Ended>,
+}
+
+/// How a container fares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Phase {
+    Waiting { reason: &'static str, message: String },
+    Running { since: Timestamp, started: bool, ready: bool },
+}
+
+/// How a run of a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) exit_code: i32,
+    pub(super) began: Timestamp,
+    pub(super) finished: Timestamp,
+}
+
+/// Everything about one container.
+pub(super) struct Task {
+    pub(super) client: Client,
+    pub(super) processes: Arc<Processes>,
+    pub(super) pod: Arc<Pod>,
+    pub(super) container: Container,
+    pub(super) program: Program,
+    pub(super) address: Ipv4Addr,
+    pub(super) observed: Arc<Mutex<Observed>>,
+    pub(super) changed: UnboundedSender<()>,
+    /// Its pod is deleted.
+    pub(super) stop: CancellationToken,
+}
+
+impl Observed {
+    pub(super) fn new() -> Self {
+        let phase = Phase::Waiting { reason: "ContainerCreating", message: String::new() };
+        Self { phase, restarts: 0, last: None }
+    }
+}
+
+impl Task {
+    /// Runs until the pod is deleted and the process has ended.
+    pub(super) async fn run(self) {
+        let mut back_off = None;
+        while !self.stop.is_cancelled() {
+            let began = Instant::now();
+            match self.run_once().await {
+                Err(problem) => {
+                    self.wait("CreateContainerConfigError", problem);
+                    self.pause(TRY_AGAIN).await;
+                    continue;
+                }
+                Ok(ended) => self.note(|seen| {
+                    seen.last = Some(ended);
+                    seen.restarts += 1;
+                }),
+            }
+            if began.elapsed() >= GOOD_RUN {
+                back_off = None;
+            }
+            if let Some(pause) = back_off {
+                let (name, pod) = (&self.container.name, self.pod.name_any());
+                let message = format!("back-off {pause:?} restarting failed container={name} pod={pod}");
+                self.wait("CrashLoopBackOff", message);
+                self.pause(pause).await;
+            }
+            back_off =
+                Some(back_off.map_or(FIRST_BACK_OFF, |last: Duration| (last * 2).min(LONGEST_BACK_OFF)));
+        }
+    }
+
+    /// One run, from its start to its end. An error means that there was none.
+    async fn run_once(&self) -> Result<Ended, String> {
+        let probes = Probes::new(&self.container, self.address)?;
+        let command = self.command().await?;
+        let folders = self.processes.folders(&self.pod).map_err(|error| error.to_string())?;
+        let group = self.processes.group().map_err(|error| error.to_string())?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        let component = group
+            .launch(command, folders.log(&self.container.name))
+            .map_err(|error| format!("cannot run {program}: {error}"))?;
+        let began = now();
+        let (started, ready) =
+            (probes.startup.is_none(), probes.startup.is_none() && probes.readiness.is_none());
+        self.note(|seen| seen.phase = Phase::Running { since: began, started, ready });
+        let status = tokio::select! {
+            status = exit_of(&component) => status,
+            () = self.watch(probes) => self.end(&component).await,
+            () = self.stop.cancelled() => self.end(&component).await,
+        };
+        Ok(Ended { exit_code: exit_code(status), began, finished: now() })
+    }
+
+    /// The command with its environment, everything substituted that must be on a bare host.
+    async fn command(&self) -> Result<Command, String> {
+        let found = self.sources().await.map_err(|error| error.to_string())?;
+        let address = self.address.to_string();
+        let mut all = environment::resolve(&self.container, &self.pod, &address, &found)?;
+        let resolver = Resolver::new(self.client.clone(), self.processes.clone());
+        for (_, value) in &mut all {
+            let mut places = Vec::new();
+            for mention in mentions(value) {
+                let place = resolver.stand_in(&mention, &self.pod, self.address).await;
+                let place = place.map_err(|error| error.to_string())?;
+                places.extend(place.map(|place| (mention, place)));
+            }
+            *value = listen_on(self.address, &replace(value, &places));
+        }
+        let (program, args) = self.program.command_line(&self.container);
+        let folders = self.processes.folders(&self.pod).map_err(|error| error.to_string())?;
+        let mut command = Command::new(program);
+        command
+            .args(args.iter().map(|arg| listen_on(self.address, &environment::expand(arg, &all))))
+            .current_dir(&folders.home)
+            .env_clear()
+            .env("HOME", &folders.home)
+            .env("HOSTNAME", self.pod.name_any())
+            .env("PATH", &folders.path)
+            .env("TMPDIR", &folders.temporary)
+            .envs(all);
+        Ok(command)
+    }
+
+    async fn sources(&self) -> kube::Result<Found> {
+        let namespace = self.pod.namespace().unwrap_or_default();
+        let (secrets, config_maps) = environment::needs(&self.container);
+        let mut found = Found::default();
+        for name in secrets {
+            let secret = Api::<Secret>::namespaced(self.client.clone(), &namespace).get_opt(&name).await?;
+            found.secrets.insert(name, secret);
+        }
+        for name in config_maps {
+            let map = Api::<ConfigMap>::namespaced(self.client.clone(), &namespace).get_opt(&name).await?;
+            found.config_maps.insert(name, map);
+        }
+        Ok(found)
+    }
+
+    /// Asks the probes until the container is to be ended for its health.
+    async fn watch(&self, mut probes: Probes) {
+        while let Some(mut startup) = probes.startup.take() {
+            tokio::time::sleep_until(startup.due()).await;
+            match startup.ask().await {
+                Some(Verdict::Failure) => return,
+                Some(Verdict::Success) => self.health(Some(true), probes.readiness.is_none().then_some(true)),
+                None => probes.startup = Some(startup),
+            }
+        }
+        let readiness = async {
+            let Some(probe) = &mut probes.readiness else { return std::future::pending().await };
+            loop {
+                tokio::time::sleep_until(probe.due()).await;
+                if let Some(verdict) = probe.ask().await {
+                    self.health(None, Some(verdict == Verdict::Success));
+                }
+            }
+        };
+        let liveness = async {
+            let Some(probe) = &mut probes.liveness else { return std::future::pending().await };
+            loop {
+                tokio::time::sleep_until(probe.due()).await;
+                if probe.ask().await == Some(Verdict::Failure) {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = readiness => {}
+            () = liveness => {}
+        }
+    }
+
+    /// Ends the process: the pause before the end, a request, and after the grace period no request any more.
+    async fn end(&self, component: &Component) -> ExitStatus {
+        let spec = self.pod.spec.as_ref();
+        let grace = spec.and_then(|spec| u64::try_from(spec.termination_grace_period_seconds?).ok());
+        let deadline = Instant::now() + Duration::from_secs(grace.unwrap_or(USUAL_GRACE));
+        let hook = self.container.lifecycle.as_ref().and_then(|it| it.pre_stop.as_ref());
+        let pause =
+            hook.and_then(|hook| u64::try_from(hook.sleep.as_ref()?.seconds).ok()).unwrap_or_default();
+        let pause = (Instant::now() + Duration::from_secs(pause)).min(deadline);
+        if let Ok(status) = tokio::time::timeout_at(pause, exit_of(component)).await {
+            return status;
+        }
+        let _ = component.signal(Signal::TERM);
+        if let Ok(status) = tokio::time::timeout_at(deadline, exit_of(component)).await {
+            return status;
+        }
+        let _ = component.kill();
+        exit_of(component).await
+    }
+
+    fn health(&self, now_started: Option<bool>, now_ready: Option<bool>) {
+        self.note(|seen| {
+            if let Phase::Running { started, ready, .. } = &mut seen.phase {
+                *started = now_started.unwrap_or(*started);
+                *ready = now_ready.unwrap_or(*ready);
+            }
+        });
+    }
+
+    fn wait(&self, reason: &'static str, message: String) {
+        self.note(|seen| seen.phase = Phase::Waiting { reason, message });
+    }
+
+    /// Changes what there is to see, and has the pod looked at when it is something new.
+    fn note(&self, change: impl FnOnce(&mut Observed)) {
+        let mut seen = self.observed.lock();
+        let before = seen.clone();
+        change(&mut seen);
+        if *seen != before {
+            let _ = self.changed.unbounded_send(());
+        }
+    }
+
+    async fn pause(&self, time: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(time) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+}
+
+struct Probes {
+    startup: Option<Prober>,
+    readiness: Option<Prober>,
+    liveness: Option<Prober>,
+}
+
+impl Probes {
+    fn new(container: &Container, address: Ipv4Addr) -> Result<Self, String> {
+        let of = |probe| Prober::new(probe, container, address);
+        Ok(Self {
+            startup: of(container.startup_probe.as_ref())?,
+            readiness: of(container.readiness_probe.as_ref())?,
+            liveness: of(container.liveness_probe.as_ref())?,
+        })
+    }
+}
+
+async fn exit_of(component: &Component) -> ExitStatus {
+    loop {
+        if let Some(status) = component.exited() {
+            return status;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// As container runtimes count: a signal is 128 and its number.
+fn exit_code(status: ExitStatus) -> i32 {
+    status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
+
+/// In the precision that the API keeps.
+fn now() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}

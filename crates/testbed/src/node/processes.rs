@@ -1,0 +1,183 @@
+//! What a node knows about its processes: the programs, the addresses of pods, the files.
+//!
+//! In the API a pod has an address that an `EndpointSlice` accepts. Its processes have one of 127.0.0.0/8, on
+//! which they can really listen; nobody else on this host has the same.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::ResourceExt as _;
+use parking_lot::Mutex;
+
+use super::program::{Program, Programs};
+use crate::pki::random;
+use crate::process::Group;
+
+/// A daemon of coder looks for terraform at its start, and downloads it when it finds none.
+const TERRAFORM: &str = "#!/bin/sh
+echo '{\"terraform_version\":\"1.15.5\",\"platform\":\"linux_amd64\",\"provider_selections\":{},\"terraform_outdated\":false}'
+";
+const TAIL_LINES: usize = 40;
+
+/// The processes' side of a node.
+#[derive(Debug, Default)]
+pub(super) struct Processes {
+    group: OnceLock<Group>,
+    programs: Mutex<Programs>,
+    /// Where the processes of a pod listen, by the pod's address in the API.
+    addresses: Mutex<HashMap<Ipv4Addr, Ipv4Addr>>,
+}
+
+/// The folders of one pod.
+#[derive(Debug, Clone)]
+pub(super) struct Folders {
+    pub(super) home: PathBuf,
+    pub(super) temporary: PathBuf,
+    pub(super) path: String,
+    log: PathBuf,
+}
+
+impl Processes {
+    /// Runs a program for an image from now on.
+    pub(super) fn add(&self, image: &str, program: Program) -> io::Result<()> {
+        if self.group.get().is_none() {
+            let group = Group::start()?;
+            let terraform = group.dir().file("bin/terraform");
+            for folder in ["bin", "logs", "pods"] {
+                std::fs::create_dir(group.dir().file(folder))?;
+            }
+            std::fs::write(&terraform, TERRAFORM)?;
+            std::fs::set_permissions(&terraform, std::fs::Permissions::from_mode(0o755))?;
+            // Another caller may have been first; its group is as good, and ours goes with the drop.
+            let _ = self.group.set(group);
+        }
+        self.programs.lock().add(image, program);
+        Ok(())
+    }
+
+    pub(super) fn group(&self) -> io::Result<&Group> {
+        self.group.get().ok_or_else(|| io::Error::other("the node runs no programs"))
+    }
+
+    pub(super) fn program(&self, container: &Container) -> Option<Program> {
+        self.programs.lock().of(container).cloned()
+    }
+
+    /// Gives a pod the address that its processes listen on.
+    pub(super) fn place(&self, pod: &Pod, ip: Ipv4Addr) -> io::Result<Ipv4Addr> {
+        if let Some(address) = self.address(ip) {
+            return Ok(address);
+        }
+        let address = free_address(&ports(pod))?;
+        self.addresses.lock().insert(ip, address);
+        Ok(address)
+    }
+
+    pub(super) fn address(&self, ip: Ipv4Addr) -> Option<Ipv4Addr> {
+        self.addresses.lock().get(&ip).copied()
+    }
+
+    pub(super) fn forget(&self, ip: Ipv4Addr) {
+        self.addresses.lock().remove(&ip);
+    }
+
+    /// Makes the folders of a pod. Its logs outlast it.
+    pub(super) fn folders(&self, pod: &Pod) -> io::Result<Folders> {
+        let run = self.group()?.dir();
+        let own = run.file("pods").join(pod.uid().unwrap_or_default());
+        let (home, temporary) = (own.join("home"), own.join("tmp"));
+        std::fs::create_dir_all(&home)?;
+        std::fs::create_dir_all(&temporary)?;
+        let path = format!("{}:/usr/local/bin:/usr/bin:/bin", run.file("bin").display());
+        let log =
+            run.file("logs").join(format!("{}_{}", pod.namespace().unwrap_or_default(), pod.name_any()));
+        Ok(Folders { home, temporary, path, log })
+    }
+
+    /// The logs of the containers of a namespace so far: pod and container, and the last lines.
+    pub(super) fn logs(&self, namespace: &str) -> Vec<(String, String)> {
+        let Some(group) = self.group.get() else { return Vec::new() };
+        let prefix = format!("{namespace}_");
+        let mut found: Vec<_> = std::fs::read_dir(group.dir().file("logs"))
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| {
+                let entry = entry.ok()?;
+                let name = entry
+                    .file_name()
+                    .to_str()?
+                    .strip_prefix(&prefix)?
+                    .trim_end_matches(".log")
+                    .replace('_', "/");
+                let text = std::fs::read(entry.path()).unwrap_or_default();
+                let text = String::from_utf8_lossy(&text);
+                let lines: Vec<_> = text.lines().collect();
+                let tail = lines.get(lines.len().saturating_sub(TAIL_LINES)..).unwrap_or_default().join("\n");
+                Some((name, tail))
+            })
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// Ends every process.
+    pub(super) fn stop(&self) {
+        if let Some(group) = self.group.get() {
+            group.stop();
+        }
+    }
+}
+
+impl Folders {
+    /// Where a container's output goes.
+    pub(super) fn log(&self, container: &str) -> PathBuf {
+        let mut path = self.log.clone().into_os_string();
+        path.push(format!("_{container}.log"));
+        path.into()
+    }
+}
+
+fn ports(pod: &Pod) -> Vec<u16> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers
+        .flat_map(|container| container.ports.iter().flatten())
+        .filter_map(|port| u16::try_from(port.container_port).ok())
+        .collect()
+}
+
+/// An address of 127.0.0.0/8, but not one near 127.0.0.1, that nobody listens on right now.
+fn free_address(ports: &[u16]) -> io::Result<Ipv4Addr> {
+    let mut last = io::Error::other("no random numbers");
+    for _ in 0..100 {
+        let [a, b, c] = random::<3>()?;
+        let address = Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254));
+        let taken = ports.iter().find_map(|port| TcpListener::bind(SocketAddr::from((address, *port))).err());
+        match taken {
+            None => return Ok(address),
+            Some(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_pods_own_until_it_is_forgotten() {
+        let processes = Processes::default();
+        let (pod, ip) = (Pod::default(), Ipv4Addr::new(10, 128, 0, 1));
+        let address = processes.place(&pod, ip).unwrap();
+        assert!(address.is_loopback() && address.octets()[1] != 0, "{address}");
+        assert_eq!(processes.place(&pod, ip).unwrap(), address);
+        assert_eq!(processes.address(ip), Some(address));
+        processes.forget(ip);
+        assert_eq!(processes.address(ip), None);
+    }
+}

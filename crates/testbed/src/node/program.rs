@@ -1,0 +1,90 @@
+//! The programs that stand in for images. Pure.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Container;
+
+/// A program that takes the place of an image's content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    path: PathBuf,
+    args: Vec<String>,
+}
+
+impl Program {
+    /// The program at this path.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), args: Vec::new() }
+    }
+
+    /// The arguments that the image itself passes, before those of the container.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args = args.iter().map(|&arg| arg.to_owned()).collect();
+        self
+    }
+
+    /// The image of coder, whose entry point is `/opt/coder server`.
+    pub fn coder(path: impl Into<PathBuf>) -> Self {
+        Self::new(path).args(&["server"])
+    }
+
+    /// The program and arguments of a container. A command of its own replaces the image's; its first word means
+    /// this program when it has the same file name, wherever the image has it.
+    pub(super) fn command_line(&self, container: &Container) -> (PathBuf, Vec<String>) {
+        let own = container.args.clone().unwrap_or_default();
+        let Some((first, rest)) = container.command.as_deref().and_then(<[_]>::split_first) else {
+            return (self.path.clone(), [self.args.clone(), own].concat());
+        };
+        let same = Path::new(first).file_name() == self.path.file_name();
+        let path = if same { self.path.clone() } else { PathBuf::from(first) };
+        (path, [rest.to_vec(), own].concat())
+    }
+}
+
+/// Programs by image.
+#[derive(Debug, Default)]
+pub(super) struct Programs(BTreeMap<String, Program>);
+
+impl Programs {
+    pub(super) fn add(&mut self, image: &str, program: Program) {
+        self.0.insert(image.to_owned(), program);
+    }
+
+    pub(super) fn of(&self, container: &Container) -> Option<&Program> {
+        self.0.get(container.image.as_deref()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn line(container: Value) -> String {
+        let container = serde_json::from_value(container).unwrap();
+        let (path, args) = Program::coder("/cache/coder").command_line(&container);
+        [vec![path.display().to_string()], args].concat().join(" ")
+    }
+
+    #[test]
+    fn a_command_replaces_that_of_the_image_and_arguments_follow_it() {
+        assert_eq!(line(json!({"name": "c"})), "/cache/coder server");
+        assert_eq!(line(json!({"name": "c", "args": ["--x"]})), "/cache/coder server --x");
+        let daemon = json!({"name": "c", "command": ["/opt/coder", "provisionerd"], "args": ["start"]});
+        assert_eq!(line(daemon), "/cache/coder provisionerd start");
+        assert_eq!(line(json!({"name": "c", "command": ["/bin/sh", "-c", "x"]})), "/bin/sh -c x");
+    }
+
+    #[test]
+    fn an_image_is_meant_as_it_is_written() {
+        let mut programs = Programs::default();
+        programs.add("coder:v2", Program::new("/bin/true"));
+        let of = |image: &str| {
+            programs.of(&Container { image: Some(image.into()), ..Container::default() }).is_some()
+        };
+        assert!(of("coder:v2") && !of("coder:v2.1") && !of("coder"));
+    }
+}
