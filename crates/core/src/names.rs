@@ -51,6 +51,18 @@ pub fn token_secret(name: &str) -> String {
     format!("{kept}-{:08x}{SUFFIX}", fnv1a(name.as_bytes()))
 }
 
+/// The name of the operator's token in coderd's database: control planes that share one have tokens of their own.
+pub fn database_token(namespace: &str, name: &str) -> String {
+    let scope = [namespace.as_bytes(), &[0], name.as_bytes()].concat();
+    format!("coder-k8s-operator-{:016x}", fnv1a_64(&scope))
+}
+
+/// FNV-1a with 64 bits.
+fn fnv1a_64(bytes: &[u8]) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325;
+    bytes.iter().fold(start, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
 /// The name of the Role for workspaces.
 pub fn workspace_role(service_account: &str, namespace: &str, name: &str) -> String {
     scoped(service_account, namespace, name, "-workspace-perms")
@@ -118,6 +130,13 @@ mod tests {
             assert!(name.len() <= 63);
         }
         assert_eq!(volume("tls", "..."), hashed_volume("tls", "..."));
+    }
+
+    #[test]
+    fn the_token_in_the_database_bears_the_name_it_always_had() {
+        assert_eq!(database_token("coder", "coder"), "coder-k8s-operator-4ecae8b3d900ecfb");
+        assert_eq!(database_token("default", "test-cp"), "coder-k8s-operator-35245367fada26d6");
+        assert_eq!(database_token("takeover", "coder"), "coder-k8s-operator-34b18bd13bc56299");
     }
 
     #[test]

@@ -88,7 +88,9 @@ impl<'a> Session<'a> {
         let allowed = dsn.connect_timeout.map_or(settings.connect, |asked| asked.min(settings.connect));
         let connected = async {
             let tls = Tls::of(dsn, ca)?;
-            let connected = timeout(allowed, connect(settings, dsn, tls, allowed)).await;
+            // On the heap: TLS makes it large, and it is short-lived.
+            let connecting = Box::pin(connect(settings, dsn, tls, allowed));
+            let connected = timeout(allowed, connecting).await;
             connected.unwrap_or(Err(Kind::Timeout(allowed)))
         };
         let (client, driver) = scope.step(CONNECT, connected).await?;

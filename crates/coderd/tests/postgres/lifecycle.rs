@@ -105,13 +105,13 @@ async fn a_renewal_that_was_cut_short_anywhere_ends_with_one_token() {
         let next = scene.ensure(Some(&held)).await.unwrap();
         assert!(next.made && !next.settled);
         assert!(scene.accepts(&held).await && scene.accepts(&next.token).await);
-        if !stored {
+        if stored {
+            held = next.token;
+        } else {
             // Lost on the way: the old one is still at hand, and is renewed again.
             let again = scene.ensure(Some(&held)).await.unwrap();
             assert!(again.made && !scene.accepts(&next.token).await && scene.accepts(&held).await);
             held = again.token;
-        } else {
-            held = next.token;
         }
         let settled = scene.ensure(Some(&held)).await.unwrap();
         assert!(!settled.made && settled.settled);
