@@ -155,6 +155,16 @@ async fn what_is_no_token_of_ours_is_replaced() {
 }
 
 #[tokio::test]
+async fn white_space_around_a_stored_token_does_not_matter_and_goes() {
+    let scene = Scene::new().await;
+    let token = scene.ensure(None).await.unwrap().token;
+    let stored = SecretString::from(format!(" {}\n", token.expose_secret()));
+    let kept = scene.ensure(Some(&stored)).await.unwrap();
+    assert!(kept.changes.is_empty());
+    assert_eq!(kept.token.expose_secret(), token.expose_secret());
+}
+
+#[tokio::test]
 async fn the_token_of_another_control_plane_is_not_accepted_as_ours() {
     let scene = Scene::new().await;
     let other = Wanted { token_name: OTHER, ..scene.wanted(None) };
