@@ -55,7 +55,7 @@ pub fn token_secret(name: &str) -> String {
 pub fn operator_token(namespace: &str, name: &str) -> String {
     let scope = [namespace.as_bytes(), &[0], name.as_bytes()].concat();
     let hash = scope.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("coder-k8s-operator-{hash:016x}")
 }

@@ -78,7 +78,10 @@ pub enum BadDsn {
     #[error("the connection URL names no user")]
     NoUser,
     /// Not a port.
-    #[error("the connection URL has a port that is not a number from 1 to 65535")]
+    #[error(
+        "the connection URL has a port that is not a number from 1 to 65535; special characters in a user or password \
+         are written as %XX"
+    )]
     Port,
     /// coderd's driver takes one host.
     #[error("the connection URL names several hosts, which coderd's driver does not support: name one")]

@@ -1,7 +1,7 @@
 //! One look, and only where something is missing a second one under a lock, which is then made good.
 
 use jiff::{SignedDuration, Timestamp, Unit};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 
 use super::error::Kind;
 use super::plan::{self, AccountPlan, Plan, Seen, TokenPlan};
@@ -45,7 +45,8 @@ struct Held {
 
 fn kept(seen: &Seen, id: &str, wanted: &Wanted<'_>) -> Option<Held> {
     let row = seen.tokens.iter().find(|token| token.id == id)?;
-    let token = wanted.existing?.clone();
+    // Without the newline that a Secret made by hand may end with: no header can hold it.
+    let token = SecretString::from(wanted.existing?.expose_secret().trim());
     let renew_at = row.renew_at(wanted.lifetime);
     Some(Held { token, expires: row.expires, renew_at, made: false, settled: true })
 }

@@ -88,7 +88,9 @@ impl<'a> Session<'a> {
         let allowed = dsn.connect_timeout.map_or(settings.connect, |asked| asked.min(settings.connect));
         let connected = async {
             let tls = Tls::of(dsn, ca)?;
-            let connected = timeout(allowed, connect(settings, dsn, tls, allowed)).await;
+            // On the heap: TLS makes it large, and it is short-lived.
+            let connecting = Box::pin(connect(settings, dsn, tls, allowed));
+            let connected = timeout(allowed, connecting).await;
             connected.unwrap_or(Err(Kind::Timeout(allowed)))
         };
         let (client, driver) = scope.step(CONNECT, connected).await?;
@@ -193,14 +195,14 @@ async fn connect(
     tls: Option<Tls>,
     allowed: Duration,
 ) -> Result<(Client, Driver), Kind> {
-    let stream = dial(settings, dsn).await?;
+    let stream = dial(settings, dsn, allowed).await?;
     match tls {
         None => log_in(dsn, stream, allowed).await,
         Some(tls) => log_in(dsn, tls.connect(stream).await?, allowed).await,
     }
 }
 
-async fn dial(settings: &Settings, dsn: &Dsn) -> Result<TcpStream, Kind> {
+async fn dial(settings: &Settings, dsn: &Dsn, allowed: Duration) -> Result<TcpStream, Kind> {
     let began = Instant::now();
     let addresses = addresses(settings, dsn).await.map_err(|error| {
         let host = &dsn.dial;
@@ -209,7 +211,7 @@ async fn dial(settings: &Settings, dsn: &Dsn) -> Result<TcpStream, Kind> {
     let mut last = Kind::Unreachable(format!("the name `{}` has no address", dsn.dial));
     let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
     // One that does not answer leaves time for the others.
-    let each = settings.connect.saturating_sub(began.elapsed()) / count;
+    let each = allowed.saturating_sub(began.elapsed()) / count;
     for address in addresses {
         match timeout(each, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
@@ -217,7 +219,7 @@ async fn dial(settings: &Settings, dsn: &Dsn) -> Result<TcpStream, Kind> {
                 return Ok(stream);
             }
             Ok(Err(error)) => last = classify::broken(&error),
-            Err(_) => last = Kind::Timeout(settings.connect),
+            Err(_) => last = Kind::Timeout(allowed),
         }
     }
     Err(last)

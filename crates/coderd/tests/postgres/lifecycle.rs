@@ -105,13 +105,13 @@ async fn a_renewal_that_was_cut_short_anywhere_ends_with_one_token() {
         let next = scene.ensure(Some(&held)).await.unwrap();
         assert!(next.made && !next.settled);
         assert!(scene.accepts(&held).await && scene.accepts(&next.token).await);
-        if !stored {
+        if stored {
+            held = next.token;
+        } else {
             // Lost on the way: the old one is still at hand, and is renewed again.
             let again = scene.ensure(Some(&held)).await.unwrap();
             assert!(again.made && !scene.accepts(&next.token).await && scene.accepts(&held).await);
             held = again.token;
-        } else {
-            held = next.token;
         }
         let settled = scene.ensure(Some(&held)).await.unwrap();
         assert!(!settled.made && settled.settled);
@@ -152,6 +152,16 @@ async fn what_is_no_token_of_ours_is_replaced() {
         assert_eq!(after.len(), 1, "{text}");
         assert_ne!(before, after, "{text}");
     }
+}
+
+#[tokio::test]
+async fn white_space_around_a_stored_token_does_not_matter_and_goes() {
+    let scene = Scene::new().await;
+    let token = scene.ensure(None).await.unwrap().token;
+    let stored = SecretString::from(format!(" {}\n", token.expose_secret()));
+    let kept = scene.ensure(Some(&stored)).await.unwrap();
+    assert!(kept.changes.is_empty());
+    assert_eq!(kept.token.expose_secret(), token.expose_secret());
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ const RELEASES: [Option<u32>; 6] = [Some(308), Some(371), Some(373), Some(433), 
 #[tokio::test]
 async fn the_whole_life_of_access_works_on_every_release() {
     for release in RELEASES {
-        whole_life(release).await;
+        Box::pin(whole_life(release)).await;
     }
 }
 
@@ -178,7 +178,8 @@ async fn tables_in_another_schema_are_found_by_the_urls_search_path() {
     let mut scene = Scene::new().await;
     scene.sql("ALTER SCHEMA public RENAME TO coder").await;
     assert_eq!(scene.ensure(None).await.unwrap_err().reason(), "DatabaseNotMigrated");
-    scene.dsn = super::scene::dsn(&format!("{}&search_path=coder", scene.database.url()));
+    let role = scene.database.name().to_owned();
+    scene.dsn = super::scene::dsn(&format!("{}&search_path=coder&role={role}", scene.database.url()));
     let wanted = Wanted { token_name: OTHER, ..scene.wanted(None) };
     assert!(scene.ensure_as(&wanted).await.unwrap().made);
 }

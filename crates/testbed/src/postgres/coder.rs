@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 
 use super::{Database, Error, Template, shared};
 use crate::binaries::{coder_migrations, coder_module};
@@ -27,9 +27,10 @@ pub async fn migrated(up_to: Option<u32>) -> Database<'static> {
 }
 
 async fn copy(up_to: Option<u32>) -> Result<Database<'static>, Error> {
+    // To ask Go where the files are takes a while.
+    static FILES: OnceCell<Vec<(u32, PathBuf)>> = OnceCell::const_new();
+    let all = FILES.get_or_try_init(find).await.map_err(Error::io("find coderd's migrations"))?;
     let mut templates = TEMPLATES.lock().await;
-    let all = tokio::task::spawn_blocking(migrations).await;
-    let all = all.map_err(io::Error::other).flatten().map_err(Error::io("find coderd's migrations"))?;
     let last = all.last().map(|(number, _)| *number).unwrap_or_default();
     let wanted = up_to.unwrap_or(last);
     if let Some(template) = templates.get(&wanted) {
@@ -46,8 +47,9 @@ async fn copy(up_to: Option<u32>) -> Result<Database<'static>, Error> {
     database
 }
 
-fn migrations() -> io::Result<Vec<(u32, PathBuf)>> {
-    coder_module().and_then(|module| coder_migrations(&module)).map_err(io::Error::other)
+async fn find() -> io::Result<Vec<(u32, PathBuf)>> {
+    let files = || coder_module().and_then(|module| coder_migrations(&module)).map_err(io::Error::other);
+    tokio::task::spawn_blocking(files).await?
 }
 
 async fn apply(base: &Database<'_>, files: impl Iterator<Item = &(u32, PathBuf)>) -> Result<(), Error> {

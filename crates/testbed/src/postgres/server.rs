@@ -1,5 +1,6 @@
 //! One server: its data directory, its start and its end.
 
+use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -104,7 +105,6 @@ impl Builder {
 }
 
 /// A server of one's own.
-#[derive(Debug)]
 pub struct Postgres {
     programs: Programs,
     user: Option<User>,
@@ -114,6 +114,12 @@ pub struct Postgres {
     ca: Option<String>,
     running: Mutex<Option<Arc<Component>>>,
     group: Group,
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Postgres(port {})", self.port)
+    }
 }
 
 impl Postgres {

@@ -1,34 +1,29 @@
 //! A connection URL, taken apart.
 
+use std::borrow::Cow;
+
 use percent_encoding::percent_decode_str;
-use url::{Host, Url};
+use url::form_urlencoded;
 
 use super::{BadDsn, Parameters};
 
 /// The parameters of a URL: its parts first, then those of the query, which take their place.
 pub(super) fn read(text: &str) -> Result<Parameters, BadDsn> {
-    if several_hosts(text) {
-        return Err(BadDsn::SeveralHosts);
-    }
-    let url = Url::parse(text).map_err(|error| match error {
-        url::ParseError::InvalidPort => BadDsn::Port,
-        _ => BadDsn::Syntax("it is not a URL; special characters in a user or password are written as %XX"),
-    })?;
+    let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let rest = rest.split_once('#').map_or(rest, |(rest, _)| rest);
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (credentials, place) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+    let (host, port) = host_and_port(place)?;
+
     let mut given = Parameters::default();
-    given.set("user", decoded(url.username())?);
-    given.set("password", decoded(url.password().unwrap_or_default())?);
-    match url.host() {
-        Some(Host::Domain(name)) => given.set("host", decoded(name)?),
-        Some(Host::Ipv4(address)) => given.set("host", address.to_string()),
-        Some(Host::Ipv6(address)) => given.set("host", address.to_string()),
-        None => {}
+    for (name, part) in [("user", user), ("password", password), ("host", host), ("dbname", path)] {
+        given.set(name, decoded(part)?);
     }
-    if let Some(port) = url.port() {
-        given.set("port", port.to_string());
-    }
-    given.set("dbname", decoded(url.path().strip_prefix('/').unwrap_or_default())?);
+    given.set("port", port);
     let mut seen = Vec::new();
-    for (name, value) in url.query_pairs() {
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         // The first one of a name counts in a query.
         if !value.is_empty() && !seen.contains(&name) {
             given.set(name.clone(), value);
@@ -38,11 +33,17 @@ pub(super) fn read(text: &str) -> Result<Parameters, BadDsn> {
     Ok(given)
 }
 
-/// A comma in the part between the credentials and the path. A URL parser would call it a bad port.
-fn several_hosts(text: &str) -> bool {
-    let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    authority.rsplit('@').next().unwrap_or_default().contains(',')
+fn host_and_port(place: &str) -> Result<(&str, &str), BadDsn> {
+    if place.contains(',') {
+        return Err(BadDsn::SeveralHosts);
+    }
+    if let Some(address) = place.strip_prefix('[') {
+        let unclosed = BadDsn::Syntax("the bracket around its address is not closed");
+        let (address, port) = address.split_once(']').ok_or(unclosed)?;
+        let port = if port.is_empty() { port } else { port.strip_prefix(':').ok_or(BadDsn::Port)? };
+        return Ok((address, port));
+    }
+    Ok(place.split_once(':').unwrap_or((place, "")))
 }
 
 fn decoded(part: &str) -> Result<String, BadDsn> {
@@ -55,5 +56,5 @@ fn decoded(part: &str) -> Result<String, BadDsn> {
         }
         rest = after.get(2..).unwrap_or_default();
     }
-    percent_decode_str(part).decode_utf8().map(std::borrow::Cow::into_owned).map_err(|_| bad())
+    percent_decode_str(part).decode_utf8().map(Cow::into_owned).map_err(|_| bad())
 }
