@@ -62,6 +62,22 @@ pub mod annotation {
     pub const CONFIG_CHECKSUM: &str = "coder.com/config-checksum";
     /// On a Deployment: who scales it, if not the operator.
     pub const SCALING: &str = "coder.com/scaling";
+    /// On the pods of a pool: a checksum of the key that they connect with.
+    pub const KEY_CHECKSUM: &str = "checksum/provisioner-key";
+    /// On the Secret of a pool: UUID of the key that it holds.
+    pub const KEY_ID: &str = "coder.com/provisioner-key-id";
+    /// On the Secret of a pool: name of the key that it holds.
+    pub const KEY_NAME: &str = "coder.com/provisioner-key-name";
+    /// On the Secret of a pool: UUID of the organization of the key.
+    pub const KEY_ORGANIZATION_ID: &str = "coder.com/provisioner-key-organization-id";
+    /// On the Secret of a pool: hash of the key's tags.
+    pub const KEY_TAGS_HASH: &str = "coder.com/provisioner-key-tags-hash";
+    /// On the Secret of a pool: the deployment that knows the key.
+    pub const KEY_DEPLOYMENT_ID: &str = "coder.com/provisioner-key-deployment-id";
+    /// On the Secret of a pool: when the key was made.
+    pub const KEY_CREATED: &str = "coder.com/provisioner-key-created";
+    /// On the Secret of a pool: the data keys that the operator wrote, with commas between them.
+    pub const KEY_DATA_KEYS: &str = "coder.com/provisioner-key-data-keys";
     /// UID of the control plane that a workspace Role or RoleBinding serves.
     pub const WORKSPACE_RBAC_OWNER_UID: &str = "coder.com/workspace-rbac-owner-uid";
 }

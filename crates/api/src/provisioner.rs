@@ -227,9 +227,15 @@ pub struct PendingKey {
     /// Control plane that it is made in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
+    /// Address of the coderd that it is made in.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "controlPlaneURL")]
+    pub control_plane_url: Option<String>,
     /// Deployment that it is made in.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
     pub deployment_id: Option<String>,
+    /// Credentials that it is made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_source: Option<CredentialsSource>,
     /// Why it is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -253,6 +259,12 @@ pub struct StaleKey {
     /// Its organization, by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<String>,
+    /// Hash of its tags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags_hash: Option<String>,
+    /// Control plane that holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control_plane_ref_name: Option<String>,
     /// Address of the coderd that holds it.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "controlPlaneURL")]
     pub control_plane_url: Option<String>,
@@ -262,9 +274,12 @@ pub struct StaleKey {
     /// Credentials that can delete it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
-    /// When it was replaced.
+    /// When it was replaced. Of a key without a UUID, which was perhaps never made: when it was to be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
+    /// When the last pod that could use it was gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused_since: Option<Time>,
 }
 
 /// The daemons of a pool, as coderd sees them.

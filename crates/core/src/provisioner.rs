@@ -1,5 +1,9 @@
 //! What becomes of a CoderProvisioner. For now only a status that says that nothing does.
 
+pub mod gate;
+pub mod keys;
+pub mod names;
+
 use std::sync::Arc;
 
 use coder_k8s_api::{CoderProvisioner, CoderProvisionerStatus};

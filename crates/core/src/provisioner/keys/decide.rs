@@ -1,0 +1,106 @@
+//! The order of the rules.
+
+use jiff::Timestamp;
+
+use super::{
+    evidence::{Flow, Live, Pass, Stop},
+    finding::Finding,
+    going, replace, retire,
+    seen::{Secret, Seen},
+    settle,
+    step::{Decision, Next},
+    tags,
+};
+
+/// Decides what is next.
+pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
+    let pass = Pass::new(seen, now);
+    if let Some(deadline) = seen.going {
+        return going::decide(&pass, deadline);
+    }
+    if pass.is_at_rest() {
+        return Decision {
+            next: Next::Rest,
+            run: pass.last_run(),
+            finding: Finding::ready(),
+            again: None,
+            notes: Vec::new(),
+        };
+    }
+    match proven(&pass) {
+        Err(stop) => conclude(&pass, None, Err(stop)),
+        Ok(None) => conclude(&pass, None, replace::replace(&pass, None)),
+        Ok(Some(live)) => {
+            let outcome = match pass.fits(&live.key) {
+                Ok(true) => settle::settle(&pass, &live),
+                Ok(false) => replace::replace(&pass, Some(&live)),
+                Err(stop) => Err(stop),
+            };
+            conclude(&pass, Some(&live), outcome)
+        }
+    }
+}
+
+/// The key of ours that a Secret holds. The status learns of it before anything else is done, whatever the spec asks
+/// for by now: what pods may already run with must not be forgotten.
+fn proven(pass: &Pass<'_>) -> Flow<Option<Live>> {
+    pass.secrets_are_known()?;
+    let Some(live) = pass.live()? else { return Ok(None) };
+    if pass.record.current.as_ref().and_then(|key| key.id.as_ref()) != Some(&live.key.id) {
+        let mut record = pass.record.clone();
+        record.promote(pass.as_recorded(&live.key)?, live.place.clone(), pass.now);
+        return Err(Stop::record(record));
+    }
+    Ok(Some(live))
+}
+
+/// Makes a decision of what a rule came to. While nothing else is to be done, keys that nothing uses go.
+fn conclude(pass: &Pass<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision {
+    let run = live.map_or_else(|| pass.last_run(), |live| pass.run(live));
+    let mut decision =
+        Decision { next: Next::Rest, run, finding: Finding::ready(), again: None, notes: Vec::new() };
+    match outcome {
+        Ok(()) => {}
+        Err(Stop::Wait(finding)) => decision.finding = finding,
+        Err(Stop::Next(next)) => {
+            decision.finding = replace::progress(pass, live, &next);
+            decision.next = next;
+            return decision;
+        }
+    }
+    if let Some(live) = live {
+        let retired = retire::retire(pass, live);
+        decision.next = retired.next.unwrap_or(Next::Rest);
+        decision.again = retired.again;
+        decision.notes = retired.notes;
+    }
+    decision
+}
+
+impl Pass<'_> {
+    /// Whether everything is as it was left, by what is recorded alone. Nothing is asked then.
+    fn is_at_rest(&self) -> bool {
+        let (seen, record) = (self.seen, self.record);
+        let (Some(key), Some(workload), Ok(target)) = (&record.current, &seen.workload, &seen.target) else {
+            return false;
+        };
+        let wanted = &seen.wanted;
+        let Some(Secret::Ours { checksums: Some(checksums), marks: Some(marks), .. }) =
+            seen.secrets.get(&wanted.secret)
+        else {
+            return false;
+        };
+        let key_is_wanted = key.id.is_some()
+            && key.organization.id.is_some()
+            && key.place == *target
+            && key.organization.name == wanted.organization
+            && key.tags_hash.as_deref() == Some(&*tags::hash(&wanted.tags))
+            && wanted.name.covers(&key.name);
+        let secret_is_wanted = record.secret.as_ref() == Some(&wanted.secret) && marks.id == key.id;
+        let pods_have_it = workload.run.secret == wanted.secret
+            && workload.run.url == target.url
+            && checksums.contains(&workload.run.checksum);
+        let nothing_else = record.pending.is_none() && record.stale.is_empty() && self.leftovers().is_empty();
+        !seen.verify_due && seen.is_held && key_is_wanted && secret_is_wanted && pods_have_it && nothing_else
+    }
+}

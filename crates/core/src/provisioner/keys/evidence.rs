@@ -1,0 +1,313 @@
+//! What follows from what was seen: which key the Secret holds, and what must be looked at to know.
+
+use jiff::Timestamp;
+
+use super::{
+    finding::Finding,
+    place::{At, Organization, Place, SecretPlace},
+    record::{Key, Record},
+    seen::{Found, Listed, Listing, Marks, Proof, Run, Secret, Seen, Trouble, Version},
+    step::{Look, Next, Step},
+    tags,
+};
+
+/// Why a rule does not get to its end.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// This comes first.
+    Next(Next),
+    /// Something is in the way.
+    Wait(Finding),
+}
+
+impl Stop {
+    pub(super) fn look(look: Look) -> Self {
+        Self::Next(Next::Look(look))
+    }
+
+    pub(super) fn step(step: Step) -> Self {
+        Self::Next(Next::Do(Box::new(step)))
+    }
+
+    pub(super) fn record(record: Record) -> Self {
+        Self::Next(Next::Record(Box::new(record)))
+    }
+
+    pub(super) fn unsure(trouble: &Trouble) -> Self {
+        Self::Wait(Finding::unsure(trouble))
+    }
+}
+
+pub(super) type Flow<T> = Result<T, Stop>;
+
+/// A key of ours that a Secret holds, proven in this pass.
+#[derive(Clone, Debug)]
+pub(super) struct Live {
+    pub(super) place: SecretPlace,
+    pub(super) key: Found,
+    pub(super) checksums: [String; 2],
+}
+
+/// What the material in a Secret is.
+enum Identity {
+    /// There is none, or it is another deployment's.
+    Nothing,
+    /// That of no key.
+    Dead,
+    Is(Found),
+}
+
+/// One pass.
+#[derive(Debug)]
+pub(super) struct Pass<'a> {
+    pub(super) seen: &'a Seen,
+    pub(super) record: &'a Record,
+    pub(super) now: Timestamp,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(seen: &'a Seen, now: Timestamp) -> Self {
+        Self { seen, record: &seen.record, now }
+    }
+
+    pub(super) fn target(&self) -> Flow<&'a Place> {
+        self.seen.target.as_ref().map_err(Stop::unsure)
+    }
+
+    /// The Secrets that may hold the key: the wanted one, and where it was kept so far.
+    fn places(&self) -> impl Iterator<Item = &'a SecretPlace> {
+        let wanted = &self.seen.wanted.secret;
+        let recorded = self.record.secret.as_ref().filter(|place| *place != wanted);
+        [wanted].into_iter().chain(recorded)
+    }
+
+    /// What the annotations of these Secrets say.
+    pub(super) fn marks(&self) -> Vec<&'a Marks> {
+        let marks = |place| match self.seen.secrets.get(place) {
+            Some(Secret::Ours { marks, .. }) => marks.as_ref(),
+            _ => None,
+        };
+        self.places().filter_map(marks).collect()
+    }
+
+    /// The key of ours that a Secret holds. An answer that is not definite stops everything.
+    pub(super) fn live(&self) -> Flow<Option<Live>> {
+        for place in self.places() {
+            let Some(Secret::Ours { checksums: Some(checksums), marks, .. }) = self.seen.secrets.get(place)
+            else {
+                continue;
+            };
+            if let Identity::Is(key) = self.identity(place, marks.as_ref())?
+                && self.is_ours(&key, marks.as_ref())?
+            {
+                return Ok(Some(Live { place: place.clone(), key, checksums: checksums.clone() }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a Secret holds material that coderd does not know, or knows as somebody else's.
+    pub(super) fn is_refused(&self) -> bool {
+        self.places().any(|place| matches!(self.seen.proofs.get(place), Some(Proof::Refused | Proof::Is(_))))
+    }
+
+    /// Stops while a Secret that may hold the key cannot be read.
+    pub(super) fn secrets_are_known(&self) -> Flow<()> {
+        for place in self.places() {
+            match self.seen.secrets.get(place) {
+                Some(Secret::Unknown(trouble)) => return Err(Stop::unsure(trouble)),
+                Some(_) => {}
+                None => {
+                    let message = format!("the Secret {} was not read", place.name);
+                    return Err(Stop::unsure(&Trouble { reason: "SecretUnknown", message }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn identity(&self, place: &SecretPlace, marks: Option<&Marks>) -> Flow<Identity> {
+        if !self.is_of_target(marks)? {
+            return Ok(Identity::Nothing);
+        }
+        match self.seen.proofs.get(place) {
+            None => Err(Stop::look(Look::Proof(place.clone()))),
+            Some(Proof::Is(key)) => Ok(Identity::Is(key.clone())),
+            Some(Proof::Refused) => Ok(Identity::Dead),
+            Some(Proof::Unknown(trouble)) => Err(Stop::unsure(trouble)),
+            Some(Proof::Unsupported) => self.identity_by_listing(marks).map(Identity::Is),
+        }
+    }
+
+    /// A credential is sent to no other deployment than its own, and the material of a key is one.
+    fn is_of_target(&self, marks: Option<&Marks>) -> Flow<bool> {
+        let target = self.target()?;
+        let marked = marks.and_then(|marks| marks.deployment_id.as_ref());
+        Ok(match (marked, &self.record.current) {
+            (Some(_), _) => marked == target.deployment_id.as_ref(),
+            (None, Some(current)) => current.place.is_same(target),
+            (None, None) => true,
+        })
+    }
+
+    /// Where coderd cannot be asked what material is, annotations and the list must agree. A list without the key
+    /// proves nothing: it shows only what the credential may see.
+    fn identity_by_listing(&self, marks: Option<&Marks>) -> Flow<Found> {
+        let at = self.target_at()?;
+        let known = marks.and_then(|marks| marks.id.clone());
+        let known = known.or_else(|| self.record.current.as_ref()?.id.clone());
+        let name = marks.map(|marks| marks.name.clone());
+        let listed = self.listing(&at)?.iter().find(|listed| match &known {
+            Some(id) => listed.key.id == *id,
+            None => name.as_ref().is_some_and(|name| listed.key.name.eq_ignore_ascii_case(name)),
+        });
+        listed.map(|listed| listed.key.clone()).ok_or_else(|| {
+            let message = "this coderd cannot be asked what a key is, and does not list it".to_owned();
+            Stop::unsure(&Trouble { reason: "NotSupported", message })
+        })
+    }
+
+    /// Whether a key whose material our Secret holds is ours.
+    fn is_ours(&self, key: &Found, marks: Option<&Marks>) -> Flow<bool> {
+        let marked = marks.is_some_and(|marks| marks.id.as_deref() == Some(&key.id));
+        if marked || self.record.knows(&key.id) {
+            return Ok(true);
+        }
+        let target = self.target()?;
+        let announced = |name: &str, organization: &Organization, place: &Place| {
+            name.eq_ignore_ascii_case(&key.name)
+                && organization.id.as_deref().is_none_or(|id| id == key.organization)
+                && place.is_same(target)
+        };
+        let pending = self.record.pending.iter();
+        let half_made = self.record.stale.iter().filter(|stale| stale.key.id.is_none());
+        if pending.clone().any(|p| announced(&p.name, &p.organization, &p.place))
+            || half_made.clone().any(|s| announced(&s.key.name, &s.key.organization, &s.key.place))
+        {
+            return Ok(true);
+        }
+        match &self.record.current {
+            Some(current) if current.id.is_some() => Ok(false),
+            // A part of the status was lost: what is left of it must agree.
+            Some(current) => Ok(announced(&current.name, &current.organization, &current.place)),
+            None if marks.is_some_and(|marks| marks.id.is_some()) => Ok(false),
+            None => self.fits(key),
+        }
+    }
+
+    /// Whether a key of the target is what the spec asks for.
+    pub(super) fn fits(&self, key: &Found) -> Flow<bool> {
+        let wanted = &self.seen.wanted;
+        Ok(wanted.name.covers(&key.name)
+            && tags::mean_the_same(&wanted.tags, &key.tags)
+            && self.organization()? == key.organization)
+    }
+
+    /// The UUID of the wanted organization. What the status already says of the same words is believed.
+    pub(super) fn organization(&self) -> Flow<String> {
+        let (target, name) = (self.target()?, &self.seen.wanted.organization);
+        let current = self.record.current.iter().map(|key| (&key.organization, &key.place));
+        let pending = self.record.pending.iter().map(|key| (&key.organization, &key.place));
+        let recorded = current
+            .chain(pending)
+            .find(|(organization, place)| organization.name == *name && place.is_same(target));
+        if let Some(id) = recorded.and_then(|(organization, _)| organization.id.clone()) {
+            return Ok(id);
+        }
+        match &self.seen.organization {
+            None => Err(Stop::look(Look::Organization)),
+            Some(Ok(Some(id))) => Ok(id.clone()),
+            Some(Ok(None)) => Err(Stop::Wait(Finding::stalled(
+                "OrganizationNotFound",
+                format!("coderd knows no organization {name} that these credentials may see"),
+            ))),
+            Some(Err(trouble)) => Err(Stop::unsure(trouble)),
+        }
+    }
+
+    /// The wanted organization of the target.
+    pub(super) fn target_at(&self) -> Flow<At> {
+        let organization =
+            Organization { id: Some(self.organization()?), name: self.seen.wanted.organization.clone() };
+        Ok(At { place: self.target()?.clone(), organization })
+    }
+
+    /// The keys of an organization.
+    pub(super) fn listing(&self, at: &At) -> Flow<&'a [Listed]> {
+        match self.seen.listings.get(at) {
+            None => Err(Stop::look(Look::Keys(at.clone()))),
+            Some(Listing::Known(list)) => Ok(list),
+            Some(Listing::Unknown(trouble)) => Err(Stop::unsure(trouble)),
+            Some(Listing::Gone) => {
+                let message = format!("nothing is left to ask {} with", at.place.url);
+                Err(Stop::unsure(&Trouble { reason: "Unreachable", message }))
+            }
+        }
+    }
+
+    /// The Secret that a write to the wanted place expects. Stops if it cannot be written.
+    pub(super) fn writable(&self) -> Flow<Version> {
+        let place = &self.seen.wanted.secret;
+        match self.seen.secrets.get(place) {
+            Some(Secret::Ours { version, .. }) => Ok(Version::Is(version.clone())),
+            Some(Secret::Blocked(obstacle)) => Err(Stop::Wait(Finding::blocked(place, obstacle))),
+            Some(Secret::Unknown(trouble)) => Err(Stop::unsure(trouble)),
+            Some(Secret::Absent) | None => Ok(Version::Absent),
+        }
+    }
+
+    /// What the pods of a live key run with. The checksum that the existing operator put on them says the same.
+    pub(super) fn run(&self, live: &Live) -> Option<Run> {
+        let [ours, existing] = &live.checksums;
+        let carried = self.seen.workload.as_ref().map(|workload| &workload.run.checksum);
+        let checksum = if carried == Some(existing) { existing } else { ours };
+        let url = self.seen.target.as_ref().ok()?.url.clone();
+        Some(Run { secret: live.place.clone(), checksum: checksum.clone(), url })
+    }
+
+    /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if
+    /// it bears the mark of the current key.
+    pub(super) fn last_run(&self) -> Option<Run> {
+        if let Some(workload) = &self.seen.workload {
+            return Some(workload.run.clone());
+        }
+        let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
+        match self.seen.secrets.get(place) {
+            Some(Secret::Ours { checksums: Some([checksum, _]), marks: Some(marks), .. })
+                if marks.id.is_some() && marks.id == current.id =>
+            {
+                let (secret, url) = (place.clone(), current.place.url.clone());
+                Some(Run { secret, checksum: checksum.clone(), url })
+            }
+            _ => None,
+        }
+    }
+
+    /// The annotations that belong to a key of the target.
+    pub(super) fn marks_of(&self, key: &Found) -> Flow<Marks> {
+        Ok(Marks {
+            id: Some(key.id.clone()),
+            name: key.name.clone(),
+            organization: Some(key.organization.clone()),
+            tags_hash: Some(tags::hash(&key.tags)),
+            deployment_id: self.target()?.deployment_id.clone(),
+        })
+    }
+
+    /// A key of the target as the record keeps it.
+    pub(super) fn as_recorded(&self, key: &Found) -> Flow<Key> {
+        let target = self.target()?;
+        let current = self.record.current.iter().map(|key| &key.organization);
+        let pending = self.record.pending.iter().map(|key| &key.organization);
+        let known = current.chain(pending).find(|known| known.id.as_ref() == Some(&key.organization));
+        // An organization that nobody named yet is called by its UUID, never by a name that may be another's.
+        let name = known.map_or_else(|| key.organization.clone(), |known| known.name.clone());
+        Ok(Key {
+            id: Some(key.id.clone()),
+            name: key.name.clone(),
+            organization: Organization { id: Some(key.organization.clone()), name },
+            tags_hash: Some(tags::hash(&key.tags)),
+            place: target.clone(),
+        })
+    }
+}

@@ -1,0 +1,201 @@
+//! Keys and Secrets that are no longer wanted go when nothing uses them any more: every pod is of the newest template,
+//! none of an older one is left, and no daemon was seen with the key after that moment.
+//!
+//! A key that was announced and perhaps made was never given to anybody and waits for no pod; but a request that coderd
+//! got may still be carried out for a while.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::{
+    evidence::{Live, Pass},
+    ours,
+    place::{At, SecretPlace},
+    record::{Key, Record, Stale},
+    seen::{Listed, Listing, Secret, Version},
+    step::{Look, Next, Step},
+};
+use crate::outcome::Note;
+
+/// How soon to look again for pods and daemons to be gone.
+const SOON: Duration = Duration::from_secs(15);
+/// How long after an announcement a key may still appear that was not there.
+const STRAGGLER: SignedDuration = SignedDuration::from_mins(2);
+/// How long a key stays on the list that nothing is left to delete with.
+const PATIENCE: SignedDuration = SignedDuration::from_hours(1);
+
+/// What is to be done about what is no longer wanted.
+#[derive(Debug, Default)]
+pub(super) struct Retired {
+    pub(super) next: Option<Next>,
+    pub(super) again: Option<Duration>,
+    pub(super) notes: Vec<Note>,
+}
+
+impl Retired {
+    fn next(next: Next) -> Self {
+        Self { next: Some(next), ..Self::default() }
+    }
+
+    fn again(again: Duration) -> Self {
+        Self { again: Some(again), ..Self::default() }
+    }
+}
+
+/// What is to become of one key.
+pub(super) enum Fate {
+    /// It must be looked for.
+    Look(At),
+    /// It is there and ours.
+    Delete(Step),
+    /// It is not there any more, or never was.
+    Gone,
+    /// It bears an announced name and is not known to be ours: it stays, and people are told.
+    Left,
+    /// It cannot be reached; for good: nothing is left to reach it with.
+    Unreachable { for_good: bool },
+    /// It may still appear, or is still used.
+    Wait,
+}
+
+pub(super) fn retire(pass: &Pass<'_>, live: &Live) -> Retired {
+    let leftovers = pass.leftovers();
+    if pass.record.stale.is_empty() && leftovers.is_empty() {
+        return Retired::default();
+    }
+    let is_clear = match is_clear(pass, live) {
+        Ok(clear) => clear,
+        Err(next) => return Retired::next(next),
+    };
+    if is_clear {
+        if let Some((secret, version)) = leftovers.into_iter().next() {
+            return Retired::next(Next::Do(Box::new(Step::Remove { secret, version })));
+        }
+        if pass.record.stale.iter().any(|stale| stale.key.id.is_some() && stale.unused_since.is_none()) {
+            return Retired::next(Next::Record(Box::new(unused(pass.record, pass.now))));
+        }
+    }
+    let mut kept = Vec::new();
+    let mut retired = Retired::default();
+    for stale in &pass.record.stale {
+        match fate(pass, stale) {
+            Fate::Look(at) => return Retired::next(Next::Look(Look::Keys(at))),
+            Fate::Delete(step) => return Retired::next(Next::Do(Box::new(step))),
+            Fate::Gone => {}
+            Fate::Left => retired.notes.push(left(&stale.key)),
+            Fate::Unreachable { for_good: true } if is_older(pass.now, stale.since, PATIENCE) => {
+                retired.notes.push(abandoned(&stale.key));
+            }
+            Fate::Unreachable { .. } | Fate::Wait => kept.push(stale.clone()),
+        }
+    }
+    if kept.len() == pass.record.stale.len() {
+        return Retired::again(SOON);
+    }
+    retired.next = Some(Next::Record(Box::new(Record { stale: kept, ..pass.record.clone() })));
+    retired
+}
+
+/// Whether every pod runs with the live key, and with nothing else.
+fn is_clear(pass: &Pass<'_>, live: &Live) -> Result<bool, Next> {
+    let run = pass.run(live);
+    let rolled = pass.seen.workload.as_ref().is_some_and(|workload| {
+        workload.settled && Some(&workload.run) == run.as_ref() && live.place == pass.seen.wanted.secret
+    });
+    match &pass.seen.old_pods {
+        _ if !rolled => Ok(false),
+        None => Err(Next::Look(Look::Pods)),
+        Some(left) => Ok(*left == Ok(false)),
+    }
+}
+
+/// Records that nothing uses the old keys from now on.
+fn unused(record: &Record, now: Timestamp) -> Record {
+    // A status holds whole seconds; rounded down, a daemon that left in the same second would seem to be there still.
+    let now = Timestamp::from_second(now.as_second() + 1).unwrap_or(now);
+    let mut record = record.clone();
+    for stale in record.stale.iter_mut().filter(|stale| stale.key.id.is_some()) {
+        stale.unused_since.get_or_insert(now);
+    }
+    record
+}
+
+fn fate(pass: &Pass<'_>, stale: &Stale) -> Fate {
+    let found = match &stale.key.id {
+        Some(_) if stale.unused_since.is_none() => return Fate::Wait,
+        _ => look_for(pass, &stale.key, stale.since),
+    };
+    match found {
+        Ok(Some(listed)) if listed.last_seen.is_some_and(|seen| Some(seen) > stale.unused_since) => {
+            Fate::Wait
+        }
+        Ok(Some(listed)) => Fate::Delete(delete(stale.key.at(), listed)),
+        Ok(None) => Fate::Gone,
+        Err(fate) => fate,
+    }
+}
+
+/// Looks for a key of ours where it was made.
+pub(super) fn look_for<'a>(pass: &Pass<'a>, key: &Key, since: Timestamp) -> Result<Option<&'a Listed>, Fate> {
+    let at = key.at();
+    let listing = match pass.seen.listings.get(&at) {
+        None => return Err(Fate::Look(at)),
+        Some(Listing::Known(listing)) => listing,
+        Some(Listing::Unknown(_)) => return Err(Fate::Unreachable { for_good: false }),
+        Some(Listing::Gone) => return Err(Fate::Unreachable { for_good: true }),
+    };
+    if let Some(id) = &key.id {
+        return Ok(listing.iter().find(|listed| listed.key.id == *id));
+    }
+    let named = listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&key.name));
+    match named {
+        Some(listed) if ours::is_leftover(listed, key, since) => Ok(Some(listed)),
+        Some(_) => Err(Fate::Left),
+        None if !is_older(pass.now, since, STRAGGLER) => Err(Fate::Wait),
+        None => Ok(None),
+    }
+}
+
+/// Whether something is older than that. A time that was lost reads as one far ahead, and is as old as can be.
+fn is_older(now: Timestamp, since: Timestamp, than: SignedDuration) -> bool {
+    let age = now.duration_since(since);
+    age > than || age < -PATIENCE
+}
+
+pub(super) fn delete(at: At, listed: &Listed) -> Step {
+    Step::Delete { at, name: listed.key.name.clone(), id: listed.key.id.clone() }
+}
+
+/// Tells that a key stays behind that nothing is left to delete with.
+pub(super) fn abandoned(key: &Key) -> Note {
+    let message = format!("{} could not be deleted and is left behind: delete it there", called(key));
+    Note { warning: true, reason: "KeyAbandoned".to_owned(), message }
+}
+
+/// Tells that a key stays that may or may not be ours.
+pub(super) fn left(key: &Key) -> Note {
+    let message = format!(
+        "{} is in use or was made by somebody else, and is left alone: delete it there if nobody needs it",
+        called(key)
+    );
+    Note { warning: true, reason: "KeyLeftAlone".to_owned(), message }
+}
+
+fn called(key: &Key) -> String {
+    let id = key.id.as_ref().map_or_else(String::new, |id| format!(" ({id})"));
+    let server = if key.place.url.is_empty() { "another coderd" } else { &key.place.url };
+    format!("provisioner key {}{id} in organization {} of {server}", key.name, key.organization.word())
+}
+
+impl Pass<'_> {
+    /// Places of ours, other than the wanted one, that hold something.
+    pub(super) fn leftovers(&self) -> Vec<(SecretPlace, Version)> {
+        let others = self.seen.secrets.iter().filter(|(place, _)| **place != self.seen.wanted.secret);
+        let ours = others.filter_map(|(place, secret)| match secret {
+            Secret::Ours { version, .. } => Some((place.clone(), Version::Is(version.clone()))),
+            Secret::Absent | Secret::Blocked(_) | Secret::Unknown(_) => None,
+        });
+        ours.collect()
+    }
+}

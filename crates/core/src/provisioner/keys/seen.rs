@@ -1,0 +1,221 @@
+//! What can be observed of a pool's keys. Plain data: whoever observes fills it in, and so does the model.
+//!
+//! Nothing here holds key material: a Secret shows a checksum of it.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use super::{
+    place::{At, Place, SecretPlace},
+    record::Record,
+    tags::Tags,
+};
+use crate::provisioner::names::KeyBase;
+
+/// What was observed so far. Maps and options grow as [`super::Look`] asks for it.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// When the object was made, and its UID: of two that claim one name the older wins.
+    pub object: Claimant,
+    /// What the spec asks for.
+    pub wanted: Wanted,
+    /// What the status remembers.
+    pub record: Record,
+    /// Whether the finalizer is there, so that the object cannot go without its keys.
+    pub is_held: bool,
+    /// Whether what is known is to be verified: on a change of the spec or the Secret, and at an interval.
+    pub verify_due: bool,
+    /// Whether a key may be made: the license, and whatever else must be there first.
+    pub may_make: Result<(), Trouble>,
+    /// The coderd that the spec leads to, with identity and credentials; or why there is none.
+    pub target: Result<Place, Trouble>,
+    /// Other objects that claim the same name in the same organization of the same coderd.
+    pub claimants: Vec<Claimant>,
+    /// The Secrets of the wanted place, of the recorded one, and of every other that bears our marks. Always there.
+    pub secrets: BTreeMap<SecretPlace, Secret>,
+    /// The Deployment, if there is one. Always there.
+    pub workload: Option<Workload>,
+    /// Whether the object is being deleted.
+    pub going: Option<Going>,
+    /// The UUID of the wanted organization; none in it: coderd knows no such organization.
+    pub organization: Option<Result<Option<String>, Trouble>>,
+    /// What coderd makes of the material in a Secret.
+    pub proofs: BTreeMap<SecretPlace, Proof>,
+    /// The keys of organizations.
+    pub listings: BTreeMap<At, Listing>,
+    /// Whether a pod is left that is not of the Deployment's newest template; one that is going counts. Read live.
+    pub old_pods: Option<Result<bool, Trouble>>,
+}
+
+/// An object that claims a name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Claimant {
+    /// When it was made.
+    pub created: Option<Timestamp>,
+    /// Its UID.
+    pub uid: String,
+    /// Namespace and name, for people.
+    pub called: String,
+}
+
+impl Claimant {
+    /// Whether it has the better claim.
+    pub fn is_before(&self, other: &Self) -> bool {
+        (self.created, &self.uid) < (other.created, &other.uid)
+    }
+}
+
+/// What the spec asks for, with its defaults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Name of the control plane.
+    pub control_plane: String,
+    /// Name or UUID of the organization, or `default`.
+    pub organization: String,
+    /// The name of the key.
+    pub name: KeyBase,
+    /// The tags of the key.
+    pub tags: Tags,
+    /// Where the key is kept.
+    pub secret: SecretPlace,
+}
+
+/// What is in the way, or why something is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Trouble {
+    /// One word.
+    pub reason: &'static str,
+    /// A sentence, the same from try to try.
+    pub message: String,
+}
+
+/// A Secret, read live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Secret {
+    /// It does not exist.
+    Absent,
+    /// It is ours: it has our owner reference, or was handed over.
+    Ours {
+        /// Its resourceVersion.
+        version: String,
+        /// The checksums of a value that is not empty: ours, and that of the existing operator.
+        checksums: Option<[String; 2]>,
+        /// What its annotations say.
+        marks: Option<Marks>,
+    },
+    /// It cannot be written.
+    Blocked(Obstacle),
+    /// It could not be read.
+    Unknown(Trouble),
+}
+
+/// Why a Secret cannot be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It belongs to somebody else, who can hand it over with this annotation.
+    Foreign(String),
+    /// Somebody made it immutable.
+    Immutable,
+}
+
+/// What the annotations of a Secret say of the key in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Marks {
+    /// UUID of the key, if coderd told it in time.
+    pub id: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// UUID of its organization.
+    pub organization: Option<String>,
+    /// Hash of its tags.
+    pub tags_hash: Option<String>,
+    /// The deployment that knows it.
+    pub deployment_id: Option<String>,
+}
+
+/// The Secret that a write expects to find.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Version {
+    /// None.
+    Absent,
+    /// The one with this resourceVersion.
+    Is(String),
+}
+
+/// A Deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Workload {
+    /// What its pods run with.
+    pub run: Run,
+    /// Whether its rollout is complete, or no pod is asked for and none is left.
+    pub settled: bool,
+}
+
+/// What pods run with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// Where they read the key.
+    pub secret: SecretPlace,
+    /// The checksum on them.
+    pub checksum: String,
+    /// The address that they connect to.
+    pub url: String,
+}
+
+/// What is known of an object that is being deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Going {
+    /// Whether the time for cleaning up is over.
+    pub overdue: bool,
+}
+
+/// A key that coderd knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its UUID.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// UUID of its organization.
+    pub organization: String,
+    /// Its tags.
+    pub tags: Tags,
+}
+
+/// What coderd makes of key material.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// It is the material of this key.
+    Is(Found),
+    /// It is that of no key: 401, or 400 for what cannot be one.
+    Refused,
+    /// This server cannot be asked.
+    Unsupported,
+    /// No definite answer.
+    Unknown(Trouble),
+}
+
+/// A key in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The key.
+    pub key: Found,
+    /// When it was made.
+    pub created: Option<Timestamp>,
+    /// Whether a daemon ever connected with it, offline ones included.
+    pub was_used: bool,
+    /// The latest sign of life of a daemon that is listed with it.
+    pub last_seen: Option<Timestamp>,
+}
+
+/// The keys of an organization.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listing {
+    /// All of them, but for reserved ones.
+    Known(Vec<Listed>),
+    /// No definite answer.
+    Unknown(Trouble),
+    /// Nothing is left to ask with: neither the control plane nor the credentials exist, or another deployment answers.
+    Gone,
+}

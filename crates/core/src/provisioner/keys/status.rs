@@ -1,0 +1,168 @@
+//! The record as the status of a CoderProvisioner holds it.
+//!
+//! Fields that the existing operator writes are read as it leaves them: a part may be missing.
+
+use coder_k8s_api::{CoderProvisionerStatus, CredentialsSource, PendingKey, ReportedSecretRef, StaleKey};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{
+    place::{Credentials, CredentialsKind, Organization, Place, SecretPlace},
+    record::{Key, Pending, Record, Stale},
+};
+
+/// The data key where none is recorded.
+const DATA_KEY: &str = "key";
+/// The key of a token where none is recorded.
+const TOKEN: &str = "token";
+
+impl Record {
+    /// What a status remembers.
+    pub fn of(status: &CoderProvisionerStatus) -> Self {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let place = Place {
+            control_plane: text(&status.control_plane_ref_name),
+            url: text(&status.control_plane_url),
+            deployment_id: status.deployment_id.clone(),
+            credentials: credentials(status.credentials_source.as_ref()),
+        };
+        let current = status.provisioner_key_name.as_ref().filter(|name| !name.is_empty()).map(|name| Key {
+            id: status.provisioner_key_id.clone().filter(|id| !id.is_empty()),
+            name: name.clone(),
+            organization: organization(&status.organization_id, &status.organization_name),
+            tags_hash: status.tags_hash.clone(),
+            place,
+        });
+        Self {
+            current,
+            secret: status.secret_ref.as_ref().map(|secret| secret_place(secret, DATA_KEY)),
+            pending: status.pending_key.as_ref().map(pending),
+            stale: status.stale_keys.iter().map(stale).collect(),
+        }
+    }
+
+    /// Writes it into a status.
+    pub fn write(&self, status: &mut CoderProvisionerStatus) {
+        let Self { current, secret, pending, stale } = self;
+        let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let key = current.as_ref();
+        status.provisioner_key_id = key.and_then(|key| key.id.clone());
+        status.provisioner_key_name = key.map(|key| key.name.clone());
+        status.organization_id = key.and_then(|key| key.organization.id.clone());
+        status.organization_name = key.and_then(|key| some(&key.organization.name));
+        status.tags_hash = key.and_then(|key| key.tags_hash.clone());
+        status.control_plane_ref_name = key.and_then(|key| some(&key.place.control_plane));
+        status.control_plane_url = key.and_then(|key| some(&key.place.url));
+        status.deployment_id = key.and_then(|key| key.place.deployment_id.clone());
+        status.credentials_source = key.and_then(|key| key.place.credentials.as_ref()).map(source);
+        status.secret_ref = secret.as_ref().map(reported);
+        status.pending_key = pending.as_ref().map(pending_key);
+        status.stale_keys = stale.iter().map(stale_key).collect();
+    }
+}
+
+fn organization(id: &Option<String>, name: &Option<String>) -> Organization {
+    let id = id.clone().filter(|id| !id.is_empty());
+    Organization { id, name: name.clone().unwrap_or_default() }
+}
+
+fn secret_place(secret: &ReportedSecretRef, default: &str) -> SecretPlace {
+    let key = secret.key.clone().filter(|key| !key.is_empty());
+    SecretPlace { name: secret.name.clone(), key: key.unwrap_or_else(|| default.to_owned()) }
+}
+
+fn reported(secret: &SecretPlace) -> ReportedSecretRef {
+    ReportedSecretRef { name: secret.name.clone(), key: Some(secret.key.clone()) }
+}
+
+fn credentials(source: Option<&CredentialsSource>) -> Option<Credentials> {
+    let kind = match source?.type_.as_deref()? {
+        "Operator" => CredentialsKind::Operator,
+        "Bootstrap" => CredentialsKind::Bootstrap,
+        _ => return None,
+    };
+    let secret = source?.secret_ref.as_ref().map(|secret| secret_place(secret, TOKEN));
+    Some(Credentials { kind, secret })
+}
+
+fn source(credentials: &Credentials) -> CredentialsSource {
+    let kind = match credentials.kind {
+        CredentialsKind::Operator => "Operator",
+        CredentialsKind::Bootstrap => "Bootstrap",
+    };
+    CredentialsSource { type_: Some(kind.to_owned()), secret_ref: credentials.secret.as_ref().map(reported) }
+}
+
+/// A time that a lost field cannot make younger: nothing was made before it.
+fn time(time: Option<&Time>) -> Timestamp {
+    time.map_or(Timestamp::MAX, |time| time.0)
+}
+
+fn pending(key: &PendingKey) -> Pending {
+    let place = Place {
+        control_plane: key.control_plane_ref_name.clone().unwrap_or_default(),
+        url: key.control_plane_url.clone().unwrap_or_default(),
+        deployment_id: key.deployment_id.clone(),
+        credentials: credentials(key.credentials_source.as_ref()),
+    };
+    Pending {
+        name: key.name.clone(),
+        organization: organization(&key.organization_id, &key.organization_name),
+        tags_hash: key.tags_hash.clone().unwrap_or_default(),
+        place,
+        reason: key.reason.clone().unwrap_or_default(),
+        since: time(key.since.as_ref()),
+    }
+}
+
+fn pending_key(key: &Pending) -> PendingKey {
+    let Pending { name, organization, tags_hash, place, reason, since } = key;
+    PendingKey {
+        name: name.clone(),
+        organization_id: organization.id.clone(),
+        organization_name: Some(organization.name.clone()),
+        tags_hash: Some(tags_hash.clone()),
+        control_plane_ref_name: Some(place.control_plane.clone()),
+        control_plane_url: Some(place.url.clone()),
+        deployment_id: place.deployment_id.clone(),
+        credentials_source: place.credentials.as_ref().map(source),
+        reason: Some(reason.clone()),
+        since: Some(Time(*since)),
+    }
+}
+
+fn stale(stale: &StaleKey) -> Stale {
+    let place = Place {
+        control_plane: stale.control_plane_ref_name.clone().unwrap_or_default(),
+        url: stale.control_plane_url.clone().unwrap_or_default(),
+        deployment_id: stale.deployment_id.clone(),
+        credentials: credentials(stale.credentials_source.as_ref()),
+    };
+    let key = Key {
+        id: stale.id.clone().filter(|id| !id.is_empty()),
+        name: stale.name.clone(),
+        organization: organization(&stale.organization_id, &stale.organization_name),
+        tags_hash: stale.tags_hash.clone(),
+        place,
+    };
+    let unused_since = stale.unused_since.as_ref().map(|time| time.0);
+    Stale { key, since: time(stale.since.as_ref()), unused_since }
+}
+
+fn stale_key(stale: &Stale) -> StaleKey {
+    let Stale { key, since, unused_since } = stale;
+    let Key { id, name, organization, tags_hash, place } = key;
+    StaleKey {
+        name: name.clone(),
+        id: id.clone(),
+        organization_id: organization.id.clone(),
+        organization_name: Some(organization.name.clone()).filter(|name| !name.is_empty()),
+        tags_hash: tags_hash.clone(),
+        control_plane_ref_name: Some(place.control_plane.clone()).filter(|name| !name.is_empty()),
+        control_plane_url: Some(place.url.clone()).filter(|url| !url.is_empty()),
+        deployment_id: place.deployment_id.clone(),
+        credentials_source: place.credentials.as_ref().map(source),
+        since: Some(Time(*since)),
+        unused_since: unused_since.map(Time),
+    }
+}

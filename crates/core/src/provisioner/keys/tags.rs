@@ -1,0 +1,63 @@
+//! Tags of keys: when two sets mean the same, and the hash that status records.
+
+use std::collections::BTreeMap;
+
+use crate::names::fnv1a;
+
+/// Tags of a key.
+pub type Tags = BTreeMap<String, String>;
+
+/// The hash of tags, as the existing operator computes it: a pool that goes back to it keeps its key.
+///
+/// 32 bits can hide a change. So this only says when to look: what counts are the tags that coderd lists.
+pub fn hash(tags: &Tags) -> String {
+    let mut bytes = Vec::new();
+    for (name, value) in tags {
+        bytes.extend_from_slice(name.as_bytes());
+        bytes.push(0);
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.push(0);
+    }
+    format!("{:08x}", fnv1a(&bytes))
+}
+
+/// Whether two sets of tags make the same daemons: coderd drops empty values and decides `scope` and `owner` itself.
+pub fn mean_the_same(one: &Tags, two: &Tags) -> bool {
+    let matters = |(name, value): &(&String, &String)| {
+        !value.is_empty() && !(*name == "scope" && *value == "organization")
+    };
+    one.iter().filter(matters).eq(two.iter().filter(matters))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tags(list: &[(&str, &str)]) -> Tags {
+        list.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn hashes_are_those_of_the_existing_operator() {
+        for (list, expected) in [
+            (&[][..], "811c9dc5"),
+            (&[("region", "us-east")][..], "a3fd2d4d"),
+            (&[("region", "eu-west")][..], "bcb0b321"),
+            (&[("scope", "organization")][..], "cf1b2b92"),
+            (&[("b", "2"), ("a", "1")][..], "020d940d"),
+            (&[("region", "eu")][..], "be9dde2b"),
+        ] {
+            assert_eq!(hash(&tags(list)), expected);
+        }
+    }
+
+    #[test]
+    fn what_coderd_decides_itself_makes_no_difference() {
+        let plain = tags(&[("region", "eu")]);
+        let wordy = tags(&[("region", "eu"), ("scope", "organization"), ("owner", ""), ("x", "")]);
+        assert!(mean_the_same(&plain, &wordy));
+        assert!(mean_the_same(&tags(&[]), &tags(&[("scope", "")])));
+        assert!(!mean_the_same(&plain, &tags(&[("region", "us")])));
+        assert!(!mean_the_same(&plain, &tags(&[])));
+    }
+}
