@@ -34,7 +34,8 @@ fn holds(limits: &Limits) {
 /// A flaw in a rule must not go unnoticed.
 fn is_caught(flaw: Flaw, limits: &Limits) {
     let report = search(limits, Some(flaw));
-    let failure = report.failure.unwrap_or_else(|| panic!("{flaw:?} goes unnoticed in {} states", report.states));
+    let failure =
+        report.failure.unwrap_or_else(|| panic!("{flaw:?} goes unnoticed in {} states", report.states));
     println!("{flaw:?} is caught after {} states, at depth {}", report.states, report.depth);
     assert!(!failure.is_empty());
 }

@@ -171,7 +171,10 @@ pub(super) fn delete(at: At, listed: &Listed) -> Step {
 
 /// Tells that a key stays behind that nothing is left to delete with.
 pub(super) fn abandoned(key: &Key) -> Note {
-    let message = format!("{} could not be deleted and is left behind: delete it there", called(&key.name, key.id.as_deref(), &key.at()));
+    let message = format!(
+        "{} could not be deleted and is left behind: delete it there",
+        called(&key.name, key.id.as_deref(), &key.at())
+    );
     Note { warning: true, reason: "KeyAbandoned".to_owned(), message }
 }
 
@@ -181,8 +184,13 @@ pub(super) fn perhaps(pass: &Pass<'_>) -> Option<Note> {
         let secret = pass.seen.secrets.get(place);
         matches!(secret, Some(Secret::Ours { checksums: Some(_), marks: None, .. }))
     };
-    let is_asked = |place: &SecretPlace| matches!(pass.seen.proofs.get(place), Some(Proof::Is(_) | Proof::Refused));
-    pass.seen.secrets.keys().find(|place| is_unmarked(place) && !is_asked(place)).filter(|_| pass.record.is_empty())?;
+    let is_asked =
+        |place: &SecretPlace| matches!(pass.seen.proofs.get(place), Some(Proof::Is(_) | Proof::Refused));
+    pass.seen
+        .secrets
+        .keys()
+        .find(|place| is_unmarked(place) && !is_asked(place))
+        .filter(|_| pass.record.is_empty())?;
     let wanted = &pass.seen.wanted;
     let url = pass.seen.workload.as_ref().map(|workload| workload.run.url.clone()).unwrap_or_default();
     let place = Place { url, ..Place::default() };
