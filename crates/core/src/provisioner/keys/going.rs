@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::{
     evidence::{Flow, Pass, Stop},
     finding::Finding,
-    record::{Key, Record},
+    record::Key,
     retire::{self, Fate},
     seen::Going,
     step::{Decision, Look, Next},
@@ -25,26 +25,31 @@ pub(super) fn decide(pass: &Pass<'_>, deadline: Going) -> Decision {
     Decision { next, run: None, finding, again: Some(AGAIN), notes }
 }
 
-/// A status that was lost, or a part of it, is found again first, by what the Secret holds.
+/// A status that was lost, or a part of it, is found again first: by the annotations of the Secret, or by what it holds.
 fn forgotten(pass: &Pass<'_>) -> Flow<()> {
     let known = pass.record.current.as_ref().is_some_and(|key| key.id.is_some());
     if known || !pass.seen.is_held {
         return Ok(());
     }
-    pass.secrets_are_known()?;
-    if let Some(live) = pass.live()? {
-        let mut record = pass.record.clone();
-        record.promote(pass.as_recorded(&live.key)?, live.place, pass.now);
+    if let Some(record) = pass.marks().into_iter().find_map(|marks| pass.unrecorded(marks)) {
         return Err(Stop::record(record));
     }
-    Ok(())
+    pass.secrets_are_known()?;
+    match pass.live()? {
+        Some(live) if !pass.record.knows(&live.key.id) => {
+            let mut record = pass.record.clone();
+            record.promote(pass.as_recorded(&live.key)?, live.place, pass.now);
+            Err(Stop::record(record))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Empties the list: pending, stale, and the current key last.
 fn empty(pass: &Pass<'_>, deadline: Going) -> (Next, Vec<Note>) {
     let mut notes = Vec::new();
     let mut waits = false;
-    for (key, since) in all(pass.record) {
+    for (key, since) in all(pass) {
         match fate(pass, &key, since) {
             Fate::Look(at) => return (Next::Look(Look::Keys(at)), Vec::new()),
             Fate::Delete(step) => return (Next::Do(Box::new(step)), Vec::new()),
@@ -57,13 +62,19 @@ fn empty(pass: &Pass<'_>, deadline: Going) -> (Next, Vec<Note>) {
             Fate::Unreachable { .. } | Fate::Wait => waits = true,
         }
     }
-    if waits { (Next::Rest, Vec::new()) } else { (Next::Release, notes) }
+    if waits {
+        return (Next::Rest, Vec::new());
+    }
+    notes.extend(retire::strangers(pass));
+    notes.extend(retire::perhaps(pass));
+    (Next::Release, notes)
 }
 
-fn all(record: &Record) -> Vec<(Key, Timestamp)> {
-    let pending = record.pending.clone().map(|pending| pending.into_stale(None));
-    let stale = pending.into_iter().chain(record.stale.clone()).map(|stale| (stale.key, stale.since));
-    let current = record.current.clone().map(|key| (key, Timestamp::MAX));
+fn all(pass: &Pass<'_>) -> Vec<(Key, Timestamp)> {
+    let mut record = pass.record.clone();
+    pass.drop_pending(&mut record);
+    let stale = record.stale.into_iter().map(|stale| (stale.key, stale.since));
+    let current = record.current.map(|key| (key, Timestamp::MAX));
     stale.chain(current).collect()
 }
 
