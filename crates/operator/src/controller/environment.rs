@@ -48,9 +48,9 @@ impl Environment<'_> {
         count: usize,
     ) -> BoxFuture<'a, Result<Option<SecretString>, Error>> {
         Box::pin(async move {
-            let entries = self.pod.extra_env.iter().take(count).enumerate();
-            let Some((place, entry)) = entries.filter(|(_, entry)| entry.name == variable).last() else {
-                return self.from_sources(variable).await;
+            let entries = self.pod.extra_env.iter().enumerate().take(count);
+            let Some((place, entry)) = entries.rev().find(|(_, entry)| entry.name == variable) else {
+                return self.sourced(variable).await;
             };
             match (&entry.value_from, &entry.value) {
                 (Some(from), _) => self.referred(variable, from).await,
@@ -66,14 +66,15 @@ impl Environment<'_> {
         for part in parts(value) {
             match part {
                 Part::Text(part) => text.push_str(&part),
-                Part::Variable(name) => match self.before(&name, place).await? {
-                    Some(value) => text.push_str(value.expose_secret()),
-                    None => {
+                Part::Variable(name) => {
+                    if let Some(value) = self.before(&name, place).await? {
+                        text.push_str(value.expose_secret());
+                    } else {
                         text.push_str("$(");
                         text.push_str(&name);
                         text.push(')');
                     }
-                },
+                }
             }
         }
         Ok(SecretString::from(text))
@@ -98,7 +99,7 @@ impl Environment<'_> {
     }
 
     /// Of several sources the last wins.
-    async fn from_sources(&self, variable: &str) -> Result<Option<SecretString>, Error> {
+    async fn sourced(&self, variable: &str) -> Result<Option<SecretString>, Error> {
         for from in self.pod.env_from.iter().rev() {
             let Some(key) = key_for(from, variable) else { continue };
             let value = match (&from.secret_ref, &from.config_map_ref) {

@@ -116,7 +116,7 @@ async fn after_an_outage_longer_than_the_tokens_life_it_logs_in_again() {
     coder.says("OperatorAccessReady", "True", "TokenAccepted").await;
     let api = coder.scene.api::<Secret>();
     let before = stored(&api).await;
-    coder.sim.advance(Duration::from_secs(8 * 24 * 3600));
+    coder.sim.advance(Duration::from_hours(8 * 24));
     coder.scene.spec("coder", json!({"replicas": 2})).await;
     coder
         .scene

@@ -133,29 +133,29 @@ async fn a_token_that_works_is_kept_whatever_happens_to_the_database() {
     .await;
 }
 
+/// The longest of five edits of the control plane.
+async fn longest(scene: &crate::scene::Scene, round: u32) -> Duration {
+    let mut longest = Duration::ZERO;
+    for edit in 0..5 {
+        let image = format!("ghcr.io/coder/coder:v2.{round}.{edit}");
+        let began = Instant::now();
+        scene.spec("coder", json!({"image": image})).await;
+        scene
+            .until("coder", |found: &k8s_openapi::api::apps::v1::Deployment| {
+                found.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0].image.as_deref()
+                    == Some(image.as_str())
+            })
+            .await;
+        longest = longest.max(began.elapsed());
+    }
+    longest
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hanging_database_delays_no_other_object() {
     let based = Based::new("pgh").await;
     let scene = &based.coder.scene;
     based.accessible().await;
-    async fn longest(scene: &crate::scene::Scene, round: u32) -> Duration {
-        let mut longest = Duration::ZERO;
-        for edit in 0..5 {
-            let image = format!("ghcr.io/coder/coder:v2.{round}.{edit}");
-            let began = Instant::now();
-            scene.spec("coder", json!({"image": image})).await;
-            scene
-                .until("coder", |found: &k8s_openapi::api::apps::v1::Deployment| {
-                    found.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0]
-                        .image
-                        .as_deref()
-                        == Some(image.as_str())
-                })
-                .await;
-            longest = longest.max(began.elapsed());
-        }
-        longest
-    }
     let alone = longest(scene, 1).await;
     let proxy = Proxy::start(shared().await.port()).await.unwrap();
     proxy.set(Trouble::Hang);

@@ -40,7 +40,8 @@ pub(super) async fn make(asking: &Asking<'_>) -> Result<Made, Failed> {
     {
         // The token would be sent to a server that has no business with it.
         let name = names::operator_token(&asking.key.namespace, &asking.key.name);
-        let revoked = asking.ctx.postgres.revoke(&database.dsn, database.ca.as_deref(), &name).await;
+        let revoked =
+            Box::pin(asking.ctx.postgres.revoke(&database.dsn, database.ca.as_deref(), &name)).await;
         revoked.map_err(failed)?;
         let message =
             "another deployment answers than the one whose database CODER_PG_CONNECTION_URL names; \
@@ -66,7 +67,9 @@ pub(super) async fn settle(asking: &Asking<'_>, token: &SecretString) -> Result<
 pub(super) async fn revoke(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<(), Failed> {
     let database = find(object, key, ctx).await?;
     let name = names::operator_token(&key.namespace, &key.name);
-    let revoked = ctx.postgres.revoke(&database.dsn, database.ca.as_deref(), &name).await.map_err(failed)?;
+    // A connection is large, and so is whatever waits with one in hand.
+    let revoked = Box::pin(ctx.postgres.revoke(&database.dsn, database.ca.as_deref(), &name)).await;
+    let revoked = revoked.map_err(failed)?;
     tracing::info!(tokens = revoked, "revoked the operator's token in {}", database.dsn.server());
     Ok(())
 }
@@ -80,7 +83,7 @@ async fn ensure(
     let name = names::operator_token(&asking.key.namespace, &asking.key.name);
     let wanted =
         Wanted { token_name: &name, existing, lifetime: asking.lifetime(), now: Timestamp::now(), replace };
-    let ensured = asking.ctx.postgres.ensure(&database.dsn, database.ca.as_deref(), &wanted).await;
+    let ensured = Box::pin(asking.ctx.postgres.ensure(&database.dsn, database.ca.as_deref(), &wanted)).await;
     let ensured = ensured.map_err(failed)?;
     if ensured.made {
         tracing::info!("made a token for the operator in {}", database.dsn.server());
@@ -132,6 +135,7 @@ fn unknown(error: environment::Error) -> Failed {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
 fn failed(error: postgres::Error) -> Failed {
     match error.retry() {
         coder_k8s_coderd::Retry::OnChange => Failed::for_good(error.reason(), error.to_string()),

@@ -117,20 +117,20 @@ impl Place {
 
     /// Removes the Secret of an earlier name, once the token is elsewhere and in use.
     pub(super) async fn tidy(&self, owner: &Owner, ctx: &Context) -> Result<(), Failed> {
-        if let Some((name, held)) = &self.earlier {
-            if secret::remove(&ctx.client, &owner.namespace, name, held).await? {
-                tracing::info!("removed Secret {name}: the operator's token is in {} now", self.name);
-            }
+        if let Some((name, held)) = &self.earlier
+            && secret::remove(&ctx.client, &owner.namespace, name, held).await?
+        {
+            tracing::info!("removed Secret {name}: the operator's token is in {} now", self.name);
         }
         Ok(())
     }
 
     /// Removes every Secret with the token.
     pub(super) async fn clear(&self, owner: &Owner, ctx: &Context) -> Result<(), Failed> {
-        if let Some(held) = &self.held {
-            if secret::remove(&ctx.client, &owner.namespace, &self.name, held).await? {
-                tracing::info!("removed Secret {} with the operator's token", self.name);
-            }
+        if let Some(held) = &self.held
+            && secret::remove(&ctx.client, &owner.namespace, &self.name, held).await?
+        {
+            tracing::info!("removed Secret {} with the operator's token", self.name);
         }
         self.tidy(owner, ctx).await
     }
