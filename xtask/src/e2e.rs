@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use coder_k8s_testbed::{Stage, postgres};
+use anyhow::Result;
+use coder_k8s_testbed::Stage;
 
 use crate::{
     run::{cargo, must, say},
@@ -13,8 +13,7 @@ use crate::{
 /// Gets the cluster's programs, coderd and Postgres, runs the tests, and says how long each took.
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     let mut times = Times::default();
-    let found = postgres::Programs::locate().context("the end-to-end tests need Postgres")?;
-    say(&format!("Postgres is {}", found.postgres.display()));
+    testbed::get_postgres()?;
     times.note("cluster's programs", testbed::get)?;
 
     let began = Instant::now();

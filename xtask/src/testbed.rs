@@ -1,9 +1,12 @@
 //! Getting the programs of the test cluster, and running the tests with them.
 
-use anyhow::Result;
+use std::{path::Path, process::Command};
+
+use anyhow::{Context, Result};
 use coder_k8s_testbed::{
     Binaries,
     binaries::{self, Progress},
+    postgres,
 };
 
 use crate::run::{cargo, must, say};
@@ -34,8 +37,25 @@ pub(crate) fn get_coder(tell: &mut dyn FnMut(Progress)) -> Result<()> {
     Ok(())
 }
 
+/// Finds Postgres, and installs it where that takes no more than asking for it by name.
+pub(crate) fn get_postgres() -> Result<()> {
+    if postgres::Programs::locate().is_err() && Path::new("/usr/bin/apt-get").is_file() {
+        say("installing Postgres (apt-get install postgresql)");
+        let mut update = Command::new("apt-get");
+        update.args(["update", "--quiet"]);
+        let mut install = Command::new("apt-get");
+        install.args(["install", "--yes", "--quiet", "--no-install-recommends", "postgresql"]);
+        // What is missing afterwards is told with the way to get it.
+        let _ = must(update).and_then(|()| must(install));
+    }
+    let found = postgres::Programs::locate().context("the tests need Postgres")?;
+    say(&format!("Postgres is {}", found.postgres.display()));
+    Ok(())
+}
+
 /// Runs all tests.
 pub(crate) fn test(args: &[String]) -> Result<()> {
+    get_postgres()?;
     get()?;
     let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
     command.args(args);

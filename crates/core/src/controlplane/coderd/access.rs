@@ -173,7 +173,8 @@ pub(super) fn tell(
         None if worked && !is_said(status, kind::OPERATOR_ACCESS_READY) => {
             say(true, "Kept", "the access of an earlier release is used; it is verified soon");
         }
-        None if worked => {}
+        // What an earlier process found out about this very spec holds until something else is found out.
+        None if worked || is_said_of(status, object.metadata.generation) => {}
         None => {
             let (reason, message) = awaited(object);
             say(false, reason, message);
@@ -194,6 +195,12 @@ pub(super) fn tell(
             status.operator_access_ready = None;
         }
     }
+}
+
+/// Whether the access of this generation was spoken of.
+fn is_said_of(status: &CoderControlPlaneStatus, generation: Option<i64>) -> bool {
+    let said = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY);
+    said.is_some_and(|c| c.observed_generation == generation && c.reason != reason::PENDING)
 }
 
 /// What the access waits for.

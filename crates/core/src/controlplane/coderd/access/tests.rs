@@ -138,3 +138,17 @@ fn the_object_stays_until_the_token_is_gone_or_abandoned() {
     let intent = Report { grant: Some(Grant::default()), ..Report::default() };
     assert!(needs_cleaning(&plane(json!({}), json!({})), &intent), "it is about to be made");
 }
+
+#[test]
+fn a_restart_says_nothing_new_about_the_same_spec() {
+    let mut object = plane(with_url(json!({})), json!({}));
+    object.metadata.generation = Some(1);
+    let report = Report { access: Some(Access::Refused(trouble())), ..Report::default() };
+    let (status, reason) = told(&object, &report);
+    assert_eq!(reason, "False DatabaseUnreachable");
+    object.status = Some(status.clone());
+    assert_eq!(told(&object, &Report::default()), (status, reason));
+    // Another spec is another matter.
+    object.metadata.generation = Some(2);
+    assert_eq!(told(&object, &Report::default()).1, "False Pending");
+}
