@@ -64,16 +64,15 @@ fn conclude(pass: &Pass<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision
         Err(Stop::Wait(finding)) => decision.finding = finding,
         Err(Stop::Next(next)) => {
             decision.finding = replace::progress(pass, live, &next);
+            decision.notes = replace::passed_over(pass, &next);
             decision.next = next;
             return decision;
         }
     }
-    if let Some(live) = live {
-        let retired = retire::retire(pass, live);
-        decision.next = retired.next.unwrap_or(Next::Rest);
-        decision.again = retired.again;
-        decision.notes = retired.notes;
-    }
+    let retired = retire::retire(pass, live);
+    decision.next = retired.next.unwrap_or(Next::Rest);
+    decision.again = retired.again;
+    decision.notes = retired.notes;
     decision
 }
 

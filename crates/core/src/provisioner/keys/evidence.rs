@@ -74,11 +74,15 @@ impl<'a> Pass<'a> {
         self.seen.target.as_ref().map_err(Stop::unsure)
     }
 
-    /// The Secrets that may hold the key: the wanted one, and where it was kept so far.
+    /// The Secrets that may hold the key: the wanted one, and where it was kept so far. If that was forgotten, every one
+    /// of ours.
     fn places(&self) -> impl Iterator<Item = &'a SecretPlace> {
-        let wanted = &self.seen.wanted.secret;
-        let recorded = self.record.secret.as_ref().filter(|place| *place != wanted);
-        [wanted].into_iter().chain(recorded)
+        let (seen, recorded) = (self.seen, self.record.secret.as_ref());
+        let others = seen.secrets.keys().filter(move |place| match recorded {
+            Some(recorded) => *place == recorded,
+            None => true,
+        });
+        [&seen.wanted.secret].into_iter().chain(others.filter(|place| **place != seen.wanted.secret))
     }
 
     /// What the annotations of these Secrets say.
@@ -97,7 +101,7 @@ impl<'a> Pass<'a> {
             else {
                 continue;
             };
-            if let Identity::Is(key) = self.identity(place, marks.as_ref())?
+            if let Identity::Is(key) = self.identity(place, marks.as_ref(), checksums)?
                 && self.is_ours(&key, marks.as_ref())?
             {
                 return Ok(Some(Live { place: place.clone(), key, checksums: checksums.clone() }));
@@ -126,8 +130,13 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn identity(&self, place: &SecretPlace, marks: Option<&Marks>) -> Flow<Identity> {
-        if !self.is_of_target(marks)? {
+    fn identity(
+        &self,
+        place: &SecretPlace,
+        marks: Option<&Marks>,
+        checksums: &[String; 2],
+    ) -> Flow<Identity> {
+        if !self.is_of_target(marks, checksums)? {
             return Ok(Identity::Nothing);
         }
         match self.seen.proofs.get(place) {
@@ -139,13 +148,17 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A credential is sent to no other deployment than its own, and the material of a key is one.
-    fn is_of_target(&self, marks: Option<&Marks>) -> Flow<bool> {
+    /// A credential is sent to no other deployment than its own, and the material of a key is one. Without annotations
+    /// it belongs to the current key, unless pods do not carry it and another one was announced.
+    fn is_of_target(&self, marks: Option<&Marks>, checksums: &[String; 2]) -> Flow<bool> {
         let target = self.target()?;
         let marked = marks.and_then(|marks| marks.deployment_id.as_ref());
+        let carried = self.seen.workload.as_ref().map(|workload| &workload.run.checksum);
+        let is_new = carried.is_some_and(|carried| !checksums.contains(carried));
+        let announced = self.record.pending.as_ref().is_some_and(|pending| pending.place.is_same(target));
         Ok(match (marked, &self.record.current) {
             (Some(_), _) => marked == target.deployment_id.as_ref(),
-            (None, Some(current)) => current.place.is_same(target),
+            (None, Some(current)) => current.place.is_same(target) || (is_new && announced),
             (None, None) => true,
         })
     }

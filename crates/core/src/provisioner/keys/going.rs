@@ -5,9 +5,10 @@ use jiff::Timestamp;
 use super::{
     evidence::{Flow, Pass, Stop},
     finding::Finding,
-    record::{Key, Record},
+    place::Organization,
+    record::Key,
     retire::{self, Fate},
-    seen::Going,
+    seen::{Going, Secret},
     step::{Decision, Look, Next},
 };
 use crate::outcome::Note;
@@ -20,31 +21,56 @@ pub(super) fn decide(pass: &Pass<'_>, deadline: Going) -> Decision {
     let (next, notes) = match forgotten(pass) {
         Err(Stop::Next(next)) => (next, Vec::new()),
         Err(Stop::Wait(_)) if !deadline.overdue => (Next::Rest, Vec::new()),
-        Err(Stop::Wait(_)) | Ok(()) => empty(pass, deadline),
+        Err(Stop::Wait(_)) => {
+            let (next, mut notes) = empty(pass, deadline);
+            notes.extend(perhaps(pass));
+            (next, notes)
+        }
+        Ok(()) => empty(pass, deadline),
     };
     Decision { next, run: None, finding, again: Some(AGAIN), notes }
 }
 
-/// A status that was lost, or a part of it, is found again first, by what the Secret holds.
+/// A status that was lost, or a part of it, is found again first: by the annotations of the Secret, or by what it holds.
 fn forgotten(pass: &Pass<'_>) -> Flow<()> {
     let known = pass.record.current.as_ref().is_some_and(|key| key.id.is_some());
     if known || !pass.seen.is_held {
         return Ok(());
     }
-    pass.secrets_are_known()?;
-    if let Some(live) = pass.live()? {
-        let mut record = pass.record.clone();
-        record.promote(pass.as_recorded(&live.key)?, live.place, pass.now);
+    if let Some(record) = pass.marks().into_iter().find_map(|marks| pass.unrecorded(marks)) {
         return Err(Stop::record(record));
     }
-    Ok(())
+    pass.secrets_are_known()?;
+    match pass.live()? {
+        Some(live) if !pass.record.knows(&live.key.id) => {
+            let mut record = pass.record.clone();
+            record.promote(pass.as_recorded(&live.key)?, live.place, pass.now);
+            Err(Stop::record(record))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Tells of a key that was never found out about.
+fn perhaps(pass: &Pass<'_>) -> Option<Note> {
+    let holds = |secret: &Secret| matches!(secret, Secret::Ours { checksums: Some(_), marks: None, .. });
+    let wanted = &pass.seen.wanted;
+    let key = Key {
+        id: None,
+        name: wanted.name.name.clone(),
+        organization: Organization { id: None, name: wanted.organization.clone() },
+        tags_hash: None,
+        place: pass.seen.target.clone().unwrap_or_default(),
+    };
+    let is_lost = pass.record.is_empty() && pass.seen.secrets.values().any(holds);
+    is_lost.then(|| retire::abandoned(&key))
 }
 
 /// Empties the list: pending, stale, and the current key last.
 fn empty(pass: &Pass<'_>, deadline: Going) -> (Next, Vec<Note>) {
     let mut notes = Vec::new();
     let mut waits = false;
-    for (key, since) in all(pass.record) {
+    for (key, since) in all(pass) {
         match fate(pass, &key, since) {
             Fate::Look(at) => return (Next::Look(Look::Keys(at)), Vec::new()),
             Fate::Delete(step) => return (Next::Do(Box::new(step)), Vec::new()),
@@ -60,10 +86,11 @@ fn empty(pass: &Pass<'_>, deadline: Going) -> (Next, Vec<Note>) {
     if waits { (Next::Rest, Vec::new()) } else { (Next::Release, notes) }
 }
 
-fn all(record: &Record) -> Vec<(Key, Timestamp)> {
-    let pending = record.pending.clone().map(|pending| pending.into_stale(None));
-    let stale = pending.into_iter().chain(record.stale.clone()).map(|stale| (stale.key, stale.since));
-    let current = record.current.clone().map(|key| (key, Timestamp::MAX));
+fn all(pass: &Pass<'_>) -> Vec<(Key, Timestamp)> {
+    let mut record = pass.record.clone();
+    pass.drop_pending(&mut record);
+    let stale = record.stale.into_iter().map(|stale| (stale.key, stale.since));
+    let current = record.current.map(|key| (key, Timestamp::MAX));
     stale.chain(current).collect()
 }
 

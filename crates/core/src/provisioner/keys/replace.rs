@@ -1,6 +1,6 @@
 //! The key in use is not what the spec asks for, or there is none: another one is announced, made, and stored.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     evidence::{Flow, Live, Pass, Stop},
@@ -8,10 +8,12 @@ use super::{
     ours,
     place::{At, Organization, Place},
     record::{Key, Pending, Record, Stale},
-    seen::{Listed, Marks, Trouble},
+    retire,
+    seen::{Found, Listed, Listing, Marks, Proof, Trouble},
     step::{Next, Step},
     tags,
 };
+use crate::outcome::Note;
 
 pub(super) fn replace(pass: &Pass<'_>, live: Option<&Live>) -> Flow<()> {
     let seen = pass.seen;
@@ -59,6 +61,35 @@ pub(super) fn progress(pass: &Pass<'_>, live: Option<&Live>, next: &Next) -> Fin
     }
 }
 
+/// Keys that could be taken for ours and are not, when a key is announced beside them: one that has a name of ours, and
+/// one whose material is in the Secret and about to be overwritten.
+pub(super) fn passed_over(pass: &Pass<'_>, next: &Next) -> Vec<Note> {
+    let announced = match next {
+        Next::Record(record) => record.pending.as_ref().filter(|key| Some(*key) != pass.record.pending.as_ref()),
+        _ => None,
+    };
+    let Some(at) = announced.map(Pending::at) else { return Vec::new() };
+    let Some(Listing::Known(listing)) = pass.seen.listings.get(&at) else { return Vec::new() };
+    let named = listing.iter().filter(|listed| pass.seen.wanted.name.covers(&listed.key.name));
+    let named = named.filter(|listed| !is_one_of_ours(pass, listed)).map(|listed| &listed.key);
+    let held = pass.seen.proofs.values().filter_map(|proof| match proof {
+        Proof::Is(key) => Some(key).filter(|key| !ours::is_known(&key.id, pass.record, &pass.marks())),
+        Proof::Refused | Proof::Unsupported | Proof::Unknown(_) => None,
+    });
+    let others: BTreeMap<_, _> = named.chain(held).map(|key| (&key.id, key)).collect();
+    others.into_values().map(|key| passed_over_note(key, &at)).collect()
+}
+
+fn passed_over_note(key: &Found, at: &At) -> Note {
+    let organization = Organization { id: Some(key.organization.clone()), name: String::new() };
+    let at = At { organization, ..at.clone() };
+    let message = format!(
+        "{} was not made by this pool, as far as it knows, and is left alone; the pool gets a key of its own",
+        retire::called(&key.name, Some(&key.id), &at)
+    );
+    Note { warning: false, reason: "KeyLeftAlone".to_owned(), message }
+}
+
 /// coderd lists what a credential may see. A list without a key that was proven a moment ago is not the whole of it.
 fn is_complete(live: Option<&Live>, at: &At, listing: &[Listed]) -> Flow<()> {
     let here = live.filter(|live| at.organization.id.as_ref() == Some(&live.key.organization));
@@ -74,35 +105,31 @@ fn is_complete(live: Option<&Live>, at: &At, listing: &[Listed]) -> Flow<()> {
 /// A key that only the annotations of the Secret know is put on the record before they are overwritten.
 fn remember_marked(pass: &Pass<'_>, at: &At, listing: &[Listed]) -> Flow<()> {
     for marks in pass.marks() {
-        let Some(id) = marks.id.as_ref().filter(|id| !pass.record.knows(id)) else { continue };
-        if pass.record.pending.as_ref().is_some_and(|pending| is_marked(marks, pending)) {
-            continue;
+        let here = marks.deployment_id == at.place.deployment_id && marks.organization == at.organization.id;
+        let is_gone = here && !listing.iter().any(|listed| Some(&listed.key.id) == marks.id.as_ref());
+        if let Some(record) = pass.unrecorded(marks).filter(|_| !is_gone) {
+            return Err(Stop::record(record));
         }
-        let here = marks.deployment_id == at.place.deployment_id;
-        let listed_here = here && marks.organization == at.organization.id;
-        if listed_here && !listing.iter().any(|listed| listed.key.id == *id) {
-            continue;
-        }
-        let current = pass.record.current.as_ref().map(|key| &key.place);
-        let elsewhere = Place { deployment_id: marks.deployment_id.clone(), ..Place::default() };
-        let place = match current.filter(|place| place.deployment_id == marks.deployment_id) {
-            _ if here => at.place.clone(),
-            Some(place) => place.clone(),
-            None => elsewhere,
-        };
-        let name = marks.organization.clone().unwrap_or_default();
-        let key = Key {
-            id: Some(id.clone()),
-            name: marks.name.clone(),
-            organization: Organization { id: marks.organization.clone(), name },
-            tags_hash: marks.tags_hash.clone(),
-            place,
-        };
-        let mut record = pass.record.clone();
-        record.retire(Stale { key, since: pass.now, unused_since: None });
-        return Err(Stop::record(record));
     }
     Ok(())
+}
+
+/// The record with what it lost of the current key, if annotations speak of that one.
+fn completed(record: &Record, marks: &Marks) -> Option<Record> {
+    let mut record = record.clone();
+    let key = record.current.as_mut().filter(|key| key.id.is_none())?;
+    let agrees = |lost: &Option<String>, marked: &Option<String>| lost.is_none() || lost == marked;
+    let is_it = key.name.eq_ignore_ascii_case(&marks.name)
+        && agrees(&key.organization.id, &marks.organization)
+        && agrees(&key.place.deployment_id, &marks.deployment_id);
+    if !is_it {
+        return None;
+    }
+    key.id.clone_from(&marks.id);
+    key.organization.id.clone_from(&marks.organization);
+    key.tags_hash.clone_from(&marks.tags_hash);
+    key.place.deployment_id.clone_from(&marks.deployment_id);
+    Some(record)
 }
 
 /// Announces a key under a free name. What was announced before and is not wanted any more is to go.
@@ -213,12 +240,40 @@ fn is_marked(marks: &Marks, pending: &Pending) -> bool {
 }
 
 impl Pass<'_> {
-    /// Takes what was announced off a record, as something to be got rid of. If it was stored, its UUID is known.
+    /// The record with a key on it that so far only annotations know.
+    pub(super) fn unrecorded(&self, marks: &Marks) -> Option<Record> {
+        let id = marks.id.as_ref().filter(|id| !self.record.knows(id))?;
+        if self.record.pending.as_ref().is_some_and(|pending| is_marked(marks, pending)) {
+            return None;
+        }
+        if let Some(record) = completed(self.record, marks) {
+            return Some(record);
+        }
+        let known = [self.seen.target.as_ref().ok(), self.record.current.as_ref().map(|key| &key.place)];
+        let place = known.into_iter().flatten().find(|place| place.deployment_id == marks.deployment_id);
+        let elsewhere = || Place { deployment_id: marks.deployment_id.clone(), ..Place::default() };
+        let name = marks.organization.clone().unwrap_or_default();
+        let key = Key {
+            id: Some(id.clone()),
+            name: marks.name.clone(),
+            organization: Organization { id: marks.organization.clone(), name },
+            tags_hash: marks.tags_hash.clone(),
+            place: place.cloned().unwrap_or_else(elsewhere),
+        };
+        let mut record = self.record.clone();
+        record.retire(Stale { key, since: self.now, unused_since: None });
+        Some(record)
+    }
+
+    /// Takes what was announced off a record, as something to be got rid of. One that was stored is known by its UUID;
+    /// another one may have been made under the same name since.
     pub(super) fn drop_pending(&self, record: &mut Record) {
         let Some(pending) = record.pending.take() else { return };
         let marks = self.marks().into_iter().find(|marks| is_marked(marks, &pending));
-        let id = marks.and_then(|marks| marks.id.clone());
-        record.retire(pending.into_stale(id));
+        if let Some(id) = marks.and_then(|marks| marks.id.clone()).filter(|id| !record.knows(id)) {
+            record.retire(pending.clone().into_stale(Some(id)));
+        }
+        record.retire(pending.into_stale(None));
     }
 }
 
@@ -227,7 +282,8 @@ impl Record {
     fn retire(&mut self, stale: Stale) {
         let is_it = |other: &Stale| match (&other.key.id, &stale.key.id) {
             (Some(one), Some(two)) => one == two,
-            _ => other.key.name == stale.key.name && other.key.at().is_same(&stale.key.at()),
+            (None, None) => other.key.name == stale.key.name && other.key.at().is_same(&stale.key.at()),
+            _ => false,
         };
         self.stale.retain(|other| !is_it(other));
         self.stale.push(stale);

@@ -59,7 +59,7 @@ pub(super) enum Fate {
     Wait,
 }
 
-pub(super) fn retire(pass: &Pass<'_>, live: &Live) -> Retired {
+pub(super) fn retire(pass: &Pass<'_>, live: Option<&Live>) -> Retired {
     let leftovers = pass.leftovers();
     if pass.record.stale.is_empty() && leftovers.is_empty() {
         return Retired::default();
@@ -79,7 +79,7 @@ pub(super) fn retire(pass: &Pass<'_>, live: &Live) -> Retired {
     let mut kept = Vec::new();
     let mut retired = Retired::default();
     for stale in &pass.record.stale {
-        match fate(pass, stale) {
+        match fate(pass, live, stale) {
             Fate::Look(at) => return Retired::next(Next::Look(Look::Keys(at))),
             Fate::Delete(step) => return Retired::next(Next::Do(Box::new(step))),
             Fate::Gone => {}
@@ -98,7 +98,8 @@ pub(super) fn retire(pass: &Pass<'_>, live: &Live) -> Retired {
 }
 
 /// Whether every pod runs with the live key, and with nothing else.
-fn is_clear(pass: &Pass<'_>, live: &Live) -> Result<bool, Next> {
+fn is_clear(pass: &Pass<'_>, live: Option<&Live>) -> Result<bool, Next> {
+    let Some(live) = live else { return Ok(false) };
     let run = pass.run(live);
     let rolled = pass.seen.workload.as_ref().is_some_and(|workload| {
         workload.settled && Some(&workload.run) == run.as_ref() && live.place == pass.seen.wanted.secret
@@ -121,12 +122,11 @@ fn unused(record: &Record, now: Timestamp) -> Record {
     record
 }
 
-fn fate(pass: &Pass<'_>, stale: &Stale) -> Fate {
-    let found = match &stale.key.id {
-        Some(_) if stale.unused_since.is_none() => return Fate::Wait,
-        _ => look_for(pass, &stale.key, stale.since),
-    };
-    match found {
+fn fate(pass: &Pass<'_>, live: Option<&Live>, stale: &Stale) -> Fate {
+    if stale.key.id.is_some() && (live.is_none() || stale.unused_since.is_none()) {
+        return Fate::Wait;
+    }
+    match look_for(pass, &stale.key, stale.since) {
         Ok(Some(listed)) if listed.last_seen.is_some_and(|seen| Some(seen) > stale.unused_since) => {
             Fate::Wait
         }
@@ -149,6 +149,8 @@ pub(super) fn look_for<'a>(pass: &Pass<'a>, key: &Key, since: Timestamp) -> Resu
         return Ok(listing.iter().find(|listed| listed.key.id == *id));
     }
     let named = listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&key.name));
+    // One that is known by its UUID is on the list by itself.
+    let named = named.filter(|listed| !pass.record.knows(&listed.key.id));
     match named {
         Some(listed) if ours::is_leftover(listed, key, since) => Ok(Some(listed)),
         Some(_) => Err(Fate::Left),
@@ -169,7 +171,7 @@ pub(super) fn delete(at: At, listed: &Listed) -> Step {
 
 /// Tells that a key stays behind that nothing is left to delete with.
 pub(super) fn abandoned(key: &Key) -> Note {
-    let message = format!("{} could not be deleted and is left behind: delete it there", called(key));
+    let message = format!("{} could not be deleted and is left behind: delete it there", called(&key.name, key.id.as_deref(), &key.at()));
     Note { warning: true, reason: "KeyAbandoned".to_owned(), message }
 }
 
@@ -177,15 +179,16 @@ pub(super) fn abandoned(key: &Key) -> Note {
 pub(super) fn left(key: &Key) -> Note {
     let message = format!(
         "{} is in use or was made by somebody else, and is left alone: delete it there if nobody needs it",
-        called(key)
+        called(&key.name, key.id.as_deref(), &key.at())
     );
     Note { warning: true, reason: "KeyLeftAlone".to_owned(), message }
 }
 
-fn called(key: &Key) -> String {
-    let id = key.id.as_ref().map_or_else(String::new, |id| format!(" ({id})"));
-    let server = if key.place.url.is_empty() { "another coderd" } else { &key.place.url };
-    format!("provisioner key {}{id} in organization {} of {server}", key.name, key.organization.word())
+/// A key, for people: enough to find it.
+pub(super) fn called(name: &str, id: Option<&str>, at: &At) -> String {
+    let id = id.map_or_else(String::new, |id| format!(" ({id})"));
+    let server = if at.place.url.is_empty() { "another coderd" } else { &at.place.url };
+    format!("provisioner key {name}{id} in organization {} of {server}", at.organization.word())
 }
 
 impl Pass<'_> {

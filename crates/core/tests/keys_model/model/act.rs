@@ -1,0 +1,219 @@
+//! What the operator does to the model: a pass up to its effect, and the effect itself, which may go wrong.
+
+use coder_k8s_core::provisioner::keys::{At, Decision, Marks, Next, Pending, Record, SecretPlace, Step, Version};
+
+use super::{
+    observe::{Circumstances, Flaw, pass, version},
+    world::{
+        Flight, Id, Material, Phase, Stored, THEN, World, id_of, id_text, organization_text, secret_of, server_of, tags, time,
+    },
+};
+
+/// How an effect goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// As it should.
+    Well,
+    /// As it should, but coderd does not tell the UUID of the new key in time.
+    WithoutId,
+    /// It happens, and nobody learns of it.
+    Lost,
+    /// The answer does not come; it happens later.
+    Late,
+    /// It does not happen: the process died before it, or the server refused.
+    Dropped,
+}
+
+/// A pass up to its effect. None: it changes nothing.
+pub fn observe(world: &World, how: Circumstances) -> Option<World> {
+    let mut next = world.clone();
+    match pass(world, how) {
+        Err(violation) => next.violation = Some(violation),
+        Ok(decision) => carry_out(&mut next, decision, how.flaw),
+    }
+    next.forget();
+    (next != *world).then_some(next)
+}
+
+fn carry_out(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
+    if flaw != Some(Flaw::TellsNobody) {
+        for note in &decision.notes {
+            tell(world, &note.message);
+        }
+    }
+    if let Some(run) = decision.run {
+        world.deployment = Some(run);
+    }
+    match decision.next {
+        Next::Rest | Next::Look(_) => {}
+        Next::Record(record) => write(world, *record, flaw),
+        Next::Release => world.phase = Phase::Gone,
+        Next::Do(step) => match *step {
+            Step::Hold => world.held = true,
+            step => world.flight = Some(Flight::Do(step)),
+        },
+    }
+}
+
+/// People learn of a key by its UUID, or else by its name and address.
+fn tell(world: &mut World, message: &str) {
+    let by_name = |name: &str, organization: bool, server: bool| {
+        let server = if server { "http://b" } else { "http://a" };
+        message.contains(&format!("key {name} in organization {} of {server}", organization_text(organization)))
+    };
+    for key in &world.keys {
+        let by_id = message.contains(&format!("({})", id_text(key.id)));
+        if by_id || by_name(&key.name, key.organization, key.server) {
+            world.named |= 1 << key.id;
+        }
+    }
+    world.late.take_if(|late| {
+        by_name(&late.name, late.organization.id.as_deref() == Some("o1"), server_of(&late.place))
+    });
+}
+
+fn write(world: &mut World, mut record: Record, flaw: Option<Flaw>) {
+    if flaw == Some(Flaw::ForgetsStale) {
+        record.stale.clear();
+    }
+    if flaw == Some(Flaw::SkipsIntent)
+        && let Some(pending) = record.pending.take()
+    {
+        let secret = secret_place_of(world);
+        let version = world.secret(secret_of(&secret)).map_or(Version::Absent, |s| Version::Is(version(s)));
+        let marks = Marks { name: pending.name.clone(), ..Marks::default() };
+        let tags = tags(world.wanted_tags());
+        world.flight = Some(Flight::Do(Step::Make { key: pending, tags, secret, version, marks }));
+        return;
+    }
+    if let Some(pending) = &mut record.pending {
+        pending.since = time(THEN);
+    }
+    for stale in &mut record.stale {
+        stale.since = time(THEN);
+        stale.unused_since = stale.unused_since.map(|_| time(THEN));
+    }
+    world.record = record;
+}
+
+fn secret_place_of(world: &World) -> SecretPlace {
+    super::world::secret_place(world.spec.secret)
+}
+
+/// Carries out what is in flight.
+pub fn act(world: &World, how: How) -> Option<World> {
+    let mut next = world.clone();
+    let flight = next.flight.take()?;
+    match (flight, how) {
+        // The material of a new key is lost for ever.
+        (Flight::Store { .. }, How::Dropped) => {
+            next.budget.crashes = next.budget.crashes.checked_sub(1)?;
+        }
+        (_, How::Dropped) => {}
+        (Flight::Do(Step::Make { key, secret, version, marks, .. }), how) => {
+            make(&mut next, key, &secret, &version, marks, how)?;
+        }
+        (Flight::Store { id, secret, expected, marks }, How::Well) => {
+            store(&mut next, id, secret, &expected, marks);
+        }
+        (Flight::Do(Step::Delete { at, name, id }), How::Well) => delete(&mut next, &at, &name, &id),
+        (Flight::Do(Step::Copy { from, to, version, marks }), How::Well) => {
+            let material = next.secret(secret_of(&from)).map(|stored| stored.material);
+            if let Some(material) = material.filter(|_| is_expected(&next, &to, &version)) {
+                next.secrets[usize::from(secret_of(&to))] = Some(Stored { material, marks: Some(marks) });
+            }
+        }
+        (Flight::Do(Step::Annotate { secret, version, marks }), How::Well) => {
+            if is_expected(&next, &secret, &version)
+                && let Some(stored) = &mut next.secrets[usize::from(secret_of(&secret))]
+            {
+                stored.marks = Some(marks);
+            }
+        }
+        (Flight::Do(Step::Remove { secret, version }), How::Well) => {
+            if is_expected(&next, &secret, &version) {
+                next.secrets[usize::from(secret_of(&secret))] = None;
+            }
+        }
+        _ => return None,
+    }
+    next.forget();
+    (next != *world).then_some(next)
+}
+
+fn is_expected(world: &World, place: &SecretPlace, expected: &Version) -> bool {
+    match (world.secret(secret_of(place)), expected) {
+        (None, Version::Absent) => true,
+        (Some(stored), Version::Is(is)) => version(stored) == *is,
+        _ => false,
+    }
+}
+
+fn make(
+    world: &mut World,
+    key: Pending,
+    secret: &SecretPlace,
+    version: &Version,
+    marks: Marks,
+    how: How,
+) -> Option<()> {
+    // A request that is under way ends before a later one for the same is answered.
+    if world.late.is_some() {
+        return None;
+    }
+    if matches!(how, How::Lost | How::Late) {
+        world.budget.crashes = world.budget.crashes.checked_sub(1)?;
+    }
+    if how == How::Late {
+        world.late = Some(key);
+        return Some(());
+    }
+    let Some(id) = make_now(world, &key) else { return Some(()) };
+    if how == How::Lost {
+        return Some(());
+    }
+    // What another writer put there meanwhile is not what was decided on.
+    if !is_expected(world, secret, version) {
+        return Some(());
+    }
+    let which = secret_of(secret);
+    let expected = world.secret(which).cloned();
+    let known = (how == How::Well).then(|| id_text(id));
+    world.flight = Some(Flight::Store { id, secret: which, expected, marks: Marks { id: known, ..marks } });
+    Some(())
+}
+
+/// Makes an announced key in coderd.
+pub fn make_now(world: &mut World, key: &Pending) -> Option<Id> {
+    let us = coder_k8s_core::provisioner::keys::tags::hash(&tags(1));
+    let organization = key.organization.id.as_deref() == Some("o1");
+    world.make(server_of(&key.place), organization, &key.name, u8::from(key.tags_hash == us), true, false)
+}
+
+fn store(world: &mut World, id: Id, secret: bool, expected: &Option<Stored>, marks: Marks) {
+    let now = &mut world.secrets[usize::from(secret)];
+    if now == expected && world.phase == Phase::Alive {
+        *now = Some(Stored { material: Material::Of(id), marks: Some(marks) });
+    }
+}
+
+/// Deletes by name, as coderd does.
+fn delete(world: &mut World, at: &At, name: &str, id: &str) {
+    let organization = at.organization.id.as_deref() == Some("o1");
+    let Some(key) = world.holder(server_of(&at.place), organization, name).cloned() else { return };
+    if !key.mine {
+        world.violation = Some("deleted somebody else's key");
+    }
+    let material = Material::Of(key.id);
+    let is_read = world.deployment.as_ref().is_some_and(|run| {
+        world.secret(secret_of(&run.secret)).is_some_and(|stored| stored.material == material)
+    });
+    if world.phase == Phase::Alive && (is_read || world.pods.iter().any(|pod| pod.held == material)) {
+        world.violation = Some("deleted a key that pods hold or would read");
+    }
+    if id_of(id) != Some(key.id) && key.mine {
+        world.violation = Some("deleted another key than the one that was meant");
+    }
+    world.killed |= 1 << key.id;
+    world.keys.retain(|other| other.id != key.id);
+}

@@ -1,0 +1,239 @@
+//! What the operator sees of the model, and where a flawed operator sees or does something else.
+
+use std::{
+    collections::{BTreeMap, hash_map::DefaultHasher},
+    hash::{Hash, Hasher},
+};
+
+use coder_k8s_core::provisioner::keys::{
+    At, Claimant, Decision, Found, Going, Listed, Listing, Look, Next, Proof, Secret, Seen, Trouble, Wanted,
+    Workload, decide,
+};
+
+use super::world::{
+    KeyHere, Material, Phase, Stored, THEN, World, checksums, id_text, organization_text, place, secret_of,
+    secret_place, server_of, tags, time,
+};
+
+/// A rule that is deliberately broken, to see that the search finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// Takes old keys for unused before the pods have changed over.
+    DeletesBeforeRollout,
+    /// Takes a key for its own because of its name.
+    TrustsNames,
+    /// Takes a key for the recorded one because of its name.
+    IgnoresIds,
+    /// Makes keys that the status does not announce.
+    SkipsIntent,
+    /// Takes silence of coderd for a no.
+    TakesSilenceForNo,
+    /// Does not remember replaced keys.
+    ForgetsStale,
+    /// Lets the object go without its keys.
+    SkipsFinalizer,
+    /// Leaves keys behind without a word.
+    TellsNobody,
+    /// Does not wait for requests that may still be carried out.
+    IgnoresStragglers,
+}
+
+/// What of coderd answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    All,
+    /// Nothing answers.
+    Nothing,
+    /// Proofs are answered, lists are not.
+    ProofsOnly,
+    /// The coderd that the spec leads to answers, the other one does not.
+    TargetOnly,
+}
+
+pub const REACHES: [Reach; 4] = [Reach::All, Reach::Nothing, Reach::ProofsOnly, Reach::TargetOnly];
+
+/// How one pass goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Circumstances {
+    pub reach: Reach,
+    /// Whether the deadlines of the protocol have passed.
+    pub late: bool,
+    pub verify: bool,
+    pub flaw: Option<Flaw>,
+}
+
+/// Observes and decides, until there is something to do.
+pub fn pass(world: &World, how: Circumstances) -> Result<Decision, &'static str> {
+    let late = how.late || how.flaw == Some(Flaw::IgnoresStragglers);
+    let now = THEN + if late { 1000 } else { 1 };
+    let mut seen = seen(world, how);
+    for _ in 0..24 {
+        let decision = decide(&seen, time(now));
+        match decision.next {
+            Next::Look(look) => show(world, how, now, &mut seen, look),
+            _ => return Ok(decision),
+        }
+    }
+    Err("looks for ever")
+}
+
+fn seen(world: &World, how: Circumstances) -> Seen {
+    let spec = world.spec;
+    let wanted = Wanted {
+        control_plane: place(spec.server, false).control_plane,
+        organization: if spec.organization { "o1" } else { "default" }.to_owned(),
+        name: world.base(),
+        tags: tags(world.wanted_tags()),
+        secret: secret_place(spec.secret),
+    };
+    let mut secrets = BTreeMap::new();
+    for which in [false, true] {
+        let at = secret_place(which);
+        let asked = at == wanted.secret || world.record.secret.as_ref() == Some(&at);
+        match world.secret(which) {
+            Some(stored) => {
+                secrets.insert(at, show_secret(stored));
+            }
+            None if asked => {
+                secrets.insert(at, Secret::Absent);
+            }
+            None => {}
+        }
+    }
+    let hasty = how.flaw == Some(Flaw::DeletesBeforeRollout);
+    let workload = world.deployment.as_ref().map(|run| {
+        let settled = !world.pods.is_empty() && world.pods.iter().all(|pod| pod.run == *run);
+        Workload { run: run.clone(), settled: settled || hasty }
+    });
+    Seen {
+        object: Claimant { created: None, uid: "u".to_owned(), called: "ns/pool".to_owned() },
+        wanted,
+        record: world.record.clone(),
+        is_held: world.held || how.flaw == Some(Flaw::SkipsFinalizer),
+        verify_due: how.verify,
+        may_make: Ok(()),
+        target: Ok(place(spec.server, spec.address)),
+        claimants: Vec::new(),
+        secrets,
+        workload,
+        going: match world.phase {
+            Phase::Going { overdue } => Some(Going { overdue }),
+            Phase::Alive | Phase::Gone => None,
+        },
+        organization: None,
+        proofs: BTreeMap::new(),
+        listings: BTreeMap::new(),
+        old_pods: None,
+    }
+}
+
+fn show_secret(stored: &Stored) -> Secret {
+    Secret::Ours {
+        version: version(stored),
+        checksums: checksums(stored.material),
+        marks: stored.marks.clone(),
+    }
+}
+
+/// A resourceVersion: the same for the same content.
+pub fn version(stored: &Stored) -> String {
+    let mut hasher = DefaultHasher::new();
+    stored.hash(&mut hasher);
+    format!("{:x}", hasher.finish())
+}
+
+fn silence() -> Trouble {
+    Trouble { reason: "Unreachable", message: "no answer".to_owned() }
+}
+
+fn show(world: &World, how: Circumstances, now: i64, seen: &mut Seen, look: Look) {
+    let silent = how.reach == Reach::Nothing;
+    match look {
+        Look::Organization => {
+            let id = organization_text(world.spec.organization);
+            seen.organization = Some(if silent { Err(silence()) } else { Ok(Some(id)) });
+        }
+        Look::Proof(at) => {
+            let proof = proof(world, how, secret_of(&at));
+            seen.proofs.insert(at, proof);
+        }
+        Look::Keys(at) => {
+            let listing = listing(world, how, now, &at);
+            seen.listings.insert(at, listing);
+        }
+        Look::Pods => {
+            let left = world.pods.iter().any(|pod| Some(&pod.run) != world.deployment.as_ref());
+            seen.old_pods = Some(Ok(left && how.flaw != Some(Flaw::DeletesBeforeRollout)));
+        }
+    }
+}
+
+fn proof(world: &World, how: Circumstances, secret: bool) -> Proof {
+    if how.reach == Reach::Nothing {
+        let no = how.flaw == Some(Flaw::TakesSilenceForNo);
+        return if no { Proof::Refused } else { Proof::Unknown(silence()) };
+    }
+    match world.secret(secret).map(|stored| stored.material) {
+        Some(Material::Of(id)) => match world.key(id) {
+            Some(key) if key.server == world.spec.server => Proof::Is(found(key)),
+            _ => Proof::Refused,
+        },
+        _ => Proof::Refused,
+    }
+}
+
+fn found(key: &KeyHere) -> Found {
+    Found {
+        id: id_text(key.id),
+        name: key.name.clone(),
+        organization: organization_text(key.organization),
+        tags: tags(key.tags),
+    }
+}
+
+fn listing(world: &World, how: Circumstances, now: i64, at: &At) -> Listing {
+    let server = server_of(&at.place);
+    let silent = match how.reach {
+        Reach::All => false,
+        Reach::Nothing | Reach::ProofsOnly => true,
+        Reach::TargetOnly => server != world.spec.server,
+    };
+    if silent {
+        let no = how.flaw == Some(Flaw::TakesSilenceForNo);
+        return if no { Listing::Known(Vec::new()) } else { Listing::Unknown(silence()) };
+    }
+    let organization = at.organization.id.as_deref() == Some("o1");
+    let here = world.keys.iter().filter(|key| key.server == server && key.organization == organization);
+    Listing::Known(here.map(|key| listed(world, how, now, key)).collect())
+}
+
+fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> Listed {
+    let held = world.pods.iter().any(|pod| pod.held == Material::Of(key.id));
+    let last_seen = if held { Some(now) } else { key.used.then_some(THEN - 100) };
+    let mut listed = Listed {
+        key: found(key),
+        created: Some(time(THEN)),
+        was_used: key.used,
+        last_seen: last_seen.map(time),
+    };
+    if how.flaw == Some(Flaw::TrustsNames) {
+        listed.was_used = false;
+        listed.last_seen = None;
+        let stale = world.record.stale.iter().filter(|stale| stale.key.id.is_none());
+        let names = world.record.pending.iter().map(|pending| (&pending.name, &pending.tags_hash));
+        let names = names.chain(stale.filter_map(|stale| Some((&stale.key.name, stale.key.tags_hash.as_ref()?))));
+        if let Some((_, hash)) = names.into_iter().find(|(name, _)| **name == key.name) {
+            let same = [0, 1].map(tags).into_iter();
+            let same = same.into_iter().find(|tags| coder_k8s_core::provisioner::keys::tags::hash(tags) == *hash);
+            listed.key.tags = same.unwrap_or_default();
+        }
+    }
+    if how.flaw == Some(Flaw::IgnoresIds) {
+        let stale = world.record.stale.iter().map(|stale| &stale.key);
+        let recorded = stale.chain(&world.record.current).find(|recorded| recorded.name == key.name);
+        if let Some(id) = recorded.and_then(|recorded| recorded.id.clone()) {
+            listed.key.id = id;
+        }
+    }
+    listed
+}

@@ -1,0 +1,273 @@
+//! The state of the model.
+
+use coder_k8s_core::provisioner::{
+    keys::{Marks, Pending, Place, Record, Run, SecretPlace, tags::Tags},
+    names::KeyBase,
+};
+use jiff::Timestamp;
+
+/// Number of a key, in the order they were made.
+pub type Id = u8;
+
+/// When everything that is recorded was recorded.
+pub const THEN: i64 = 1_000_000;
+
+pub fn time(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap_or_default()
+}
+
+/// What the user asks for. Every field has two values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spec {
+    pub server: bool,
+    pub address: bool,
+    pub tags: bool,
+    pub name: bool,
+    pub secret: bool,
+    pub organization: bool,
+}
+
+/// Whether the object is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    Alive,
+    Going { overdue: bool },
+    Gone,
+}
+
+/// What a Secret holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Material {
+    Empty,
+    Garbage,
+    Of(Id),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Stored {
+    pub material: Material,
+    pub marks: Option<Marks>,
+}
+
+/// A key in coderd.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KeyHere {
+    pub id: Id,
+    pub server: bool,
+    pub organization: bool,
+    pub name: String,
+    /// One of the two that the user asks for, or those of somebody else.
+    pub tags: u8,
+    pub mine: bool,
+    pub used: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pod {
+    pub held: Material,
+    pub run: Run,
+}
+
+/// What the operator is about to do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Flight {
+    Do(coder_k8s_core::provisioner::keys::Step),
+    /// A key is made; its material is in memory alone.
+    Store { id: Id, secret: bool, expected: Option<Stored>, marks: Marks },
+}
+
+/// How much may still happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Budget {
+    pub edits: u8,
+    pub crashes: u8,
+    pub damages: u8,
+    pub others: u8,
+    pub restarts: u8,
+    pub losses: u8,
+    pub deletions: u8,
+}
+
+/// Where a search starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// A new object.
+    New,
+    /// A pool that runs.
+    Settled,
+    /// A pool of the existing operator: no annotations, no identity of the deployment, its own checksum.
+    TakenOver,
+}
+
+/// Bounds of a search.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub title: &'static str,
+    pub start: Start,
+    pub budget: Budget,
+    /// Whether the user chose the name of the key.
+    pub chosen: bool,
+    /// Whether every edit waits until the last one has settled.
+    pub sequential: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    pub spec: Spec,
+    pub chosen: bool,
+    pub phase: Phase,
+    pub held: bool,
+    pub record: Record,
+    pub secrets: [Option<Stored>; 2],
+    pub keys: Vec<KeyHere>,
+    pub deployment: Option<Run>,
+    pub pods: Vec<Pod>,
+    pub flight: Option<Flight>,
+    /// A request that coderd got and has not carried out yet.
+    pub late: Option<Pending>,
+    /// Keys that the operator deleted, as bits.
+    pub killed: u64,
+    /// Keys that people were told of, as bits.
+    pub named: u64,
+    pub made: Id,
+    pub budget: Budget,
+    pub violation: Option<&'static str>,
+}
+
+impl World {
+    pub fn new(limits: &Limits) -> Self {
+        let spec = Spec {
+            server: false,
+            address: false,
+            tags: false,
+            name: false,
+            secret: false,
+            organization: false,
+        };
+        Self {
+            spec,
+            chosen: limits.chosen,
+            phase: Phase::Alive,
+            held: false,
+            record: Record::default(),
+            secrets: [None, None],
+            keys: Vec::new(),
+            deployment: None,
+            pods: Vec::new(),
+            flight: None,
+            late: None,
+            killed: 0,
+            named: 0,
+            made: 0,
+            budget: limits.budget,
+            violation: None,
+        }
+    }
+
+    pub fn base(&self) -> KeyBase {
+        let given = match (self.chosen, self.spec.name) {
+            (false, false) => None,
+            (true, false) => Some("Team"),
+            (_, true) => Some("other"),
+        };
+        KeyBase::new(given, "ns", "pool")
+    }
+
+    pub fn wanted_tags(&self) -> u8 {
+        u8::from(self.spec.tags)
+    }
+
+    pub fn key(&self, id: Id) -> Option<&KeyHere> {
+        self.keys.iter().find(|key| key.id == id)
+    }
+
+    pub fn holder(&self, server: bool, organization: bool, name: &str) -> Option<&KeyHere> {
+        self.keys
+            .iter()
+            .find(|key| key.server == server && key.organization == organization && key.name == name)
+    }
+
+    /// Makes a key, unless the name is taken.
+    pub fn make(
+        &mut self,
+        server: bool,
+        organization: bool,
+        name: &str,
+        tags: u8,
+        mine: bool,
+        used: bool,
+    ) -> Option<Id> {
+        if self.holder(server, organization, name).is_some() {
+            return None;
+        }
+        let id = self.made;
+        self.made += 1;
+        self.keys.push(KeyHere { id, server, organization, name: name.to_owned(), tags, mine, used });
+        Some(id)
+    }
+
+    pub fn secret(&self, which: bool) -> Option<&Stored> {
+        self.secrets[usize::from(which)].as_ref()
+    }
+
+    /// Takes what is only history out of the state, so that different ways to the same end meet.
+    pub fn forget(&mut self) {
+        if self.phase == Phase::Gone {
+            self.record = Record::default();
+            self.secrets = [None, None];
+            self.deployment = None;
+            self.pods.clear();
+            self.flight = None;
+        }
+    }
+}
+
+pub fn id_text(id: Id) -> String {
+    format!("k{id}")
+}
+
+pub fn id_of(text: &str) -> Option<Id> {
+    text.strip_prefix('k')?.parse().ok()
+}
+
+pub const FOREIGN: u8 = 2;
+
+pub fn tags(which: u8) -> Tags {
+    let region = ["eu", "us", "elsewhere"][usize::from(which)];
+    [("region".to_owned(), region.to_owned())].into()
+}
+
+pub fn place(server: bool, address: bool) -> Place {
+    let name = if server { "b" } else { "a" };
+    Place {
+        control_plane: name.to_owned(),
+        url: format!("http://{name}{}", u8::from(address)),
+        deployment_id: Some(format!("d-{name}")),
+        credentials: None,
+    }
+}
+
+/// Which coderd a place is.
+pub fn server_of(place: &Place) -> bool {
+    place.control_plane == "b"
+}
+
+pub fn organization_text(which: bool) -> String {
+    if which { "o1" } else { "o0" }.to_owned()
+}
+
+pub fn secret_place(which: bool) -> SecretPlace {
+    SecretPlace { name: if which { "s1" } else { "s0" }.to_owned(), key: "key".to_owned() }
+}
+
+pub fn secret_of(place: &SecretPlace) -> bool {
+    place.name == "s1"
+}
+
+pub fn checksums(material: Material) -> Option<[String; 2]> {
+    match material {
+        Material::Empty => None,
+        Material::Garbage => Some(["c-garbage".to_owned(), "e-garbage".to_owned()]),
+        Material::Of(id) => Some([format!("c{id}"), format!("e{id}")]),
+    }
+}
