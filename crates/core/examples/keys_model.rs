@@ -38,8 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn limits(mut args: impl Iterator<Item = String>) -> Option<Limits> {
-    let budget =
-        Budget { edits: 0, crashes: 0, damages: 0, others: 0, restarts: 0, losses: 0, deletions: 0 };
+    let budget = Budget { edits: 0, crashes: 0, damages: 0, others: 0, restarts: 0, losses: 0, deletions: 0 };
     let mut limits =
         Limits { title: "deep", start: Start::Settled, budget, chosen: false, sequential: false };
     while let Some(option) = args.next() {

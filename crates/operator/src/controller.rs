@@ -6,6 +6,7 @@
 
 pub(crate) mod accounts;
 pub(crate) mod children;
+pub(crate) mod coderd;
 mod context;
 pub(crate) mod environment;
 pub(crate) mod finalizer;

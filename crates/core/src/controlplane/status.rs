@@ -16,8 +16,7 @@ use crate::{
     exposure::{self, route::Acceptance},
     outcome::{Done, Failure},
     rollout::Rollout,
-    workload,
-    workspace_access,
+    workload, workspace_access,
 };
 
 /// What came of a plan.

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::object::{finalizers, is_paused};
-use coder_k8s_api::names::finalizer;
 use crate::{exposure::route::Acceptance, outcome::Done};
+use coder_k8s_api::names::finalizer;
 
 fn seen(spec: Value) -> Seen {
     let mut object = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
@@ -144,7 +144,10 @@ fn disabling_creation_detaches_what_there_is() {
     let mut seen = seen(json!({"serviceAccount": {"disableCreate": true}}));
     seen.children.service_accounts = vec![Arc::default()];
     let wanted = decide(&seen).wanted.unwrap();
-    assert_eq!((wanted.accounts.wanted, wanted.accounts.detached.len(), wanted.accounts.obsolete.len()), (None, 1, 0));
+    assert_eq!(
+        (wanted.accounts.wanted, wanted.accounts.detached.len(), wanted.accounts.obsolete.len()),
+        (None, 1, 0)
+    );
 }
 
 #[test]

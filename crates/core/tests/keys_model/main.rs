@@ -42,7 +42,11 @@ fn a_new_pool_whose_edits_wait() {
 
 #[test]
 fn a_damaged_secret() {
-    holds(&limits("damage", Start::Settled, Budget { edits: 1, damages: 1, crashes: 1, restarts: 1, others: 0, ..NONE }));
+    holds(&limits(
+        "damage",
+        Start::Settled,
+        Budget { edits: 1, damages: 1, crashes: 1, restarts: 1, others: 0, ..NONE },
+    ));
 }
 
 #[test]
@@ -58,7 +62,11 @@ fn keys_of_others_under_a_chosen_name() {
 
 #[test]
 fn a_deletion_at_any_time() {
-    holds(&limits("deletion", Start::New, Budget { edits: 1, deletions: 1, crashes: 1, restarts: 1, ..NONE }));
+    holds(&limits(
+        "deletion",
+        Start::New,
+        Budget { edits: 1, deletions: 1, crashes: 1, restarts: 1, ..NONE },
+    ));
 }
 
 #[test]
@@ -68,7 +76,11 @@ fn a_lost_status() {
 
 #[test]
 fn a_pool_of_the_existing_operator() {
-    holds(&limits("takeover", Start::TakenOver, Budget { edits: 1, crashes: 1, restarts: 1, damages: 1, ..NONE }));
+    holds(&limits(
+        "takeover",
+        Start::TakenOver,
+        Budget { edits: 1, crashes: 1, restarts: 1, damages: 1, ..NONE },
+    ));
 }
 
 #[test]

@@ -109,9 +109,8 @@ impl Default for Caches {
 /// The object that a Role or RoleBinding of workspaces serves, by its labels.
 pub(crate) fn served<K: Resource>(object: &K) -> Option<String> {
     let labels = object.labels();
-    let by = |kind, name: &str, namespace: &str| {
-        Some(served_by(kind, labels.get(namespace)?, labels.get(name)?))
-    };
+    let by =
+        |kind, name: &str, namespace: &str| Some(served_by(kind, labels.get(namespace)?, labels.get(name)?));
     by(Kind::ControlPlane, label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE)
         .or_else(|| by(Kind::Provisioner, label::PROVISIONER, label::PROVISIONER_NAMESPACE))
 }

@@ -405,7 +405,8 @@ fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
 /// The object that a child serves from another namespace, where no reference can name it.
 fn served_elsewhere<K: Resource>(child: &K) -> Option<Key> {
     let labels = child.labels();
-    let by = |kind, name: &str, namespace: &str| Some(Key::new(kind, labels.get(namespace)?, labels.get(name)?));
+    let by =
+        |kind, name: &str, namespace: &str| Some(Key::new(kind, labels.get(namespace)?, labels.get(name)?));
     let served = by(kind::CONTROL_PLANE, label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE)
         .or_else(|| by(kind::PROVISIONER, label::PROVISIONER, label::PROVISIONER_NAMESPACE));
     served.filter(|_| child.owner_references().is_empty())

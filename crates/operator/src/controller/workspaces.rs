@@ -58,7 +58,13 @@ pub(crate) async fn consent(
 }
 
 /// Carries the plan out. What fails is told by its namespace and holds up nothing else.
-pub(crate) async fn act(plan: &Plan, owner: &Owner, ctx: &Context, done: &mut Done, ungranted: &mut Ungranted) {
+pub(crate) async fn act(
+    plan: &Plan,
+    owner: &Owner,
+    ctx: &Context,
+    done: &mut Done,
+    ungranted: &mut Ungranted,
+) {
     for grant in &plan.grants {
         let owner = at(owner, &grant.namespace);
         let mut part = Done::default();

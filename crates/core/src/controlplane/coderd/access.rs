@@ -97,8 +97,7 @@ pub fn outdated(object: &CoderControlPlane) -> Option<Held> {
 pub fn is_recorded(object: &CoderControlPlane) -> bool {
     let method = object.spec.operator_access.method;
     let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
-    token.is_some_and(|token| token.method == method)
-        && object::is_held(object, finalizer::CONTROL_PLANE)
+    token.is_some_and(|token| token.method == method) && object::is_held(object, finalizer::CONTROL_PLANE)
 }
 
 /// Whether the object must not go before coderd was cleaned up.

@@ -65,7 +65,9 @@ pub(super) fn progress(pass: &Pass<'_>, live: Option<&Live>, next: &Next) -> Fin
 /// one whose material is in the Secret and about to be overwritten.
 pub(super) fn passed_over(pass: &Pass<'_>, next: &Next) -> Vec<Note> {
     let announced = match next {
-        Next::Record(record) => record.pending.as_ref().filter(|key| Some(*key) != pass.record.pending.as_ref()),
+        Next::Record(record) => {
+            record.pending.as_ref().filter(|key| Some(*key) != pass.record.pending.as_ref())
+        }
         _ => None,
     };
     let Some(at) = announced.map(Pending::at) else { return Vec::new() };

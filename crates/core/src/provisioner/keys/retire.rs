@@ -171,7 +171,10 @@ pub(super) fn delete(at: At, listed: &Listed) -> Step {
 
 /// Tells that a key stays behind that nothing is left to delete with.
 pub(super) fn abandoned(key: &Key) -> Note {
-    let message = format!("{} could not be deleted and is left behind: delete it there", called(&key.name, key.id.as_deref(), &key.at()));
+    let message = format!(
+        "{} could not be deleted and is left behind: delete it there",
+        called(&key.name, key.id.as_deref(), &key.at())
+    );
     Note { warning: true, reason: "KeyAbandoned".to_owned(), message }
 }
 

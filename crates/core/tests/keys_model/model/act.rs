@@ -1,11 +1,14 @@
 //! What the operator does to the model: a pass up to its effect, and the effect itself, which may go wrong.
 
-use coder_k8s_core::provisioner::keys::{At, Decision, Marks, Next, Pending, Record, SecretPlace, Step, Version};
+use coder_k8s_core::provisioner::keys::{
+    At, Decision, Marks, Next, Pending, Record, SecretPlace, Step, Version,
+};
 
 use super::{
     observe::{Circumstances, Flaw, pass, version},
     world::{
-        Flight, Id, Material, Phase, Stored, THEN, World, id_of, id_text, organization_text, secret_of, server_of, tags, time,
+        Flight, Id, Material, Phase, Stored, THEN, World, id_of, id_text, organization_text, secret_of,
+        server_of, tags, time,
     },
 };
 
@@ -59,7 +62,8 @@ fn carry_out(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
 fn tell(world: &mut World, message: &str) {
     let by_name = |name: &str, organization: bool, server: bool| {
         let server = if server { "http://b" } else { "http://a" };
-        message.contains(&format!("key {name} in organization {} of {server}", organization_text(organization)))
+        message
+            .contains(&format!("key {name} in organization {} of {server}", organization_text(organization)))
     };
     for key in &world.keys {
         let by_id = message.contains(&format!("({})", id_text(key.id)));

@@ -221,10 +221,12 @@ fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> Listed 
         listed.last_seen = None;
         let stale = world.record.stale.iter().filter(|stale| stale.key.id.is_none());
         let names = world.record.pending.iter().map(|pending| (&pending.name, &pending.tags_hash));
-        let names = names.chain(stale.filter_map(|stale| Some((&stale.key.name, stale.key.tags_hash.as_ref()?))));
+        let names =
+            names.chain(stale.filter_map(|stale| Some((&stale.key.name, stale.key.tags_hash.as_ref()?))));
         if let Some((_, hash)) = names.into_iter().find(|(name, _)| **name == key.name) {
             let same = [0, 1].map(tags).into_iter();
-            let same = same.into_iter().find(|tags| coder_k8s_core::provisioner::keys::tags::hash(tags) == *hash);
+            let same =
+                same.into_iter().find(|tags| coder_k8s_core::provisioner::keys::tags::hash(tags) == *hash);
             listed.key.tags = same.unwrap_or_default();
         }
     }

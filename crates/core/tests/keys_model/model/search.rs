@@ -149,7 +149,12 @@ fn undisturbed(world: &World, flaw: Option<Flaw>) -> Option<World> {
 }
 
 /// Whether undisturbed steps lead to a good end. States on the way are remembered.
-fn converges(world: &World, here: Print, flaw: Option<Flaw>, good: &mut HashSet<Print>) -> Result<(), String> {
+fn converges(
+    world: &World,
+    here: Print,
+    flaw: Option<Flaw>,
+    good: &mut HashSet<Print>,
+) -> Result<(), String> {
     let mut way = vec![here];
     let mut world = world.clone();
     loop {

@@ -73,7 +73,12 @@ pub struct Pod {
 pub enum Flight {
     Do(coder_k8s_core::provisioner::keys::Step),
     /// A key is made; its material is in memory alone.
-    Store { id: Id, secret: bool, expected: Option<Stored>, marks: Marks },
+    Store {
+        id: Id,
+        secret: bool,
+        expected: Option<Stored>,
+        marks: Marks,
+    },
 }
 
 /// How much may still happen.
