@@ -1,5 +1,7 @@
-//! The provisioner key protocol, searched exhaustively within bounds. Deeper: `cargo run -p coder-k8s-core --example keys_model`.
-#![allow(clippy::indexing_slicing, clippy::missing_panics_doc, missing_docs)]
+//! The provisioner key protocol, searched exhaustively within bounds.
+//!
+//! Deeper: `cargo run -p coder-k8s-core --example keys_model -- --edits 3 --crashes 2`.
+#![allow(clippy::indexing_slicing, clippy::panic, clippy::print_stdout, missing_docs)]
 
 mod model;
 
@@ -15,75 +17,121 @@ fn limits(title: &'static str, start: Start, budget: Budget) -> Limits {
 fn holds(limits: &Limits) {
     let began = std::time::Instant::now();
     let report = search(limits, None);
+    let Limits { title, start, budget, .. } = limits;
     println!(
-        "{}: {} states, {} steps, depth {}, {:?}, {:?}",
-        limits.title,
+        "{title}: {} states, {} steps, depth {}, from {start:?}, {budget:?}, {:?}",
         report.states,
         report.steps,
         report.depth,
-        limits.budget,
         began.elapsed()
     );
     if let Some(failure) = report.failure {
-        panic!("{}: {failure}", limits.title);
+        panic!("{title}: {failure}");
     }
+    assert!(report.states > 100, "the search hardly left its start");
+}
+
+/// A flaw in a rule must not go unnoticed.
+fn is_caught(flaw: Flaw, limits: &Limits) {
+    let report = search(limits, Some(flaw));
+    let failure =
+        report.failure.unwrap_or_else(|| panic!("{flaw:?} goes unnoticed in {} states", report.states));
+    println!("{flaw:?} is caught after {} states, at depth {}", report.states, report.depth);
+    assert!(!failure.is_empty());
 }
 
 #[test]
-fn a_new_pool_with_an_edit_and_a_crash() {
-    holds(&limits("new", Start::New, Budget { edits: 1, crashes: 1, restarts: 1, ..NONE }));
+fn overlapping_edits_of_a_running_pool_end_with_one_key() {
+    holds(&limits("overlapping edits", Start::Settled, Budget { edits: 2, crashes: 1, ..NONE }));
 }
 
 #[test]
-fn a_new_pool_whose_edits_wait() {
-    let limits = limits("sequential", Start::New, Budget { edits: 2, crashes: 2, restarts: 1, ..NONE });
+fn a_new_pool_that_is_edited_while_it_comes_up_ends_with_one_key() {
+    holds(&limits("new pool", Start::New, Budget { edits: 1, crashes: 2, restarts: 1, ..NONE }));
+}
+
+#[test]
+fn edits_that_wait_for_each_other_never_make_a_third_key() {
+    let limits = limits("waiting edits", Start::New, Budget { edits: 2, crashes: 1, restarts: 1, ..NONE });
     holds(&Limits { sequential: true, ..limits });
 }
 
 #[test]
-fn a_damaged_secret() {
-    holds(&limits(
-        "damage",
-        Start::Settled,
-        Budget { edits: 1, damages: 1, crashes: 1, restarts: 1, others: 0, ..NONE },
-    ));
+fn a_damaged_secret_is_replaced_and_no_pod_loses_its_key() {
+    let budget = Budget { edits: 1, damages: 1, restarts: 1, ..NONE };
+    holds(&limits("damaged Secret", Start::Settled, budget));
 }
 
 #[test]
-fn keys_of_others() {
-    holds(&limits("others", Start::Settled, Budget { edits: 1, others: 2, crashes: 1, ..NONE }));
+fn keys_of_others_are_never_touched() {
+    holds(&limits("others", Start::Settled, Budget { edits: 1, others: 1, crashes: 1, ..NONE }));
 }
 
 #[test]
-fn keys_of_others_under_a_chosen_name() {
-    let limits = limits("chosen", Start::New, Budget { edits: 1, others: 1, crashes: 1, ..NONE });
+fn a_name_that_the_user_chose_is_not_evaded() {
+    let limits = limits("chosen name", Start::New, Budget { others: 2, crashes: 1, ..NONE });
     holds(&Limits { chosen: true, ..limits });
 }
 
 #[test]
-fn a_deletion_at_any_time() {
-    holds(&limits(
-        "deletion",
-        Start::New,
-        Budget { edits: 1, deletions: 1, crashes: 1, restarts: 1, ..NONE },
-    ));
+fn a_deletion_at_any_time_leaves_nothing_that_nobody_knows_of() {
+    let budget = Budget { edits: 1, deletions: 1, crashes: 1, ..NONE };
+    holds(&limits("deletion", Start::New, budget));
 }
 
 #[test]
-fn a_lost_status() {
-    holds(&limits("loss", Start::Settled, Budget { edits: 1, losses: 1, crashes: 1, deletions: 1, ..NONE }));
+fn a_lost_status_is_found_again() {
+    let budget = Budget { edits: 1, losses: 1, crashes: 1, deletions: 1, ..NONE };
+    holds(&limits("lost status", Start::Settled, budget));
 }
 
 #[test]
-fn a_pool_of_the_existing_operator() {
-    holds(&limits(
-        "takeover",
-        Start::TakenOver,
-        Budget { edits: 1, crashes: 1, restarts: 1, damages: 1, ..NONE },
-    ));
+fn a_pool_of_the_existing_operator_keeps_its_key() {
+    let budget = Budget { edits: 1, crashes: 1, losses: 1, deletions: 1, ..NONE };
+    holds(&limits("taken over", Start::TakenOver, budget));
 }
 
 #[test]
-fn overlapping_edits_of_a_running_pool() {
-    holds(&limits("edits", Start::Settled, Budget { edits: 2, crashes: 1, restarts: 1, ..NONE }));
+fn deleting_the_old_key_before_the_pods_have_changed_over_is_caught() {
+    is_caught(Flaw::DeletesBeforeRollout, &limits("", Start::Settled, Budget { edits: 1, ..NONE }));
+}
+
+#[test]
+fn trusting_a_name_is_caught() {
+    is_caught(Flaw::TrustsNames, &limits("", Start::New, Budget { others: 1, ..NONE }));
+}
+
+#[test]
+fn ignoring_uuids_is_caught() {
+    is_caught(Flaw::IgnoresIds, &limits("", Start::Settled, Budget { edits: 1, others: 1, ..NONE }));
+}
+
+#[test]
+fn making_a_key_that_is_not_announced_is_caught() {
+    is_caught(Flaw::SkipsIntent, &limits("", Start::New, Budget { edits: 1, crashes: 1, ..NONE }));
+}
+
+#[test]
+fn taking_silence_for_a_no_is_caught() {
+    is_caught(Flaw::TakesSilenceForNo, &limits("", Start::Settled, Budget { edits: 1, ..NONE }));
+}
+
+#[test]
+fn forgetting_replaced_keys_is_caught() {
+    is_caught(Flaw::ForgetsStale, &limits("", Start::Settled, Budget { edits: 1, ..NONE }));
+}
+
+#[test]
+fn letting_the_object_go_without_its_keys_is_caught() {
+    is_caught(Flaw::SkipsFinalizer, &limits("", Start::New, Budget { deletions: 1, ..NONE }));
+}
+
+#[test]
+fn leaving_a_key_behind_without_a_word_is_caught() {
+    is_caught(Flaw::TellsNobody, &limits("", Start::Settled, Budget { deletions: 1, ..NONE }));
+}
+
+#[test]
+fn not_waiting_for_stragglers_is_caught() {
+    is_caught(Flaw::IgnoresStragglers, &limits("", Start::Settled, Budget { edits: 2, crashes: 1, ..NONE }));
 }

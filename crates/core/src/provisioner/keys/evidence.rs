@@ -159,7 +159,8 @@ impl<'a> Pass<'a> {
         Ok(match (marked, &self.record.current) {
             (Some(_), _) => marked == target.deployment_id.as_ref(),
             (None, Some(current)) => current.place.is_same(target) || (is_new && announced),
-            (None, None) => true,
+            // The status is lost: the pods still know where they connect to.
+            (None, None) => self.seen.workload.as_ref().is_none_or(|workload| workload.run.url == target.url),
         })
     }
 

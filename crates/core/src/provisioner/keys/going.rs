@@ -5,10 +5,9 @@ use jiff::Timestamp;
 use super::{
     evidence::{Flow, Pass, Stop},
     finding::Finding,
-    place::Organization,
     record::Key,
     retire::{self, Fate},
-    seen::{Going, Secret},
+    seen::Going,
     step::{Decision, Look, Next},
 };
 use crate::outcome::Note;
@@ -21,12 +20,7 @@ pub(super) fn decide(pass: &Pass<'_>, deadline: Going) -> Decision {
     let (next, notes) = match forgotten(pass) {
         Err(Stop::Next(next)) => (next, Vec::new()),
         Err(Stop::Wait(_)) if !deadline.overdue => (Next::Rest, Vec::new()),
-        Err(Stop::Wait(_)) => {
-            let (next, mut notes) = empty(pass, deadline);
-            notes.extend(perhaps(pass));
-            (next, notes)
-        }
-        Ok(()) => empty(pass, deadline),
+        Err(Stop::Wait(_)) | Ok(()) => empty(pass, deadline),
     };
     Decision { next, run: None, finding, again: Some(AGAIN), notes }
 }
@@ -51,21 +45,6 @@ fn forgotten(pass: &Pass<'_>) -> Flow<()> {
     }
 }
 
-/// Tells of a key that was never found out about.
-fn perhaps(pass: &Pass<'_>) -> Option<Note> {
-    let holds = |secret: &Secret| matches!(secret, Secret::Ours { checksums: Some(_), marks: None, .. });
-    let wanted = &pass.seen.wanted;
-    let key = Key {
-        id: None,
-        name: wanted.name.name.clone(),
-        organization: Organization { id: None, name: wanted.organization.clone() },
-        tags_hash: None,
-        place: pass.seen.target.clone().unwrap_or_default(),
-    };
-    let is_lost = pass.record.is_empty() && pass.seen.secrets.values().any(holds);
-    is_lost.then(|| retire::abandoned(&key))
-}
-
 /// Empties the list: pending, stale, and the current key last.
 fn empty(pass: &Pass<'_>, deadline: Going) -> (Next, Vec<Note>) {
     let mut notes = Vec::new();
@@ -83,7 +62,12 @@ fn empty(pass: &Pass<'_>, deadline: Going) -> (Next, Vec<Note>) {
             Fate::Unreachable { .. } | Fate::Wait => waits = true,
         }
     }
-    if waits { (Next::Rest, Vec::new()) } else { (Next::Release, notes) }
+    if waits {
+        return (Next::Rest, Vec::new());
+    }
+    notes.extend(retire::strangers(pass));
+    notes.extend(retire::perhaps(pass));
+    (Next::Release, notes)
 }
 
 fn all(pass: &Pass<'_>) -> Vec<(Key, Timestamp)> {

@@ -1,6 +1,6 @@
 //! The key in use is not what the spec asks for, or there is none: another one is announced, made, and stored.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::{
     evidence::{Flow, Live, Pass, Stop},
@@ -9,7 +9,7 @@ use super::{
     place::{At, Organization, Place},
     record::{Key, Pending, Record, Stale},
     retire,
-    seen::{Found, Listed, Listing, Marks, Proof, Trouble},
+    seen::{Listed, Listing, Marks, Trouble},
     step::{Next, Step},
     tags,
 };
@@ -74,22 +74,10 @@ pub(super) fn passed_over(pass: &Pass<'_>, next: &Next) -> Vec<Note> {
     let Some(Listing::Known(listing)) = pass.seen.listings.get(&at) else { return Vec::new() };
     let named = listing.iter().filter(|listed| pass.seen.wanted.name.covers(&listed.key.name));
     let named = named.filter(|listed| !is_one_of_ours(pass, listed)).map(|listed| &listed.key);
-    let held = pass.seen.proofs.values().filter_map(|proof| match proof {
-        Proof::Is(key) => Some(key).filter(|key| !ours::is_known(&key.id, pass.record, &pass.marks())),
-        Proof::Refused | Proof::Unsupported | Proof::Unknown(_) => None,
-    });
-    let others: BTreeMap<_, _> = named.chain(held).map(|key| (&key.id, key)).collect();
-    others.into_values().map(|key| passed_over_note(key, &at)).collect()
-}
-
-fn passed_over_note(key: &Found, at: &At) -> Note {
-    let organization = Organization { id: Some(key.organization.clone()), name: String::new() };
-    let at = At { organization, ..at.clone() };
-    let message = format!(
-        "{} was not made by this pool, as far as it knows, and is left alone; the pool gets a key of its own",
-        retire::called(&key.name, Some(&key.id), &at)
-    );
-    Note { warning: false, reason: "KeyLeftAlone".to_owned(), message }
+    let named = named.map(|key| retire::stranger(key, &at.place));
+    let mut notes: Vec<_> = named.chain(retire::strangers(pass)).chain(retire::perhaps(pass)).collect();
+    notes.dedup();
+    notes
 }
 
 /// coderd lists what a credential may see. A list without a key that was proven a moment ago is not the whole of it.

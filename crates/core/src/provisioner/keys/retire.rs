@@ -11,9 +11,9 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     evidence::{Live, Pass},
     ours,
-    place::{At, SecretPlace},
+    place::{At, Organization, Place, SecretPlace},
     record::{Key, Record, Stale},
-    seen::{Listed, Listing, Secret, Version},
+    seen::{Found, Listed, Listing, Proof, Secret, Version},
     step::{Look, Next, Step},
 };
 use crate::outcome::Note;
@@ -178,6 +178,26 @@ pub(super) fn abandoned(key: &Key) -> Note {
     Note { warning: true, reason: "KeyAbandoned".to_owned(), message }
 }
 
+/// Tells of a key that nothing is known of but that a Secret of ours held it: neither status nor annotations say more.
+pub(super) fn perhaps(pass: &Pass<'_>) -> Option<Note> {
+    let is_unmarked = |place: &SecretPlace| {
+        let secret = pass.seen.secrets.get(place);
+        matches!(secret, Some(Secret::Ours { checksums: Some(_), marks: None, .. }))
+    };
+    let is_asked =
+        |place: &SecretPlace| matches!(pass.seen.proofs.get(place), Some(Proof::Is(_) | Proof::Refused));
+    pass.seen
+        .secrets
+        .keys()
+        .find(|place| is_unmarked(place) && !is_asked(place))
+        .filter(|_| pass.record.is_empty())?;
+    let wanted = &pass.seen.wanted;
+    let url = pass.seen.workload.as_ref().map(|workload| workload.run.url.clone()).unwrap_or_default();
+    let place = Place { url, ..Place::default() };
+    let organization = Organization { id: None, name: wanted.organization.clone() };
+    Some(abandoned(&Key { id: None, name: wanted.name.name.clone(), organization, tags_hash: None, place }))
+}
+
 /// Tells that a key stays that may or may not be ours.
 pub(super) fn left(key: &Key) -> Note {
     let message = format!(
@@ -185,6 +205,26 @@ pub(super) fn left(key: &Key) -> Note {
         called(&key.name, key.id.as_deref(), &key.at())
     );
     Note { warning: true, reason: "KeyLeftAlone".to_owned(), message }
+}
+
+/// Tells that a key is not taken for ours.
+pub(super) fn stranger(key: &Found, place: &Place) -> Note {
+    let organization = Organization { id: Some(key.organization.clone()), name: String::new() };
+    let message = format!(
+        "{} was not made by this pool, as far as it knows, and is left alone",
+        called(&key.name, Some(&key.id), &At { place: place.clone(), organization })
+    );
+    Note { warning: false, reason: "KeyLeftAlone".to_owned(), message }
+}
+
+/// Tells of keys whose material is in our Secret and that are not known to be ours.
+pub(super) fn strangers(pass: &Pass<'_>) -> Vec<Note> {
+    let Ok(target) = &pass.seen.target else { return Vec::new() };
+    let held = pass.seen.proofs.values().filter_map(|proof| match proof {
+        Proof::Is(key) => Some(key).filter(|key| !ours::is_known(&key.id, pass.record, &pass.marks())),
+        Proof::Refused | Proof::Unsupported | Proof::Unknown(_) => None,
+    });
+    held.map(|key| stranger(key, target)).collect()
 }
 
 /// A key, for people: enough to find it.

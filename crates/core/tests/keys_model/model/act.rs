@@ -62,8 +62,11 @@ fn carry_out(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
 fn tell(world: &mut World, message: &str) {
     let by_name = |name: &str, organization: bool, server: bool| {
         let server = if server { "http://b" } else { "http://a" };
-        message
-            .contains(&format!("key {name} in organization {} of {server}", organization_text(organization)))
+        let called =
+            [organization_text(organization), if organization { "o1" } else { "default" }.to_owned()];
+        called
+            .iter()
+            .any(|called| message.contains(&format!("key {name} in organization {called} of {server}")))
     };
     for key in &world.keys {
         let by_id = message.contains(&format!("({})", id_text(key.id)));

@@ -164,7 +164,11 @@ fn losses(world: &World, all: &mut Vec<(String, World)>) {
     let is_marked = |key: &KeyHere| {
         world.secrets.iter().flatten().any(|stored| match &stored.marks {
             Some(marks) => marks.id == Some(id_text(key.id)),
-            None => stored.material == Material::Of(key.id) && world.spec.server == key.server,
+            None => {
+                stored.material == Material::Of(key.id)
+                    && world.spec.server == key.server
+                    && world.base().covers(&key.name)
+            }
         })
     };
     let known = world.keys.iter().filter(|key| key.mine && world.named & (1 << key.id) == 0).all(is_marked);

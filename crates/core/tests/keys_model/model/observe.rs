@@ -216,6 +216,9 @@ fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> Listed 
         was_used: key.used,
         last_seen: last_seen.map(time),
     };
+    if how.flaw == Some(Flaw::DeletesBeforeRollout) {
+        listed.last_seen = None;
+    }
     if how.flaw == Some(Flaw::TrustsNames) {
         listed.was_used = false;
         listed.last_seen = None;
