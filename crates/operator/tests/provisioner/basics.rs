@@ -106,7 +106,7 @@ async fn a_pool_gets_a_key_its_secret_its_account_and_its_pods() {
     let source = said.credentials_source.unwrap();
     assert_eq!((source.type_.as_deref(), &*source.secret_ref.unwrap().name), (Some("Operator"), "token"));
     for (type_, status, reason) in [
-        ("Ready", "True", "MinimumReplicasReady"),
+        ("Ready", "True", "RolledOut"),
         ("Reconciling", "False", "Reconciled"),
         ("Stalled", "False", "Reconciled"),
         ("ControlPlaneReady", "True", "ControlPlaneAvailable"),

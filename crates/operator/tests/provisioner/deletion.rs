@@ -1,7 +1,5 @@
 //! A pool that goes takes its keys along, or names what it must leave behind.
 
-use std::time::Duration;
-
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner};
 use coder_k8s_testbed::{
     codersim::{Mode, SimFault},
@@ -89,10 +87,10 @@ async fn a_dead_coderd_holds_a_deletion_up_for_a_while_only() {
     let key = pool.agrees(&[]).await;
     pool.sim.stop().await;
     delete(&pool).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let object = pool.now().await;
-    let said = condition(&object, "Reconciling").unwrap();
-    assert_eq!((said.status.as_str(), said.reason.as_str()), ("True", "Deleting"), "it is tried: {said:?}");
+    let tried = |pool: &CoderProvisioner| {
+        condition(pool, "Reconciling").is_some_and(|said| said.status == "True" && said.reason == "Deleting")
+    };
+    pool.until(tried).await;
     gone(&pool).await;
     let told = pool.events("KeyAbandoned").await;
     assert!(told.iter().any(|note| note.contains(&key.id)), "{told:?}");
