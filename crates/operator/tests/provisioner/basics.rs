@@ -167,8 +167,10 @@ async fn every_choice_of_the_user_is_followed() {
     assert!(budget.spec.unwrap().max_unavailable.is_some());
     assert!(pool.scene.absent::<ServiceAccount>("pool-provisioner").await);
 
-    // The budget goes when nobody asks for it any more.
-    pool.edit(json!({"podDisruptionBudget": null})).await;
+    // The budget goes when nobody asks for it any more. An address of the user's own keeps no old key.
+    pool.edit(json!({"podDisruptionBudget": null, "tags": {"region": "eu"}})).await;
+    let key = pool.agrees(&[("region", "eu")]).await;
+    pool.holds(&[&key.name]).await;
     pool.scene.gone::<PodDisruptionBudget>("provisioner-pool").await;
 }
 
