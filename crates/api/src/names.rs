@@ -24,6 +24,10 @@ pub mod label {
     pub const CONTROL_PLANE: &str = "coder.com/control-plane";
     /// The namespace of that control plane.
     pub const CONTROL_PLANE_NAMESPACE: &str = "coder.com/control-plane-namespace";
+    /// The pool that a workspace Role or RoleBinding serves.
+    pub const PROVISIONER: &str = "coder.com/provisioner";
+    /// The namespace of that pool.
+    pub const PROVISIONER_NAMESPACE: &str = "coder.com/provisioner-namespace";
     /// On a Namespace, followed by the name of another: `allow` lets workspaces of that one run here.
     pub const WORKSPACES_OF: &str = "workspaces.coder.com/";
     /// The value of [`WORKSPACES_OF`] that consents.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     controlplane::default_replicas,
-    pod::{PodSettings, ServiceAccountSettings},
+    pod::{DisruptionBudget, PodSettings, Prometheus, ServiceAccountSettings},
     rbac::WorkspaceRbac,
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
     status::WorkloadStatus,
@@ -110,6 +110,14 @@ pub struct CoderProvisionerSpec {
     /// What the daemons may do in Kubernetes for workspaces.
     #[serde(default)]
     pub rbac: WorkspaceRbac,
+
+    /// How many daemons may be evicted at once. Unset: no budget is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_disruption_budget: Option<DisruptionBudget>,
+
+    /// Metrics of the daemons.
+    #[serde(default)]
+    pub prometheus: Prometheus,
 
     /// Settings of the pods.
     #[serde(flatten)]
@@ -215,6 +223,9 @@ pub struct CredentialsSource {
 pub struct PendingKey {
     /// Its name.
     pub name: String,
+    /// Its UUID, once it is made and before its material is stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
     /// Its organization, by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
     pub organization_id: Option<String>,

@@ -63,6 +63,18 @@ pub enum Entitlement {
     Other(String),
 }
 
+impl Entitlement {
+    /// coderd's word for it.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Entitled => "entitled",
+            Self::GracePeriod => "grace_period",
+            Self::NotEntitled => "not_entitled",
+            Self::Other(word) => word,
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Entitlement {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let word: String = decode::or_default(from)?;

@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
     CoderControlPlane, Scaling,
-    names::{annotation, component, finalizer, label},
+    names::{annotation, component, label},
 };
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -21,16 +21,15 @@ use k8s_openapi::api::{
     networking::v1::Ingress,
     policy::v1::PodDisruptionBudget,
 };
-use kube::{ResourceExt, core::ObjectMeta};
+use kube::ResourceExt;
 
 pub use self::status::{Exposure, Outcome, paused, status};
 use crate::{
+    account::{self, Accounts},
     disruption,
     exposure::{self, route::HTTPRoute},
     names::instance_label,
     outcome::Failure,
-    pod::some_map,
-    rollout::Rollout,
     service,
     sources::AllFound,
     workspace_access::{self, Consent, Existing, Grantee},
@@ -88,12 +87,8 @@ pub struct Plan {
 /// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once the Service is there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
-    /// The ServiceAccount, if there is to be one.
-    pub service_account: Option<ServiceAccount>,
-    /// ServiceAccounts that stay and no longer belong to the object.
-    pub detached: Vec<Arc<ServiceAccount>>,
-    /// ServiceAccounts of earlier names that nothing uses any more.
-    pub obsolete_accounts: Vec<Arc<ServiceAccount>>,
+    /// The ServiceAccount, and what becomes of others.
+    pub accounts: Accounts,
     /// The Service.
     pub service: Service,
     /// Whether the pods that there are stay as many when the operator stops deciding it.
@@ -121,8 +116,7 @@ impl Seen {
 
     /// The name of the pods' ServiceAccount.
     pub fn service_account(&self) -> String {
-        let named = self.object.spec.service_account.name.as_ref();
-        named.map_or_else(|| self.object.name_any(), ToString::to_string)
+        account::name(&self.object.spec.service_account, || self.object.name_any())
     }
 
     /// For whom workspaces are granted access.
@@ -132,6 +126,7 @@ impl Seen {
             name: self.object.name_any(),
             uid: self.object.uid().unwrap_or_default(),
             service_account: self.service_account(),
+            kind: workspace_access::Kind::ControlPlane,
         }
     }
 
@@ -142,10 +137,7 @@ impl Seen {
 
     /// Whether every pod runs as the wanted ServiceAccount, so that an earlier one can go.
     fn has_moved(&self) -> bool {
-        let Some(deployment) = &self.children.deployment else { return false };
-        let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-        let account = pod.and_then(|pod| pod.service_account_name.as_ref());
-        account == Some(&self.service_account()) && Rollout::of(Some(&**deployment)).is_settled()
+        account::have_moved(self.children.deployment.as_deref(), &self.service_account())
     }
 
     /// Pods that are asked for, by whoever decides it.
@@ -158,12 +150,6 @@ impl Seen {
             }
         }
     }
-}
-
-/// Whether an annotation stops all writes for the object. A deletion goes on.
-pub fn is_paused(object: &CoderControlPlane) -> bool {
-    object.metadata.deletion_timestamp.is_none()
-        && object.annotations().get(annotation::PAUSED).is_some_and(|value| value.trim() == "true")
 }
 
 /// Decides what is to be done.
@@ -189,19 +175,6 @@ pub fn decide(seen: &Seen) -> Plan {
     Plan { finalizer, wanted: Some(wanted(seen)), workspaces }
 }
 
-/// The finalizers that the object is to have. None: it has them.
-pub fn finalizers(object: &CoderControlPlane, wanted: bool) -> Option<Vec<String>> {
-    let current = object.finalizers();
-    let has = current.iter().any(|name| name == finalizer::CONTROL_PLANE);
-    match (has, wanted) {
-        (false, true) => Some(current.iter().cloned().chain([finalizer::CONTROL_PLANE.to_owned()]).collect()),
-        (true, false) => {
-            Some(current.iter().filter(|name| *name != finalizer::CONTROL_PLANE).cloned().collect())
-        }
-        _ => None,
-    }
-}
-
 fn wanted(seen: &Seen) -> Wanted {
     let (spec, name, selector) = (&seen.object.spec, seen.object.name_any(), seen.selector());
     let tls = !spec.tls.secret_names.is_empty();
@@ -209,20 +182,15 @@ fn wanted(seen: &Seen) -> Wanted {
     let ingress = spec.expose.as_ref().and_then(|expose| expose.ingress.as_ref());
     let gateway = spec.expose.as_ref().and_then(|expose| expose.gateway.as_ref());
     let route = gateway.map(|gateway| exposure::http_route(&name, gateway, &name, port));
-    let accounts = &seen.children.service_accounts;
-    let account = seen.service_account();
-    let disabled = spec.service_account.disable_create;
-    let detached = if disabled { accounts.clone() } else { Vec::new() };
-    let earlier = accounts.iter().filter(|held| !disabled && held.name_any() != account);
+    let held = &seen.children.service_accounts;
+    let accounts = account::decide(&spec.service_account, &seen.service_account(), held, seen.has_moved());
     let handed_over = seen
         .children
         .deployment
         .as_ref()
         .is_some_and(|held| held.annotations().get(annotation::SCALING).is_some());
     Wanted {
-        service_account: (!disabled).then(|| service_account(seen, &account)),
-        detached,
-        obsolete_accounts: earlier.filter(|_| seen.has_moved()).cloned().collect(),
+        accounts,
         service: service::service(&name, &spec.service, tls, &selector),
         hand_over_replicas: spec.scaling == Scaling::External
             && seen.children.deployment.is_some()
@@ -232,17 +200,6 @@ fn wanted(seen: &Seen) -> Wanted {
         route: route.filter(|_| seen.gateway_api),
         budget: disruption::budget(&name, spec.pod_disruption_budget.as_ref(), seen.replicas(), &selector),
     }
-}
-
-fn service_account(seen: &Seen, name: &str) -> ServiceAccount {
-    let spec = &seen.object.spec.service_account;
-    let metadata = ObjectMeta {
-        name: Some(name.to_owned()),
-        labels: some_map(&spec.labels),
-        annotations: some_map(&spec.annotations),
-        ..ObjectMeta::default()
-    };
-    ServiceAccount { metadata, ..ServiceAccount::default() }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Pure: no client, no clock, no environment. What was observed and the time come in as arguments; plans and
 //! status go out as data. "Not ready yet" is a plan, not an error.
 
+pub mod account;
 pub mod condition;
 pub mod controlplane;
 pub mod disruption;
@@ -10,6 +11,7 @@ pub mod entitlements;
 pub mod exposure;
 pub mod license;
 pub mod names;
+pub mod object;
 pub mod outcome;
 pub mod pod;
 pub mod provisioner;

@@ -175,6 +175,15 @@ pub fn port(name: &str, number: i32) -> ContainerPort {
     }
 }
 
+/// The annotations with which Prometheus finds pods.
+pub fn scraped(port: i32) -> [(String, String); 3] {
+    [
+        ("prometheus.io/scrape".to_owned(), "true".to_owned()),
+        ("prometheus.io/port".to_owned(), port.to_string()),
+        ("prometheus.io/path".to_owned(), "/metrics".to_owned()),
+    ]
+}
+
 /// An environment entry with a plain value.
 pub fn variable(name: &str, value: impl Into<String>) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.into()), value_from: None }

@@ -1,39 +1,163 @@
-//! What becomes of a CoderProvisioner. For now only a status that says that nothing does.
+//! What becomes of a CoderProvisioner: a key in coderd, the Secret that holds it, and the pods that connect with it.
+//!
+//! The key has a protocol of its own ([`keys`]), and so has the license ([`gate`]). The rest is decided here, and goes on
+//! whatever the key and the license are doing.
 
+pub mod deployment;
 pub mod gate;
 pub mod keys;
 pub mod names;
+mod status;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-use coder_k8s_api::{CoderProvisioner, CoderProvisionerStatus};
-use jiff::Timestamp;
+use coder_k8s_api::{
+    CoderControlPlane, CoderProvisioner, WorkspaceRbac,
+    names::{component, label},
+};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::ServiceAccount, policy::v1::PodDisruptionBudget};
+use kube::ResourceExt;
 
+pub use self::status::{Outcome, control_plane, paused, status};
 use crate::{
-    condition::{Conditions, Progress, Verdict},
-    outcome::Done,
-    workload,
+    account::{self, Accounts},
+    controlplane::access_url,
+    disruption,
+    names::instance_label,
+    object,
+    outcome::Failure,
+    sources::AllFound,
+    workspace_access::{self, Consent, Existing, Grantee},
 };
 
-/// What was observed.
+/// What was observed, besides what concerns the key.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// The object.
     pub object: Arc<CoderProvisioner>,
+    /// The control plane that it names.
+    pub control_plane: Option<Arc<CoderControlPlane>>,
+    /// Which deployment answers there, once known.
+    pub deployment_id: Option<String>,
+    /// Its children, as far as they bear our label.
+    pub children: Children,
+    /// Secrets and ConfigMaps that the pods read, or why they could not be read.
+    pub sources: Result<AllFound, Failure>,
+    /// Whether other namespaces consent to workspaces.
+    pub consent: BTreeMap<String, Consent>,
+    /// Whether workspaces may be given Secrets, RBAC and tokens.
+    pub privileged_rules: bool,
+    /// Whether the license covers it.
+    pub gate: gate::Gate,
+    /// Whether the credentials for managing keys are there.
+    pub credentials: Result<(), keys::Trouble>,
 }
 
-/// Says how things stand.
-pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderProvisionerStatus {
-    let before = seen.object.status.clone().unwrap_or_default();
-    let verdict = Verdict {
-        ready: false,
-        progress: Progress::Settled,
-        reason: "NotDeployed",
-        message: "this release does not run provisioner daemons yet".to_owned(),
-    };
-    let generation = seen.object.metadata.generation;
-    let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
-    conditions.set_common(done, verdict);
-    let workload = workload::without_pods(&before.workload, generation, conditions);
-    CoderProvisionerStatus { workload, ..before }
+/// Children as last seen.
+#[derive(Clone, Debug, Default)]
+pub struct Children {
+    /// The Deployment.
+    pub deployment: Option<Arc<Deployment>>,
+    /// The disruption budget.
+    pub budget: Option<Arc<PodDisruptionBudget>>,
+    /// ServiceAccounts that belong to the object, of whatever name.
+    pub service_accounts: Vec<Arc<ServiceAccount>>,
+    /// Roles and RoleBindings of workspaces.
+    pub rbac: Existing,
+}
+
+/// What is to be done, besides what concerns the key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Whether the finalizer is to be there for what is in other namespaces.
+    pub reaches_outside: bool,
+    /// The wanted children. None: the object is going.
+    pub wanted: Option<Wanted>,
+    /// Access for workspaces.
+    pub workspaces: workspace_access::Plan,
+}
+
+/// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once there is a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// The ServiceAccount, and what becomes of others.
+    pub accounts: Accounts,
+    /// The disruption budget.
+    pub budget: Option<PodDisruptionBudget>,
+}
+
+impl Seen {
+    /// The labels that all children bear and that select the pods.
+    pub fn selector(&self) -> BTreeMap<String, String> {
+        [
+            (label::NAME.to_owned(), component::PROVISIONER.to_owned()),
+            (label::INSTANCE.to_owned(), instance_label(&self.object.name_any())),
+            (label::MANAGED_BY.to_owned(), label::MANAGER.to_owned()),
+        ]
+        .into()
+    }
+
+    /// The name of the pods' ServiceAccount.
+    pub fn service_account(&self) -> String {
+        let name = self.object.name_any();
+        account::name(&self.object.spec.service_account, || names::service_account(&name))
+    }
+
+    /// For whom workspaces are granted access.
+    pub fn grantee(&self) -> Grantee {
+        Grantee {
+            namespace: self.object.namespace().unwrap_or_default(),
+            name: self.object.name_any(),
+            uid: self.object.uid().unwrap_or_default(),
+            service_account: self.service_account(),
+            kind: workspace_access::Kind::Provisioner,
+        }
+    }
+
+    /// How many pods are to run.
+    pub fn replicas(&self) -> i32 {
+        self.gate.replicas(self.object.spec.replicas, self.object.spec.on_entitlement_lost)
+    }
+
+    /// The image of the daemons. One newer than coderd is refused by it, so that an image of their own apart, they follow
+    /// what the control plane has rolled out; until that is known, what they run stays.
+    pub fn image(&self) -> Option<String> {
+        let given = self.object.spec.image.as_ref().map(ToString::to_string);
+        let rolled_out =
+            || self.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.workload.image.clone());
+        given.or_else(rolled_out).or_else(|| deployment::image(self.children.deployment.as_deref()?))
+    }
+}
+
+/// The address that daemons connect to: the Service, by HTTP where it has a certificate of its own.
+pub fn daemon_url(plane: &CoderControlPlane) -> String {
+    if plane.spec.tls.secret_names.is_empty() {
+        access_url::cluster_url(plane)
+    } else {
+        access_url::http_url(plane)
+    }
+}
+
+/// Decides what is to be done.
+pub fn decide(seen: &Seen) -> Plan {
+    let (grantee, rbac) = (seen.grantee(), &seen.children.rbac);
+    let spec = &seen.object.spec;
+    let going = object::is_going(&*seen.object);
+    let nothing = WorkspaceRbac { workspace_perms: false, ..WorkspaceRbac::default() };
+    let asked = if going { &nothing } else { &spec.rbac };
+    let account = seen.service_account();
+    let moved = account::have_moved(seen.children.deployment.as_deref(), &account);
+    let workspaces =
+        workspace_access::decide(asked, &grantee, &seen.consent, rbac, going || moved, seen.privileged_rules);
+    let wanted = (!going).then(|| Wanted {
+        accounts: account::decide(&spec.service_account, &account, &seen.children.service_accounts, moved),
+        budget: disruption::budget(
+            &names::deployment(&seen.object.name_any()),
+            spec.pod_disruption_budget.as_ref(),
+            // A budget is made only when it is asked for: an evicted daemon finishes its build in its grace period.
+            spec.pod_disruption_budget.as_ref().map_or(0, |_| seen.replicas()),
+            &seen.selector(),
+        ),
+    });
+    Plan { reaches_outside: workspaces.reaches_outside(&grantee, rbac), wanted, workspaces }
 }

@@ -7,7 +7,7 @@ use coder_k8s_api::{
 };
 use kube::{Resource, ResourceExt};
 
-use crate::names;
+use crate::{names, provisioner};
 
 /// Something that an object refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +62,9 @@ impl References for CoderProvisioner {
         all.extend(
             spec.bootstrap.iter().map(|bootstrap| secret_named(&bootstrap.credentials_secret_ref.name)),
         );
+        let given = spec.key.as_ref().and_then(|key| key.secret_name.as_ref()).map(ToString::to_string);
+        let key = given.unwrap_or_else(|| provisioner::names::secret(&self.name_any()));
+        all.insert(Reference::Secret(key));
         all
     }
 }
@@ -136,7 +139,12 @@ mod tests {
         let pool = CoderProvisioner::new("pool", serde_json::from_value(pool).unwrap());
         assert_eq!(
             pool.references(),
-            [Reference::ControlPlane("coder".into()), Reference::Secret("c".into())].into()
+            [
+                Reference::ControlPlane("coder".into()),
+                Reference::Secret("c".into()),
+                Reference::Secret("pool-provisioner-key".into())
+            ]
+            .into()
         );
         let proxy = serde_json::json!({"bootstrap": {"coderURL": "http://c", "credentialsSecretRef": {"name": "c"}, "caSecretRef": {"name": "ca"}}});
         let proxy = CoderWorkspaceProxy::new("proxy", serde_json::from_value(proxy).unwrap());

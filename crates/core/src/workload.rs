@@ -71,17 +71,21 @@ pub fn say_paused(status: &mut WorkloadStatus, generation: Option<i64>, now: Tim
     status.conditions = conditions.into_vec();
 }
 
-fn with_words(rollout: &Rollout, pods_say: Option<&str>) -> String {
+/// What is said of a rollout, with what its pods say.
+pub fn with_words(rollout: &Rollout, pods_say: Option<&str>) -> String {
     match pods_say {
         Some(words) => format!("{}; {words}", rollout.message()),
         None => rollout.message(),
     }
 }
 
-/// The image of the main container, which is the first.
+/// The names of the main containers of our kinds.
+const MAIN: [&str; 3] = ["coder", "provisioner", "workspace-proxy"];
+
+/// The image of the main container.
 fn image(deployment: &Deployment) -> Option<String> {
     let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
-    pod.containers.iter().find(|container| container.name == "coder")?.image.clone()
+    pod.containers.iter().find(|container| MAIN.contains(&container.name.as_str()))?.image.clone()
 }
 
 fn selector(deployment: &Deployment) -> Option<String> {

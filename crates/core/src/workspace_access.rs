@@ -11,12 +11,18 @@ use std::{
 
 use coder_k8s_api::{
     WorkspaceRbac,
+    condition::{kind, reason},
     names::{annotation, label},
 };
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use kube::{Resource, ResourceExt, core::ObjectMeta};
 
-use crate::names;
+use crate::{
+    condition::Conditions,
+    names::{self, instance_label},
+    outcome::Failure,
+    provisioner,
+};
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 
@@ -31,6 +37,17 @@ pub struct Grantee {
     pub uid: String,
     /// The ServiceAccount of its pods.
     pub service_account: String,
+    /// Its kind.
+    pub kind: Kind,
+}
+
+/// The kinds whose pods run workspaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// CoderControlPlane
+    ControlPlane,
+    /// CoderProvisioner
+    Provisioner,
 }
 
 /// Whether a namespace lets workspaces of another run in it.
@@ -187,15 +204,15 @@ impl Held for RoleBinding {
 impl Grantee {
     /// The labels by which its Roles and RoleBindings are found.
     pub fn labels(&self) -> BTreeMap<String, String> {
-        [
-            (label::CONTROL_PLANE.to_owned(), self.name.clone()),
-            (label::CONTROL_PLANE_NAMESPACE.to_owned(), self.namespace.clone()),
-        ]
-        .into()
+        let (name, namespace) = match self.kind {
+            Kind::ControlPlane => (label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE),
+            Kind::Provisioner => (label::PROVISIONER, label::PROVISIONER_NAMESPACE),
+        };
+        [(name.to_owned(), instance_label(&self.name)), (namespace.to_owned(), self.namespace.clone())].into()
     }
 
     fn grant(&self, namespace: &str, rbac: &WorkspaceRbac, extra: &[PolicyRule]) -> Grant {
-        let (role, binding) = (self.role_name(), self.binding_name());
+        let (role, binding) = (self.role_name(namespace), self.binding_name(namespace));
         let metadata = |name: String| ObjectMeta {
             name: Some(name),
             labels: Some(self.labels()),
@@ -221,12 +238,18 @@ impl Grantee {
         }
     }
 
-    fn role_name(&self) -> String {
-        names::workspace_role(&self.service_account, &self.namespace, &self.name)
+    fn role_name(&self, namespace: &str) -> String {
+        match self.kind {
+            Kind::Provisioner if namespace == self.namespace => provisioner::names::deployment(&self.name),
+            _ => names::workspace_role(&self.service_account, &self.namespace, &self.name),
+        }
     }
 
-    fn binding_name(&self) -> String {
-        names::workspace_binding(&self.service_account, &self.namespace, &self.name)
+    fn binding_name(&self, namespace: &str) -> String {
+        match self.kind {
+            Kind::Provisioner if namespace == self.namespace => provisioner::names::deployment(&self.name),
+            _ => names::workspace_binding(&self.service_account, &self.namespace, &self.name),
+        }
     }
 
     /// Whether an object was written for this very object: it owns it, or its uid is on it.
@@ -246,7 +269,7 @@ impl Grantee {
 
     /// Whether a Role elsewhere stems from an earlier object of the same name.
     fn left_role(&self, role: &Role) -> bool {
-        self.identifies(role) && self.is_outside(role) && role.name_any() == self.role_name()
+        self.identifies(role) && self.is_outside(role) && role.name_any() == self.role_name(&role.home())
     }
 
     /// Whether a RoleBinding elsewhere stems from an earlier object of the same name.
@@ -259,10 +282,10 @@ impl Grantee {
         };
         self.identifies(binding)
             && self.is_outside(binding)
-            && binding.name_any() == self.binding_name()
+            && binding.name_any() == self.binding_name(&binding.home())
             && binding.role_ref.kind == "Role"
             && binding.role_ref.api_group.as_deref() == Some(RBAC)
-            && binding.role_ref.name == self.role_name()
+            && binding.role_ref.name == self.role_name(&binding.home())
             && matches!(subjects, [one] if ours(one))
     }
 
@@ -318,6 +341,53 @@ fn forbidden_part(rule: &PolicyRule) -> Option<String> {
         join(&rule.resources),
         rule.verbs.join(",")
     ))
+}
+
+/// Says where workspaces may run, and where they may not. `ungranted` are grants that failed, with the namespace.
+pub fn tell(conditions: &mut Conditions<'_>, own: &str, plan: &Plan, ungranted: &[(String, Failure)]) {
+    let Plan { grants, without_consent, refused_rules, .. } = plan;
+    let mut troubles: Vec<(&str, String)> = refused_rules
+        .iter()
+        .map(|rule| {
+            (
+                reason::RULE_NOT_ALLOWED,
+                format!("{rule}, which the operator grants only with --allow-privileged-workspace-rules"),
+            )
+        })
+        .collect();
+    troubles.extend(ungranted.iter().map(|(_, failure)| (failure.reason, failure.message.clone())));
+    troubles.extend(without_consent.iter().map(|(namespace, consent, kept)| {
+        let what = match consent {
+            Consent::NoNamespace => format!("namespace {namespace} does not exist"),
+            Consent::Unwatched => {
+                format!(
+                    "namespace {namespace} is not looked after by this operator: add it to --watch-namespaces"
+                )
+            }
+            Consent::Given | Consent::Missing => format!(
+                "namespace {namespace} has not consented to workspaces: \
+                 kubectl label namespace {namespace} {}{own}={}",
+                label::WORKSPACES_OF,
+                label::ALLOW
+            ),
+        };
+        let kept =
+            if *kept { "; what an earlier operator granted there is kept for this release" } else { "" };
+        (reason::CONSENT_MISSING, format!("{what}{kept}"))
+    }));
+    if let Some((reason, _)) = troubles.first() {
+        let all: Vec<_> = troubles.iter().map(|(_, what)| what.as_str()).collect();
+        conditions.set(kind::WORKSPACE_ACCESS, false, reason, all.join("; "));
+        return;
+    }
+    if grants.is_empty() {
+        let message = "no namespace for workspaces is asked for";
+        conditions.set(kind::WORKSPACE_ACCESS, false, reason::DISABLED, message);
+        return;
+    }
+    let all: Vec<_> = grants.iter().map(|grant| grant.namespace.as_str()).collect();
+    let message = format!("workspaces may run in {}", all.join(", "));
+    conditions.set(kind::WORKSPACE_ACCESS, true, reason::GRANTED, message);
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use kube::Client;
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use serde::Deserialize;
 
-pub use self::write::{Entry, remove, write};
+pub use self::write::{Change, Entry, change, remove, write};
 use crate::gate::Owner;
 
 /// Why a Secret could not be read.
@@ -50,6 +50,8 @@ pub struct SecretData {
     pub resource_version: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
+    /// Whether nobody may change its data any more.
+    pub immutable: bool,
     controller: Option<OwnerReference>,
     values: BTreeMap<String, SecretSlice<u8>>,
 }
@@ -108,6 +110,8 @@ struct Body {
     metadata: Meta,
     #[serde(default)]
     data: Option<BTreeMap<String, k8s_openapi::ByteString>>,
+    #[serde(default)]
+    immutable: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -153,6 +157,7 @@ pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option
         uid: body.metadata.uid,
         resource_version: body.metadata.resource_version,
         annotations: body.metadata.annotations,
+        immutable: body.immutable.unwrap_or_default(),
         controller: controls,
         values: values.collect(),
     }))

@@ -4,13 +4,17 @@
 //! lease stops writing at that moment and exits. One that is asked to stop finishes what it does, then hands the
 //! lease over.
 
+pub(crate) mod accounts;
 pub(crate) mod children;
+pub(crate) mod coderd;
 mod context;
 pub(crate) mod environment;
+pub(crate) mod finalizer;
 mod lookups;
 pub(crate) mod options;
 pub(crate) mod pods;
 mod watches;
+pub(crate) mod workspaces;
 
 use std::{sync::Arc, time::Duration};
 
@@ -42,7 +46,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use context::Context;
+pub(crate) use context::{Context, served_by};
 pub(crate) use options::Options;
 
 use context::{Outside, Reported, kind};
@@ -144,11 +148,13 @@ pub(crate) async fn control(
         tracing::info!("leading: objects are reconciled");
         let reconcile = |key| reconcile(key, ctx.clone());
         let converse = |key| crate::controlplane::talk::converse(key, ctx.clone());
-        let (passes, talks) = tokio::join!(
+        let pool = |key| crate::provisioner::reconcile(key, ctx.clone());
+        let (passes, talks, pools) = tokio::join!(
             ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile),
             ctx.talks.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, converse),
+            ctx.pools.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, pool),
         );
-        passes && talks
+        passes && talks && pools
     };
     let drained = tokio::select! {
         drained = work => drained,
@@ -239,7 +245,6 @@ fn elect(
 async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     match key.kind {
         kind::CONTROL_PLANE => crate::controlplane::reconcile(key, ctx).await,
-        kind::PROVISIONER => crate::provisioner::reconcile(key, ctx).await,
         _ => crate::workspaceproxy::reconcile(key, ctx).await,
     }
 }

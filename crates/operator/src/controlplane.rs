@@ -6,7 +6,7 @@ pub(crate) mod talk;
 
 use std::sync::Arc;
 
-use coder_k8s_core::{controlplane, outcome::Done};
+use coder_k8s_core::{controlplane, object, outcome::Done};
 use coder_k8s_engine::{key::Key, queue::Next};
 use tokio::time::Instant;
 
@@ -19,7 +19,7 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
         Ok(object) => object,
         Err(next) => return next,
     };
-    if controlplane::is_paused(&object) {
+    if object::is_paused(&*object) {
         let status = controlplane::paused(&object, ctx.now());
         return ctx.conclude(&key, &*object, &status, Done::default(), started).await;
     }

@@ -33,7 +33,7 @@ pub struct Touch {
 }
 
 /// Everything that the operator touches.
-pub const TOUCHES: [Touch; 18] = [
+pub const TOUCHES: [Touch; 19] = [
     Touch {
         group: "coder.com",
         resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
@@ -44,11 +44,19 @@ pub const TOUCHES: [Touch; 18] = [
     },
     Touch {
         group: "coder.com",
-        resources: &["codercontrolplanes"],
+        resources: &["codercontrolplanes", "coderprovisioners"],
         verbs: &["patch"],
         only: None,
         within: Within::Watched,
-        why: "the finalizer, while other namespaces hold something to clean up",
+        why: "the finalizer, while other namespaces or coderd hold something to clean up",
+    },
+    Touch {
+        group: "coder.com",
+        resources: &["coderprovisioners"],
+        verbs: &["get"],
+        only: None,
+        within: Within::Watched,
+        why: "looking once more before a key is made or deleted",
     },
     Touch {
         group: "coder.com",
@@ -60,7 +68,7 @@ pub const TOUCHES: [Touch; 18] = [
     },
     Touch {
         group: "coder.com",
-        resources: &["codercontrolplanes/finalizers"],
+        resources: &["codercontrolplanes/finalizers", "coderprovisioners/finalizers"],
         verbs: &["update"],
         only: None,
         within: Within::Watched,
@@ -136,7 +144,7 @@ pub const TOUCHES: [Touch; 18] = [
         verbs: &["create", "delete", "patch"],
         only: None,
         within: Within::Watched,
-        why: "the operator's own token; a Secret of others is never written",
+        why: "the operator's own token and the keys of pools; a Secret of others is never written",
     },
     Touch {
         group: "events.k8s.io",

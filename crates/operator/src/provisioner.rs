@@ -1,11 +1,16 @@
-//! CoderProvisioner: for now no children, only a status that says so.
+//! CoderProvisioner: what is read before a decision and what is done after it.
+//!
+//! Passes talk to coderd themselves, after everything that needs no coderd is done. They run in a queue of their own, wide
+//! enough that a server that hangs holds up its own pools alone.
+
+mod act;
+mod keys;
+mod observe;
+pub(crate) mod pools;
 
 use std::sync::Arc;
 
-use coder_k8s_core::{
-    outcome::Done,
-    provisioner::{self, Seen},
-};
+use coder_k8s_core::{object, outcome::Done, provisioner};
 use coder_k8s_engine::{key::Key, queue::Next};
 use tokio::time::Instant;
 
@@ -18,7 +23,31 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
         Ok(object) => object,
         Err(next) => return next,
     };
-    let (seen, done) = (Seen { object }, Done::default());
-    let status = provisioner::status(&seen, &done, ctx.now());
-    ctx.conclude(&key, &*seen.object, &status, done, started).await
+    if object::is_paused(&*object) {
+        let status = provisioner::paused(&object, ctx.now());
+        return ctx.conclude(&key, &*object, &status, Done::default(), started).await;
+    }
+    let verify_due = ctx.pools.verify_due(&key, &object);
+    let (seen, unasked) = observe::observe(&key, object, verify_due, &ctx).await;
+    let plan = provisioner::decide(&seen);
+    let Some(mut dealings) = keys::Dealings::begin(&key, &seen, verify_due, &ctx).await else {
+        return Next::OnChange;
+    };
+    // What pods run with so far: they are scaled and updated whatever coderd says.
+    let mut outcome = act::act(&seen, &plan, dealings.run(), &ctx).await;
+    let decision = dealings.carry_on().await;
+    if dealings.touched {
+        let soon = Next::After(ctx.own_write());
+        return dealings.retry.map_or(soon, |retry| ctx.pools.failed(&key, retry));
+    }
+    if decision.run.as_ref() != dealings.run() {
+        act::roll_out(&seen, decision.run.as_ref(), &ctx, &mut outcome).await;
+    }
+    outcome.ungranted.extend(unasked);
+    if act::release(&seen, &plan, &decision, &ctx, &mut outcome).await {
+        return Next::After(ctx.own_write());
+    }
+    let status = provisioner::status(&seen, &plan, &outcome, &decision, ctx.now());
+    let next = ctx.conclude(&key, &*seen.object, &status, outcome.into_done(), started).await;
+    ctx.pools.next(&key, next, &decision, &seen.gate, dealings.retry)
 }

@@ -106,11 +106,7 @@ fn pod_annotations(seen: &Seen, sources: &AllFound) -> BTreeMap<String, String> 
         .map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum))
         .collect();
     if prometheus.enabled && prometheus.scrape_annotations {
-        all.extend([
-            ("prometheus.io/scrape".to_owned(), "true".to_owned()),
-            ("prometheus.io/port".to_owned(), prometheus.port.to_string()),
-            ("prometheus.io/path".to_owned(), "/metrics".to_owned()),
-        ]);
+        all.extend(pod::scraped(prometheus.port));
     }
     all
 }

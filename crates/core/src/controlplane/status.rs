@@ -5,7 +5,6 @@ use std::sync::Arc;
 use coder_k8s_api::{
     CoderControlPlane, CoderControlPlaneStatus,
     condition::{kind, reason},
-    names::label,
 };
 use jiff::Timestamp;
 use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Condition};
@@ -17,8 +16,7 @@ use crate::{
     exposure::{self, route::Acceptance},
     outcome::{Done, Failure},
     rollout::Rollout,
-    workload,
-    workspace_access::{self, Consent},
+    workload, workspace_access,
 };
 
 /// What came of a plan.
@@ -84,7 +82,8 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
     conditions.set_common(&outcome.done, verdict);
     workload::say_rollout(&mut conditions, &rollout, outcome.pods_say.as_deref());
     say_exposure(&mut conditions, object, &outcome.exposure);
-    say_workspaces(&mut conditions, seen, plan, outcome);
+    let own = object.namespace().unwrap_or_default();
+    workspace_access::tell(&mut conditions, &own, &plan.workspaces, &outcome.ungranted);
     conditions.clear(kind::PAUSED);
     match downgrade::warning(object.spec.image.as_str(), next.version.as_deref()) {
         Some(why) => conditions.set(kind::DOWNGRADE, true, reason::OLDER_THAN_DATABASE, why),
@@ -182,51 +181,4 @@ fn say_exposure(conditions: &mut Conditions<'_>, object: &CoderControlPlane, exp
         }
     };
     conditions.set(kind::EXPOSED, state, reason, message);
-}
-
-fn say_workspaces(conditions: &mut Conditions<'_>, seen: &Seen, plan: &Plan, outcome: &Outcome) {
-    let workspace_access::Plan { grants, without_consent, refused_rules, .. } = &plan.workspaces;
-    let mut troubles: Vec<(&str, String)> = refused_rules
-        .iter()
-        .map(|rule| {
-            (
-                reason::RULE_NOT_ALLOWED,
-                format!("{rule}, which the operator grants only with --allow-privileged-workspace-rules"),
-            )
-        })
-        .collect();
-    troubles.extend(outcome.ungranted.iter().map(|(_, failure)| (failure.reason, failure.message.clone())));
-    let own = seen.object.namespace().unwrap_or_default();
-    troubles.extend(without_consent.iter().map(|(namespace, consent, kept)| {
-        let what = match consent {
-            Consent::NoNamespace => format!("namespace {namespace} does not exist"),
-            Consent::Unwatched => {
-                format!(
-                    "namespace {namespace} is not looked after by this operator: add it to --watch-namespaces"
-                )
-            }
-            Consent::Given | Consent::Missing => format!(
-                "namespace {namespace} has not consented to workspaces: \
-                 kubectl label namespace {namespace} {}{own}={}",
-                label::WORKSPACES_OF,
-                label::ALLOW
-            ),
-        };
-        let kept =
-            if *kept { "; what an earlier operator granted there is kept for this release" } else { "" };
-        (reason::CONSENT_MISSING, format!("{what}{kept}"))
-    }));
-    if let Some((reason, _)) = troubles.first() {
-        let all: Vec<_> = troubles.iter().map(|(_, what)| what.as_str()).collect();
-        conditions.set(kind::WORKSPACE_ACCESS, false, reason, all.join("; "));
-        return;
-    }
-    if grants.is_empty() {
-        let message = "no namespace for workspaces is asked for";
-        conditions.set(kind::WORKSPACE_ACCESS, false, reason::DISABLED, message);
-        return;
-    }
-    let all: Vec<_> = grants.iter().map(|grant| grant.namespace.as_str()).collect();
-    let message = format!("workspaces may run in {}", all.join(", "));
-    conditions.set(kind::WORKSPACE_ACCESS, true, reason::GRANTED, message);
 }

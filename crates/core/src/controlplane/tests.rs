@@ -4,7 +4,9 @@ use k8s_openapi::api::core::v1::Container;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::object::{finalizers, is_paused};
 use crate::{exposure::route::Acceptance, outcome::Done};
+use coder_k8s_api::names::finalizer;
 
 fn seen(spec: Value) -> Seen {
     let mut object = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
@@ -142,7 +144,10 @@ fn disabling_creation_detaches_what_there_is() {
     let mut seen = seen(json!({"serviceAccount": {"disableCreate": true}}));
     seen.children.service_accounts = vec![Arc::default()];
     let wanted = decide(&seen).wanted.unwrap();
-    assert_eq!((wanted.service_account, wanted.detached.len(), wanted.obsolete_accounts.len()), (None, 1, 0));
+    assert_eq!(
+        (wanted.accounts.wanted, wanted.accounts.detached.len(), wanted.accounts.obsolete.len()),
+        (None, 1, 0)
+    );
 }
 
 #[test]
@@ -158,12 +163,12 @@ fn a_going_object_wants_nothing_but_to_clean_up() {
 fn the_finalizer_of_others_is_left_alone() {
     let mut object = CoderControlPlane::new("coder", coder_k8s_api::CoderControlPlaneSpec::default());
     object.metadata.finalizers = Some(vec!["theirs".into()]);
-    assert_eq!(finalizers(&object, false), None);
-    let with = finalizers(&object, true).unwrap();
+    assert_eq!(finalizers(&object, finalizer::CONTROL_PLANE, false), None);
+    let with = finalizers(&object, finalizer::CONTROL_PLANE, true).unwrap();
     assert_eq!(with, ["theirs", finalizer::CONTROL_PLANE]);
     object.metadata.finalizers = Some(with);
-    assert_eq!(finalizers(&object, true), None);
-    assert_eq!(finalizers(&object, false).unwrap(), ["theirs"]);
+    assert_eq!(finalizers(&object, finalizer::CONTROL_PLANE, true), None);
+    assert_eq!(finalizers(&object, finalizer::CONTROL_PLANE, false).unwrap(), ["theirs"]);
 }
 
 #[test]

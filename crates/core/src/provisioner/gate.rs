@@ -95,6 +95,12 @@ impl Gate {
         }
     }
 
+    /// Nobody knows.
+    pub fn unknown(message: impl Into<String>) -> Self {
+        let (verdict, reason) = (Verdict::Unknown, "EntitlementsQueryFailed");
+        Self { verdict, reason, message: message.into(), again: Some(RETRY) }
+    }
+
     fn open() -> Self {
         let message = "the license covers external provisioners".to_owned();
         Self { verdict: Verdict::Open, reason: "Entitled", message, again: None }

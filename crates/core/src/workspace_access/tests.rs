@@ -8,6 +8,7 @@ fn rbac(spec: Value) -> WorkspaceRbac {
 
 fn grantee() -> Grantee {
     Grantee {
+        kind: Kind::ControlPlane,
         namespace: "coder".into(),
         name: "coder".into(),
         uid: "uid-1".into(),

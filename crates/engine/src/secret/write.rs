@@ -107,6 +107,60 @@ fn body(owner: &Owner, held: Option<&SecretData>, entry: &Entry<'_>) -> Zeroizin
     Zeroizing::new(serde_json::to_vec(&body).unwrap_or_default())
 }
 
+/// What is to change in a Secret; None takes something away. What is not named stays.
+#[derive(Clone, Debug, Default)]
+pub struct Change {
+    /// Values by key.
+    pub data: BTreeMap<String, Option<SecretString>>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, Option<String>>,
+}
+
+/// Changes a Secret as it was read. Returns the version that came of it. None: it has changed since; nothing was written.
+pub async fn change(
+    client: &Client,
+    owner: &Owner,
+    name: &str,
+    held: &SecretData,
+    change: &Change,
+) -> Result<Option<String>, Error> {
+    #[derive(Serialize)]
+    struct Body<'a> {
+        metadata: serde_json::Value,
+        data: BTreeMap<&'a str, Option<ByteString>>,
+    }
+    let namespace = &owner.namespace;
+    let failed =
+        |source| Error::Api { action: "write", namespace: namespace.clone(), name: name.to_owned(), source };
+    let mut metadata = json!({
+        "uid": held.uid,
+        "resourceVersion": held.resource_version,
+        "labels": owner.labels,
+        "annotations": change.annotations,
+    });
+    if held.controller.is_none() {
+        // It was handed over.
+        metadata["ownerReferences"] = json!([owner.reference]);
+    }
+    let bytes = |value: &SecretString| ByteString(value.expose_secret().as_bytes().to_vec());
+    let data = change.data.iter().map(|(key, value)| (key.as_str(), value.as_ref().map(bytes))).collect();
+    let body = Zeroizing::new(serde_json::to_vec(&Body { metadata, data }).unwrap_or_default());
+    let request = Request::builder()
+        .method(Method::PATCH)
+        .uri(format!("/api/v1/namespaces/{namespace}/secrets/{name}?fieldManager={FIELD_MANAGER}"))
+        .header(CONTENT_TYPE, "application/merge-patch+json")
+        .body(body.to_vec())
+        .map_err(|error| failed(kube::Error::HttpError(error)))?;
+    match client.request_text(request).await.map(SecretString::from) {
+        Ok(answer) => {
+            let answer: Result<Answer, _> = serde_json::from_str(answer.expose_secret());
+            Ok(Some(answer.map(|answer| answer.metadata.resource_version).unwrap_or_default()))
+        }
+        Err(kube::Error::Api(status)) if status.code == 409 || status.is_not_found() => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
 /// Removes a Secret as it was read. Returns whether anything was removed.
 pub async fn remove(client: &Client, namespace: &str, name: &str, held: &SecretData) -> Result<bool, Error> {
     let failed = |source| Error::Api {

@@ -15,7 +15,9 @@ use coder_k8s_coderd::{Connector, postgres::Postgres};
 use coder_k8s_core::{
     condition::transitions,
     exposure::route::HTTPRoute,
+    names::instance_label,
     outcome::{Done, Retry},
+    workspace_access::Kind,
 };
 use coder_k8s_engine::{
     backoff::Failures,
@@ -49,7 +51,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 
 use super::{lookups::Lookups, options::Options, watches::Scope};
-use crate::controlplane::talk::{Intervals, Talks};
+use crate::{
+    controlplane::talk::{Intervals, Talks},
+    provisioner::pools::Pools,
+};
 
 /// The kinds whose objects are reconciled.
 pub(crate) mod kind {
@@ -101,11 +106,18 @@ impl Default for Caches {
     }
 }
 
-/// The object that a Role or RoleBinding of workspaces serves, by its labels: `<namespace>/<name>`.
+/// The object that a Role or RoleBinding of workspaces serves, by its labels.
 pub(crate) fn served<K: Resource>(object: &K) -> Option<String> {
     let labels = object.labels();
-    let (namespace, name) = (labels.get(label::CONTROL_PLANE_NAMESPACE)?, labels.get(label::CONTROL_PLANE)?);
-    Some(format!("{namespace}/{name}"))
+    let by =
+        |kind, name: &str, namespace: &str| Some(served_by(kind, labels.get(namespace)?, labels.get(name)?));
+    by(Kind::ControlPlane, label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE)
+        .or_else(|| by(Kind::Provisioner, label::PROVISIONER, label::PROVISIONER_NAMESPACE))
+}
+
+/// The group of the Roles and RoleBindings that serve an object.
+pub(crate) fn served_by(kind: Kind, namespace: &str, name: &str) -> String {
+    format!("{kind:?} {namespace}/{}", instance_label(name))
 }
 
 /// How soon to look again at an object of others that is in the way.
@@ -142,6 +154,8 @@ pub(crate) struct Context {
     pub(crate) lookups: Lookups,
     /// Conversations with coderd.
     pub(crate) talks: Talks,
+    /// Pools, whose passes talk to coderd themselves and so have a queue of their own.
+    pub(crate) pools: Pools,
     /// Makes clients of coderd.
     pub(crate) connector: Connector,
     /// The way into its database.
@@ -209,6 +223,7 @@ impl Context {
         let intervals = Intervals { refresh: options.entitlements_interval, verify: options.verify_interval };
         Self {
             talks: Talks::new(intervals),
+            pools: Pools::new(metrics.clone(), options.verify_interval),
             connector: outside.connector,
             postgres: outside.postgres,
             cleanup_timeout: options.cleanup_timeout,
@@ -227,6 +242,16 @@ impl Context {
             metrics,
             client,
         }
+    }
+
+    /// Where an object waits.
+    pub(crate) fn queue_of(&self, key: &Key) -> &Queue {
+        if key.kind == kind::PROVISIONER { &self.pools.queue } else { &self.queue }
+    }
+
+    /// Has an object looked at.
+    pub(crate) fn wake(&self, key: Key) {
+        self.queue_of(&key).wake(key);
     }
 
     /// The time.
@@ -269,6 +294,23 @@ impl Context {
         self.lookups.forget(key);
         self.talks.forget(key);
         self.talks.queue.forget(key);
+        self.pools.forget(key);
+    }
+
+    /// Writes a status in the middle of a pass, before something that must not happen unrecorded. What was seen of the
+    /// object no longer counts after it.
+    pub(crate) async fn note_status<K: Reported>(
+        &self,
+        key: &Key,
+        object: &K,
+        next: &K::Status,
+    ) -> kube::Result<Written> {
+        let written = status::write(&self.client, object, object.status(), next).await?;
+        if written == Written::Changed {
+            let onto = object.meta().resource_version.clone();
+            self.written.lock().insert(key.clone(), Wrote { status: hash(Some(next)), onto });
+        }
+        Ok(written)
     }
 
     /// Ends a pass: writes the status if it changed, tells of transitions, and says when to come back.

@@ -37,7 +37,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Context,
-    context::{Reported, kind, served},
+    context::{Reported, kind},
 };
 
 /// CRDs of others that children may need.
@@ -265,8 +265,12 @@ impl Watches<'_> {
                         let askers = ctx.references.of(&target);
                         for asker in &askers {
                             ctx.lookups.changed(asker, &target);
-                            if kind != kind::NAMESPACE && asker.kind == kind::CONTROL_PLANE {
-                                ctx.talks.touch(asker, &target.name);
+                            match asker.kind {
+                                kind::CONTROL_PLANE if kind != kind::NAMESPACE => {
+                                    ctx.talks.touch(asker, &target.name);
+                                }
+                                kind::PROVISIONER if kind == kind::SECRET => ctx.pools.touch(asker),
+                                _ => {}
                             }
                         }
                         wake(&ctx, askers);
@@ -275,8 +279,10 @@ impl Watches<'_> {
                         let askers = ctx.references.of_kind(kind);
                         for asker in &askers {
                             ctx.lookups.gap(asker, kind);
-                            if kind != kind::NAMESPACE && asker.kind == kind::CONTROL_PLANE {
-                                ctx.talks.touch(asker, "");
+                            match asker.kind {
+                                kind::CONTROL_PLANE if kind != kind::NAMESPACE => ctx.talks.touch(asker, ""),
+                                kind::PROVISIONER if kind == kind::SECRET => ctx.pools.touch(asker),
+                                _ => {}
                             }
                         }
                         wake(&ctx, askers);
@@ -316,7 +322,7 @@ fn wake_routed(ctx: &Context) {
 }
 
 fn wake(ctx: &Context, keys: impl IntoIterator<Item = Key>) {
-    keys.into_iter().for_each(|key| ctx.queue.wake(key));
+    keys.into_iter().for_each(|key| ctx.wake(key));
 }
 
 /// A change of one of our objects wakes it, and those that refer to it. What the operator itself wrote to the status
@@ -329,21 +335,21 @@ fn root_changed<K: Reported + References>(ctx: &Context, change: &Change<'_, K>)
             if before.is_none_or(|before| asks_for_something_else(before, now)) {
                 ctx.references.set(&key, targets(*now, &key.namespace));
                 wake(ctx, ctx.references.of(&key));
-                ctx.queue.wake(key);
+                ctx.wake(key);
                 return;
             }
             if before.is_some_and(|before| says_something_else(before, now)) {
                 wake(ctx, ctx.references.of(&key));
             }
             if !ctx.wrote(&key, now.status()) {
-                ctx.queue.wake(key);
+                ctx.wake(key);
             }
         }
         Change::Gone(object) => {
             let key = Key::of(kind, *object);
             ctx.references.set(&key, BTreeSet::new());
             ctx.forget(&key);
-            ctx.queue.forget(&key);
+            ctx.queue_of(&key).forget(&key);
             wake(ctx, ctx.references.of(&key));
         }
     }
@@ -377,10 +383,10 @@ fn says_something_else<K: Reported>(before: &K, now: &K) -> bool {
 /// then nothing is to be made again.
 fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &Change<'_, K>) {
     match change {
-        Change::Seen { now, .. } => owners(*now).for_each(|owner| ctx.queue.wake(owner)),
+        Change::Seen { now, .. } => owners(*now).for_each(|owner| ctx.wake(owner)),
         Change::Gone(object) => {
             ctx.gate.forget(*object);
-            owners(*object).for_each(|owner| ctx.queue.wake_within(owner, NEWS));
+            owners(*object).for_each(|owner| ctx.queue_of(&owner).wake_within(owner, NEWS));
         }
     }
 }
@@ -396,11 +402,14 @@ fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
     named.chain(served_elsewhere(child))
 }
 
-/// The control plane that a child serves from another namespace, where no reference can name it.
+/// The object that a child serves from another namespace, where no reference can name it.
 fn served_elsewhere<K: Resource>(child: &K) -> Option<Key> {
-    let served = served(child).filter(|_| child.owner_references().is_empty())?;
-    let (namespace, name) = served.split_once('/')?;
-    Some(Key::new(kind::CONTROL_PLANE, namespace, name))
+    let labels = child.labels();
+    let by =
+        |kind, name: &str, namespace: &str| Some(Key::new(kind, labels.get(namespace)?, labels.get(name)?));
+    let served = by(kind::CONTROL_PLANE, label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE)
+        .or_else(|| by(kind::PROVISIONER, label::PROVISIONER, label::PROVISIONER_NAMESPACE));
+    served.filter(|_| child.owner_references().is_empty())
 }
 
 fn targets<K: References>(object: &K, namespace: &str) -> BTreeSet<Key> {

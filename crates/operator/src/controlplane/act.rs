@@ -1,14 +1,12 @@
 //! All effects of a pass, in order. One that fails does not stop the others.
 
-mod finalizer;
-mod workspaces;
+use std::{ops::ControlFlow, sync::Arc};
 
-use std::sync::Arc;
-
-use coder_k8s_api::names::component;
+use coder_k8s_api::names::{component, finalizer as name};
 use coder_k8s_core::{
     controlplane::{self, Exposure, Outcome, Plan, Seen, Wanted, coderd::access},
     exposure::route::{Acceptance, acceptance},
+    object,
     outcome::Done,
     rollout::Rollout,
     service,
@@ -18,9 +16,9 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
 use crate::controller::{
-    Context,
+    Context, accounts,
     children::{self, apply, remove},
-    pods,
+    finalizer, pods, workspaces,
 };
 
 /// Carries the plan out.
@@ -29,38 +27,35 @@ pub(super) async fn act(seen: &Seen, plan: &Plan, ctx: &Context) -> Outcome {
     let Some(owner) = children::owner_of(&*seen.object, component::CONTROL_PLANE) else { return outcome };
     if let Some(wanted) = &plan.wanted {
         // What will be outside must be known to need cleaning before it is there.
-        if plan.finalizer && finalizer::set(seen, true, ctx, &mut outcome).await.is_break() {
+        if plan.finalizer && set_finalizer(seen, true, ctx, &mut outcome).await.is_break() {
             return outcome;
         }
         create(seen, wanted, &owner, ctx, &mut outcome).await;
     }
-    workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome).await;
+    workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome.done, &mut outcome.ungranted).await;
     if !plan.finalizer {
         let clean = !(seen.is_going() && access::needs_cleaning(&seen.object, &seen.coderd))
             && outcome.ungranted.is_empty()
-            && workspaces::nothing_left(seen, ctx, &mut outcome.done).await;
+            && (!object::is_held(&*seen.object, name::CONTROL_PLANE)
+                || workspaces::nothing_left(&seen.grantee(), ctx, &mut outcome.done).await);
         if clean {
-            let _ = finalizer::set(seen, false, ctx, &mut outcome).await;
+            let _ = set_finalizer(seen, false, ctx, &mut outcome).await;
         }
     }
     outcome.done.foreign.extend(seen.coderd.foreign.clone());
     outcome
 }
 
+async fn set_finalizer(seen: &Seen, wanted: bool, ctx: &Context, outcome: &mut Outcome) -> ControlFlow<()> {
+    let set = finalizer::set(&*seen.object, name::CONTROL_PLANE, wanted, ctx, &mut outcome.done).await;
+    set.map_break(|written| outcome.touched = written == finalizer::Written::Yes)
+}
+
 /// Makes the children be as wanted.
 async fn create(seen: &Seen, wanted: &Wanted, owner: &Owner, ctx: &Context, outcome: &mut Outcome) {
     let held = &seen.children;
     let done = &mut outcome.done;
-    if let Some(account) = &wanted.service_account {
-        let held = ctx.caches.service_accounts.get(&owner.namespace, &account.name_any());
-        apply(ctx, owner, account.clone(), held, done).await;
-    }
-    for account in &wanted.detached {
-        if let Err(error) = ctx.gate.detach(owner, &**account).await {
-            let what = format!("give ServiceAccount {} up", account.name_any());
-            done.failures.push(failure::judge(&what, &error));
-        }
-    }
+    accounts::make(&wanted.accounts, owner, ctx, done).await;
     let service = apply(ctx, owner, wanted.service.clone(), held.service.clone(), done).await;
     // The Service shows the family of the pods' addresses. Without one it stays what it was.
     let before = || held.deployment.as_deref().is_some_and(controlplane::deployment::is_ipv6);
@@ -75,9 +70,7 @@ async fn create(seen: &Seen, wanted: &Wanted, owner: &Owner, ctx: &Context, outc
         (None, Some(held)) => remove(ctx, owner, &**held, done).await,
         (None, None) => {}
     }
-    for account in &wanted.obsolete_accounts {
-        remove(ctx, owner, &**account, done).await;
-    }
+    accounts::clear(&wanted.accounts, owner, ctx, done).await;
 }
 
 async fn roll_out(

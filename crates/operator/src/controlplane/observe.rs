@@ -1,22 +1,19 @@
 //! All reads of a pass. Children come from caches: a step that cannot be undone looks again itself. What is known of
 //! Secrets, ConfigMaps and Namespaces is read live once, and again when a watch says that it changed.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_core::{
     controlplane::{Children, Seen, access_url},
     outcome::Failure,
     sources,
-    workspace_access::{self, Consent, Existing},
+    workspace_access::{self, Existing},
 };
 use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
-use crate::controller::{Context, Scope};
+use crate::controller::{Context, served_by, workspaces};
 
 /// What there is of the object, its children, and what it refers to. The second value tells of namespaces that could not
 /// be asked.
@@ -30,7 +27,7 @@ pub(super) async fn observe(
     let wanted = sources::wanted(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.lookups.sources(&ctx.client, key, &uid, wanted).await;
-    let (consent, unasked) = consent(key, &object, &children.rbac, ctx).await;
+    let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
     let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
     let privileged_rules = ctx.privileged_rules;
     let coderd = ctx.talks.report(key, object.uid().as_ref());
@@ -39,7 +36,7 @@ pub(super) async fn observe(
 
 fn children(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Children {
     let (caches, namespace, name) = (&ctx.caches, &key.namespace, &key.name);
-    let served = format!("{namespace}/{name}");
+    let served = served_by(workspace_access::Kind::ControlPlane, namespace, name);
     Children {
         deployment: caches.deployments.get(namespace, name),
         service: caches.services.get(namespace, name),
@@ -49,33 +46,4 @@ fn children(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Children {
         service_accounts: caches.service_accounts.of_group(&object.uid().unwrap_or_default()),
         rbac: Existing { roles: caches.roles.of_group(&served), bindings: caches.bindings.of_group(&served) },
     }
-}
-
-/// Whether the other namespaces that are asked for consent. One that cannot be asked is taken to think as it did.
-async fn consent(
-    key: &Key,
-    object: &CoderControlPlane,
-    existing: &Existing,
-    ctx: &Context,
-) -> (BTreeMap<String, Consent>, Vec<(String, Failure)>) {
-    let (mut all, mut unasked) = (BTreeMap::new(), Vec::new());
-    for namespace in workspace_access::targets(&object.spec.rbac, &key.namespace) {
-        if namespace == key.namespace {
-            continue;
-        }
-        let consent = match &ctx.scope {
-            Scope::Namespaces(_) if ctx.scope.includes(&namespace) => Consent::Given,
-            Scope::Namespaces(_) => Consent::Unwatched,
-            Scope::Everywhere => match ctx.lookups.consent(&ctx.client, key, &namespace).await {
-                Ok(consent) => consent,
-                Err(failure) => {
-                    let stands = existing.bindings.iter().any(|b| b.namespace().as_ref() == Some(&namespace));
-                    unasked.push((namespace.clone(), failure));
-                    if stands { Consent::Given } else { Consent::Missing }
-                }
-            },
-        };
-        all.insert(namespace, consent);
-    }
-    (all, unasked)
 }

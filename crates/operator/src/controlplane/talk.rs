@@ -21,7 +21,7 @@ use coder_k8s_core::{
         self,
         coderd::{Access, License, Report, Server, Trouble},
     },
-    outcome,
+    object, outcome,
     rollout::Rollout,
 };
 use coder_k8s_engine::{
@@ -157,7 +157,7 @@ impl Talks {
 pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Next {
     let talks = &ctx.talks;
     let object = ctx.caches.control_planes.get(&key.namespace, &key.name);
-    let Some(object) = object.filter(|object| !controlplane::is_paused(object)) else {
+    let Some(object) = object.filter(|object| !object::is_paused(&**object)) else {
         talks.forget(&key);
         return Next::OnChange;
     };

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
 use super::{Report, Trouble, is_said, whole_seconds};
-use crate::{condition::Conditions, controlplane::database, names};
+use crate::{condition::Conditions, controlplane::database, names, object};
 
 /// The operator's access to coderd.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,8 +97,7 @@ pub fn outdated(object: &CoderControlPlane) -> Option<Held> {
 pub fn is_recorded(object: &CoderControlPlane) -> bool {
     let method = object.spec.operator_access.method;
     let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
-    token.is_some_and(|token| token.method == method)
-        && object.finalizers().iter().any(|name| name == finalizer::CONTROL_PLANE)
+    token.is_some_and(|token| token.method == method) && object::is_held(object, finalizer::CONTROL_PLANE)
 }
 
 /// Whether the object must not go before coderd was cleaned up.

@@ -9,10 +9,7 @@ mod store;
 use coder_k8s_api::{AccessMethod, CoderControlPlane, ReportedSecretRef};
 use coder_k8s_coderd::{Client, Error, Kind, Target};
 use coder_k8s_core::{
-    controlplane::{
-        access_url,
-        coderd::{Access, Trouble},
-    },
+    controlplane::coderd::{Access, Trouble},
     outcome,
 };
 use coder_k8s_engine::{key::Key, secret};
@@ -89,11 +86,7 @@ async fn read(ctx: &Context, key: &Key, name: &str) -> Result<Option<secret::Sec
 /// A client without a credential. None: it cannot be made, which the report says.
 pub(super) fn client(talk: &mut Talk, object: &CoderControlPlane, ctx: &Context) -> Option<Client> {
     let access = &object.spec.operator_access;
-    let url = match (&access.api_url, &access.ca_secret_ref) {
-        (Some(url), _) => url.to_string(),
-        (None, Some(_)) => access_url::https_url(object),
-        (None, None) => access_url::http_url(object),
-    };
+    let url = crate::controller::coderd::url(object);
     if access.ca_secret_ref.is_some() && talk.ca.is_none() {
         return None;
     }

@@ -1,17 +1,16 @@
 //! Access for workspaces: grants where they are wanted, and their removal where they no longer are.
 
-use coder_k8s_api::{
-    condition::reason,
-    names::{finalizer, label},
-};
+use std::collections::BTreeMap;
+
+use coder_k8s_api::{WorkspaceRbac, condition::reason, names::label};
 use coder_k8s_core::{
-    controlplane::{Outcome, Seen},
     outcome::{Done, Failure, Retry},
-    workspace_access::{Grant, Plan},
+    workspace_access::{self, Consent, Existing, Grant, Grantee, Plan},
 };
 use coder_k8s_engine::{
     failure,
     gate::{Child, Owner},
+    key::Key,
 };
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -20,35 +19,70 @@ use k8s_openapi::{
 use kube::{Api, Resource, ResourceExt, api::ListParams};
 use serde::de::DeserializeOwned;
 
-use crate::controller::{
-    Context,
+use super::{
+    Context, Scope,
     children::{apply, remove},
 };
 
+/// Grants that failed, with their namespaces.
+pub(crate) type Ungranted = Vec<(String, Failure)>;
+
+/// Whether the other namespaces that are asked for consent. One that cannot be asked is taken to think as it did, and is
+/// among the second values.
+pub(crate) async fn consent(
+    key: &Key,
+    rbac: &WorkspaceRbac,
+    existing: &Existing,
+    ctx: &Context,
+) -> (BTreeMap<String, Consent>, Ungranted) {
+    let (mut all, mut unasked) = (BTreeMap::new(), Vec::new());
+    for namespace in workspace_access::targets(rbac, &key.namespace) {
+        if namespace == key.namespace {
+            continue;
+        }
+        let consent = match &ctx.scope {
+            Scope::Namespaces(_) if ctx.scope.includes(&namespace) => Consent::Given,
+            Scope::Namespaces(_) => Consent::Unwatched,
+            Scope::Everywhere => match ctx.lookups.consent(&ctx.client, key, &namespace).await {
+                Ok(consent) => consent,
+                Err(failure) => {
+                    let stands = existing.bindings.iter().any(|b| b.namespace().as_ref() == Some(&namespace));
+                    unasked.push((namespace.clone(), failure));
+                    if stands { Consent::Given } else { Consent::Missing }
+                }
+            },
+        };
+        all.insert(namespace, consent);
+    }
+    (all, unasked)
+}
+
 /// Carries the plan out. What fails is told by its namespace and holds up nothing else.
-pub(super) async fn act(plan: &Plan, owner: &Owner, ctx: &Context, outcome: &mut Outcome) {
+pub(crate) async fn act(
+    plan: &Plan,
+    owner: &Owner,
+    ctx: &Context,
+    done: &mut Done,
+    ungranted: &mut Ungranted,
+) {
     for grant in &plan.grants {
         let owner = at(owner, &grant.namespace);
-        let mut done = Done::default();
-        write(grant, &owner, ctx, &mut done).await;
-        note(&grant.namespace, done, outcome);
+        let mut part = Done::default();
+        write(grant, &owner, ctx, &mut part).await;
+        note(&grant.namespace, part, done, ungranted);
     }
     // Who may do something goes before what may be done.
     for binding in &plan.obsolete_bindings {
-        withdraw(&**binding, owner, ctx, outcome).await;
+        withdraw(&**binding, owner, ctx, done, ungranted).await;
     }
     for role in &plan.obsolete_roles {
-        withdraw(&**role, owner, ctx, outcome).await;
+        withdraw(&**role, owner, ctx, done, ungranted).await;
     }
 }
 
 /// Whether nothing is left outside, asked of the API server itself: the caches may not have seen what was just written.
-pub(super) async fn nothing_left(seen: &Seen, ctx: &Context, done: &mut Done) -> bool {
-    let object = &*seen.object;
-    if !object.finalizers().iter().any(|name| name == finalizer::CONTROL_PLANE) {
-        return true;
-    }
-    let left = match (left::<RoleBinding>(seen, ctx).await, left::<Role>(seen, ctx).await) {
+pub(crate) async fn nothing_left(grantee: &Grantee, ctx: &Context, done: &mut Done) -> bool {
+    let left = match (left::<RoleBinding>(grantee, ctx).await, left::<Role>(grantee, ctx).await) {
         (Ok(bindings), Ok(roles)) => bindings + roles,
         (Err(error), _) | (_, Err(error)) => {
             done.failures.push(failure::judge("look for workspace access in other namespaces", &error));
@@ -63,14 +97,13 @@ pub(super) async fn nothing_left(seen: &Seen, ctx: &Context, done: &mut Done) ->
 }
 
 /// How many objects elsewhere were written for this very object.
-async fn left<K>(seen: &Seen, ctx: &Context) -> kube::Result<usize>
+async fn left<K>(grantee: &Grantee, ctx: &Context) -> kube::Result<usize>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
         + std::fmt::Debug
         + DeserializeOwned,
 {
-    let grantee = seen.grantee();
     let labels =
         grantee.labels().into_iter().chain([(label::MANAGED_BY.to_owned(), label::MANAGER.to_owned())]);
     let selector = labels.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
@@ -106,11 +139,17 @@ async fn write(grant: &Grant, owner: &Owner, ctx: &Context, done: &mut Done) {
     apply(ctx, owner, grant.binding.clone(), held, done).await;
 }
 
-async fn withdraw<K: Child>(object: &K, owner: &Owner, ctx: &Context, outcome: &mut Outcome) {
+async fn withdraw<K: Child>(
+    object: &K,
+    owner: &Owner,
+    ctx: &Context,
+    done: &mut Done,
+    ungranted: &mut Ungranted,
+) {
     let namespace = object.namespace().unwrap_or_default();
-    let mut done = Done::default();
-    remove(ctx, &at(owner, &namespace), object, &mut done).await;
-    note(&namespace, done, outcome);
+    let mut part = Done::default();
+    remove(ctx, &at(owner, &namespace), object, &mut part).await;
+    note(&namespace, part, done, ungranted);
 }
 
 /// The owner of what is in a namespace.
@@ -118,7 +157,7 @@ fn at(owner: &Owner, namespace: &str) -> Owner {
     if namespace == owner.namespace { owner.clone() } else { owner.outside(namespace) }
 }
 
-fn note(namespace: &str, done: Done, outcome: &mut Outcome) {
-    outcome.done.foreign.extend(done.foreign);
-    outcome.ungranted.extend(done.failures.into_iter().map(|failure| (namespace.to_owned(), failure)));
+fn note(namespace: &str, part: Done, done: &mut Done, ungranted: &mut Ungranted) {
+    done.foreign.extend(part.foreign);
+    ungranted.extend(part.failures.into_iter().map(|failure| (namespace.to_owned(), failure)));
 }

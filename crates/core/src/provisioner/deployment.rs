@@ -1,0 +1,133 @@
+//! The Deployment of a pool.
+
+use std::collections::BTreeMap;
+
+use coder_k8s_api::names::annotation;
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, PodTemplateSpec, SecretKeySelector},
+};
+use kube::ResourceExt;
+
+use super::{
+    Seen,
+    keys::{Run, SecretPlace},
+    names,
+};
+use crate::{
+    pod::{self, Needs, files, variable},
+    sources::{AllFound, checksum},
+};
+
+/// Name of the container.
+pub const CONTAINER: &str = "provisioner";
+/// The variable with the key.
+const KEY: &str = "CODER_PROVISIONER_DAEMON_KEY";
+/// The variable with the address of coderd.
+const URL: &str = "CODER_URL";
+/// Where metrics are served, when they are.
+const PROMETHEUS: &str = "0.0.0.0";
+
+/// Seconds that a daemon has to finish its build in.
+const GRACE: i64 = 600;
+
+/// The Deployment, given what pods are to run with. None: no image is known yet.
+pub fn build(seen: &Seen, sources: &AllFound, run: &Run) -> Option<Deployment> {
+    let spec = &seen.object.spec;
+    let name = seen.object.name_any();
+    let ports = spec.prometheus.enabled.then(|| vec![pod::port("prometheus-http", spec.prometheus.port)]);
+    let container = Container {
+        name: CONTAINER.to_owned(),
+        image: Some(seen.image()?),
+        // The entrypoint of the image starts a server.
+        command: Some(vec!["coder".to_owned()]),
+        args: Some(vec!["provisioner".to_owned(), "start".to_owned()]),
+        env: Some(environment(seen, run)),
+        ports,
+        ..Container::default()
+    };
+    let needs = Needs {
+        name: names::deployment(&name),
+        selector: seen.selector(),
+        replicas: Some(seen.replicas()),
+        container,
+        files: files::certificates(
+            &coder_k8s_api::Tls::default(),
+            &spec.pod.certs.secrets,
+            &spec.pod.volumes,
+        ),
+        service_account: seen.service_account(),
+        annotations: BTreeMap::new(),
+        pod_annotations: pod_annotations(seen, sources, run),
+        grace_seconds: GRACE,
+        drains: false,
+        spread: false,
+    };
+    Some(pod::deployment(&spec.pod, needs))
+}
+
+/// The operator's entries. No organization and no tags: with a key the daemon refuses both.
+fn environment(seen: &Seen, run: &Run) -> Vec<EnvVar> {
+    let key =
+        SecretKeySelector { name: run.secret.name.clone(), key: run.secret.key.clone(), optional: None };
+    let from = EnvVarSource { secret_key_ref: Some(key), ..EnvVarSource::default() };
+    let mut all = vec![
+        variable(URL, run.url.clone()),
+        EnvVar { name: KEY.to_owned(), value: None, value_from: Some(from) },
+        field("POD_NAME", "metadata.name"),
+        field("POD_UID", "metadata.uid"),
+        variable("CODER_PROVISIONER_DAEMON_NAME", names::daemon(&seen.object.name_any())),
+    ];
+    let prometheus = &seen.object.spec.prometheus;
+    if prometheus.enabled {
+        all.extend([
+            variable("CODER_PROMETHEUS_ENABLE", "true"),
+            variable("CODER_PROMETHEUS_ADDRESS", format!("{PROMETHEUS}:{}", prometheus.port)),
+        ]);
+    }
+    all
+}
+
+fn field(name: &str, path: &str) -> EnvVar {
+    let field = ObjectFieldSelector { field_path: path.to_owned(), api_version: None };
+    let from = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
+    EnvVar { name: name.to_owned(), value: None, value_from: Some(from) }
+}
+
+fn pod_annotations(seen: &Seen, sources: &AllFound, run: &Run) -> BTreeMap<String, String> {
+    let prometheus = &seen.object.spec.prometheus;
+    let mut all: BTreeMap<_, _> = [(annotation::KEY_CHECKSUM.to_owned(), run.checksum.clone())].into();
+    all.extend(
+        checksum(&seen.object.spec.pod, sources).map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum)),
+    );
+    if prometheus.enabled && prometheus.scrape_annotations {
+        all.extend(pod::scraped(prometheus.port));
+    }
+    all
+}
+
+/// The address that pods connect to where the user gives one: it is none of the key's business.
+pub fn own_url(seen: &Seen) -> bool {
+    seen.object.spec.pod.extra_env.iter().any(|entry| entry.name == URL)
+}
+
+/// What the pods of a template run with. None: it is not that of a pool.
+pub fn run_of(template: &PodTemplateSpec) -> Option<Run> {
+    let annotations = template.metadata.as_ref().and_then(|meta| meta.annotations.as_ref());
+    let checksum = annotations.and_then(|all| all.get(annotation::KEY_CHECKSUM)).cloned().unwrap_or_default();
+    let pod = template.spec.as_ref()?;
+    let container = pod.containers.iter().find(|container| container.name == CONTAINER)?;
+    let entry = |name: &str| container.env.iter().flatten().find(|entry| entry.name == name);
+    let secret = entry(KEY)?.value_from.as_ref()?.secret_key_ref.as_ref()?;
+    Some(Run {
+        secret: SecretPlace { name: secret.name.clone(), key: secret.key.clone() },
+        checksum,
+        url: entry(URL).and_then(|entry| entry.value.clone()).unwrap_or_default(),
+    })
+}
+
+/// The image that a Deployment asks for.
+pub(super) fn image(deployment: &Deployment) -> Option<String> {
+    let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
+    pod.containers.iter().find(|container| container.name == CONTAINER)?.image.clone()
+}

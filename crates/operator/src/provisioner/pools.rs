@@ -1,0 +1,143 @@
+//! What the process remembers of pools: when their keys are to be verified.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use coder_k8s_api::{CoderProvisioner, condition::kind};
+use coder_k8s_core::{
+    object,
+    outcome::Retry,
+    provisioner::{
+        gate::Gate,
+        keys::{self, Decision},
+    },
+};
+use coder_k8s_engine::{
+    backoff::{Failures, jitter},
+    key::Key,
+    metrics::Metrics,
+    queue::{Next, Queue},
+};
+use kube::ResourceExt;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// How soon to go on with what one pass has begun.
+const ON: Duration = Duration::from_millis(50);
+
+/// All pools of the process.
+pub(crate) struct Pools {
+    /// Which pool is looked at next.
+    pub(crate) queue: Queue,
+    failures: Failures,
+    known: Mutex<HashMap<Key, Known>>,
+    touched: Mutex<HashSet<Key>>,
+    verify: Duration,
+}
+
+struct Known {
+    uid: Option<String>,
+    generation: Option<i64>,
+    verify_at: Instant,
+}
+
+impl Pools {
+    /// Nobody was looked at yet.
+    pub(crate) fn new(metrics: Arc<Metrics>, verify: Duration) -> Self {
+        Self {
+            queue: Queue::new(metrics),
+            failures: Failures::default(),
+            known: Mutex::default(),
+            touched: Mutex::default(),
+            verify,
+        }
+    }
+
+    /// A Secret that a pool refers to has changed.
+    pub(crate) fn touch(&self, key: &Key) {
+        self.touched.lock().insert(key.clone());
+    }
+
+    /// Forgets a pool that is gone.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.known.lock().remove(key);
+        self.touched.lock().remove(key);
+        self.failures.forget(key);
+    }
+
+    /// Whether the key is to be verified: on a change, and at an interval. A restart alone verifies in its time.
+    pub(crate) fn verify_due(&self, key: &Key, object: &CoderProvisioner) -> bool {
+        let now = Instant::now();
+        let touched = self.touched.lock().remove(key);
+        let mut all = self.known.lock();
+        let known = all.get_mut(key).filter(|known| known.uid == object.uid());
+        let Some(known) = known else {
+            let wait = if is_steady(object) { self.verify.mul_f64(jitter()) } else { Duration::ZERO };
+            let known =
+                Known { uid: object.uid(), generation: object.metadata.generation, verify_at: now + wait };
+            all.insert(key.clone(), known);
+            return wait.is_zero() || touched;
+        };
+        if touched || known.generation != object.metadata.generation {
+            known.verify_at = now;
+        }
+        known.generation = object.metadata.generation;
+        known.verify_at <= now
+    }
+
+    /// When to come back after a pass that failed half-way.
+    pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Next {
+        Next::After(self.failures.failed(key, retry))
+    }
+
+    /// When to come back after a pass.
+    pub(crate) fn next(
+        &self,
+        key: &Key,
+        concluded: Next,
+        decision: &Decision,
+        gate: &Gate,
+        retry: Option<Retry>,
+    ) -> Next {
+        if let Some(retry) = retry {
+            let delay = self.failures.failed(key, retry);
+            return soonest(concluded, [Some(delay)]);
+        }
+        self.failures.forget(key);
+        let goes_on =
+            matches!(decision.next, keys::Next::Record(_) | keys::Next::Do(_) | keys::Next::Release);
+        let now = Instant::now();
+        let verify = {
+            let mut all = self.known.lock();
+            all.get_mut(key).map(|known| {
+                if !goes_on && known.verify_at <= now {
+                    known.verify_at = now + self.verify.mul_f64(0.9 + 0.2 * jitter());
+                }
+                known.verify_at.saturating_duration_since(now)
+            })
+        };
+        soonest(concluded, [goes_on.then_some(ON), decision.again, gate.again, verify])
+    }
+}
+
+/// Whether a status says that all is well with the generation that there is.
+fn is_steady(object: &CoderProvisioner) -> bool {
+    let conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
+    let ready = conditions.into_iter().any(|c| {
+        c.type_ == kind::PROVISIONER_KEY_READY
+            && c.status == "True"
+            && c.observed_generation == object.metadata.generation
+    });
+    ready && !object::is_going(object)
+}
+
+fn soonest<const N: usize>(next: Next, others: [Option<Duration>; N]) -> Next {
+    let asked = match next {
+        Next::OnChange => None,
+        Next::After(delay) => Some(delay),
+    };
+    others.into_iter().flatten().chain(asked).min().map_or(Next::OnChange, Next::After)
+}

@@ -1,0 +1,41 @@
+//! A pool and its key: the operator as a process against the real API server, and a simulated coderd that the contract
+//! suite keeps honest.
+//!
+//! Time is scaled: entitlements every 2 s, verification every 8 s, and clean-up gives up after 6 s.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "everything here is a test, its helper functions too"
+)]
+
+mod basics;
+mod crashes;
+mod deletion;
+mod drift;
+mod gate;
+mod kstatus;
+mod material;
+mod pool;
+#[allow(dead_code, reason = "shared with the other scenarios")]
+#[path = "../controlplane/scene.rs"]
+mod scene;
+mod secrecy;
+#[path = "../support/mod.rs"]
+mod support;
+mod takeover;
+mod workspaces;
+
+/// How the operator that tests share is started.
+const OPERATOR: &[&str] = &[
+    "--log-level=info,coder_k8s=debug",
+    "--entitlements-interval=2s",
+    "--verify-interval=8s",
+    "--coderd-timeout=3s",
+    "--database-timeout=2s",
+    "--cleanup-timeout=6s",
+];
