@@ -5,7 +5,7 @@
 
 mod model;
 
-use model::{Flaw, Limits, Start, search, world::Budget};
+use model::{Limits, Start, observe::Flaw, search, world::Budget};
 
 const NONE: Budget =
     Budget { edits: 0, crashes: 0, damages: 0, others: 0, restarts: 0, losses: 0, deletions: 0 };
