@@ -168,6 +168,7 @@ fn losses(world: &World, all: &mut Vec<(String, World)>) {
             None => {
                 stored.material == Material::Of(key.id)
                     && world.spec.server == key.server
+                    && world.spec.organization == key.organization
                     && world.base().covers(&key.name)
             }
         })
