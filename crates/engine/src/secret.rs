@@ -29,7 +29,7 @@ pub enum Error {
         /// Its name.
         name: String,
         /// What happened.
-        source: kube::Error,
+        source: Box<kube::Error>,
     },
     /// It is not a Secret as Kubernetes writes one. The content is not quoted.
     #[error("the Secret {namespace}/{name} cannot be decoded")]
@@ -133,7 +133,7 @@ pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option
         action: "read",
         namespace: namespace.to_owned(),
         name: name.to_owned(),
-        source,
+        source: Box::new(source),
     };
     let url = format!("/api/v1/namespaces/{namespace}/secrets/{name}");
     let request =

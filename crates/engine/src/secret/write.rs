@@ -52,7 +52,7 @@ pub async fn write(
         action: "write",
         namespace: namespace.clone(),
         name: entry.name.to_owned(),
-        source,
+        source: Box::new(source),
     };
     let url = format!(
         "/api/v1/namespaces/{namespace}/secrets/{}?fieldManager={FIELD_MANAGER}&force=true",
@@ -130,17 +130,21 @@ pub async fn change(
         data: BTreeMap<&'a str, Option<ByteString>>,
     }
     let namespace = &owner.namespace;
-    let failed =
-        |source| Error::Api { action: "write", namespace: namespace.clone(), name: name.to_owned(), source };
+    let failed = |source| Error::Api {
+        action: "write",
+        namespace: namespace.clone(),
+        name: name.to_owned(),
+        source: Box::new(source),
+    };
     let mut metadata = json!({
         "uid": held.uid,
         "resourceVersion": held.resource_version,
         "labels": owner.labels,
         "annotations": change.annotations,
     });
-    if held.controller.is_none() {
+    if let (None, Some(fields)) = (&held.controller, metadata.as_object_mut()) {
         // It was handed over.
-        metadata["ownerReferences"] = json!([owner.reference]);
+        fields.insert("ownerReferences".to_owned(), json!([owner.reference]));
     }
     let bytes = |value: &SecretString| ByteString(value.expose_secret().as_bytes().to_vec());
     let data = change.data.iter().map(|(key, value)| (key.as_str(), value.as_ref().map(bytes))).collect();
@@ -167,7 +171,7 @@ pub async fn remove(client: &Client, namespace: &str, name: &str, held: &SecretD
         action: "remove",
         namespace: namespace.to_owned(),
         name: name.to_owned(),
-        source,
+        source: Box::new(source),
     };
     let body = json!({
         "apiVersion": "v1",

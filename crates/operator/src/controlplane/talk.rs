@@ -195,7 +195,10 @@ async fn is_news(
 ) -> bool {
     let token = controlplane::coderd::access::secret_name(object);
     let only_token = touched.len() == 1 && touched.contains(&token) && talk.stored.is_some();
-    !touched.is_empty() && !(only_token && access::is_own_write(talk, key, object, ctx).await)
+    if only_token {
+        return !access::is_own_write(talk, key, object, ctx).await;
+    }
+    !touched.is_empty()
 }
 
 impl Talk {
