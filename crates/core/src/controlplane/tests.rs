@@ -127,15 +127,16 @@ fn the_budget_follows_whoever_scales() {
 #[test]
 fn an_earlier_service_account_goes_when_no_pod_uses_it() {
     let account = |name: &str| {
-        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+        let metadata =
+            kube::core::ObjectMeta { name: Some(name.to_owned()), ..kube::core::ObjectMeta::default() };
         Arc::new(ServiceAccount { metadata, ..ServiceAccount::default() })
     };
     let mut seen = seen(json!({"serviceAccount": {"name": " robot "}}));
     seen.children.service_accounts = vec![account("coder"), account("robot")];
-    assert_eq!(decide(&seen).wanted.unwrap().service_account.unwrap().name_any(), "robot");
-    assert!(decide(&seen).wanted.unwrap().obsolete_accounts.is_empty(), "no pod runs yet");
+    assert_eq!(decide(&seen).wanted.unwrap().accounts.wanted.unwrap().name_any(), "robot");
+    assert!(decide(&seen).wanted.unwrap().accounts.obsolete.is_empty(), "no pod runs yet");
     seen.children.deployment = Some(rolled_out(&seen));
-    let obsolete = decide(&seen).wanted.unwrap().obsolete_accounts;
+    let obsolete = decide(&seen).wanted.unwrap().accounts.obsolete;
     assert_eq!(obsolete.iter().map(|a| a.name_any()).collect::<Vec<_>>(), ["coder"]);
 }
 
