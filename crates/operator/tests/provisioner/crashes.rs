@@ -93,7 +93,7 @@ impl Own {
         });
         gone.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", tail(&self.victim)));
         let left: Vec<_> = self.pool.sim.keys().into_iter().map(|key| key.id).collect();
-        assert_eq!(left, [self.theirs.clone()], "{what}: {:?}", names(&self.pool.sim));
+        assert_eq!(left, std::slice::from_ref(&self.theirs), "{what}: {:?}", names(&self.pool.sim));
         // What goes with it is gone before the next of that name.
         let secrets = self.pool.scene.api::<Secret>();
         let gone = eventually(PATIENCE, || async {

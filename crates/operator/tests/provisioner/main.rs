@@ -10,6 +10,7 @@
     clippy::panic,
     clippy::print_stdout,
     clippy::large_futures,
+    clippy::needless_pass_by_value,
     reason = "everything here is a test, its helper functions too"
 )]
 
