@@ -37,6 +37,8 @@ pub struct Seen {
     pub object: Arc<CoderProvisioner>,
     /// The control plane that it names.
     pub control_plane: Option<Arc<CoderControlPlane>>,
+    /// Which deployment answers there, once known.
+    pub deployment_id: Option<String>,
     /// Its children, as far as they bear our label.
     pub children: Children,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.

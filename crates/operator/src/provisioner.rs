@@ -28,7 +28,7 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
         return ctx.conclude(&key, &*object, &status, Done::default(), started).await;
     }
     let verify_due = ctx.pools.verify_due(&key, &object);
-    let (seen, unasked) = observe::observe(&key, object, &ctx).await;
+    let (seen, unasked) = observe::observe(&key, object, verify_due, &ctx).await;
     let plan = provisioner::decide(&seen);
     let Some(mut dealings) = keys::Dealings::begin(&key, &seen, verify_due, &ctx).await else {
         return Next::OnChange;

@@ -141,8 +141,11 @@ pub fn control_plane(seen: &Seen) -> Result<&CoderControlPlane, String> {
     let Some(plane) = &seen.control_plane else {
         return Err(format!("CoderControlPlane {name} does not exist"));
     };
-    let known = plane.status.as_ref().is_some_and(|status| status.deployment_id.is_some());
-    if known { Ok(plane) } else { Err(format!("CoderControlPlane {name} has not answered yet")) }
+    if seen.deployment_id.is_some() {
+        Ok(plane)
+    } else {
+        Err(format!("CoderControlPlane {name} has not answered yet"))
+    }
 }
 
 fn say_credentials(conditions: &mut Conditions<'_>, seen: &Seen) {

@@ -54,6 +54,8 @@ pub(super) struct Dealings<'a> {
     pub(super) touched: bool,
     /// When to try again what coderd did not answer.
     pub(super) retry: Option<Retry>,
+    /// Why the last step failed.
+    trouble: Option<Trouble>,
 }
 
 impl<'a> Dealings<'a> {
@@ -98,6 +100,7 @@ impl<'a> Dealings<'a> {
             first_run,
             touched: false,
             retry: None,
+            trouble: None,
         })
     }
 
@@ -110,7 +113,7 @@ impl<'a> Dealings<'a> {
     pub(super) async fn carry_on(&mut self) -> Decision {
         let (mut looks, mut effects) = (0, 0);
         loop {
-            let decision = decide(&self.seen, self.ctx.now());
+            let mut decision = decide(&self.seen, self.ctx.now());
             match &decision.next {
                 Next::Look(look) if looks < LOOKS => {
                     looks += 1;
@@ -122,6 +125,9 @@ impl<'a> Dealings<'a> {
                     self.tell(&decision).await;
                     let step = step.clone();
                     if self.perform(*step).await.is_break() {
+                        if let Some(trouble) = self.trouble.take() {
+                            decision.finding = decision.finding.delayed(trouble);
+                        }
                         return decision;
                     }
                     continue;
@@ -227,7 +233,7 @@ fn claimants(object: &CoderProvisioner, pool: &Seen, ctx: &Context) -> Vec<Claim
         let published = plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone());
         published.or_else(|| object.status.as_ref()?.deployment_id.clone())
     };
-    let own = (wanted(object), deployment(object, pool.control_plane.as_deref()));
+    let own = (wanted(object), pool.deployment_id.clone());
     let others = ctx.caches.provisioners.filter(|other| {
         if other.uid() == object.uid() || object::is_going(other) {
             return false;
@@ -256,11 +262,10 @@ fn may_make(pool: &Seen) -> Result<(), Trouble> {
 fn target(pool: &Seen) -> Result<Place, Trouble> {
     let plane = provisioner::control_plane(pool)
         .map_err(|message| Trouble { reason: "ControlPlaneUnavailable", message })?;
-    let status = plane.status.as_ref();
     Ok(Place {
         control_plane: plane.name_any(),
         url: provisioner::daemon_url(plane),
-        deployment_id: status.and_then(|status| status.deployment_id.clone()),
+        deployment_id: pool.deployment_id.clone(),
         credentials: Some(coderd::credentials(&pool.object, Some(plane))?),
     })
 }

@@ -23,6 +23,7 @@ use crate::controller::{Context, coderd, served_by, workspaces};
 pub(super) async fn observe(
     key: &Key,
     object: Arc<CoderProvisioner>,
+    verify_due: bool,
     ctx: &Context,
 ) -> (Seen, workspaces::Ungranted) {
     let children = children(key, &object, ctx);
@@ -32,11 +33,21 @@ pub(super) async fn observe(
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.lookups.sources(&ctx.client, key, &uid, wanted).await;
     let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
+    let deployment_id = identity(&object, control_plane.as_deref(), verify_due, ctx).await;
     let gate = gate(control_plane.as_deref(), ctx).await;
     let credentials = credentials(&object, control_plane.as_deref(), key, ctx).await;
     let privileged_rules = ctx.privileged_rules;
-    let seen =
-        Seen { object, control_plane, children, sources, consent, privileged_rules, gate, credentials };
+    let seen = Seen {
+        object,
+        control_plane,
+        deployment_id,
+        children,
+        sources,
+        consent,
+        privileged_rules,
+        gate,
+        credentials,
+    };
     (seen, unasked)
 }
 
@@ -50,6 +61,29 @@ fn children(key: &Key, object: &CoderProvisioner, ctx: &Context) -> Children {
         service_accounts: caches.service_accounts.of_group(&object.uid().unwrap_or_default()),
         rbac: Existing { roles: caches.roles.of_group(&served), bindings: caches.bindings.of_group(&served) },
     }
+}
+
+/// Which deployment the control plane leads to. The control plane asks, unless its access is disabled: then the pool
+/// asks by itself, when it verifies, and else goes by what it has recorded.
+async fn identity(
+    object: &CoderProvisioner,
+    plane: Option<&CoderControlPlane>,
+    verify_due: bool,
+    ctx: &Context,
+) -> Option<String> {
+    let plane = plane?;
+    if !plane.spec.operator_access.disabled {
+        return plane.status.as_ref()?.deployment_id.clone();
+    }
+    let status = object.status.as_ref();
+    let recorded = status
+        .filter(|status| status.control_plane_ref_name.as_deref() == Some(&*plane.name_any()))
+        .and_then(|status| status.deployment_id.clone());
+    if recorded.is_some() && !verify_due {
+        return recorded;
+    }
+    let client = coderd::client(plane, ctx).await.ok()?;
+    client.build_info().await.ok().map(|info| info.deployment_id).or(recorded)
 }
 
 /// Whether the license covers pools. The control plane asks for all of them.

@@ -10,7 +10,10 @@ use k8s_openapi::api::{
     policy::v1::PodDisruptionBudget,
     rbac::v1::{Role, RoleBinding},
 };
-use kube::{ResourceExt, api::ListParams};
+use kube::{
+    ResourceExt,
+    api::{ListParams, PostParams},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -33,7 +36,10 @@ async fn a_pool_gets_a_key_its_secret_its_account_and_its_pods() {
     let pool = Pool::ready("basics", json!({"tags": {"region": "eu", "scope": "organization"}})).await;
     let object = pool.settles().await;
     let key = pool.only_key();
-    assert_eq!((key.name.as_str(), &key.tags), ("pool", &tags(&[("region", "eu"), ("scope", "organization")])));
+    assert_eq!(
+        (key.name.as_str(), &key.tags),
+        ("pool", &tags(&[("region", "eu"), ("scope", "organization")]))
+    );
     let secret = pool.stores(SECRET, "key", &key).await;
     belongs(&secret, &object);
     assert_eq!(secret.type_.as_deref(), Some("Opaque"));
@@ -49,7 +55,10 @@ async fn a_pool_gets_a_key_its_secret_its_account_and_its_pods() {
     belongs(&binding, &object);
     assert_eq!((&*binding.role_ref.kind, &*binding.role_ref.name), ("Role", "provisioner-pool"));
     let subject = &binding.subjects.unwrap()[0];
-    assert_eq!((&*subject.name, subject.namespace.as_ref()), ("pool-provisioner", Some(&pool.scene.namespace)));
+    assert_eq!(
+        (&*subject.name, subject.namespace.as_ref()),
+        ("pool-provisioner", Some(&pool.scene.namespace))
+    );
 
     let deployment = pool.deployment().await;
     belongs(&deployment, &object);
@@ -147,7 +156,8 @@ async fn every_choice_of_the_user_is_followed() {
     let env = container.env.clone().unwrap();
     assert_eq!((&*env[0].name, env[0].value.as_deref()), ("CODER_URL", Some("http://other")), "in its place");
     assert_eq!(env.last().unwrap().name, "A");
-    let value = |name: &str| env.iter().find(|entry| entry.name == name).and_then(|entry| entry.value.clone());
+    let value =
+        |name: &str| env.iter().find(|entry| entry.name == name).and_then(|entry| entry.value.clone());
     assert_eq!(value("CODER_PROMETHEUS_ENABLE").as_deref(), Some("true"));
     assert_eq!(value("CODER_PROMETHEUS_ADDRESS").as_deref(), Some("0.0.0.0:2112"));
     assert_eq!(container.ports.as_ref().unwrap()[0].container_port, 2112);
@@ -174,10 +184,7 @@ async fn long_and_dotted_names_fit_everywhere() {
     assert_eq!(status(&object).provisioner_key_name, Some(name));
     let short = "a".repeat(42);
     let deployment: Deployment = pool.scene.there(&format!("provisioner-{short}-b11ccea9")).await;
-    assert_eq!(
-        deployment.labels()["app.kubernetes.io/instance"],
-        format!("{}-b11ccea9", "a".repeat(54))
-    );
+    assert_eq!(deployment.labels()["app.kubernetes.io/instance"], format!("{}-b11ccea9", "a".repeat(54)));
     pool.scene.there::<ServiceAccount>(&format!("{short}-b11ccea9-provisioner")).await;
     pool.scene.there::<Secret>(&format!("{long}-provisioner-key")).await;
 
@@ -246,7 +253,10 @@ async fn a_pool_at_rest_asks_and_writes_nothing_but_its_verification() {
     let calls = pool.sim.since(mark);
     let about_keys: Vec<_> = calls.iter().filter(|entry| entry.path.contains("provisionerkeys")).collect();
     assert!(about_keys.len() <= 2, "the material, at its interval: {about_keys:?}");
-    assert!(about_keys.iter().all(|entry| entry.path.starts_with("/api/v2/provisionerkeys/")), "{about_keys:?}");
+    assert!(
+        about_keys.iter().all(|entry| entry.path.starts_with("/api/v2/provisionerkeys/")),
+        "{about_keys:?}"
+    );
     let all = pool.scene.requests_in(&pool.scene.namespace);
     let written = crate::support::writes(&all[before..]);
     assert!(written.iter().all(|event| event.resource == "codercontrolplanes"), "{written:?}");
@@ -265,10 +275,16 @@ async fn credentials_of_its_own_need_no_operator_access() {
     pool.secret("mine", "token", &token).await;
     let object = pool.is_ready().await;
     assert!(is(&object, "BootstrapSecretReady", "True", Some("BootstrapSecretAvailable")));
-    assert!(is(&object, "ExternalProvisionersEntitled", "True", Some("Entitled")), "asked by the pool itself");
+    assert!(
+        is(&object, "ExternalProvisionersEntitled", "True", Some("Entitled")),
+        "asked by the pool itself"
+    );
     let source = status(&object).credentials_source.unwrap();
     let secret = source.secret_ref.unwrap();
-    assert_eq!((source.type_.as_deref(), &*secret.name, secret.key.as_deref()), (Some("Bootstrap"), "mine", Some("token")));
+    assert_eq!(
+        (source.type_.as_deref(), &*secret.name, secret.key.as_deref()),
+        (Some("Bootstrap"), "mine", Some("token"))
+    );
     assert_eq!(pool.only_key().name, "pool");
     pool.agrees(&[]).await;
 }
@@ -302,7 +318,8 @@ async fn a_token_that_disappears_stops_nothing_that_runs() {
     let pool = Pool::ready("basics", json!({})).await;
     pool.settles().await;
     pool.scene.delete::<Secret>("token").await;
-    pool.until(|pool| condition(pool, "OperatorAccessReady").is_some_and(|said| said.status == "False")).await;
+    pool.until(|pool| condition(pool, "OperatorAccessReady").is_some_and(|said| said.status == "False"))
+        .await;
     pool.edit(json!({"replicas": 2})).await;
     pool.until(|pool| status(pool).workload.ready_replicas == Some(2)).await;
     pool.is_ready().await;
@@ -326,11 +343,9 @@ async fn a_reserved_name_of_an_object_gets_another_key() {
     pool.make_named("psk", json!({})).await;
     pool.is_ready_named("psk").await;
     assert!(pool.only_key().name.starts_with("psk-"));
-    let refused = pool.scene.api::<CoderProvisioner>().create(
-        &kube::api::PostParams::default(),
-        &serde_json::from_value(object("other", json!({"key": {"name": "Built-In"}}))).unwrap(),
-    );
-    let error = refused.await.unwrap_err().to_string();
+    let other = serde_json::from_value(object("other", json!({"key": {"name": "Built-In"}}))).unwrap();
+    let refused = pool.scene.api::<CoderProvisioner>().create(&PostParams::default(), &other).await;
+    let error = refused.unwrap_err().to_string();
     assert!(error.contains("key.name"), "{error}");
 }
 
@@ -340,9 +355,7 @@ async fn the_children_of_a_pool_are_put_back() {
     pool.settles().await;
     let before = pool.deployment().await;
     pool.scene.edit::<Deployment>("provisioner-pool", json!({"spec": {"replicas": 5}})).await;
-    pool.scene
-        .until("provisioner-pool", |d: &Deployment| d.spec.as_ref().unwrap().replicas == Some(1))
-        .await;
+    pool.scene.until("provisioner-pool", |d: &Deployment| d.spec.as_ref().unwrap().replicas == Some(1)).await;
     pool.scene.delete::<RoleBinding>("provisioner-pool").await;
     pool.scene.delete::<ServiceAccount>("pool-provisioner").await;
     pool.scene.delete::<Deployment>("provisioner-pool").await;

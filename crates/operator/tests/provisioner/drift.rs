@@ -43,9 +43,8 @@ async fn a_daemon_that_coderd_still_sees_keeps_its_key() {
     let old = pool.only_key();
     // Its clock is ahead, so that the daemon was seen after the last pod had gone.
     pool.sim.advance(Duration::from_hours(1));
-    let daemon = DaemonSeed {
-        name: "d".into(), key_id: Some(old.id.clone()), seen_ago: Duration::ZERO, busy: true,
-    };
+    let daemon =
+        DaemonSeed { name: "d".into(), key_id: Some(old.id.clone()), seen_ago: Duration::ZERO, busy: true };
     pool.sim.set_daemons(&[daemon]);
     pool.edit(json!({"key": {"name": "other"}})).await;
     pool.until(|pool| status(pool).stale_keys.first().is_some_and(|key| key.unused_since.is_some())).await;
@@ -135,7 +134,8 @@ async fn another_deployment_behind_the_same_control_plane_gets_a_new_key() {
     let key = pool.only_key();
     assert_ne!(key.id, lost.id);
     pool.stores(SECRET, "key", &key).await;
-    let material = pool.sim.requests().into_iter().filter(|entry| entry.path.contains("provisionerkeys/details"));
+    let material =
+        pool.sim.requests().into_iter().filter(|entry| entry.path.contains("provisionerkeys/details"));
     assert!(material.count() > 0);
 }
 
@@ -273,9 +273,7 @@ async fn of_two_pools_that_choose_one_name_the_older_has_it() {
 async fn pools_of_one_name_in_two_namespaces_share_a_coderd() {
     let one = Pool::ready("drift", json!({})).await;
     let two = Pool::bare("drift", Mode::Licensed).await;
-    two.scene
-        .operator
-        .host(&format!("coder.{}.svc.cluster.local", two.scene.namespace), one.sim.address());
+    two.scene.operator.host(&format!("coder.{}.svc.cluster.local", two.scene.namespace), one.sim.address());
     two.secret("token", "token", &one.sim.owner_token()).await;
     two.scene.plane("coder", crate::pool::plane_spec(json!({}))).await;
     two.make(json!({})).await;

@@ -14,14 +14,19 @@
 )]
 
 mod basics;
+mod crashes;
+mod deletion;
 mod drift;
+mod gate;
 mod material;
 mod pool;
 #[allow(dead_code, reason = "shared with the other scenarios")]
 #[path = "../controlplane/scene.rs"]
 mod scene;
+mod secrecy;
 #[path = "../support/mod.rs"]
 mod support;
+mod takeover;
 
 /// How the operator that tests share is started.
 const OPERATOR: &[&str] = &[

@@ -70,12 +70,21 @@ async fn a_lost_status_is_found_again_without_a_new_key() {
     let key = pool.agrees(&[("a", "b")]).await;
     let whole = serde_json::to_value(status(&pool.now().await)).unwrap();
     let fields = [
-        "provisionerKeyID", "provisionerKeyName", "organizationID", "organizationName", "tagsHash",
-        "controlPlaneRefName", "controlPlaneURL", "deploymentID", "secretRef", "credentialsSource",
+        "provisionerKeyID",
+        "provisionerKeyName",
+        "organizationID",
+        "organizationName",
+        "tagsHash",
+        "controlPlaneRefName",
+        "controlPlaneURL",
+        "deploymentID",
+        "secretRef",
+        "credentialsSource",
     ];
     let api = pool.scene.api::<CoderProvisioner>();
     let lose = async |fields: &[&str]| {
-        let lost: serde_json::Map<_, _> = fields.iter().map(|field| ((*field).to_owned(), Value::Null)).collect();
+        let lost: serde_json::Map<_, _> =
+            fields.iter().map(|field| ((*field).to_owned(), Value::Null)).collect();
         let patch = json!({"status": lost});
         api.patch_status("pool", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     };

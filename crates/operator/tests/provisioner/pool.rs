@@ -215,7 +215,8 @@ impl Pool {
         assert_eq!(key.tags, tags(spec_tags));
         let place = status.secret_ref.clone().unwrap();
         self.stores(&place.name, place.key.as_deref().unwrap(), &key).await;
-        let run = self.deployment().await.spec.unwrap().template.spec.unwrap().containers.remove(0).env.unwrap();
+        let run =
+            self.deployment().await.spec.unwrap().template.spec.unwrap().containers.remove(0).env.unwrap();
         let from = run[1].value_from.clone().unwrap().secret_key_ref.unwrap();
         assert_eq!((Some(&from.name), Some(&from.key)), (Some(&place.name), place.key.as_ref()));
         key
@@ -223,7 +224,11 @@ impl Pool {
 
     /// How many keys were asked for.
     pub fn made(&self) -> usize {
-        self.sim.requests().iter().filter(|e| e.method == "POST" && e.path.ends_with("/provisionerkeys")).count()
+        self.sim
+            .requests()
+            .iter()
+            .filter(|e| e.method == "POST" && e.path.ends_with("/provisionerkeys"))
+            .count()
     }
 
     /// The checksum of the key on the pods.

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::{
     CoderSim, Mode,
     daemons::normal_tags,
-    state::{Daemon, Job, NIL, RESERVED_KEYS, State, Token, id},
+    state::{Daemon, Job, Key, NIL, RESERVED_KEYS, State, Token, id},
 };
 
 const ADMIN: &str = "admin";
@@ -184,6 +184,40 @@ impl CoderSim {
             let organization = state.default_organization().id;
             state.add_key(&organization, name, tags.clone()).into()
         })
+    }
+
+    /// Puts a key back as it was in another life of the deployment, with its uuid and material.
+    pub fn restore_key(&self, key: &KeySeen) {
+        self.with(|state| {
+            let KeySeen { id, organization, name, tags, material } = key.clone();
+            let (material, created_at) = (material.expose_secret().to_owned(), state.now());
+            state.keys.push(Key { id, organization, name, tags, material, created_at });
+        });
+    }
+
+    /// Gives the default organization another uuid, and all that is in it.
+    pub fn set_default_organization(&self, id: &str) {
+        self.with(|state| {
+            let old = state.default_organization().id;
+            for organization in state.organizations.iter_mut().filter(|found| found.id == old) {
+                id.clone_into(&mut organization.id);
+            }
+            for key in state.keys.iter_mut().filter(|key| key.organization == old) {
+                id.clone_into(&mut key.organization);
+            }
+        });
+    }
+
+    /// Accepts a token of an owner that was made in another life of the deployment.
+    pub fn restore_token(&self, token: &SecretString) {
+        self.owner_token();
+        self.with(|state| {
+            let Some((id, secret)) = token.expose_secret().split_once('-') else { return };
+            let hash = Sha256::digest(secret).to_vec();
+            if let Some(last) = state.tokens.last_mut() {
+                (last.id, last.hashed_secret) = (id.to_owned(), hash);
+            }
+        });
     }
 
     /// Deletes all keys of a name.

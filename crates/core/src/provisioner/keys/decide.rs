@@ -4,8 +4,10 @@ use jiff::Timestamp;
 
 use super::{
     evidence::{Flow, Live, Pass, Stop},
-    finding::Finding,
-    going, replace, retire,
+    finding::{Finding, Stage},
+    going,
+    place::Place,
+    replace, retire,
     seen::{Secret, Seen},
     settle,
     step::{Decision, Next},
@@ -61,7 +63,7 @@ fn conclude(pass: &Pass<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision
         Decision { next: Next::Rest, run, finding: Finding::ready(), again: None, notes: Vec::new() };
     match outcome {
         Ok(()) => {}
-        Err(Stop::Wait(finding)) => decision.finding = finding,
+        Err(Stop::Wait(finding)) => decision.finding = pass.judged(finding),
         Err(Stop::Next(next)) => {
             decision.finding = replace::progress(pass, live, &next);
             decision.notes = replace::passed_over(pass, &next);
@@ -77,6 +79,31 @@ fn conclude(pass: &Pass<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision
 }
 
 impl Pass<'_> {
+    /// What cannot be told leaves a pool as ready as it was; but not if its own record says that another key is wanted.
+    fn judged(&self, finding: Finding) -> Finding {
+        match finding.stage {
+            Stage::Unsure if !self.is_wanted_on_record() => Finding { stage: Stage::Working, ..finding },
+            _ => finding,
+        }
+    }
+
+    /// Whether the recorded key is what the spec asks for, as far as that can be told without asking.
+    fn is_wanted_on_record(&self) -> bool {
+        let (wanted, target) = (&self.seen.wanted, &self.seen.target);
+        let same_place = |place: &Place| match target {
+            Ok(target) => place.is_same(target),
+            Err(_) => place.control_plane == wanted.control_plane,
+        };
+        self.record.pending.is_none()
+            && self.record.secret.as_ref() == Some(&wanted.secret)
+            && self.record.current.as_ref().is_some_and(|key| {
+                key.organization.name == wanted.organization
+                    && key.tags_hash.as_deref() == Some(&*tags::hash(&wanted.tags))
+                    && wanted.name.covers(&key.name)
+                    && same_place(&key.place)
+            })
+    }
+
     /// Whether everything is as it was left, by what is recorded alone. Nothing is asked then.
     fn is_at_rest(&self) -> bool {
         let (seen, record) = (self.seen, self.record);

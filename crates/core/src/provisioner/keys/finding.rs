@@ -71,6 +71,13 @@ impl Finding {
         Self { in_place: Some(false), ..Self::stalled(reason, message) }
     }
 
+    /// The same, held up by something that may pass.
+    #[must_use]
+    pub fn delayed(self, trouble: Trouble) -> Self {
+        let Trouble { reason, message } = trouble;
+        if self.is_ready() { self } else { Self { reason, message, ..self } }
+    }
+
     /// Whether what the spec asks of the key is true.
     pub fn is_ready(&self) -> bool {
         self.stage == Stage::Ready

@@ -119,7 +119,8 @@ impl Dealings<'_> {
     }
 }
 
-fn told(unasked: Unasked) -> Trouble {
+/// Why a place could not be asked, for people.
+pub(super) fn told(unasked: Unasked) -> Trouble {
     match unasked {
         Unasked::Unknown(trouble) => trouble,
         Unasked::Gone => Trouble {

@@ -10,7 +10,7 @@ use coder_k8s_core::{
 use coder_k8s_engine::secret::{self, Change, Entry, SecretData};
 use secrecy::SecretString;
 
-use super::{Dealings, place::Unasked, secrets};
+use super::{Dealings, look::told, secrets};
 
 impl Dealings<'_> {
     /// Does one thing. Breaks where the pass must not go on: something failed, or is no longer as it was.
@@ -54,8 +54,9 @@ impl Dealings<'_> {
     ) -> bool {
         let client = match self.client(&key.place).await {
             Ok(client) => client,
-            Err(Unasked::Gone | Unasked::Unknown(_)) => {
+            Err(unasked) => {
                 self.retry = Some(Retry::Backoff);
+                self.trouble = Some(told(unasked));
                 return false;
             }
         };
@@ -65,6 +66,7 @@ impl Dealings<'_> {
             Err(error) => {
                 let trouble = self.failed(&error);
                 tracing::warn!(reason = trouble.reason, "key {} was not made: {}", key.name, trouble.message);
+                self.trouble = Some(trouble);
                 return false;
             }
         };

@@ -1,0 +1,172 @@
+//! A pool that goes takes its keys along, or names what it must leave behind.
+
+use std::time::Duration;
+
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner};
+use coder_k8s_testbed::{
+    codersim::{Mode, SimFault},
+    eventually,
+};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::{Api, api::DeleteParams};
+use serde_json::json;
+
+use crate::{
+    pool::{Pool, SECRET, condition, names, status},
+    support::PATIENCE,
+};
+
+async fn delete(pool: &Pool) {
+    pool.scene.delete::<CoderProvisioner>("pool").await;
+}
+
+async fn gone(pool: &Pool) {
+    pool.scene.gone::<CoderProvisioner>("pool").await;
+}
+
+#[tokio::test]
+async fn every_key_of_a_pool_goes_with_it_and_nobody_elses() {
+    let pool = Pool::ready("deletion", json!({"key": {"name": "cleanup-key"}})).await;
+    pool.settles().await;
+    pool.sim.add_key("theirs", &crate::pool::tags(&[]));
+    // In the middle of a rotation: an old pod is still there, and so is the old key.
+    pool.scene.shared.node.hold_deletions(&pool.scene.namespace, true);
+    pool.edit(json!({"tags": {"a": "b"}})).await;
+    pool.until(|pool| status(pool).stale_keys.len() == 1).await;
+    assert_eq!(pool.sim.keys().len(), 3);
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.holds(&["theirs"]).await;
+    pool.scene.shared.node.hold_deletions(&pool.scene.namespace, false);
+    pool.scene.gone::<Secret>(SECRET).await;
+    assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_pool_that_never_had_a_key_goes_at_once() {
+    let pool = Pool::bare("deletion", Mode::Licensed).await;
+    pool.make(json!({})).await;
+    pool.says("ControlPlaneReady", "False", "ControlPlaneUnavailable").await;
+    delete(&pool).await;
+    gone(&pool).await;
+}
+
+#[tokio::test]
+async fn without_its_control_plane_credentials_of_its_own_still_delete_the_key() {
+    let pool = Pool::plane("deletion", Mode::Licensed).await;
+    pool.secret("mine", "token", &pool.sim.owner_token()).await;
+    pool.make(json!({"bootstrap": {"credentialsSecretRef": {"name": "mine"}}})).await;
+    pool.agrees(&[]).await;
+    pool.scene.delete::<CoderControlPlane>("coder").await;
+    pool.scene.gone::<CoderControlPlane>("coder").await;
+    pool.until(|pool| condition(pool, "ControlPlaneReady").is_some_and(|said| said.status == "False")).await;
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.holds(&[]).await;
+    assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn without_anything_to_ask_with_the_key_is_named_and_left() {
+    let pool = Pool::ready("deletion", json!({})).await;
+    let key = pool.agrees(&[]).await;
+    pool.scene.delete::<CoderControlPlane>("coder").await;
+    pool.scene.gone::<CoderControlPlane>("coder").await;
+    pool.scene.delete::<Secret>("token").await;
+    delete(&pool).await;
+    gone(&pool).await;
+    let told = pool.events("KeyAbandoned").await;
+    assert!(
+        told.iter().any(|note| note.contains(&key.id) && note.contains("provisioner key pool")),
+        "{told:?}"
+    );
+    assert_eq!(names(&pool.sim), ["pool"]);
+}
+
+#[tokio::test]
+async fn a_dead_coderd_holds_a_deletion_up_for_a_while_only() {
+    let pool = Pool::ready("deletion", json!({})).await;
+    let key = pool.agrees(&[]).await;
+    pool.sim.stop().await;
+    delete(&pool).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let object = pool.now().await;
+    let said = condition(&object, "Reconciling").unwrap();
+    assert_eq!((said.status.as_str(), said.reason.as_str()), ("True", "Deleting"), "it is tried: {said:?}");
+    gone(&pool).await;
+    let told = pool.events("KeyAbandoned").await;
+    assert!(told.iter().any(|note| note.contains(&key.id)), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_failure_that_passes_leaves_nothing_behind() {
+    let pool = Pool::ready("deletion", json!({})).await;
+    pool.settles().await;
+    let path = "/api/v2/organizations/*/provisionerkeys/*";
+    pool.sim.fault("DELETE", path, SimFault::status(500, "no", ""), Some(2));
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.holds(&[]).await;
+    assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_key_that_somebody_put_in_its_place_stays() {
+    let pool = Pool::ready("deletion", json!({})).await;
+    pool.settles().await;
+    pool.sim.delete_key("pool");
+    pool.sim.add_key("pool", &crate::pool::tags(&[]));
+    let theirs = pool.only_key();
+    delete(&pool).await;
+    gone(&pool).await;
+    assert_eq!(pool.only_key().id, theirs.id);
+}
+
+#[tokio::test]
+async fn a_control_plane_and_its_pool_go_together() {
+    let pool = Pool::ready("deletion", json!({})).await;
+    pool.settles().await;
+    // The control plane first, as `kubectl delete -f` does with one file.
+    pool.scene.delete::<CoderControlPlane>("coder").await;
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.scene.gone::<CoderControlPlane>("coder").await;
+    pool.holds(&[]).await;
+}
+
+#[tokio::test]
+async fn a_namespace_that_goes_does_not_hang() {
+    let pool = Pool::ready("deletion", json!({})).await;
+    pool.settles().await;
+    let api: Api<Namespace> = Api::all(pool.scene.client.clone());
+    api.delete(&pool.scene.namespace, &DeleteParams::default()).await.unwrap();
+    let ended = eventually(PATIENCE, || async {
+        match pool.scene.api::<CoderProvisioner>().get_opt("pool").await {
+            Ok(None) => Ok(()),
+            Ok(Some(object)) => Err(serde_json::to_string(&object.status).unwrap()),
+            Err(error) => Err(error.to_string()),
+        }
+    });
+    ended.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_whose_status_was_lost_still_takes_its_key_along() {
+    let pool = Pool::ready("deletion", json!({})).await;
+    pool.settles().await;
+    let pause = json!({"metadata": {"annotations": {"coder.com/paused": "true"}}});
+    pool.scene.edit::<CoderProvisioner>("pool", pause).await;
+    pool.until(|pool| condition(pool, "Paused").is_some()).await;
+    let lost = json!({"status": {"provisionerKeyID": null, "provisionerKeyName": null, "organizationID": null,
+        "organizationName": null, "deploymentID": null, "controlPlaneRefName": null, "controlPlaneURL": null}});
+    pool.scene
+        .api::<CoderProvisioner>()
+        .patch_status("pool", &kube::api::PatchParams::default(), &kube::api::Patch::Merge(&lost))
+        .await
+        .unwrap();
+    delete(&pool).await;
+    let resume = json!({"metadata": {"annotations": {"coder.com/paused": null}}});
+    pool.scene.edit::<CoderProvisioner>("pool", resume).await;
+    gone(&pool).await;
+    pool.holds(&[]).await;
+}
