@@ -5,13 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coder_k8s_api::CoderControlPlane;
 use coder_k8s_testbed::{
     codersim::{CoderSim, Mode, SimFault},
     eventually,
 };
 use futures::future::join_all;
-use kube::Api;
 use secrecy::ExposeSecret;
 use serde_json::json;
 
@@ -20,10 +18,13 @@ use crate::{
     coder::license,
     own::Own,
     pools::{Pools, status},
-    support::{PATIENCE, apply},
+    support::{Operator, PATIENCE, apply},
 };
 
-const HANGING: usize = 20;
+/// Each with a server of its own; the operator has four calls at most under way to each.
+const PLANES: usize = 5;
+const POOLS: usize = 4;
+const HANGING: usize = PLANES * POOLS;
 const EDITS: usize = 5;
 /// Whatever else hangs.
 const BOUND: Duration = Duration::from_secs(2);
@@ -42,17 +43,17 @@ async fn twenty_pools_that_hang_delay_no_edit_of_another() {
     println!("alone: key {rotated:?}, image {rolled:?} (longest of {EDITS})");
 
     let hanging = CoderSim::start(Mode::Licensed).await.unwrap();
-    operator.host("slow.default.svc.cluster.local", hanging.address());
-    plane(&own, &hanging).await;
-    let names: Vec<_> = (0..HANGING).map(|n| format!("hanging-{n:02}")).collect();
-    join_all(names.iter().map(|name| async {
-        pools.make(name, "slow", json!({})).await;
+    join_all((0..PLANES).map(|n| plane(&own, &operator, &hanging, format!("slow-{n}")))).await;
+    let names: Vec<_> =
+        (0..HANGING).map(|n| (format!("hanging-{n:02}"), format!("slow-{}", n % PLANES))).collect();
+    join_all(names.iter().map(|(name, plane)| async {
+        pools.make(name, plane, json!({"replicas": 0})).await;
         pools.settles(name).await;
     }))
     .await;
     let mark = hanging.mark();
     hanging.fault("*", "/**", SimFault::Latency(PATIENCE), None);
-    join_all(names.iter().map(|name| pools.edit(name, json!({"tags": {"region": "us"}})))).await;
+    join_all(names.iter().map(|(name, _)| pools.edit(name, json!({"tags": {"region": "us"}})))).await;
     let all_hang = eventually(PATIENCE, || async {
         match hanging.since(mark).len() {
             calls if calls >= HANGING => Ok(()),
@@ -65,25 +66,26 @@ async fn twenty_pools_that_hang_delay_no_edit_of_another() {
     assert!(rotated < BOUND && rolled < BOUND, "{rotated:?}, {rolled:?}");
 }
 
-/// The control plane `slow`, once it has answered.
-async fn plane(own: &Own, sim: &CoderSim) {
+/// A control plane at the server, once it has answered.
+async fn plane(own: &Own, operator: &Operator, sim: &CoderSim, name: String) {
+    operator.host(&format!("{name}.default.svc.cluster.local"), sim.address());
     let token = sim.owner_token();
     apply(
         &own.client,
-        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "slow", "namespace": "default"},
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "default"},
             "stringData": {"token": token.expose_secret()}}),
     )
     .await;
-    let access = json!({"method": "TokenSecret", "tokenSecretRef": {"name": "slow"}});
+    let access = json!({"method": "TokenSecret", "tokenSecretRef": {"name": name}});
     apply(
         &own.client,
         json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderControlPlane",
-            "metadata": {"name": "slow", "namespace": "default"}, "spec": {"operatorAccess": access}}),
+            "metadata": {"name": name, "namespace": "default"}, "spec": {"operatorAccess": access}}),
     )
     .await;
-    let api: Api<CoderControlPlane> = own.planes("default");
     let answered = eventually(PATIENCE, || async {
-        let status = api.get("slow").await.map_err(|error| error.to_string())?.status.unwrap_or_default();
+        let plane = own.planes("default").get(&name).await.map_err(|error| error.to_string())?;
+        let status = plane.status.unwrap_or_default();
         let entitled = status.external_provisioner_daemons_entitlement.as_deref() == Some("entitled");
         if entitled && status.workload.image.is_some() { Ok(()) } else { Err(format!("{status:?}")) }
     });

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use coder_k8s_api::CoderControlPlane;
 use coder_k8s_testbed::{
     AuditEvent,
     codersim::{Entry, Mode, SimFault},
@@ -30,8 +31,13 @@ fn is_for_pools(entry: &Entry) -> bool {
 async fn a_rate_limit_is_respected_and_outlived() {
     let coder = Coder::new("limits", Mode::Licensed).await;
     coder.plane(json!({})).await;
-    coder.says("EntitlementsHealthy", "True", "EntitlementsFetched").await;
     let Coder { scene, sim } = &coder;
+    scene
+        .until("coder", |plane: &CoderControlPlane| {
+            let status = crate::scene::status(plane);
+            status.external_provisioner_daemons_entitlement.as_deref() == Some("entitled")
+        })
+        .await;
     let pools = Pools { client: &scene.client, namespace: &scene.namespace, operator: scene.operator };
     pools.make("rotated", "coder", json!({"tags": {"region": "eu"}})).await;
     let before = status(&pools.settles("rotated").await);

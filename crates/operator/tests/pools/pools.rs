@@ -95,8 +95,7 @@ pub fn is(pool: &CoderProvisioner, type_: &str, status: &str, reason: Option<&st
 
 /// The writes of the status of pools among some requests.
 pub fn status_writes(events: &[AuditEvent]) -> Vec<&AuditEvent> {
-    let ours =
-        |event: &&AuditEvent| event.resource == "coderprovisioners" && event.subresource == "status";
+    let ours = |event: &&AuditEvent| event.resource == "coderprovisioners" && event.subresource == "status";
     crate::support::writes(events).into_iter().filter(ours).collect()
 }
 

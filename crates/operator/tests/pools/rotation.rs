@@ -95,7 +95,9 @@ async fn rotations_cut_no_session_and_lose_no_job() {
         println!("{what}: {} rotations, the longest {longest:.1?}", times.len());
     }
     println!("{rotations} rotations of {count} pools in {elapsed:.1?}");
-    println!("{sessions} sessions, {cut} cut; {jobs} jobs, {lost} lost, {late} finished after the pod was told to stop");
+    println!(
+        "{sessions} sessions, {cut} cut; {jobs} jobs, {lost} lost, {late} finished after the pod was told to stop"
+    );
     println!("{most} keys live at most, {refused} connections refused");
     assert_eq!(taken.len(), rotations);
     assert_eq!((cut, lost, refused), (0, 0, 0));
@@ -173,7 +175,11 @@ fn most_live(pool: &str, sims: &[Arc<CoderSim>; 2]) -> usize {
     changes.sort_by_key(|change| change.at);
     let mut live = BTreeSet::new();
     let counts = changes.into_iter().map(|KeyChange { id, made, .. }| {
-        if made { live.insert(id) } else { live.remove(&id) };
+        if made {
+            live.insert(id)
+        } else {
+            live.remove(&id)
+        };
         live.len()
     });
     counts.max().unwrap_or_default()
