@@ -223,6 +223,9 @@ pub struct CredentialsSource {
 pub struct PendingKey {
     /// Its name.
     pub name: String,
+    /// Its UUID, once it is made and before its material is stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
     /// Its organization, by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
     pub organization_id: Option<String>,

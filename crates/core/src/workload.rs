@@ -71,7 +71,8 @@ pub fn say_paused(status: &mut WorkloadStatus, generation: Option<i64>, now: Tim
     status.conditions = conditions.into_vec();
 }
 
-fn with_words(rollout: &Rollout, pods_say: Option<&str>) -> String {
+/// What is said of a rollout, with what its pods say.
+pub fn with_words(rollout: &Rollout, pods_say: Option<&str>) -> String {
     match pods_say {
         Some(words) => format!("{}; {words}", rollout.message()),
         None => rollout.message(),

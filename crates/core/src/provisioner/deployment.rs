@@ -106,6 +106,11 @@ fn pod_annotations(seen: &Seen, sources: &AllFound, run: &Run) -> BTreeMap<Strin
     all
 }
 
+/// The address that pods connect to where the user gives one: it is none of the key's business.
+pub fn own_url(seen: &Seen) -> bool {
+    seen.object.spec.pod.extra_env.iter().any(|entry| entry.name == URL)
+}
+
 /// What the pods of a template run with. None: it is not that of a pool.
 pub fn run_of(template: &PodTemplateSpec) -> Option<Run> {
     let annotations = template.metadata.as_ref().and_then(|meta| meta.annotations.as_ref());

@@ -77,7 +77,7 @@ pub fn status(
     key.finding.tell(&mut conditions);
     let said_ready = conditions.said(kind::PROVISIONER_KEY_READY).is_some_and(|c| c.status == "True");
     conditions.set_common(&outcome.done, verdict(seen, outcome, &rollout, key, said_ready));
-    workload::say_rollout(&mut conditions, &rollout, outcome.pods_say.as_deref());
+    say_deployment(&mut conditions, &rollout, outcome.pods_say.as_deref());
     let own = object.namespace().unwrap_or_default();
     workspace_access::tell(&mut conditions, &own, &plan.workspaces, &outcome.ungranted);
     conditions.clear(kind::PAUSED);
@@ -146,6 +146,14 @@ pub fn control_plane(seen: &Seen) -> Result<&CoderControlPlane, String> {
     } else {
         Err(format!("CoderControlPlane {name} has not answered yet"))
     }
+}
+
+/// Of a pool the existing operator says whether any pod is ready, and so do scripts that wait for it. Whether all are as
+/// the spec asks is what `Ready` says.
+fn say_deployment(conditions: &mut Conditions<'_>, rollout: &Rollout, pods_say: Option<&str>) {
+    let (ready, reason) =
+        if rollout.ready > 0 { (true, "MinimumReplicasReady") } else { (false, "NoReplicasReady") };
+    conditions.set(kind::DEPLOYMENT_READY, ready, reason, workload::with_words(rollout, pods_say));
 }
 
 fn say_credentials(conditions: &mut Conditions<'_>, seen: &Seen) {

@@ -64,10 +64,70 @@ pub(crate) fn credentials(
             let message = format!("CoderControlPlane {name} names no Secret with its token");
             Err(Trouble { reason: "OperatorTokenSecretRefMissing", message })
         }
+        Some(reference) if reference.name.trim().is_empty() => {
+            let message = format!("CoderControlPlane {name} names a Secret with its token by an empty name");
+            Err(Trouble { reason: "OperatorTokenSecretRefInvalid", message })
+        }
         Some(reference) => {
-            let key = reference.key.clone().unwrap_or_else(|| "token".to_owned());
+            let key = reference.key.clone().filter(|key| !key.is_empty());
+            let key = key.unwrap_or_else(|| "token".to_owned());
             let secret = Some(SecretPlace { name: reference.name.clone(), key });
             Ok(Credentials { kind: CredentialsKind::Operator, secret })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pool(more: Value) -> CoderProvisioner {
+        let mut spec = json!({"controlPlaneRef": {"name": "coder"}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        CoderProvisioner::new("pool", serde_json::from_value(spec).unwrap())
+    }
+
+    fn plane(status: Value) -> CoderControlPlane {
+        let mut plane = CoderControlPlane::new("coder", serde_json::from_value(json!({})).unwrap());
+        plane.status = Some(serde_json::from_value(status).unwrap());
+        plane
+    }
+
+    #[test]
+    fn what_is_missing_of_the_control_planes_token_has_a_reason() {
+        for (status, reason) in [
+            (json!({}), "OperatorAccessNotReady"),
+            (json!({"operatorAccessReady": false}), "OperatorAccessNotReady"),
+            (json!({"operatorAccessReady": true}), "OperatorTokenSecretRefMissing"),
+            (
+                json!({"operatorAccessReady": true, "operatorTokenSecretRef": {"name": " "}}),
+                "OperatorTokenSecretRefInvalid",
+            ),
+        ] {
+            let trouble = credentials(&pool(json!({})), Some(&plane(status))).unwrap_err();
+            assert_eq!(trouble.reason, reason);
+        }
+        let trouble = credentials(&pool(json!({})), None).unwrap_err();
+        assert!(trouble.message.contains("status.operatorAccessReady=true"));
+    }
+
+    #[test]
+    fn the_key_of_a_token_is_token_unless_it_is_named() {
+        for (key, expected) in [(json!(null), "token"), (json!(""), "token"), (json!("other"), "other")] {
+            let status =
+                json!({"operatorAccessReady": true, "operatorTokenSecretRef": {"name": "t", "key": key}});
+            let found = credentials(&pool(json!({})), Some(&plane(status))).unwrap();
+            assert_eq!(found.secret, Some(SecretPlace { name: "t".into(), key: expected.into() }));
+        }
+    }
+
+    #[test]
+    fn credentials_of_its_own_are_used_alone() {
+        let own = pool(json!({"bootstrap": {"credentialsSecretRef": {"name": "mine"}}}));
+        let found = credentials(&own, None).unwrap();
+        assert_eq!(found.kind, CredentialsKind::Bootstrap);
+        assert_eq!(found.secret, Some(SecretPlace { name: "mine".into(), key: "token".into() }));
     }
 }

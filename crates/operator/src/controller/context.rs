@@ -297,6 +297,22 @@ impl Context {
         self.pools.forget(key);
     }
 
+    /// Writes a status in the middle of a pass, before something that must not happen unrecorded. What was seen of the
+    /// object no longer counts after it.
+    pub(crate) async fn note_status<K: Reported>(
+        &self,
+        key: &Key,
+        object: &K,
+        next: &K::Status,
+    ) -> kube::Result<Written> {
+        let written = status::write(&self.client, object, object.status(), next).await?;
+        if written == Written::Changed {
+            let onto = object.meta().resource_version.clone();
+            self.written.lock().insert(key.clone(), Wrote { status: hash(Some(next)), onto });
+        }
+        Ok(written)
+    }
+
     /// Ends a pass: writes the status if it changed, tells of transitions, and says when to come back.
     pub(crate) async fn conclude<K: Reported>(
         &self,

@@ -35,7 +35,7 @@ impl Coderd {
         Arc::new(Everywhere(self.sim.address()))
     }
 
-    /// Puts a license, a token and a database URL into the Secrets that the samples name.
+    /// Puts a license, tokens and a database URL into the Secrets that the samples name.
     pub(super) async fn fill_secrets(&self, client: &Client) -> Result<()> {
         let license = CoderSim::license().feature_set("premium").build();
         let token = self.sim.owner_token();
@@ -43,6 +43,7 @@ impl Coderd {
         for (name, key, value) in [
             ("coder-license", "license", license.expose_secret()),
             ("coder-token", "token", token.expose_secret()),
+            ("coder-bootstrap", "token", token.expose_secret()),
             ("coder-db-app", "uri", "postgres://coder@database.example/coder"),
         ] {
             let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {key: value}});

@@ -55,12 +55,17 @@ pub(crate) async fn settled(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Whether a sample can be ready in this release: a control plane that needs no license, or has a token to apply it with.
+/// Whether a sample can be ready here: a control plane that needs no license, or has a token to apply it with; a pool with
+/// a token of its own, because its control plane has no database to get one from.
 fn can_be_ready(sample: &DynamicObject) -> bool {
     let given = |path: &str| sample.data.pointer(path);
     let token = given("/spec/operatorAccess/method").is_some_and(|method| method == "TokenSecret");
     let licensable = given("/spec/licenseSecretRef").is_none() || token;
-    kind(sample) == "CoderControlPlane" && licensable
+    match kind(sample) {
+        "CoderControlPlane" => licensable,
+        "CoderProvisioner" => given("/spec/bootstrap").is_some(),
+        _ => false,
+    }
 }
 
 fn is_ready(object: &DynamicObject) -> bool {

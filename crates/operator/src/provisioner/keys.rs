@@ -19,7 +19,7 @@ use coder_k8s_core::{
     outcome::{Done, Retry},
     provisioner::{
         self, Seen,
-        deployment::run_of,
+        deployment::{own_url, run_of},
         keys::{
             self, Claimant, Decision, Going, Next, Place, Record, Run, SecretPlace, Step, Trouble, Wanted,
             Workload, decide,
@@ -47,6 +47,8 @@ pub(super) struct Dealings<'a> {
     owner: Owner,
     seen: keys::Seen,
     selector: BTreeMap<String, String>,
+    /// Whether the user gives pods the address to connect to.
+    own_url: bool,
     /// Secrets as they were read, by name.
     held: BTreeMap<String, SecretData>,
     first_run: Option<Run>,
@@ -96,6 +98,7 @@ impl<'a> Dealings<'a> {
             owner,
             seen,
             selector: pool.selector(),
+            own_url: own_url(pool),
             held,
             first_run,
             touched: false,
@@ -272,7 +275,10 @@ fn target(pool: &Seen) -> Result<Place, Trouble> {
 
 fn workload(pool: &Seen) -> Option<Workload> {
     let deployment = pool.children.deployment.as_deref()?;
-    let run = run_of(&deployment.spec.as_ref()?.template)?;
+    let mut run = run_of(&deployment.spec.as_ref()?.template)?;
+    if let Some(plane) = pool.control_plane.as_deref().filter(|_| own_url(pool)) {
+        run.url = provisioner::daemon_url(plane);
+    }
     Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
 }
 

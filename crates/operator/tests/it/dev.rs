@@ -99,6 +99,7 @@ async fn it_ends_by_itself_when_every_sample_is_settled() {
     for line in [
         "applied CoderProvisioner coder/build-pool",
         "created ServiceAccount coder/coder",
+        "created Deployment coder/provisioner-build-pool",
         "every sample is settled",
     ] {
         assert!(dev.output().contains(line), "{line} is missing in\n{}", dev.output());

@@ -106,7 +106,7 @@ async fn a_pool_gets_a_key_its_secret_its_account_and_its_pods() {
     let source = said.credentials_source.unwrap();
     assert_eq!((source.type_.as_deref(), &*source.secret_ref.unwrap().name), (Some("Operator"), "token"));
     for (type_, status, reason) in [
-        ("Ready", "True", "MinimumReplicasReady"),
+        ("Ready", "True", "RolledOut"),
         ("Reconciling", "False", "Reconciled"),
         ("Stalled", "False", "Reconciled"),
         ("ControlPlaneReady", "True", "ControlPlaneAvailable"),
@@ -167,8 +167,10 @@ async fn every_choice_of_the_user_is_followed() {
     assert!(budget.spec.unwrap().max_unavailable.is_some());
     assert!(pool.scene.absent::<ServiceAccount>("pool-provisioner").await);
 
-    // The budget goes when nobody asks for it any more.
-    pool.edit(json!({"podDisruptionBudget": null})).await;
+    // The budget goes when nobody asks for it any more. An address of the user's own keeps no old key.
+    pool.edit(json!({"podDisruptionBudget": null, "tags": {"region": "eu"}})).await;
+    let key = pool.agrees(&[("region", "eu")]).await;
+    pool.holds(&[&key.name]).await;
     pool.scene.gone::<PodDisruptionBudget>("provisioner-pool").await;
 }
 

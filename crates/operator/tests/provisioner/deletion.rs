@@ -1,7 +1,5 @@
 //! A pool that goes takes its keys along, or names what it must leave behind.
 
-use std::time::Duration;
-
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner};
 use coder_k8s_testbed::{
     codersim::{Mode, SimFault},
@@ -89,10 +87,10 @@ async fn a_dead_coderd_holds_a_deletion_up_for_a_while_only() {
     let key = pool.agrees(&[]).await;
     pool.sim.stop().await;
     delete(&pool).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let object = pool.now().await;
-    let said = condition(&object, "Reconciling").unwrap();
-    assert_eq!((said.status.as_str(), said.reason.as_str()), ("True", "Deleting"), "it is tried: {said:?}");
+    let tried = |pool: &CoderProvisioner| {
+        condition(pool, "Reconciling").is_some_and(|said| said.status == "True" && said.reason == "Deleting")
+    };
+    pool.until(tried).await;
     gone(&pool).await;
     let told = pool.events("KeyAbandoned").await;
     assert!(told.iter().any(|note| note.contains(&key.id)), "{told:?}");
@@ -169,4 +167,30 @@ async fn a_pool_whose_status_was_lost_still_takes_its_key_along() {
     pool.scene.edit::<CoderProvisioner>("pool", resume).await;
     gone(&pool).await;
     pool.holds(&[]).await;
+}
+
+#[tokio::test]
+async fn the_token_of_a_control_plane_is_revoked_after_its_pools_have_used_it() {
+    let pool = Pool::bare("deletion", Mode::Licensed).await;
+    let admin = json!({"apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "admin", "namespace": pool.scene.namespace},
+        "stringData": {"username": "admin", "email": "admin@example.com",
+            "password": "correct-Horse-42-battery"}});
+    crate::support::apply(&pool.scene.client, admin).await;
+    let access = json!({"method": "FirstUser", "firstUserSecretRef": {"name": "admin"}});
+    pool.scene.plane("coder", json!({"image": crate::pool::IMAGE, "operatorAccess": access})).await;
+    pool.answered().await;
+    pool.make(json!({})).await;
+    pool.agrees(&[]).await;
+    assert_eq!(pool.sim.token_names().len(), 1);
+    // The pool needs a few tries; the token is there for each of them.
+    let path = "/api/v2/organizations/*/provisionerkeys/*";
+    pool.sim.fault("DELETE", path, SimFault::status(500, "no", ""), Some(2));
+    pool.scene.delete::<CoderControlPlane>("coder").await;
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.scene.gone::<CoderControlPlane>("coder").await;
+    pool.holds(&[]).await;
+    assert_eq!(pool.sim.token_names(), Vec::<String>::new(), "and then it is revoked");
+    assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
 }

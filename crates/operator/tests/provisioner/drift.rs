@@ -175,6 +175,7 @@ async fn an_edit_that_is_taken_back_half_way_leaves_what_was_there() {
         pool.until(|pool| status(pool).pending_key.is_some()).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         pool.edit(json!({"tags": {"a": "1"}})).await;
+        pool.until(|pool| is(pool, "Ready", "True", None) && status(pool).pending_key.is_none()).await;
         pool.sim.clear(id);
         let object = pool.is_ready().await;
         assert_eq!(status(&object).provisioner_key_id.as_ref(), Some(&old.id), "{fault:?}");

@@ -7,6 +7,7 @@ use super::{
     finding::{Finding, Stage},
     going,
     place::Place,
+    record::Record,
     replace, retire,
     seen::{Secret, Seen},
     settle,
@@ -43,7 +44,7 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
     }
 }
 
-/// The key of ours that a Secret holds. The status learns of it before anything else is done, whatever the spec asks
+/// The key of ours that a Secret holds. The status learns of it, and of where it is, before anything else is done, whatever the spec asks
 /// for by now: what pods may already run with must not be forgotten.
 fn proven(pass: &Pass<'_>) -> Flow<Option<Live>> {
     pass.secrets_are_known()?;
@@ -52,6 +53,9 @@ fn proven(pass: &Pass<'_>) -> Flow<Option<Live>> {
         let mut record = pass.record.clone();
         record.promote(pass.as_recorded(&live.key)?, live.place.clone(), pass.now);
         return Err(Stop::record(record));
+    }
+    if pass.record.secret.as_ref() != Some(&live.place) {
+        return Err(Stop::record(Record { secret: Some(live.place), ..pass.record.clone() }));
     }
     Ok(Some(live))
 }

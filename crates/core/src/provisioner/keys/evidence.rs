@@ -74,15 +74,15 @@ impl<'a> Pass<'a> {
         self.seen.target.as_ref().map_err(Stop::unsure)
     }
 
-    /// The Secrets that may hold the key: the wanted one, and where it was kept so far. If that was forgotten, every one
-    /// of ours.
+    /// The Secrets that may hold the key: the wanted one, and where it was kept so far; if that was forgotten, every one
+    /// of ours. No other: a key that was replaced must not come back, or pods that started in between would keep theirs.
     fn places(&self) -> impl Iterator<Item = &'a SecretPlace> {
-        let (seen, recorded) = (self.seen, self.record.secret.as_ref());
-        let others = seen.secrets.keys().filter(move |place| match recorded {
+        let (wanted, recorded) = (&self.seen.wanted.secret, self.record.secret.as_ref());
+        let others = self.seen.secrets.keys().filter(move |place| match recorded {
             Some(recorded) => *place == recorded,
             None => true,
         });
-        [&seen.wanted.secret].into_iter().chain(others.filter(|place| **place != seen.wanted.secret))
+        [wanted].into_iter().chain(others.filter(move |place| *place != wanted))
     }
 
     /// What the annotations of these Secrets say.
@@ -181,30 +181,19 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Whether a key whose material our Secret holds is ours.
+    /// Whether a key whose material our Secret holds is ours. Its UUID tells; what is adopted without it, because it was
+    /// lost, must agree with what is left of the status, or be what the spec asks for.
     fn is_ours(&self, key: &Found, marks: Option<&Marks>) -> Flow<bool> {
-        let marked = marks.is_some_and(|marks| marks.id.as_deref() == Some(&key.id));
-        if marked || self.record.knows(&key.id) {
-            return Ok(true);
-        }
-        let target = self.target()?;
-        let announced = |name: &str, organization: &Organization, place: &Place| {
-            name.eq_ignore_ascii_case(&key.name)
-                && organization.id.as_deref().is_none_or(|id| id == key.organization)
-                && place.is_same(target)
-        };
-        let pending = self.record.pending.iter();
-        let half_made = self.record.stale.iter().filter(|stale| stale.key.id.is_none());
-        if pending.clone().any(|p| announced(&p.name, &p.organization, &p.place))
-            || half_made.clone().any(|s| announced(&s.key.name, &s.key.organization, &s.key.place))
-        {
+        let marked = marks.and_then(|marks| marks.id.as_ref());
+        if marked == Some(&key.id) || self.record.knows(&key.id) {
             return Ok(true);
         }
         match &self.record.current {
+            _ if marked.is_some() => Ok(false),
             Some(current) if current.id.is_some() => Ok(false),
-            // A part of the status was lost: what is left of it must agree.
-            Some(current) => Ok(announced(&current.name, &current.organization, &current.place)),
-            None if marks.is_some_and(|marks| marks.id.is_some()) => Ok(false),
+            Some(current) => Ok(current.name.eq_ignore_ascii_case(&key.name)
+                && current.organization.id.as_deref().is_none_or(|id| id == key.organization)
+                && current.place.is_same(self.target()?)),
             None => self.fits(key),
         }
     }

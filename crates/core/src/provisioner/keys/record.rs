@@ -39,6 +39,8 @@ pub struct Key {
 pub struct Pending {
     /// Its name, which a listing showed to be free.
     pub name: String,
+    /// Its UUID, once it is made. Its material is stored only after that.
+    pub id: Option<String>,
     /// Its organization.
     pub organization: Organization,
     /// Hash of its tags.
@@ -75,9 +77,9 @@ impl Pending {
         At { place: self.place.clone(), organization: self.organization.clone() }
     }
 
-    /// The same as something to be got rid of. `id`: if it is known to have been made.
-    pub fn into_stale(self, id: Option<String>) -> Stale {
-        let Self { name, organization, tags_hash, place, reason: _, since } = self;
+    /// The same as something to be got rid of: the one of this UUID, or one that was perhaps made since.
+    pub(super) fn into_stale(self, id: Option<String>) -> Stale {
+        let Self { name, id: _, organization, tags_hash, place, reason: _, since } = self;
         let key = Key { id, name, organization, tags_hash: Some(tags_hash), place };
         Stale { key, since, unused_since: None }
     }
@@ -91,8 +93,10 @@ impl Record {
 
     /// Whether a UUID is on it.
     pub fn knows(&self, id: &str) -> bool {
-        let stale = self.stale.iter().map(|stale| &stale.key);
-        self.current.iter().chain(stale).any(|key| key.id.as_deref() == Some(id))
+        let stale = self.stale.iter().map(|stale| &stale.key.id);
+        let current = self.current.iter().map(|key| &key.id);
+        let pending = self.pending.iter().map(|key| &key.id);
+        current.chain(pending).chain(stale).any(|known| known.as_deref() == Some(id))
     }
 
     /// The names in use at one place: a new key must have another one, or the two would be taken for each other.

@@ -140,6 +140,7 @@ fn announce(pass: &Pass<'_>, live: Option<&Live>, at: &At, listing: &[Listed]) -
     pass.drop_pending(&mut record);
     record.pending = Some(Pending {
         name,
+        id: None,
         organization: at.organization.clone(),
         tags_hash: tags::hash(&pass.seen.wanted.tags),
         place: at.place.clone(),
@@ -222,20 +223,10 @@ fn marks_of(pending: &Pending) -> Marks {
     }
 }
 
-/// Whether annotations speak of an announced key.
-fn is_marked(marks: &Marks, pending: &Pending) -> bool {
-    marks.name.eq_ignore_ascii_case(&pending.name)
-        && marks.deployment_id == pending.place.deployment_id
-        && marks.organization == pending.organization.id
-}
-
 impl Pass<'_> {
     /// The record with a key on it that so far only annotations know.
     pub(super) fn unrecorded(&self, marks: &Marks) -> Option<Record> {
         let id = marks.id.as_ref().filter(|id| !self.record.knows(id))?;
-        if self.record.pending.as_ref().is_some_and(|pending| is_marked(marks, pending)) {
-            return None;
-        }
         if let Some(record) = completed(self.record, marks) {
             return Some(record);
         }
@@ -256,11 +247,10 @@ impl Pass<'_> {
     }
 
     /// Takes what was announced off a record, as something to be got rid of. One that was stored is known by its UUID;
-    /// another one may have been made under the same name since.
+    /// another one may have been made under the same name since, whose UUID nobody learned.
     pub(super) fn drop_pending(&self, record: &mut Record) {
         let Some(pending) = record.pending.take() else { return };
-        let marks = self.marks().into_iter().find(|marks| is_marked(marks, &pending));
-        if let Some(id) = marks.and_then(|marks| marks.id.clone()).filter(|id| !record.knows(id)) {
+        if let Some(id) = pending.id.clone().filter(|id| !record.knows(id)) {
             record.retire(pending.clone().into_stale(Some(id)));
         }
         record.retire(pending.into_stale(None));

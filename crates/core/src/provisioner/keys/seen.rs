@@ -122,7 +122,7 @@ pub enum Obstacle {
 /// What the annotations of a Secret say of the key in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Marks {
-    /// UUID of the key, if coderd told it in time.
+    /// UUID of the key.
     pub id: Option<String>,
     /// Its name.
     pub name: String,

@@ -107,6 +107,7 @@ fn pending(key: &PendingKey) -> Pending {
     };
     Pending {
         name: key.name.clone(),
+        id: key.id.clone().filter(|id| !id.is_empty()),
         organization: organization(&key.organization_id, &key.organization_name),
         tags_hash: key.tags_hash.clone().unwrap_or_default(),
         place,
@@ -116,9 +117,10 @@ fn pending(key: &PendingKey) -> Pending {
 }
 
 fn pending_key(key: &Pending) -> PendingKey {
-    let Pending { name, organization, tags_hash, place, reason, since } = key;
+    let Pending { name, id, organization, tags_hash, place, reason, since } = key;
     PendingKey {
         name: name.clone(),
+        id: id.clone(),
         organization_id: organization.id.clone(),
         organization_name: Some(organization.name.clone()),
         tags_hash: Some(tags_hash.clone()),

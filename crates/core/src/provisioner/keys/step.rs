@@ -59,8 +59,9 @@ pub enum Look {
 pub enum Step {
     /// Put the finalizer on the object.
     Hold,
-    /// Make the announced key, ask coderd for its UUID, and store the material. If the material cannot be stored the
-    /// key is useless; a later pass finds it and makes another one.
+    /// Make the announced key, ask coderd for its UUID, write that to the status as [`Pending::id`] with the
+    /// resourceVersion that was decided on, and then store the material with the annotations. Whatever fails on the way
+    /// ends it: a key whose material was not stored is of no use, and a later pass makes another one.
     Make {
         /// The key, as announced.
         key: Pending,
@@ -70,7 +71,7 @@ pub enum Step {
         secret: SecretPlace,
         /// The Secret that is expected there.
         version: Version,
-        /// The annotations, to which the UUID is added if coderd tells it.
+        /// The annotations, to which the UUID is added.
         marks: Marks,
     },
     /// Delete a key. A listing has shown its UUID under this name.

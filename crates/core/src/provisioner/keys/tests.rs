@@ -78,6 +78,7 @@ fn secret(id: &str, name: &str) -> Secret {
 fn pending(name: &str) -> Pending {
     Pending {
         name: name.into(),
+        id: None,
         organization: organization("default", "org"),
         tags_hash: tags::hash(&tags("eu")),
         place: place("coder"),

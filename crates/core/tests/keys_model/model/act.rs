@@ -1,7 +1,7 @@
 //! What the operator does to the model: a pass up to its effect, and the effect itself, which may go wrong.
 
 use coder_k8s_core::provisioner::keys::{
-    At, Decision, Marks, Next, Pending, Record, SecretPlace, Step, Version,
+    At, Decision, Marks, Next, Pending, Record, Run, SecretPlace, Step, Version,
 };
 
 use super::{
@@ -17,8 +17,6 @@ use super::{
 pub enum How {
     /// As it should.
     Well,
-    /// As it should, but coderd does not tell the UUID of the new key in time.
-    WithoutId,
     /// It happens, and nobody learns of it.
     Lost,
     /// The answer does not come; it happens later.
@@ -53,7 +51,7 @@ fn carry_out(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
         Next::Release => world.phase = Phase::Gone,
         Next::Do(step) => match *step {
             Step::Hold => world.held = true,
-            step => world.flight = Some(Flight::Do(step)),
+            step => world.flight = Some(Flight::Do(world.spec, step)),
         },
     }
 }
@@ -90,7 +88,8 @@ fn write(world: &mut World, mut record: Record, flaw: Option<Flaw>) {
         let version = world.secret(secret_of(&secret)).map_or(Version::Absent, |s| Version::Is(version(s)));
         let marks = Marks { name: pending.name.clone(), ..Marks::default() };
         let tags = tags(world.wanted_tags());
-        world.flight = Some(Flight::Do(Step::Make { key: pending, tags, secret, version, marks }));
+        world.flight =
+            Some(Flight::Do(world.spec, Step::Make { key: pending, tags, secret, version, marks }));
         return;
     }
     if let Some(pending) = &mut record.pending {
@@ -108,7 +107,7 @@ fn secret_place_of(world: &World) -> SecretPlace {
 }
 
 /// Carries out what is in flight.
-pub fn act(world: &World, how: How) -> Option<World> {
+pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
     let mut next = world.clone();
     let flight = next.flight.take()?;
     match (flight, how) {
@@ -117,27 +116,37 @@ pub fn act(world: &World, how: How) -> Option<World> {
             next.budget.crashes = next.budget.crashes.checked_sub(1)?;
         }
         (_, How::Dropped) => {}
-        (Flight::Do(Step::Make { key, secret, version, marks, .. }), how) => {
-            make(&mut next, key, &secret, &version, marks, how)?;
+        (Flight::Do(spec, Step::Make { key, secret, version, marks, .. }), how) => {
+            let made = make(&mut next, &key, how)?;
+            // The object is written and the Secret found as they were decided on, or nothing is stored.
+            let is_same = next.spec == spec && next.phase == Phase::Alive && is_announced(&next, &key, flaw);
+            if let Some(id) = made.filter(|_| is_same && is_expected(&next, &secret, &version)) {
+                if let Some(pending) = &mut next.record.pending {
+                    pending.id = Some(id_text(id));
+                }
+                let (secret, marks) = (secret_of(&secret), Marks { id: Some(id_text(id)), ..marks });
+                let expected = next.secret(secret).cloned();
+                next.flight = Some(Flight::Store { id, secret, expected, marks });
+            }
         }
         (Flight::Store { id, secret, expected, marks }, How::Well) => {
             store(&mut next, id, secret, &expected, marks);
         }
-        (Flight::Do(Step::Delete { at, name, id }), How::Well) => delete(&mut next, &at, &name, &id),
-        (Flight::Do(Step::Copy { from, to, version, marks }), How::Well) => {
+        (Flight::Do(_, Step::Delete { at, name, id }), How::Well) => delete(&mut next, &at, &name, &id),
+        (Flight::Do(_, Step::Copy { from, to, version, marks }), How::Well) => {
             let material = next.secret(secret_of(&from)).map(|stored| stored.material);
             if let Some(material) = material.filter(|_| is_expected(&next, &to, &version)) {
                 next.secrets[usize::from(secret_of(&to))] = Some(Stored { material, marks: Some(marks) });
             }
         }
-        (Flight::Do(Step::Annotate { secret, version, marks }), How::Well) => {
+        (Flight::Do(_, Step::Annotate { secret, version, marks }), How::Well) => {
             if is_expected(&next, &secret, &version)
                 && let Some(stored) = &mut next.secrets[usize::from(secret_of(&secret))]
             {
                 stored.marks = Some(marks);
             }
         }
-        (Flight::Do(Step::Remove { secret, version }), How::Well) => {
+        (Flight::Do(_, Step::Remove { secret, version }), How::Well) => {
             if is_expected(&next, &secret, &version) {
                 next.secrets[usize::from(secret_of(&secret))] = None;
             }
@@ -156,14 +165,12 @@ fn is_expected(world: &World, place: &SecretPlace, expected: &Version) -> bool {
     }
 }
 
-fn make(
-    world: &mut World,
-    key: Pending,
-    secret: &SecretPlace,
-    version: &Version,
-    marks: Marks,
-    how: How,
-) -> Option<()> {
+fn is_announced(world: &World, key: &Pending, flaw: Option<Flaw>) -> bool {
+    world.record.pending.as_ref() == Some(key) || flaw == Some(Flaw::SkipsIntent)
+}
+
+/// None: cannot happen now. Otherwise the key, if the operator learns that it was made.
+fn make(world: &mut World, key: &Pending, how: How) -> Option<Option<Id>> {
     // A request that is under way ends before a later one for the same is answered.
     if world.late.is_some() {
         return None;
@@ -172,22 +179,10 @@ fn make(
         world.budget.crashes = world.budget.crashes.checked_sub(1)?;
     }
     if how == How::Late {
-        world.late = Some(key);
-        return Some(());
+        world.late = Some(key.clone());
+        return Some(None);
     }
-    let Some(id) = make_now(world, &key) else { return Some(()) };
-    if how == How::Lost {
-        return Some(());
-    }
-    // What another writer put there meanwhile is not what was decided on.
-    if !is_expected(world, secret, version) {
-        return Some(());
-    }
-    let which = secret_of(secret);
-    let expected = world.secret(which).cloned();
-    let known = (how == How::Well).then(|| id_text(id));
-    world.flight = Some(Flight::Store { id, secret: which, expected, marks: Marks { id: known, ..marks } });
-    Some(())
+    Some(make_now(world, key).filter(|_| how == How::Well))
 }
 
 /// Makes an announced key in coderd.
@@ -212,10 +207,13 @@ fn delete(world: &mut World, at: &At, name: &str, id: &str) {
         world.violation = Some("deleted somebody else's key");
     }
     let material = Material::Of(key.id);
+    // A pod that connects elsewhere cannot use it.
+    let uses = |run: &Run| run.url.starts_with("http://b") == key.server;
     let is_read = world.deployment.as_ref().is_some_and(|run| {
-        world.secret(secret_of(&run.secret)).is_some_and(|stored| stored.material == material)
+        uses(run) && world.secret(secret_of(&run.secret)).is_some_and(|stored| stored.material == material)
     });
-    if world.phase == Phase::Alive && (is_read || world.pods.iter().any(|pod| pod.held == material)) {
+    let is_held = world.pods.iter().any(|pod| pod.held == material && uses(&pod.run));
+    if world.phase == Phase::Alive && (is_read || is_held) {
         world.violation = Some("deleted a key that pods hold or would read");
     }
     if id_of(id) != Some(key.id) && key.mine {

@@ -4,7 +4,7 @@ use super::{
     act::make_now,
     world::{FOREIGN, Flight, Id, KeyHere, Limits, Material, Phase, Pod, Stored, World, id_text, secret_of},
 };
-use coder_k8s_core::provisioner::keys::Step;
+use coder_k8s_core::provisioner::keys::{Run, Step};
 
 /// Everything that may happen without the operator, with a name.
 pub fn happenings(world: &World, limits: &Limits, at_rest: bool) -> Vec<(String, World)> {
@@ -90,7 +90,7 @@ fn pods(world: &World, all: &mut Vec<(String, World)>) {
         add(all, world, "a pod restarts", |next| {
             next.budget.restarts = left;
             next.pods[at].held = held;
-            connect(next, held);
+            connect(next, held, &run);
         });
     }
 }
@@ -100,12 +100,13 @@ fn read(world: &World, secret: bool) -> Option<Material> {
 }
 
 /// A pod that starts says so to coderd, if its key is known there.
-fn connect(world: &mut World, held: Material) {
+fn connect(world: &mut World, held: Material, run: &Run) {
     let Material::Of(id) = held else { return };
+    let server = run.url.starts_with("http://b");
     if world.killed & (1 << id) != 0 && world.phase == Phase::Alive {
         world.violation = Some("a pod started with a key that the operator deleted");
     }
-    if let Some(key) = world.keys.iter_mut().find(|key| key.id == id) {
+    if let Some(key) = world.keys.iter_mut().find(|key| key.id == id && key.server == server) {
         key.used = true;
     }
 }
@@ -118,8 +119,8 @@ pub fn can_start(world: &World) -> bool {
 pub fn start(world: &mut World) {
     let Some(run) = world.deployment.clone() else { return };
     let Some(held) = read(world, secret_of(&run.secret)) else { return };
-    world.pods.push(Pod { held, run });
-    connect(world, held);
+    world.pods.push(Pod { held, run: run.clone() });
+    connect(world, held, &run);
 }
 
 /// An old pod ends once a new one is there.
@@ -217,7 +218,7 @@ fn others(world: &World, all: &mut Vec<(String, World)>) {
 }
 
 fn is_about_to_go(world: &World, key: &KeyHere) -> bool {
-    matches!(&world.flight, Some(Flight::Do(Step::Delete { name, .. })) if *name == key.name)
+    matches!(&world.flight, Some(Flight::Do(_, Step::Delete { name, .. })) if *name == key.name)
 }
 
 fn remove(world: &mut World, id: Id) {

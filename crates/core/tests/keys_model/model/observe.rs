@@ -11,8 +11,8 @@ use coder_k8s_core::provisioner::keys::{
 };
 
 use super::world::{
-    KeyHere, Material, Phase, Stored, THEN, World, checksums, id_text, organization_text, place, secret_of,
-    secret_place, server_of, tags, time,
+    KeyHere, Material, Phase, Pod, Stored, THEN, World, checksums, id_text, organization_text, place,
+    secret_of, secret_place, server_of, tags, time,
 };
 
 /// A rule that is deliberately broken, to see that the search finds it.
@@ -208,7 +208,9 @@ fn listing(world: &World, how: Circumstances, now: i64, at: &At) -> Listing {
 }
 
 fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> Listed {
-    let held = world.pods.iter().any(|pod| pod.held == Material::Of(key.id));
+    let connects =
+        |pod: &Pod| pod.held == Material::Of(key.id) && pod.run.url.starts_with("http://b") == key.server;
+    let held = world.pods.iter().any(connects);
     let last_seen = if held { Some(now) } else { key.used.then_some(THEN - 100) };
     let mut listed = Listed {
         key: found(key),

@@ -1,6 +1,6 @@
 //! What must hold.
 
-use coder_k8s_core::provisioner::keys::{Next, Stage};
+use coder_k8s_core::provisioner::keys::{Next, Stage, Stale};
 
 use super::{
     observe::{Circumstances, Reach, pass},
@@ -84,7 +84,7 @@ pub fn at_the_end(world: &World, how: Circumstances) -> Result<(), String> {
     }
 }
 
-/// Somebody else has the name that the user chose: what there was stays, and nothing more is made.
+/// Somebody else has the name that the user chose: what there was stays, is on the status, and nothing more is made.
 fn stalled(world: &World) -> Result<(), String> {
     let ours = world.keys.iter().filter(|key| key.mine && !is_named(world, key.id)).count();
     let known = world
@@ -92,7 +92,7 @@ fn stalled(world: &World) -> Result<(), String> {
         .iter()
         .filter(|key| key.mine)
         .all(|key| is_named(world, key.id) || world.record.knows(&id_text(key.id)));
-    if ours > 1 || !known || world.record.pending.is_some() || !world.base().chosen {
+    if !known || world.record.pending.is_some() || !world.base().chosen {
         return Err(format!("stalls with {ours} keys of ours"));
     }
     Ok(())

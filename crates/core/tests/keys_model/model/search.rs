@@ -100,8 +100,10 @@ fn successors(world: &World, limits: &Limits, flaw: Option<Flaw>) -> Vec<(String
         return all;
     }
     if world.flight.is_some() {
-        for how in [How::Well, How::WithoutId, How::Lost, How::Late, How::Dropped] {
-            all.extend(act(world, how).map(|next| (format!("effect: {how:?} {:?}", world.flight), next)));
+        for how in [How::Well, How::Lost, How::Late, How::Dropped] {
+            all.extend(
+                act(world, how, flaw).map(|next| (format!("effect: {how:?} {:?}", world.flight), next)),
+            );
         }
         return all;
     }
@@ -131,7 +133,7 @@ fn undisturbed(world: &World, flaw: Option<Flaw>) -> Option<World> {
         return Some(next);
     }
     if world.flight.is_some() {
-        return act(world, How::Well);
+        return act(world, How::Well, flaw);
     }
     let how = Circumstances { reach: Reach::All, late: true, verify: true, flaw };
     if let Some(next) = observe(world, how) {
@@ -177,7 +179,7 @@ fn converges(
             }
         }
         if let Some(violation) = world.violation {
-            return Err(violation.to_owned());
+            return Err(format!("{violation}, undisturbed: {world:?}"));
         }
     }
     good.extend(way);

@@ -71,14 +71,10 @@ pub struct Pod {
 /// What the operator is about to do.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Flight {
-    Do(coder_k8s_core::provisioner::keys::Step),
-    /// A key is made; its material is in memory alone.
-    Store {
-        id: Id,
-        secret: bool,
-        expected: Option<Stored>,
-        marks: Marks,
-    },
+    /// Decided when the spec was this.
+    Do(Spec, coder_k8s_core::provisioner::keys::Step),
+    /// A key is made and its UUID on the status; its material is in memory alone.
+    Store { id: Id, secret: bool, expected: Option<Stored>, marks: Marks },
 }
 
 /// How much may still happen.

@@ -113,7 +113,10 @@ impl Dealings<'_> {
         };
         let is_old = |pod: &Pod| {
             let template = PodTemplateSpec { metadata: Some(pod.metadata.clone()), spec: pod.spec.clone() };
-            run_of(&template).as_ref() != Some(&workload.run)
+            run_of(&template).is_none_or(|run| {
+                let url = self.own_url || run.url == workload.run.url;
+                !url || run.secret != workload.run.secret || run.checksum != workload.run.checksum
+            })
         };
         Ok(pods.iter().any(|pod| !is_over(pod) && is_old(pod)))
     }

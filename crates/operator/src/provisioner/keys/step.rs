@@ -7,7 +7,11 @@ use coder_k8s_core::{
     outcome::Retry,
     provisioner::keys::{At, Listing, Marks, Pending, SecretPlace, Step, Version, tags::Tags},
 };
-use coder_k8s_engine::secret::{self, Change, Entry, SecretData};
+use coder_k8s_engine::{
+    failure,
+    secret::{self, Change, Entry, SecretData},
+    status::Written,
+};
 use secrecy::SecretString;
 
 use super::{Dealings, look::told, secrets};
@@ -31,7 +35,7 @@ impl Dealings<'_> {
             Step::Annotate { secret, version, marks } => self.store(&secret, &version, None, &marks).await,
             Step::Remove { secret, version } => self.remove(&secret, &version).await,
         };
-        if !done {
+        if !done || self.touched {
             return ControlFlow::Break(());
         }
         self.read_again().await;
@@ -72,11 +76,43 @@ impl Dealings<'_> {
         };
         tracing::info!(key = key.name, "made a provisioner key");
         self.seen.listings.clear();
-        // Its UUID makes it ours beyond doubt. Without it the proof tells later.
-        if let Ok(keys) = client.provisioner_keys(organization).await {
-            marks.id = keys.into_iter().find(|made| made.name == key.name).map(|made| made.id);
+        let made = match client.provisioner_keys(organization).await {
+            Ok(keys) => keys.into_iter().find(|made| made.name == key.name),
+            Err(error) => {
+                self.trouble = Some(self.failed(&error));
+                return false;
+            }
+        };
+        let Some(made) = made else { return self.outdated() };
+        if !self.is_noted(&made.id).await {
+            return false;
         }
+        marks.id = Some(made.id);
         self.store(place, version, Some(&material), &marks).await
+    }
+
+    /// Writes the UUID of the key that was made to the status, which makes it ours beyond doubt. The pass ends with what
+    /// it is for.
+    async fn is_noted(&mut self, id: &str) -> bool {
+        let mut record = self.seen.record.clone();
+        if let Some(pending) = &mut record.pending {
+            pending.id = Some(id.to_owned());
+        }
+        let mut status = self.object.status.clone().unwrap_or_default();
+        record.write(&mut status);
+        match self.ctx.note_status(self.key, self.object, &status).await {
+            Ok(Written::Changed) => {
+                self.touched = true;
+                true
+            }
+            Ok(Written::Unchanged | Written::Outdated) => self.outdated(),
+            Err(error) => {
+                let failure = failure::judge("write the status", &error);
+                tracing::warn!(reason = failure.reason, "{}", failure.message);
+                self.retry = Some(failure.retry);
+                false
+            }
+        }
     }
 
     /// Deletes a key, if it still is the one that was meant.

@@ -48,7 +48,7 @@ fn the_first_key_is_announced_before_it_is_made_and_only_under_a_free_name() {
 #[test]
 fn a_made_key_is_proven_before_it_is_current_and_pods_change_over_after_that() {
     let mut seen = running();
-    seen.record.pending = Some(pending(&spare()));
+    seen.record.pending = Some(Pending { id: Some("k2".into()), ..pending(&spare()) });
     seen.wanted.tags = tags("us");
     seen.record.pending.as_mut().unwrap().tags_hash = tags::hash(&tags("us"));
     let new = Found { tags: tags("us"), ..found("k2", &spare()) };
@@ -236,7 +236,8 @@ fn an_edit_that_is_taken_back_leaves_the_old_key_and_gets_rid_of_the_new_one() {
 #[test]
 fn an_edit_that_is_taken_back_after_the_material_was_stored_keeps_both_keys_for_now() {
     let mut seen = running();
-    seen.record.pending = Some(Pending { tags_hash: tags::hash(&tags("us")), ..pending(&spare()) });
+    let half_way = Pending { id: Some("k2".into()), ..pending(&spare()) };
+    seen.record.pending = Some(Pending { tags_hash: tags::hash(&tags("us")), ..half_way });
     seen.secrets.insert(secret_at("s"), secret("k2", &spare()));
     let made = Found { tags: tags("us"), ..found("k2", &spare()) };
     let others = vec![listed("k1", "pool"), Listed { key: made.clone(), ..listed("k2", &spare()) }];
