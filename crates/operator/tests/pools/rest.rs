@@ -124,8 +124,8 @@ fn costs_one_write_a_child(asked: &[AuditEvent]) {
     assert_eq!(of("coderprovisioners", ""), 1, "the finalizer");
     let (statuses, events) = (of("coderprovisioners", "status"), of("events", ""));
     println!("{statuses} writes of the status, {events} events");
-    // Announced, promoted, rolling out, ready.
-    assert!(statuses <= 4, "{:?}", listed(written.iter().copied()));
+    // Announced, made, proven, rolling out, ready.
+    assert!(statuses <= 5, "{:?}", listed(written.iter().copied()));
     assert_eq!(written.len(), 6 + statuses + events, "{:?}", listed(written.iter().copied()));
     assert!(written.iter().all(|event| event.code < 300), "{:?}", listed(written.iter().copied()));
 }
