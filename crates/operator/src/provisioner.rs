@@ -37,7 +37,8 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     let mut outcome = act::act(&seen, &plan, dealings.run(), &ctx).await;
     let decision = dealings.carry_on().await;
     if dealings.touched {
-        return Next::After(ctx.own_write());
+        let soon = Next::After(ctx.own_write());
+        return dealings.retry.map_or(soon, |retry| ctx.pools.failed(&key, retry));
     }
     if decision.run.as_ref() != dealings.run() {
         act::roll_out(&seen, decision.run.as_ref(), &ctx, &mut outcome).await;

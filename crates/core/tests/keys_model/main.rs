@@ -5,7 +5,7 @@
 
 mod model;
 
-use model::{Flaw, Limits, Start, search, world::Budget};
+use model::{Limits, Start, observe::Flaw, search, world::Budget};
 
 const NONE: Budget =
     Budget { edits: 0, crashes: 0, damages: 0, others: 0, restarts: 0, losses: 0, deletions: 0 };
@@ -58,18 +58,18 @@ fn edits_that_wait_for_each_other_never_make_a_third_key() {
 
 #[test]
 fn a_damaged_secret_is_replaced_and_no_pod_loses_its_key() {
-    let budget = Budget { edits: 1, damages: 1, restarts: 1, ..NONE };
+    let budget = Budget { edits: 1, damages: 1, crashes: 1, restarts: 1, ..NONE };
     holds(&limits("damaged Secret", Start::Settled, budget));
 }
 
 #[test]
 fn keys_of_others_are_never_touched() {
-    holds(&limits("others", Start::Settled, Budget { edits: 1, others: 1, crashes: 1, ..NONE }));
+    holds(&limits("others", Start::Settled, Budget { edits: 1, others: 1, crashes: 1, restarts: 1, ..NONE }));
 }
 
 #[test]
 fn a_name_that_the_user_chose_is_not_evaded() {
-    let limits = limits("chosen name", Start::New, Budget { others: 2, crashes: 1, ..NONE });
+    let limits = limits("chosen name", Start::New, Budget { edits: 1, others: 1, crashes: 1, ..NONE });
     holds(&Limits { chosen: true, ..limits });
 }
 
@@ -77,6 +77,8 @@ fn a_name_that_the_user_chose_is_not_evaded() {
 fn a_deletion_at_any_time_leaves_nothing_that_nobody_knows_of() {
     let budget = Budget { edits: 1, deletions: 1, crashes: 1, ..NONE };
     holds(&limits("deletion", Start::New, budget));
+    let budget = Budget { deletions: 1, others: 1, damages: 1, ..NONE };
+    holds(&limits("deletion among others", Start::Settled, budget));
 }
 
 #[test]
@@ -87,8 +89,10 @@ fn a_lost_status_is_found_again() {
 
 #[test]
 fn a_pool_of_the_existing_operator_keeps_its_key() {
-    let budget = Budget { edits: 1, crashes: 1, losses: 1, deletions: 1, ..NONE };
+    let budget = Budget { edits: 1, crashes: 1, restarts: 1, deletions: 1, ..NONE };
     holds(&limits("taken over", Start::TakenOver, budget));
+    let budget = Budget { edits: 1, crashes: 1, losses: 1, ..NONE };
+    holds(&limits("taken over without its status", Start::TakenOver, budget));
 }
 
 #[test]

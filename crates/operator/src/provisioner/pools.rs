@@ -88,6 +88,11 @@ impl Pools {
         known.verify_at <= now
     }
 
+    /// When to come back after a pass that failed half-way.
+    pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Next {
+        Next::After(self.failures.failed(key, retry))
+    }
+
     /// When to come back after a pass.
     pub(crate) fn next(
         &self,

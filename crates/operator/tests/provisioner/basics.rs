@@ -237,7 +237,11 @@ async fn a_pool_can_be_scaled_and_paused() {
     pool.scene.edit::<CoderProvisioner>("pool", pause(json!("true"))).await;
     pool.until(|pool| condition(pool, "Paused").is_some_and(|said| said.status == "True")).await;
     pool.edit(json!({"replicas": 1, "tags": {"a": "b"}})).await;
-    pool.scene.quiet(Duration::from_secs(1)).await;
+    let before = pool.scene.requests_in(&pool.scene.namespace).len();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let all = pool.scene.requests_in(&pool.scene.namespace);
+    let written = crate::support::writes(&all[before..]);
+    assert!(written.iter().all(|event| event.resource.starts_with("coder")), "{written:?}");
     assert_eq!(pool.made(), 1);
     assert_eq!(pool.deployment().await.spec.unwrap().replicas, Some(0));
     pool.scene.edit::<CoderProvisioner>("pool", pause(Value::Null)).await;

@@ -1,5 +1,7 @@
 //! An operator that ends at any step leaves a pool that ends with exactly one key of its own, which its Secret holds.
 
+use std::time::Duration;
+
 use coder_k8s::manifests::Install;
 use coder_k8s_api::{CoderProvisioner, crds};
 use coder_k8s_testbed::{Cluster, Node, codersim::Mode, eventually};
@@ -227,6 +229,17 @@ async fn writes_that_fail_or_whose_answers_are_lost_cost_no_key() {
         println!("{fault}: {made} keys asked for");
         assert!(made <= 5, "{fault}: {made}");
     }
+    // A Secret that cannot be written for long costs a key now and then, not one after the other.
+    own.victim.faults(&["before patch secrets / status=500 1000".to_owned()]);
+    let made = own.pool.made();
+    own.pool.edit(json!({"tags": {"n": "last"}})).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let wasted = own.pool.made() - made;
+    println!("{wasted} keys in 10 s");
+    assert!((1..=7).contains(&wasted), "{wasted}");
+    assert!(own.pool.sim.keys().len() <= 3, "{:?}", names(&own.pool.sim));
+    own.victim.faults(&[]);
+    own.ends_well("at last", &[("n", "last")]).await;
 }
 
 /// Two operators at once, as between two leaders.

@@ -18,6 +18,7 @@ mod crashes;
 mod deletion;
 mod drift;
 mod gate;
+mod kstatus;
 mod material;
 mod pool;
 #[allow(dead_code, reason = "shared with the other scenarios")]
@@ -27,6 +28,7 @@ mod secrecy;
 #[path = "../support/mod.rs"]
 mod support;
 mod takeover;
+mod workspaces;
 
 /// How the operator that tests share is started.
 const OPERATOR: &[&str] = &[

@@ -71,7 +71,7 @@ fn conclude(pass: &Pass<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision
         Err(Stop::Next(next)) => {
             decision.finding = replace::progress(pass, live, &next);
             decision.notes = replace::passed_over(pass, &next);
-            decision.next = next;
+            decision.next = *next;
             return decision;
         }
     }

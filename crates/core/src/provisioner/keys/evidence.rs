@@ -15,22 +15,22 @@ use super::{
 #[derive(Debug)]
 pub(super) enum Stop {
     /// This comes first.
-    Next(Next),
+    Next(Box<Next>),
     /// Something is in the way.
     Wait(Finding),
 }
 
 impl Stop {
     pub(super) fn look(look: Look) -> Self {
-        Self::Next(Next::Look(look))
+        Self::Next(Box::new(Next::Look(look)))
     }
 
     pub(super) fn step(step: Step) -> Self {
-        Self::Next(Next::Do(Box::new(step)))
+        Self::Next(Box::new(Next::Do(Box::new(step))))
     }
 
     pub(super) fn record(record: Record) -> Self {
-        Self::Next(Next::Record(Box::new(record)))
+        Self::Next(Box::new(Next::Record(Box::new(record))))
     }
 
     pub(super) fn unsure(trouble: &Trouble) -> Self {

@@ -18,7 +18,7 @@ const AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 pub(super) fn decide(pass: &Pass<'_>, deadline: Going) -> Decision {
     let finding = Finding::working("Deleting", "the keys of the pool are being deleted");
     let (next, notes) = match forgotten(pass) {
-        Err(Stop::Next(next)) => (next, Vec::new()),
+        Err(Stop::Next(next)) => (*next, Vec::new()),
         Err(Stop::Wait(_)) if !deadline.overdue => (Next::Rest, Vec::new()),
         Err(Stop::Wait(_)) | Ok(()) => empty(pass, deadline),
     };
@@ -51,8 +51,8 @@ fn empty(pass: &Pass<'_>, deadline: Going) -> (Next, Vec<Note>) {
     let mut waits = false;
     for (key, since) in all(pass) {
         match fate(pass, &key, since) {
-            Fate::Look(at) => return (Next::Look(Look::Keys(at)), Vec::new()),
-            Fate::Delete(step) => return (Next::Do(Box::new(step)), Vec::new()),
+            Fate::Look(at) => return (Next::Look(Look::Keys(*at)), Vec::new()),
+            Fate::Delete(step) => return (Next::Do(step), Vec::new()),
             Fate::Gone => {}
             Fate::Left => notes.push(retire::left(&key)),
             Fate::Unreachable { for_good } if for_good || deadline.overdue => {
@@ -72,7 +72,7 @@ fn empty(pass: &Pass<'_>, deadline: Going) -> (Next, Vec<Note>) {
 
 fn all(pass: &Pass<'_>) -> Vec<(Key, Timestamp)> {
     let mut record = pass.record.clone();
-    pass.drop_pending(&mut record);
+    record.drop_pending();
     let stale = record.stale.into_iter().map(|stale| (stale.key, stale.since));
     let current = record.current.map(|key| (key, Timestamp::MAX));
     stale.chain(current).collect()
@@ -80,7 +80,7 @@ fn all(pass: &Pass<'_>) -> Vec<(Key, Timestamp)> {
 
 fn fate(pass: &Pass<'_>, key: &Key, since: Timestamp) -> Fate {
     match retire::look_for(pass, key, since) {
-        Ok(Some(listed)) => Fate::Delete(retire::delete(key.at(), listed)),
+        Ok(Some(listed)) => Fate::Delete(Box::new(retire::delete(key.at(), listed))),
         Ok(None) => Fate::Gone,
         Err(fate) => fate,
     }

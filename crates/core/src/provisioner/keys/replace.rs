@@ -29,7 +29,7 @@ pub(super) fn replace(pass: &Pass<'_>, live: Option<&Live>) -> Flow<()> {
             None if !seen.is_held => return Err(Stop::step(Step::Hold)),
             None => {
                 return Err(Stop::step(Step::Make {
-                    key: pending.clone(),
+                    key: Box::new(pending.clone()),
                     tags: seen.wanted.tags.clone(),
                     secret: seen.wanted.secret.clone(),
                     version,
@@ -129,7 +129,7 @@ fn announce(pass: &Pass<'_>, live: Option<&Live>, at: &At, listing: &[Listed]) -
         Err(finding) if pass.record.pending.is_none() => return Err(Stop::Wait(finding)),
         Err(_) => {
             let mut record = pass.record.clone();
-            pass.drop_pending(&mut record);
+            record.drop_pending();
             return Err(Stop::record(record));
         }
     };
@@ -137,7 +137,7 @@ fn announce(pass: &Pass<'_>, live: Option<&Live>, at: &At, listing: &[Listed]) -
         return Err(Stop::step(Step::Hold));
     }
     let mut record = pass.record.clone();
-    pass.drop_pending(&mut record);
+    record.drop_pending();
     record.pending = Some(Pending {
         name,
         id: None,
@@ -245,19 +245,19 @@ impl Pass<'_> {
         record.retire(Stale { key, since: self.now, unused_since: None });
         Some(record)
     }
-
-    /// Takes what was announced off a record, as something to be got rid of. One that was stored is known by its UUID;
-    /// another one may have been made under the same name since, whose UUID nobody learned.
-    pub(super) fn drop_pending(&self, record: &mut Record) {
-        let Some(pending) = record.pending.take() else { return };
-        if let Some(id) = pending.id.clone().filter(|id| !record.knows(id)) {
-            record.retire(pending.clone().into_stale(Some(id)));
-        }
-        record.retire(pending.into_stale(None));
-    }
 }
 
 impl Record {
+    /// Takes what was announced off a record, as something to be got rid of. One that was stored is known by its UUID;
+    /// another one may have been made under the same name since, whose UUID nobody learned.
+    pub(super) fn drop_pending(&mut self) {
+        let Some(pending) = self.pending.take() else { return };
+        if let Some(id) = pending.id.clone().filter(|id| !self.knows(id)) {
+            self.retire(pending.clone().into_stale(Some(id)));
+        }
+        self.retire(pending.into_stale(None));
+    }
+
     /// Puts a key on the list of those that are to go, once.
     fn retire(&mut self, stale: Stale) {
         let is_it = |other: &Stale| match (&other.key.id, &stale.key.id) {

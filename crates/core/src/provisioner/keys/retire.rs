@@ -46,9 +46,9 @@ impl Retired {
 /// What is to become of one key.
 pub(super) enum Fate {
     /// It must be looked for.
-    Look(At),
+    Look(Box<At>),
     /// It is there and ours.
-    Delete(Step),
+    Delete(Box<Step>),
     /// It is not there any more, or never was.
     Gone,
     /// It bears an announced name and is not known to be ours: it stays, and people are told.
@@ -64,10 +64,7 @@ pub(super) fn retire(pass: &Pass<'_>, live: Option<&Live>) -> Retired {
     if pass.record.stale.is_empty() && leftovers.is_empty() {
         return Retired::default();
     }
-    let is_clear = match is_clear(pass, live) {
-        Ok(clear) => clear,
-        Err(next) => return Retired::next(next),
-    };
+    let Some(is_clear) = is_clear(pass, live) else { return Retired::next(Next::Look(Look::Pods)) };
     if is_clear {
         if let Some((secret, version)) = leftovers.into_iter().next() {
             return Retired::next(Next::Do(Box::new(Step::Remove { secret, version })));
@@ -80,8 +77,8 @@ pub(super) fn retire(pass: &Pass<'_>, live: Option<&Live>) -> Retired {
     let mut retired = Retired::default();
     for stale in &pass.record.stale {
         match fate(pass, live, stale) {
-            Fate::Look(at) => return Retired::next(Next::Look(Look::Keys(at))),
-            Fate::Delete(step) => return Retired::next(Next::Do(Box::new(step))),
+            Fate::Look(at) => return Retired::next(Next::Look(Look::Keys(*at))),
+            Fate::Delete(step) => return Retired::next(Next::Do(step)),
             Fate::Gone => {}
             Fate::Left => retired.notes.push(left(&stale.key)),
             Fate::Unreachable { for_good: true } if is_older(pass.now, stale.since, PATIENCE) => {
@@ -97,17 +94,17 @@ pub(super) fn retire(pass: &Pass<'_>, live: Option<&Live>) -> Retired {
     retired
 }
 
-/// Whether every pod runs with the live key, and with nothing else.
-fn is_clear(pass: &Pass<'_>, live: Option<&Live>) -> Result<bool, Next> {
-    let Some(live) = live else { return Ok(false) };
+/// Whether every pod runs with the live key, and with nothing else. None: pods must be looked at.
+fn is_clear(pass: &Pass<'_>, live: Option<&Live>) -> Option<bool> {
+    let Some(live) = live else { return Some(false) };
     let run = pass.run(live);
     let rolled = pass.seen.workload.as_ref().is_some_and(|workload| {
         workload.settled && Some(&workload.run) == run.as_ref() && live.place == pass.seen.wanted.secret
     });
     match &pass.seen.old_pods {
-        _ if !rolled => Ok(false),
-        None => Err(Next::Look(Look::Pods)),
-        Some(left) => Ok(*left == Ok(false)),
+        _ if !rolled => Some(false),
+        None => None,
+        Some(left) => Some(*left == Ok(false)),
     }
 }
 
@@ -130,7 +127,7 @@ fn fate(pass: &Pass<'_>, live: Option<&Live>, stale: &Stale) -> Fate {
         Ok(Some(listed)) if listed.last_seen.is_some_and(|seen| Some(seen) > stale.unused_since) => {
             Fate::Wait
         }
-        Ok(Some(listed)) => Fate::Delete(delete(stale.key.at(), listed)),
+        Ok(Some(listed)) => Fate::Delete(Box::new(delete(stale.key.at(), listed))),
         Ok(None) => Fate::Gone,
         Err(fate) => fate,
     }
@@ -140,7 +137,7 @@ fn fate(pass: &Pass<'_>, live: Option<&Live>, stale: &Stale) -> Fate {
 pub(super) fn look_for<'a>(pass: &Pass<'a>, key: &Key, since: Timestamp) -> Result<Option<&'a Listed>, Fate> {
     let at = key.at();
     let listing = match pass.seen.listings.get(&at) {
-        None => return Err(Fate::Look(at)),
+        None => return Err(Fate::Look(Box::new(at))),
         Some(Listing::Known(listing)) => listing,
         Some(Listing::Unknown(_)) => return Err(Fate::Unreachable { for_good: false }),
         Some(Listing::Gone) => return Err(Fate::Unreachable { for_good: true }),

@@ -40,6 +40,6 @@ fn settled(pass: &Pass<'_>, live: &Live) -> Flow<Record> {
     key.tags_hash = Some(tags::hash(&pass.seen.wanted.tags));
     record.current = Some(key);
     record.secret = Some(live.place.clone());
-    pass.drop_pending(&mut record);
+    record.drop_pending();
     Ok(record)
 }

@@ -29,7 +29,7 @@ impl Record {
         let current = status.provisioner_key_name.as_ref().filter(|name| !name.is_empty()).map(|name| Key {
             id: status.provisioner_key_id.clone().filter(|id| !id.is_empty()),
             name: name.clone(),
-            organization: organization(&status.organization_id, &status.organization_name),
+            organization: organization(status.organization_id.as_ref(), status.organization_name.as_ref()),
             tags_hash: status.tags_hash.clone(),
             place,
         });
@@ -61,9 +61,9 @@ impl Record {
     }
 }
 
-fn organization(id: &Option<String>, name: &Option<String>) -> Organization {
-    let id = id.clone().filter(|id| !id.is_empty());
-    Organization { id, name: name.clone().unwrap_or_default() }
+fn organization(id: Option<&String>, name: Option<&String>) -> Organization {
+    let id = id.cloned().filter(|id| !id.is_empty());
+    Organization { id, name: name.cloned().unwrap_or_default() }
 }
 
 fn secret_place(secret: &ReportedSecretRef, default: &str) -> SecretPlace {
@@ -108,7 +108,7 @@ fn pending(key: &PendingKey) -> Pending {
     Pending {
         name: key.name.clone(),
         id: key.id.clone().filter(|id| !id.is_empty()),
-        organization: organization(&key.organization_id, &key.organization_name),
+        organization: organization(key.organization_id.as_ref(), key.organization_name.as_ref()),
         tags_hash: key.tags_hash.clone().unwrap_or_default(),
         place,
         reason: key.reason.clone().unwrap_or_default(),
@@ -143,7 +143,7 @@ fn stale(stale: &StaleKey) -> Stale {
     let key = Key {
         id: stale.id.clone().filter(|id| !id.is_empty()),
         name: stale.name.clone(),
-        organization: organization(&stale.organization_id, &stale.organization_name),
+        organization: organization(stale.organization_id.as_ref(), stale.organization_name.as_ref()),
         tags_hash: stale.tags_hash.clone(),
         place,
     };

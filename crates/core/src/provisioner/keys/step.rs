@@ -64,7 +64,7 @@ pub enum Step {
     /// ends it: a key whose material was not stored is of no use, and a later pass makes another one.
     Make {
         /// The key, as announced.
-        key: Pending,
+        key: Box<Pending>,
         /// Its tags.
         tags: Tags,
         /// Where the material goes.

@@ -23,9 +23,8 @@ pub fn hash(tags: &Tags) -> String {
 
 /// Whether two sets of tags make the same daemons: coderd drops empty values and decides `scope` and `owner` itself.
 pub fn mean_the_same(one: &Tags, two: &Tags) -> bool {
-    let matters = |(name, value): &(&String, &String)| {
-        !value.is_empty() && !(*name == "scope" && *value == "organization")
-    };
+    let is_idle = |name: &str, value: &str| value.is_empty() || (name == "scope" && value == "organization");
+    let matters = |(name, value): &(&String, &String)| !is_idle(name, value);
     one.iter().filter(matters).eq(two.iter().filter(matters))
 }
 

@@ -152,6 +152,7 @@ fn new() -> Seen {
 }
 
 /// What coderd knows: the key that the Secret holds, and all keys of the organization.
+#[expect(clippy::needless_pass_by_value, reason = "so that tests read as tables")]
 fn knows(mut seen: Seen, proof: Proof, keys: Vec<Listed>) -> Seen {
     seen.organization = Some(Ok(Some("org".into())));
     seen.proofs = seen.secrets.keys().map(|place| (place.clone(), proof.clone())).collect();

@@ -7,8 +7,8 @@ use coder_k8s_core::provisioner::keys::{
 use super::{
     observe::{Circumstances, Flaw, pass, version},
     world::{
-        Flight, Id, Material, Phase, Stored, THEN, World, id_of, id_text, organization_text, secret_of,
-        server_of, tags, time,
+        Flight, Id, KeyHere, Material, Phase, Stored, THEN, World, id_of, id_text, organization_text,
+        secret_of, server_of, tags, time,
     },
 };
 
@@ -89,7 +89,7 @@ fn write(world: &mut World, mut record: Record, flaw: Option<Flaw>) {
         let marks = Marks { name: pending.name.clone(), ..Marks::default() };
         let tags = tags(world.wanted_tags());
         world.flight =
-            Some(Flight::Do(world.spec, Step::Make { key: pending, tags, secret, version, marks }));
+            Some(Flight::Do(world.spec, Step::Make { key: Box::new(pending), tags, secret, version, marks }));
         return;
     }
     if let Some(pending) = &mut record.pending {
@@ -117,7 +117,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
         }
         (_, How::Dropped) => {}
         (Flight::Do(spec, Step::Make { key, secret, version, marks, .. }), how) => {
-            let made = make(&mut next, &key, how)?;
+            let made = make(&mut next, &key, how).ok()?;
             // The object is written and the Secret found as they were decided on, or nothing is stored.
             let is_same = next.spec == spec && next.phase == Phase::Alive && is_announced(&next, &key, flaw);
             if let Some(id) = made.filter(|_| is_same && is_expected(&next, &secret, &version)) {
@@ -130,7 +130,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
             }
         }
         (Flight::Store { id, secret, expected, marks }, How::Well) => {
-            store(&mut next, id, secret, &expected, marks);
+            store(&mut next, id, secret, expected.as_ref(), marks);
         }
         (Flight::Do(_, Step::Delete { at, name, id }), How::Well) => delete(&mut next, &at, &name, &id),
         (Flight::Do(_, Step::Copy { from, to, version, marks }), How::Well) => {
@@ -169,32 +169,37 @@ fn is_announced(world: &World, key: &Pending, flaw: Option<Flaw>) -> bool {
     world.record.pending.as_ref() == Some(key) || flaw == Some(Flaw::SkipsIntent)
 }
 
-/// None: cannot happen now. Otherwise the key, if the operator learns that it was made.
-fn make(world: &mut World, key: &Pending, how: How) -> Option<Option<Id>> {
+/// What cannot happen now.
+struct Impossible;
+
+/// The key, if the operator learns that it was made.
+fn make(world: &mut World, key: &Pending, how: How) -> Result<Option<Id>, Impossible> {
     // A request that is under way ends before a later one for the same is answered.
     if world.late.is_some() {
-        return None;
+        return Err(Impossible);
     }
     if matches!(how, How::Lost | How::Late) {
-        world.budget.crashes = world.budget.crashes.checked_sub(1)?;
+        world.budget.crashes = world.budget.crashes.checked_sub(1).ok_or(Impossible)?;
     }
     if how == How::Late {
         world.late = Some(key.clone());
-        return Some(None);
+        return Ok(None);
     }
-    Some(make_now(world, key).filter(|_| how == How::Well))
+    Ok(make_now(world, key).filter(|_| how == How::Well))
 }
 
 /// Makes an announced key in coderd.
 pub fn make_now(world: &mut World, key: &Pending) -> Option<Id> {
     let us = coder_k8s_core::provisioner::keys::tags::hash(&tags(1));
     let organization = key.organization.id.as_deref() == Some("o1");
-    world.make(server_of(&key.place), organization, &key.name, u8::from(key.tags_hash == us), true, false)
+    let (server, tags) = (server_of(&key.place), u8::from(key.tags_hash == us));
+    let key = KeyHere { id: 0, server, organization, name: key.name.clone(), tags, mine: true, used: false };
+    world.make(key)
 }
 
-fn store(world: &mut World, id: Id, secret: bool, expected: &Option<Stored>, marks: Marks) {
+fn store(world: &mut World, id: Id, secret: bool, expected: Option<&Stored>, marks: Marks) {
     let now = &mut world.secrets[usize::from(secret)];
-    if now == expected && world.phase == Phase::Alive {
+    if now.as_ref() == expected && world.phase == Phase::Alive {
         *now = Some(Stored { material: Material::Of(id), marks: Some(marks) });
     }
 }

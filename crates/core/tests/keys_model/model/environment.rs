@@ -168,6 +168,7 @@ fn losses(world: &World, all: &mut Vec<(String, World)>) {
             None => {
                 stored.material == Material::Of(key.id)
                     && world.spec.server == key.server
+                    && world.spec.organization == key.organization
                     && world.base().covers(&key.name)
             }
         })
@@ -198,7 +199,9 @@ fn others(world: &World, all: &mut Vec<(String, World)>) {
         for (kind, tags, used) in [("other tags", FOREIGN, false), ("in use", tags, true)] {
             add(all, world, &format!("somebody makes key {name}, {kind}"), |next| {
                 next.budget.others = left;
-                if next.make(server, organization, &name, tags, false, used).is_none() {
+                let name = name.clone();
+                let key = KeyHere { id: 0, server, organization, name, tags, mine: false, used };
+                if next.make(key).is_none() {
                     next.budget.others = left + 1;
                 }
             });
@@ -212,7 +215,7 @@ fn others(world: &World, all: &mut Vec<(String, World)>) {
         add(all, world, "somebody replaces our key", |next| {
             next.budget.others = left;
             remove(next, key.id);
-            next.make(key.server, key.organization, &key.name, key.tags, false, true);
+            next.make(KeyHere { mine: false, used: true, ..key.clone() });
         });
     }
 }

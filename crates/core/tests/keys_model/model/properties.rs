@@ -1,6 +1,6 @@
 //! What must hold.
 
-use coder_k8s_core::provisioner::keys::{Next, Stage, Stale};
+use coder_k8s_core::provisioner::keys::{Next, Stage};
 
 use super::{
     observe::{Circumstances, Reach, pass},

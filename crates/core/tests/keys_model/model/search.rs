@@ -167,17 +167,13 @@ fn converges(
         if way.len() > 100 {
             return Err(format!("does not converge: {world:?}"));
         }
-        match undisturbed(&world, flaw) {
-            Some(next) => {
-                way.push(print(&next));
-                world = next;
-            }
-            None => {
-                let how = Circumstances { reach: Reach::All, late: true, verify: true, flaw };
-                at_the_end(&world, how).map_err(|why| format!("in the end: {why}: {world:?}"))?;
-                break;
-            }
-        }
+        let Some(next) = undisturbed(&world, flaw) else {
+            let how = Circumstances { reach: Reach::All, late: true, verify: true, flaw };
+            at_the_end(&world, how).map_err(|why| format!("in the end: {why}: {world:?}"))?;
+            break;
+        };
+        way.push(print(&next));
+        world = next;
         if let Some(violation) = world.violation {
             return Err(format!("{violation}, undisturbed: {world:?}"));
         }

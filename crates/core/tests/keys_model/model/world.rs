@@ -188,22 +188,14 @@ impl World {
             .find(|key| key.server == server && key.organization == organization && key.name == name)
     }
 
-    /// Makes a key, unless the name is taken.
-    pub fn make(
-        &mut self,
-        server: bool,
-        organization: bool,
-        name: &str,
-        tags: u8,
-        mine: bool,
-        used: bool,
-    ) -> Option<Id> {
-        if self.holder(server, organization, name).is_some() {
+    /// Makes a key, unless the name is taken, and numbers it.
+    pub fn make(&mut self, key: KeyHere) -> Option<Id> {
+        if self.holder(key.server, key.organization, &key.name).is_some() {
             return None;
         }
         let id = self.made;
         self.made += 1;
-        self.keys.push(KeyHere { id, server, organization, name: name.to_owned(), tags, mine, used });
+        self.keys.push(KeyHere { id, ..key });
         Some(id)
     }
 

@@ -26,6 +26,9 @@ use crate::{
 
 /// How soon to look again whether dependents have gone.
 const DEPENDENTS: Duration = Duration::from_millis(500);
+/// How long after the control plane its dependents may be deleted and still find the token: one command deletes one
+/// object after the other.
+const TOGETHER: SignedDuration = SignedDuration::from_secs(3);
 
 /// Gives the access up.
 pub(in crate::controlplane::talk) async fn disable(
@@ -74,7 +77,8 @@ pub(in crate::controlplane::talk) async fn go(
     let since = object.metadata.deletion_timestamp.as_ref().map_or_else(Timestamp::now, |at| at.0);
     let limit = SignedDuration::try_from(ctx.cleanup_timeout).unwrap_or(SignedDuration::MAX);
     let left = Duration::try_from(limit - Timestamp::now().duration_since(since)).unwrap_or_default();
-    if !left.is_zero() && dependents_go(key, ctx) {
+    let just_now = Timestamp::now().duration_since(since) < TOGETHER;
+    if !left.is_zero() && any_dependent(key, ctx, just_now) {
         // They need the token to clean up after themselves.
         return Next::After(DEPENDENTS.min(left));
     }
@@ -102,14 +106,17 @@ pub(in crate::controlplane::talk) async fn go(
     Next::After(delay.min(left))
 }
 
-/// Whether an object that uses the token is itself going.
-fn dependents_go(key: &Key, ctx: &Context) -> bool {
+/// Whether an object that uses the token is itself going, or may yet be deleted together with the control plane.
+fn any_dependent(key: &Key, ctx: &Context, just_now: bool) -> bool {
     let caches = &ctx.caches;
     ctx.references.of(key).into_iter().any(|dependent| {
         let (namespace, name) = (&dependent.namespace, &dependent.name);
-        let going = |meta: &kube::core::ObjectMeta| meta.deletion_timestamp.is_some();
-        caches.provisioners.get(namespace, name).is_some_and(|object| going(object.meta()))
-            || caches.workspace_proxies.get(namespace, name).is_some_and(|object| going(object.meta()))
+        let waits = |meta: &kube::core::ObjectMeta| {
+            let held = meta.finalizers.as_ref().is_some_and(|all| !all.is_empty());
+            meta.deletion_timestamp.is_some() || (just_now && held)
+        };
+        caches.provisioners.get(namespace, name).is_some_and(|object| waits(object.meta()))
+            || caches.workspace_proxies.get(namespace, name).is_some_and(|object| waits(object.meta()))
     })
 }
 

@@ -1,0 +1,55 @@
+//! What daemons may do in Kubernetes, here and elsewhere.
+
+use coder_k8s_api::CoderProvisioner;
+use coder_k8s_testbed::codersim::Mode;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::{ResourceExt, api::ListParams};
+use serde_json::json;
+
+use crate::pool::{Pool, is, message};
+
+#[tokio::test]
+async fn daemons_may_make_what_workspaces_need_and_nothing_else() {
+    let pool = Pool::ready("workspaces", json!({"rbac": {"enableDeployments": false}})).await;
+    let role: Role = pool.scene.there("provisioner-pool").await;
+    let rules = role.rules.unwrap();
+    let [rule] = &rules[..] else { panic!("{rules:?}") };
+    assert_eq!(rule.api_groups.as_deref().unwrap(), [""]);
+    assert_eq!(rule.resources.as_deref().unwrap(), ["pods", "persistentvolumeclaims"]);
+    for verb in ["get", "list", "watch", "create", "update", "patch", "delete"] {
+        assert!(rule.verbs.iter().any(|given| given == verb), "{verb}: {rule:?}");
+    }
+    pool.edit(json!({"rbac": {"enableDeployments": true}})).await;
+    pool.scene
+        .until("provisioner-pool", |role: &Role| {
+            let rules = role.rules.iter().flatten();
+            rules.flat_map(|rule| rule.resources.iter().flatten()).any(|resource| resource == "deployments")
+        })
+        .await;
+    pool.edit(json!({"rbac": {"workspacePerms": false}})).await;
+    pool.scene.gone::<RoleBinding>("provisioner-pool").await;
+    pool.scene.gone::<Role>("provisioner-pool").await;
+    pool.is_ready().await;
+}
+
+#[tokio::test]
+async fn other_namespaces_take_part_with_their_consent_and_lose_it_all_with_the_pool() {
+    let pool = Pool::plane("workspaces", Mode::Licensed).await;
+    let other = pool.scene.another("elsewhere", json!({})).await;
+    pool.make(json!({"rbac": {"workspaceNamespaces": [other]}})).await;
+    let object = pool.says("WorkspaceAccess", "False", "ConsentMissing").await;
+    assert!(message(&object, "WorkspaceAccess").contains(&other));
+    pool.is_ready().await;
+    pool.scene.label(&other, pool.scene.consent()).await;
+    let object = pool.says("WorkspaceAccess", "True", "Granted").await;
+    assert!(is(&object, "Ready", "True", None));
+    let bindings = async || {
+        let all = pool.scene.api_in::<RoleBinding>(&other).list(&ListParams::default()).await.unwrap();
+        all.items.into_iter().filter(|binding| binding.labels().contains_key("coder.com/provisioner")).count()
+    };
+    assert_eq!(bindings().await, 1);
+    pool.scene.delete::<CoderProvisioner>("pool").await;
+    pool.scene.gone::<CoderProvisioner>("pool").await;
+    assert_eq!(bindings().await, 0);
+    pool.holds(&[]).await;
+}
