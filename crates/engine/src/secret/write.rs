@@ -126,21 +126,21 @@ pub async fn change(
 ) -> Result<Option<String>, Error> {
     #[derive(Serialize)]
     struct Body<'a> {
-        metadata: serde_json::Value,
+        metadata: serde_json::Map<String, serde_json::Value>,
         data: BTreeMap<&'a str, Option<ByteString>>,
     }
     let namespace = &owner.namespace;
     let failed =
         |source| Error::Api { action: "write", namespace: namespace.clone(), name: name.to_owned(), source };
-    let mut metadata = json!({
-        "uid": held.uid,
-        "resourceVersion": held.resource_version,
-        "labels": owner.labels,
-        "annotations": change.annotations,
-    });
+    let mut metadata = serde_json::Map::from_iter([
+        ("uid".to_owned(), json!(held.uid)),
+        ("resourceVersion".to_owned(), json!(held.resource_version)),
+        ("labels".to_owned(), json!(owner.labels)),
+        ("annotations".to_owned(), json!(change.annotations)),
+    ]);
     if held.controller.is_none() {
         // It was handed over.
-        metadata["ownerReferences"] = json!([owner.reference]);
+        metadata.insert("ownerReferences".to_owned(), json!([owner.reference]));
     }
     let bytes = |value: &SecretString| ByteString(value.expose_secret().as_bytes().to_vec());
     let data = change.data.iter().map(|(key, value)| (key.as_str(), value.as_ref().map(bytes))).collect();

@@ -83,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    fn pool(more: Value) -> CoderProvisioner {
+    fn pool(more: &Value) -> CoderProvisioner {
         let mut spec = json!({"controlPlaneRef": {"name": "coder"}});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         CoderProvisioner::new("pool", serde_json::from_value(spec).unwrap())
@@ -106,10 +106,10 @@ mod tests {
                 "OperatorTokenSecretRefInvalid",
             ),
         ] {
-            let trouble = credentials(&pool(json!({})), Some(&plane(status))).unwrap_err();
+            let trouble = credentials(&pool(&json!({})), Some(&plane(status))).unwrap_err();
             assert_eq!(trouble.reason, reason);
         }
-        let trouble = credentials(&pool(json!({})), None).unwrap_err();
+        let trouble = credentials(&pool(&json!({})), None).unwrap_err();
         assert!(trouble.message.contains("status.operatorAccessReady=true"));
     }
 
@@ -118,14 +118,14 @@ mod tests {
         for (key, expected) in [(json!(null), "token"), (json!(""), "token"), (json!("other"), "other")] {
             let status =
                 json!({"operatorAccessReady": true, "operatorTokenSecretRef": {"name": "t", "key": key}});
-            let found = credentials(&pool(json!({})), Some(&plane(status))).unwrap();
+            let found = credentials(&pool(&json!({})), Some(&plane(status))).unwrap();
             assert_eq!(found.secret, Some(SecretPlace { name: "t".into(), key: expected.into() }));
         }
     }
 
     #[test]
     fn credentials_of_its_own_are_used_alone() {
-        let own = pool(json!({"bootstrap": {"credentialsSecretRef": {"name": "mine"}}}));
+        let own = pool(&json!({"bootstrap": {"credentialsSecretRef": {"name": "mine"}}}));
         let found = credentials(&own, None).unwrap();
         assert_eq!(found.kind, CredentialsKind::Bootstrap);
         assert_eq!(found.secret, Some(SecretPlace { name: "mine".into(), key: "token".into() }));

@@ -143,12 +143,9 @@ async fn credentials(
     };
     let read = secret::read(&ctx.client, &key.namespace, &secret.name).await;
     let read = read.map_err(|error| Trouble { reason, message: error.to_string() })?;
-    match read.and_then(|held| held.text(&secret.key)) {
-        Some(_) => Ok(()),
-        None => {
-            let message =
-                format!("Secret {} with the key {} is not there, or empty", secret.name, secret.key);
-            Err(Trouble { reason, message })
-        }
+    if read.and_then(|held| held.text(&secret.key)).is_some() {
+        return Ok(());
     }
+    let message = format!("Secret {} with the key {} is not there, or empty", secret.name, secret.key);
+    Err(Trouble { reason, message })
 }

@@ -13,11 +13,12 @@ async fn daemons_may_make_what_workspaces_need_and_nothing_else() {
     let pool = Pool::ready("workspaces", json!({"rbac": {"enableDeployments": false}})).await;
     let role: Role = pool.scene.there("provisioner-pool").await;
     let rules = role.rules.unwrap();
-    let [rule] = &rules[..] else { panic!("{rules:?}") };
-    assert_eq!(rule.api_groups.as_deref().unwrap(), [""]);
-    assert_eq!(rule.resources.as_deref().unwrap(), ["pods", "persistentvolumeclaims"]);
-    for verb in ["get", "list", "watch", "create", "update", "patch", "delete"] {
-        assert!(rule.verbs.iter().any(|given| given == verb), "{verb}: {rule:?}");
+    let resources: Vec<_> = rules.iter().flat_map(|rule| rule.resources.clone().unwrap()).collect();
+    assert_eq!(resources, ["pods", "persistentvolumeclaims"]);
+    for rule in &rules {
+        assert_eq!(rule.api_groups.as_deref().unwrap(), [""]);
+        let verbs = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
+        assert_eq!(rule.verbs, verbs);
     }
     pool.edit(json!({"rbac": {"enableDeployments": true}})).await;
     pool.scene
