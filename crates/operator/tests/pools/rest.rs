@@ -111,7 +111,9 @@ async fn a_pool_costs_one_write_a_child_and_nothing_at_rest() {
 fn costs_one_write_a_child(asked: &[AuditEvent]) {
     let written = writes(asked);
     println!("{} writes for a new pool:", written.len());
-    listed(written.iter().copied()).iter().for_each(|line| println!("  {line}"));
+    for line in listed(written.iter().copied()) {
+        println!("  {line}");
+    }
     let reads = besides(asked).into_iter().filter(|event| event.verb == "get" || event.verb == "list");
     println!("reads: {:?}", counted(listed(reads)));
     let of = |resource: &str, subresource: &str| {
