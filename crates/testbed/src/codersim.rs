@@ -20,6 +20,7 @@ mod proxies;
 mod routes;
 mod rules;
 mod server;
+mod sessions;
 mod state;
 mod users;
 
@@ -31,6 +32,7 @@ pub use admin::{DaemonSeed, JobSeed, KeySeen, LicenseSeen, ProxySeen};
 pub use faults::{FaultId, SimFault};
 pub use licenses::LicenseBuilder;
 pub use log::{Entry, Mark};
+pub use sessions::{KeyChange, Session};
 
 use faults::Rules;
 use log::Log;

@@ -261,6 +261,7 @@ impl CoderSim {
                     version: state.version.clone(),
                     tags: normal_tags(&key.map(|key| key.tags.clone()).unwrap_or_default()),
                     busy: seed.busy,
+                    connected: false,
                     created_at: seen,
                     last_seen_at: seen,
                 }

@@ -25,6 +25,7 @@ impl State {
         if let Some(odd) = statuses.iter().find(|word| !["idle", "busy", "offline"].contains(word)) {
             return Err(bad_enum("daemon", odd));
         }
+        self.beat();
         let now = self.now();
         let offline = asked.param("offline") == Some("true") || statuses.contains(&"offline");
         let (ids, tags) = (ids(asked)?, tag_filter(asked)?);

@@ -34,6 +34,7 @@ impl State {
         if !self.entitlements().is_enabled("external_provisioner_daemons") {
             return Err(Reply::not_licensed("External Provisioner Daemons"));
         }
+        self.beat();
         match (asked.method.as_str(), rest) {
             ("POST", []) if !allowed => Err(Reply::unmapped_denial()),
             ("POST", []) => self.post_key(asked, &organization),
@@ -78,11 +79,12 @@ impl State {
         name: &str,
         tags: BTreeMap<String, String>,
     ) -> String {
-        let material = random_text(MATERIAL);
+        let (material, id, name) = (random_text(MATERIAL), id(), name.to_lowercase());
+        self.key_changed(&id, &name, true);
         self.keys.push(Key {
-            id: id(),
+            id,
             organization: organization.to_owned(),
-            name: name.to_lowercase(),
+            name,
             tags,
             material: material.clone(),
             created_at: self.now(),
@@ -140,6 +142,7 @@ impl State {
     /// Takes a key out, and with it the daemons that came with it.
     pub(super) fn remove_key(&mut self, at: usize) {
         let key = self.keys.remove(at);
+        self.key_changed(&key.id, &key.name, false);
         self.daemons.retain(|daemon| daemon.key_id != key.id);
     }
 }

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Mode, licenses::LicenseBuilder};
+use super::{Mode, licenses::LicenseBuilder, sessions::KeyChange};
 use crate::pki;
 
 pub(super) const NIL: &str = "00000000-0000-0000-0000-000000000000";
@@ -33,6 +33,8 @@ pub(super) struct State {
     pub(super) next_license: i32,
     pub(super) refreshed_at: Timestamp,
     pub(super) keys: Vec<Key>,
+    /// What became of keys so far.
+    pub(super) key_changes: Vec<KeyChange>,
     pub(super) daemons: Vec<Daemon>,
     pub(super) jobs: Vec<Job>,
     pub(super) proxies: Vec<Proxy>,
@@ -113,6 +115,8 @@ pub(super) struct Daemon {
     pub(super) version: String,
     pub(super) tags: BTreeMap<String, String>,
     pub(super) busy: bool,
+    /// Whether it beats.
+    pub(super) connected: bool,
     pub(super) created_at: Timestamp,
     pub(super) last_seen_at: Timestamp,
 }
@@ -162,6 +166,7 @@ impl State {
             next_license: 1,
             refreshed_at: now,
             keys: Vec::new(),
+            key_changes: Vec::new(),
             daemons: Vec::new(),
             jobs: Vec::new(),
             proxies: Vec::new(),

@@ -1,0 +1,160 @@
+//! What a pool costs when it is made, while nothing happens, and after a restart.
+//!
+//! The intervals of the first half are the real ones. In the second half time is scaled by a hundred: verification every
+//! 6 s for 10 min.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use coder_k8s_testbed::{AuditEvent, codersim::Entry};
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::{
+    ALONE,
+    coder::license,
+    own::{Own, QUICK},
+    pools::{Pools, listed},
+    support::{Operator, requests, writes},
+};
+
+const POOLS: usize = 10;
+const WATCHED: Duration = Duration::from_secs(30);
+const AFTER_RESTART: Duration = Duration::from_secs(5);
+const VERIFY: Duration = Duration::from_secs(6);
+const SCALE: f64 = 100.0;
+
+/// What is asked besides the lease and the watches.
+fn besides(all: &[AuditEvent]) -> Vec<&AuditEvent> {
+    all.iter().filter(|event| event.resource != "leases" && event.verb != "watch").collect()
+}
+
+fn since(own: &Own, operator: &Operator, count: usize) -> Vec<AuditEvent> {
+    requests(&own.cluster, |user| user == operator.user).split_off(count)
+}
+
+fn by_call(entries: &[Entry]) -> BTreeMap<String, usize> {
+    counted(entries.iter().map(|entry| format!("{} {}", entry.method, entry.path)))
+}
+
+fn counted(all: impl IntoIterator<Item = String>) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for one in all {
+        *counts.entry(one).or_default() += 1;
+    }
+    counts
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_costs_one_write_a_child_and_nothing_at_rest() {
+    let _alone = ALONE.lock().await;
+    let own = Own::new().await;
+    let quiet: Vec<_> = QUICK.into_iter().chain(["--entitlements-interval=10m"]).collect();
+    let mut first = own.operator(&quiet);
+    first.leads().await;
+    own.licensed_plane(&license(1), json!({})).await;
+    own.says("EntitlementsHealthy", "True", None).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+
+    let pools = Pools { client: &own.client, namespace: "default", operator: &first };
+    let (mark, count) = (own.sim.mark(), since(&own, &first, 0).len());
+    pools.make("pool-00", "coder", json!({})).await;
+    pools.settles("pool-00").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let asked = since(&own, &first, count);
+    println!("coderd, for a new pool: {:?}", by_call(&own.sim.since(mark)));
+    costs_one_write_a_child(&asked);
+
+    for n in 1..POOLS {
+        pools.make(&format!("pool-{n:02}"), "coder", json!({"replicas": n % 3})).await;
+    }
+    for n in 1..POOLS {
+        pools.settles(&format!("pool-{n:02}")).await;
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (mark, count) = (own.sim.mark(), since(&own, &first, 0).len());
+    tokio::time::sleep(WATCHED).await;
+    let (calls, asked) = (own.sim.since(mark), since(&own, &first, count));
+    let asked = besides(&asked);
+    println!(
+        "{POOLS} pools at rest for {WATCHED:?}: {} requests, {} calls of coderd",
+        asked.len(),
+        calls.len()
+    );
+    assert!(asked.is_empty(), "{:?}", listed(asked.iter().copied()));
+    assert!(calls.is_empty(), "{calls:?}");
+
+    first.signal(Signal::TERM);
+    assert_eq!(first.exit_code().await, Some(0), "{}", first.output());
+    let mark = own.sim.mark();
+    let mut second = own.operator(&quiet);
+    second.leads().await;
+    second.reconciled("CoderProvisioner", POOLS as u64).await;
+    tokio::time::sleep(AFTER_RESTART).await;
+    let asked = since(&own, &second, 0);
+    println!("{AFTER_RESTART:?} after a restart: coderd {:?}", by_call(&own.sim.since(mark)));
+    // The control plane asks anew what its license covers, which is its own matter.
+    let written = writes(&asked).into_iter().filter(|event| event.resource != "codercontrolplanes");
+    let written = listed(written);
+    assert!(written.is_empty(), "{written:?}");
+    let for_pools = |entry: &&Entry| entry.path.contains("provisioner");
+    let early = own.sim.since(mark).iter().filter(for_pools).count();
+    assert!(early <= 1, "a restart alone verifies within the interval: {:?}", by_call(&own.sim.since(mark)));
+    second.signal(Signal::TERM);
+    assert_eq!(second.exit_code().await, Some(0), "{}", second.output());
+
+    let verify = format!("--verify-interval={}s", VERIFY.as_secs());
+    let often: Vec<_> = quiet.into_iter().chain([verify.as_str()]).collect();
+    verifies_at_its_interval(&own, &own.operator(&often)).await;
+}
+
+/// Asserts what a new pool costs the API server.
+fn costs_one_write_a_child(asked: &[AuditEvent]) {
+    let written = writes(asked);
+    println!("{} writes for a new pool:", written.len());
+    for line in listed(written.iter().copied()) {
+        println!("  {line}");
+    }
+    let reads = besides(asked).into_iter().filter(|event| event.verb == "get" || event.verb == "list");
+    println!("reads: {:?}", counted(listed(reads)));
+    let of = |resource: &str, subresource: &str| {
+        let is = |event: &&&AuditEvent| event.resource == resource && event.subresource == subresource;
+        written.iter().filter(is).count()
+    };
+    for child in ["serviceaccounts", "roles", "rolebindings", "secrets", "deployments"] {
+        assert_eq!(of(child, ""), 1, "{child}: {:?}", listed(written.iter().copied()));
+    }
+    assert_eq!(of("coderprovisioners", ""), 1, "the finalizer");
+    let (statuses, events) = (of("coderprovisioners", "status"), of("events", ""));
+    println!("{statuses} writes of the status, {events} events");
+    // Announced, made, proven, rolling out, ready.
+    assert!(statuses <= 5, "{:?}", listed(written.iter().copied()));
+    assert_eq!(written.len(), 6 + statuses + events, "{:?}", listed(written.iter().copied()));
+    assert!(written.iter().all(|event| event.code < 300), "{:?}", listed(written.iter().copied()));
+}
+
+/// Asserts that verification asks as often as it says, reads Secrets, and writes nothing.
+async fn verifies_at_its_interval(own: &Own, operator: &Operator) {
+    operator.leads().await;
+    operator.reconciled("CoderProvisioner", POOLS as u64).await;
+    tokio::time::sleep(VERIFY).await;
+    let (mark, count) = (own.sim.mark(), since(own, operator, 0).len());
+    tokio::time::sleep(WATCHED).await;
+    let (calls, asked) = (own.sim.since(mark), since(own, operator, count));
+    let (counts, asked) = (by_call(&calls), besides(&asked));
+    let proofs = calls.iter().filter(|entry| entry.is("GET", "/api/v2/provisionerkeys/")).count();
+    let [each, hour] = [proofs / POOLS, 3600].map(|count| f64::from(u32::try_from(count).unwrap()));
+    let per_hour = each * hour / WATCHED.as_secs_f64() / SCALE;
+    println!("verification every {VERIFY:?} of {POOLS} pools for {WATCHED:?}: {counts:?}");
+    println!("{per_hour:.1} proofs an hour and pool at scale 1");
+    // The control plane is verified as well, which is its own matter.
+    let others: Vec<_> = asked.into_iter().filter(|event| event.resource != "codercontrolplanes").collect();
+    println!("asked of the API server: {:?}", counted(listed(others.iter().copied())));
+    let reads_secrets =
+        |event: &&AuditEvent| event.resource == "secrets" && ["get", "list"].contains(&&*event.verb);
+    assert!(others.iter().all(reads_secrets), "{:?}", listed(others.iter().copied()));
+    // Every 6 s, a tenth more or less.
+    let expected = POOLS * 4..=POOLS * 6;
+    assert!(expected.contains(&proofs), "{counts:?}");
+    let keys = calls.iter().filter(|entry| entry.path.contains("/provisionerkeys")).count();
+    assert_eq!(keys, proofs, "nothing else is asked about keys: {counts:?}");
+}
