@@ -1,3 +1,5 @@
+#![allow(clippy::needless_pass_by_value, reason = "what json! makes is given as it is")]
+
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
