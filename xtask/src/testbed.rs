@@ -11,6 +11,9 @@ use coder_k8s_testbed::{
 
 use crate::run::{cargo, must, say};
 
+/// How many tests of one program run at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
+
 /// Gets the programs, building them if need be, with a line now and then for the person who waits.
 pub(crate) fn get() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -58,6 +61,11 @@ pub(crate) fn test(args: &[String]) -> Result<()> {
     get_postgres()?;
     get()?;
     let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    // Most tests wait for something most of the time.
+    if std::env::var_os(THREADS).is_none() {
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        command.env(THREADS, (3 * cores).to_string());
+    }
     command.args(args);
     must(command)?;
     say("all tests passed");
