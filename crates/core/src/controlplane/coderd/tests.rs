@@ -66,7 +66,7 @@ fn trouble() -> Trouble {
 #[test]
 fn nothing_known_says_so_and_nothing_more() {
     let fresh = told(&plane(json!({})), &CoderControlPlaneStatus::default(), &Report::default());
-    assert_eq!(says(&fresh, kind::OPERATOR_ACCESS_READY), pair("False", "Pending"));
+    assert_eq!(says(&fresh, kind::OPERATOR_ACCESS_READY), pair("False", "DatabaseURLMissing"));
     assert_eq!(says(&fresh, kind::LICENSE_APPLIED), pair("Unknown", "Pending"));
     assert_eq!(fresh.license_tier.as_deref(), Some("unknown"));
     let off = plane(json!({"operatorAccess": {"disabled": true}}));

@@ -44,8 +44,8 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
     }
 }
 
-/// The key of ours that a Secret holds. The status learns of it, and of where it is, before anything else is done, whatever the spec asks
-/// for by now: what pods may already run with must not be forgotten.
+/// The key of ours that a Secret holds. The status learns of it, and of where it is, before anything else is done,
+/// whatever the spec asks for by now: what pods may already run with must not be forgotten.
 fn proven(pass: &Pass<'_>) -> Flow<Option<Live>> {
     pass.secrets_are_known()?;
     let Some(live) = pass.live()? else { return Ok(None) };

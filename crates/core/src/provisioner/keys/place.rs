@@ -9,7 +9,7 @@ pub struct Place {
     pub url: String,
     /// Its identity. None: recorded by the existing operator, which did not ask.
     pub deployment_id: Option<String>,
-    /// What it accepts.
+    /// What it accepts. None: recorded by the existing operator, which used the control plane's token.
     pub credentials: Option<Credentials>,
 }
 

@@ -17,7 +17,9 @@ use crate::outcome::Note;
 
 pub(super) fn replace(pass: &Pass<'_>, live: Option<&Live>) -> Flow<()> {
     let seen = pass.seen;
-    seen.may_make.as_ref().map_err(Stop::unsure)?;
+    if let Err(closed) = &seen.may_make {
+        return Err(Stop::Wait(Finding::working(closed.reason, closed.message.clone())));
+    }
     let at = pass.target_at()?;
     let version = pass.writable()?;
     let listing = pass.listing(&at)?;

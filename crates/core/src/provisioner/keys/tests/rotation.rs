@@ -194,11 +194,16 @@ fn answers_that_are_not_definite_change_nothing() {
     let away = Seen { target: Err(trouble()), ..running() };
     let mut nowhere = new();
     nowhere.organization = Some(Err(trouble()));
-    for (what, seen) in
-        [("proof", lost), ("list", unlisted), ("Secret", unread), ("target", away), ("organization", nowhere)]
-    {
+    for (what, seen, stage) in [
+        ("proof", lost, Stage::Unsure),
+        ("list", unlisted, Stage::Unsure),
+        ("Secret", unread, Stage::Unsure),
+        ("target", away, Stage::Unsure),
+        // A pool that has no key yet is no longer as ready as it was: it never was.
+        ("organization", nowhere, Stage::Working),
+    ] {
         let decision = decide(&seen, at(NOW));
-        assert_eq!((decision.next, decision.finding.stage), (Next::Rest, Stage::Unsure), "{what}");
+        assert_eq!((decision.next, decision.finding.stage), (Next::Rest, stage), "{what}");
         assert_eq!(decision.run, seen.workload.map(|workload| workload.run), "{what}");
     }
 }
