@@ -126,10 +126,11 @@ const FOREIGN: Duration = Duration::from_secs(5);
 /// How soon to look again for what this process itself wrote.
 const OWN_WRITE: Duration = Duration::from_millis(50);
 
-/// A status that this process wrote.
+/// What this process wrote to an object last.
+#[derive(Default)]
 struct Wrote {
-    /// Hash of it, so that our own writes are not taken for news.
-    status: u64,
+    /// Hash of the status, so that our own writes are not taken for news.
+    status: Option<u64>,
     /// The version of the object that it was written onto. A view of that version is outdated.
     onto: Option<String>,
 }
@@ -170,7 +171,7 @@ pub(crate) struct Context {
     pub(crate) privileged_rules: bool,
     /// Whether the cluster has the Gateway API.
     pub(crate) gateway_api: AtomicBool,
-    /// What was last written to the status of each object.
+    /// What was last written to each object.
     written: Mutex<HashMap<Key, Wrote>>,
 }
 
@@ -178,6 +179,9 @@ pub(crate) struct Context {
 pub(crate) trait Reported:
     Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned
 {
+    /// The kind.
+    const KIND: &'static str;
+
     /// Its status.
     type Status: Serialize + Debug + PartialEq;
 
@@ -189,8 +193,9 @@ pub(crate) trait Reported:
 }
 
 macro_rules! reported {
-    ($($kind:ty => $status:ty),+ $(,)?) => {$(
+    ($($kind:ty => $called:expr, $status:ty;)+) => {$(
         impl Reported for $kind {
+            const KIND: &'static str = $called;
             type Status = $status;
 
             fn status(&self) -> Option<&$status> {
@@ -205,9 +210,9 @@ macro_rules! reported {
 }
 
 reported! {
-    CoderControlPlane => coder_k8s_api::CoderControlPlaneStatus,
-    CoderProvisioner => coder_k8s_api::CoderProvisionerStatus,
-    CoderWorkspaceProxy => coder_k8s_api::CoderWorkspaceProxyStatus,
+    CoderControlPlane => kind::CONTROL_PLANE, coder_k8s_api::CoderControlPlaneStatus;
+    CoderProvisioner => kind::PROVISIONER, coder_k8s_api::CoderProvisionerStatus;
+    CoderWorkspaceProxy => kind::WORKSPACE_PROXY, coder_k8s_api::CoderWorkspaceProxyStatus;
 }
 
 impl Context {
@@ -284,7 +289,13 @@ impl Context {
 
     /// Whether a status is what this process wrote last.
     pub(crate) fn wrote<S: Serialize>(&self, key: &Key, status: Option<&S>) -> bool {
-        self.written.lock().get(key).is_some_and(|wrote| wrote.status == hash(status))
+        self.written.lock().get(key).is_some_and(|wrote| wrote.status == Some(hash(status)))
+    }
+
+    /// Remembers that something other than the status of an object was written: this view of it is outdated.
+    pub(super) fn overtaken<K: Reported>(&self, object: &K) {
+        self.written.lock().entry(Key::of(K::KIND, object)).or_default().onto =
+            object.meta().resource_version.clone();
     }
 
     /// Forgets an object that is gone.
@@ -308,7 +319,7 @@ impl Context {
         let written = status::write(&self.client, object, object.status(), next).await?;
         if written == Written::Changed {
             let onto = object.meta().resource_version.clone();
-            self.written.lock().insert(key.clone(), Wrote { status: hash(Some(next)), onto });
+            self.written.lock().insert(key.clone(), Wrote { status: Some(hash(Some(next))), onto });
         }
         Ok(written)
     }
@@ -332,7 +343,7 @@ impl Context {
             // Our view was old, as happens. That is worth another look and not a word.
             return Next::After(self.failures.failed(key, Retry::Soon));
         }
-        self.written.lock().insert(key.clone(), Wrote { status: hash(Some(next)), onto: None });
+        self.written.lock().insert(key.clone(), Wrote { status: Some(hash(Some(next))), onto: None });
         match status::write(&self.client, object, object.status(), next).await {
             Ok(Written::Unchanged) => {}
             // Computed from an old view. The event that shows the new one may be one that wakes nobody.
@@ -342,7 +353,7 @@ impl Context {
             }
             Ok(Written::Changed) => {
                 let onto = object.meta().resource_version.clone();
-                self.written.lock().insert(key.clone(), Wrote { status: hash(Some(next)), onto });
+                self.written.lock().insert(key.clone(), Wrote { status: Some(hash(Some(next))), onto });
                 let before = object.status().map_or(&[][..], K::conditions);
                 for note in transitions(before, K::conditions(next)) {
                     tracing::info!(reason = note.reason, "{}", note.message);

@@ -1,19 +1,17 @@
 //! The finalizer of an object: there only while something outside the namespace must be cleaned up.
 
-use std::{fmt::Debug, ops::ControlFlow};
+use std::ops::ControlFlow;
 
 use coder_k8s_api::names::FIELD_MANAGER;
 use coder_k8s_core::{object, outcome::Done};
 use coder_k8s_engine::failure;
-use k8s_openapi::NamespaceResourceScope;
 use kube::{
-    Api, Resource, ResourceExt,
+    Api, ResourceExt,
     api::{Patch, PatchParams},
 };
-use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::Context;
+use super::{Context, context::Reported};
 
 /// Puts the finalizer on the object or takes it off, and changes nothing else. Goes on if it was so already: after a
 /// write what was seen of the object no longer counts; a failure to write is noted.
@@ -25,7 +23,7 @@ pub(crate) async fn set<K>(
     done: &mut Done,
 ) -> ControlFlow<Written>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    K: Reported,
 {
     let Some(finalizers) = object::finalizers(object, finalizer, wanted) else {
         return ControlFlow::Continue(());
@@ -35,7 +33,10 @@ where
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
     let api: Api<K> = Api::namespaced(ctx.client.clone(), &object.namespace().unwrap_or_default());
     match api.patch_metadata(&object.name_any(), &params, &Patch::Merge(&patch)).await {
-        Ok(_) => ControlFlow::Break(Written::Yes),
+        Ok(_) => {
+            ctx.overtaken(object);
+            ControlFlow::Break(Written::Yes)
+        }
         Err(kube::Error::Api(status)) if status.is_not_found() => ControlFlow::Break(Written::Yes),
         Err(error) => {
             done.failures.push(failure::judge("write the finalizer", &error));

@@ -27,7 +27,8 @@ async fn a_paused_api_server_hangs_and_a_restarted_one_keeps_its_data() {
     let pods = Api::<Pod>::namespaced(cluster.client(), "default");
     pods.create(&PostParams::default(), &pod("before")).await.unwrap();
     cluster.restart_api_server().await.unwrap();
-    pods.create(&PostParams::default(), &pod("after")).await.unwrap();
+    // A busy machine may need a moment: admission waits for what it watches.
+    eventually(SOON, || pods.create(&PostParams::default(), &pod("after"))).await.unwrap();
     for name in ["before", "after"] {
         eventually(SOON, || async {
             let phase = pods
