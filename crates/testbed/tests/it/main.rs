@@ -9,6 +9,7 @@
 )]
 
 mod access;
+mod alike;
 mod api_server;
 mod crash;
 mod garbage_collection;

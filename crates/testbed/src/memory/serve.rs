@@ -1,0 +1,223 @@
+//! The wire: requests come in, objects and watches go out.
+
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::stream;
+use http::{Method, Request, Response, header};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    body::{Frame, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    task::{JoinHandle, JoinSet},
+    time::Instant,
+};
+
+use super::{
+    kinds::Kind,
+    refusal::Refusal,
+    selector::Selector,
+    store::{Asked, Place, Store},
+    target::Target,
+    write::{self, How},
+};
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Starts to serve on a free port.
+pub(super) async fn start(store: Arc<Store>) -> io::Result<(SocketAddr, JoinHandle<()>)> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let address = listener.local_addr()?;
+    Ok((address, tokio::spawn(accept(listener, store))))
+}
+
+async fn accept(listener: TcpListener, store: Arc<Store>) {
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        let store = store.clone();
+        connections.spawn(async move {
+            let service = service_fn(|request| handle(request, store.clone()));
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn handle(request: Request<Incoming>, store: Arc<Store>) -> Result<Response<Body>, Infallible> {
+    let (parts, body) = request.into_parts();
+    let query = Query::parse(parts.uri.query().unwrap_or_default());
+    let accepted =
+        parts.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let metadata_only = accepted.contains("as=PartialObjectMetadata");
+    let sent =
+        parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let Some(target) = Target::parse(parts.uri.path()) else {
+        return Ok(refused(&Refusal::not_found(parts.uri.path())));
+    };
+    let Some(kind) = store.kinds.get(&target.api_version, &target.plural).cloned() else {
+        return Ok(refused(&Refusal::not_found(&target.plural)));
+    };
+    if parts.method == Method::GET && query.get("watch").is_some_and(|value| value == "true" || value == "1")
+    {
+        return Ok(watch(store, &target, &query, metadata_only));
+    }
+    let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let answer = answer(&store, &kind, &target, &parts.method, sent, &query, &body);
+    let code = answer.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
+    let slash = target.subresource.as_deref().map(|sub| format!("/{sub}")).unwrap_or_default();
+    store.note(Asked {
+        user: target.user,
+        method: parts.method.to_string(),
+        resource: format!("{}{slash}", target.plural),
+        namespace: target.namespace.unwrap_or_default(),
+        name: target.name.unwrap_or_default(),
+        code,
+    });
+    Ok(match answer {
+        Ok((code, object)) => json_response(code, &if metadata_only { partial(&object) } else { object }),
+        Err(refusal) => refused(&refusal),
+    })
+}
+
+fn answer(
+    store: &Store,
+    kind: &Kind,
+    target: &Target,
+    method: &Method,
+    sent: &str,
+    query: &Query,
+    body: &Value,
+) -> Result<(u16, Value), Refusal> {
+    let namespace = target.namespace.clone().unwrap_or_default();
+    let place = |name: &str| Place::new(&target.api_version, &target.plural, &namespace, name);
+    let status = target.subresource.as_deref() == Some("status");
+    let Some(name) = target.name.as_deref() else {
+        if method == Method::POST {
+            let name = body.pointer("/metadata/name").and_then(Value::as_str);
+            let name = name.ok_or_else(|| Refusal::bad("metadata.name is missing"))?;
+            return Ok((201, (*write::create(store, kind, place(name), body.clone())?).clone()));
+        }
+        let (version, items) = store.list(&target.api_version, &target.plural, &selector(target, query));
+        let items: Vec<_> = items.iter().map(|object| (**object).clone()).collect();
+        let list = json!({"apiVersion": kind.api_version, "kind": format!("{}List", kind.called),
+            "metadata": {"resourceVersion": version.to_string()}, "items": items});
+        return Ok((200, list));
+    };
+    let written = |how| {
+        let (object, new) = write::change(store, kind, place(name), how, status, body)?;
+        Ok((if new { 201 } else { 200 }, (*object).clone()))
+    };
+    match *method {
+        Method::GET => Ok((200, (*store.get(&place(name))?).clone())),
+        Method::PUT => written(How::Replace),
+        Method::PATCH if sent.starts_with("application/apply-patch") => {
+            let manager = query.get("fieldManager").ok_or_else(|| Refusal::bad("fieldManager is missing"))?;
+            written(How::Apply(manager))
+        }
+        Method::PATCH if sent.starts_with("application/merge-patch") => written(How::Merge),
+        Method::DELETE => {
+            let wanted = |field: &str| {
+                body.pointer("/preconditions").and_then(|all| all.get(field)).filter(|value| !value.is_null())
+            };
+            let fits = |object: &Value| {
+                ["uid", "resourceVersion"].into_iter().all(|field| {
+                    wanted(field)
+                        .is_none_or(|value| object.pointer(&format!("/metadata/{field}")) == Some(value))
+                })
+            };
+            let at_once = body.get("gracePeriodSeconds") == Some(&json!(0));
+            Ok((200, (*store.delete(&place(name), fits, at_once)?).clone()))
+        }
+        _ => Err(Refusal::bad(format!("{method} with {sent} is not understood"))),
+    }
+}
+
+fn selector(target: &Target, query: &Query) -> Selector {
+    Selector::new(target.namespace.clone(), query.get("labelSelector"), query.get("fieldSelector"))
+}
+
+/// Streams what happens after the version that is asked for.
+fn watch(store: Arc<Store>, target: &Target, query: &Query, metadata_only: bool) -> Response<Body> {
+    let selector = selector(target, query);
+    let (api_version, plural) = (target.api_version.clone(), target.plural.clone());
+    let from = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or_default();
+    let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(290);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let (changed, broken) = (store.changed.subscribe(), store.broken.subscribe());
+    let lines = stream::unfold((from, changed, broken), move |(mut from, mut changed, mut broken)| {
+        let (store, selector) = (store.clone(), selector.clone());
+        let (api_version, plural) = (api_version.clone(), plural.clone());
+        async move {
+            loop {
+                changed.mark_unchanged();
+                let mut lines = String::new();
+                for change in store.since(from) {
+                    from = change.version;
+                    let Some(type_) = change.shown(&api_version, &plural, &selector) else { continue };
+                    let object =
+                        if metadata_only { partial(&change.object) } else { (*change.object).clone() };
+                    lines.push_str(&json!({"type": type_, "object": object}).to_string());
+                    lines.push('\n');
+                }
+                if !lines.is_empty() {
+                    return Some((Ok(Frame::data(Bytes::from(lines))), (from, changed, broken)));
+                }
+                tokio::select! {
+                    more = changed.changed() => more.ok()?,
+                    _ = broken.changed() => return None,
+                    () = tokio::time::sleep_until(end) => return None,
+                }
+            }
+        }
+    });
+    response(200, StreamBody::new(lines).boxed_unsync())
+}
+
+/// The metadata of an object, or of those of a list.
+fn partial(object: &Value) -> Value {
+    if let Some(items) = object.get("items").and_then(Value::as_array) {
+        let items: Vec<_> = items.iter().map(partial).collect();
+        return json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList",
+            "metadata": object.get("metadata"), "items": items});
+    }
+    json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": object.get("metadata")})
+}
+
+fn refused(refusal: &Refusal) -> Response<Body> {
+    json_response(refusal.code, &refusal.body())
+}
+
+fn json_response(code: u16, body: &Value) -> Response<Body> {
+    response(code, Full::new(Bytes::from(body.to_string())).boxed_unsync())
+}
+
+fn response(code: u16, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = http::StatusCode::from_u16(code).unwrap_or_default();
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The parameters of a request.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn parse(text: &str) -> Self {
+        let decoded =
+            |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
+        let pair = |part: &str| part.split_once('=').map(|(name, value)| (decoded(name), decoded(value)));
+        Self(text.split('&').filter_map(pair).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+}

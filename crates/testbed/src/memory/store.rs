@@ -1,0 +1,336 @@
+//! The objects, their versions, and what changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use parking_lot::{Mutex, MutexGuard};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::{
+    apply::Managed,
+    kinds::{Kind, Kinds},
+    refusal::Refusal,
+    selector::Selector,
+};
+
+/// A request that was answered.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Who asked.
+    pub user: String,
+    /// The method of HTTP.
+    pub method: String,
+    /// The resource, with its subresource after a slash.
+    pub resource: String,
+    /// The namespace, if any.
+    pub namespace: String,
+    /// The name, if any.
+    pub name: String,
+    /// The status code of the answer.
+    pub code: u16,
+}
+
+/// Where an object is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) api_version: String,
+    pub(super) plural: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+impl Place {
+    pub(super) fn new(api_version: &str, plural: &str, namespace: &str, name: &str) -> Self {
+        let [api_version, plural, namespace, name] =
+            [api_version, plural, namespace, name].map(str::to_owned);
+        Self { api_version, plural, namespace, name }
+    }
+
+    pub(super) fn called(&self) -> String {
+        format!("{} {:?}", self.plural, self.name)
+    }
+}
+
+/// An object, and who holds its fields.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) object: Arc<Value>,
+    pub(super) managed: Managed,
+}
+
+/// Something that happened to an object.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) version: u64,
+    place: Place,
+    before: Option<Arc<Value>>,
+    /// As it is now, or as it was last.
+    pub(super) object: Arc<Value>,
+    gone: bool,
+}
+
+impl Change {
+    /// The change as a watch shows it, if it shows it at all.
+    pub(super) fn shown(&self, api_version: &str, plural: &str, selector: &Selector) -> Option<&'static str> {
+        if self.place.api_version != api_version || self.place.plural != plural {
+            return None;
+        }
+        let before = self.before.as_ref().is_some_and(|object| selector.shows(object));
+        match (before, !self.gone && selector.shows(&self.object)) {
+            (false, true) => Some("ADDED"),
+            (true, true) => Some("MODIFIED"),
+            (true, false) => Some("DELETED"),
+            (false, false) => None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    version: u64,
+    pub(super) objects: BTreeMap<Place, Held>,
+    history: Vec<Change>,
+    asked: Vec<Asked>,
+    pub(super) hold: bool,
+    count: u64,
+}
+
+/// Everything that the server knows.
+#[derive(Debug)]
+pub(super) struct Store {
+    state: Mutex<State>,
+    pub(super) kinds: Kinds,
+    /// The newest version.
+    pub(super) changed: watch::Sender<u64>,
+    /// How often watches were broken.
+    pub(super) broken: watch::Sender<u64>,
+}
+
+impl Store {
+    pub(super) fn new(crds: &[CustomResourceDefinition]) -> serde_json::Result<Self> {
+        let (changed, broken) = (watch::Sender::new(1), watch::Sender::new(0));
+        // The first version is no object's: asking for it is asking for an object that is not there.
+        let state = Mutex::new(State { version: 1, ..State::default() });
+        let store = Self { state, kinds: Kinds::new(crds)?, changed, broken };
+        for crd in crds {
+            let mut object = serde_json::to_value(crd)?;
+            let conditions = json!([{"type": "Established", "status": "True", "reason": "InitialNamesAccepted",
+                "message": "", "lastTransitionTime": now()}]);
+            let names = object.pointer("/spec/names").cloned().unwrap_or_default();
+            if let Some(map) = object.as_object_mut() {
+                map.insert(
+                    "status".to_owned(),
+                    json!({"conditions": conditions, "acceptedNames": names,
+                    "storedVersions": []}),
+                );
+            }
+            let name = crd.metadata.name.clone().unwrap_or_default();
+            let place = Place::new("apiextensions.k8s.io/v1", "customresourcedefinitions", "", &name);
+            store.put(place, object);
+        }
+        for name in ["default", "coder-system"] {
+            store.put(Place::new("v1", "namespaces", "", name), json!({"metadata": {"name": name}}));
+        }
+        Ok(store)
+    }
+
+    fn put(&self, place: Place, object: Value) {
+        let _ = self.write(place, |_| Ok((object, Managed::new())));
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(super) fn asked(&self) -> Vec<Asked> {
+        self.lock().asked.clone()
+    }
+
+    pub(super) fn note(&self, asked: Asked) {
+        self.lock().asked.push(asked);
+    }
+
+    pub(super) fn hold_deletions(&self, hold: bool) {
+        self.lock().hold = hold;
+    }
+
+    pub(super) fn break_watches(&self) {
+        self.broken.send_modify(|count| *count += 1);
+    }
+
+    pub(super) fn get(&self, place: &Place) -> Result<Arc<Value>, Refusal> {
+        let held = self.lock().objects.get(place).map(|held| held.object.clone());
+        held.ok_or_else(|| Refusal::not_found(&place.called()))
+    }
+
+    /// The objects that a selector shows, and the version of the whole.
+    pub(super) fn list(
+        &self,
+        api_version: &str,
+        plural: &str,
+        selector: &Selector,
+    ) -> (u64, Vec<Arc<Value>>) {
+        let state = self.lock();
+        let ours = state.objects.iter().filter(|(place, held)| {
+            place.api_version == api_version && place.plural == plural && selector.shows(&held.object)
+        });
+        (state.version, ours.map(|(_, held)| held.object.clone()).collect())
+    }
+
+    /// What happened after a version.
+    pub(super) fn since(&self, version: u64) -> Vec<Change> {
+        let state = self.lock();
+        let from = state.history.partition_point(|change| change.version <= version);
+        state.history.get(from..).unwrap_or_default().to_vec()
+    }
+
+    /// Writes an object as `change` makes it from what is there.
+    pub(super) fn write(
+        &self,
+        place: Place,
+        change: impl FnOnce(Option<&Held>) -> Result<(Value, Managed), Refusal>,
+    ) -> Result<(Arc<Value>, bool), Refusal> {
+        let mut state = self.lock();
+        let before = state.objects.get(&place).cloned();
+        let (mut object, managed) = change(before.as_ref())?;
+        let kind = self.kinds.get(&place.api_version, &place.plural);
+        identify(&mut object, &place, kind);
+        if let Some(before) = &before {
+            set(&mut object, "resourceVersion", before.object.pointer("/metadata/resourceVersion").cloned());
+            if *before.object == object {
+                let same = before.object.clone();
+                state.objects.insert(place, Held { object: same.clone(), managed });
+                return Ok((same, false));
+            }
+            let generation =
+                before.object.pointer("/metadata/generation").and_then(Value::as_u64).unwrap_or(1);
+            let edited = before.object.get("spec") != object.get("spec");
+            set(&mut object, "generation", Some(json!(generation + u64::from(edited))));
+        } else {
+            state.count += 1;
+            let uid = format!("00000000-0000-4000-8000-{:012x}", state.count);
+            set(&mut object, "uid", Some(json!(uid)));
+            set(&mut object, "creationTimestamp", Some(json!(now())));
+            set(&mut object, "generation", Some(json!(1)));
+        }
+        let object = state.record(place, before.as_ref().map(|held| held.object.clone()), object, managed);
+        self.changed.send_replace(state.version);
+        Ok((object, before.is_none()))
+    }
+
+    /// Removes an object, or marks it as going where finalizers or a pod's grace hold it.
+    pub(super) fn delete(
+        &self,
+        place: &Place,
+        fits: impl FnOnce(&Value) -> bool,
+        at_once: bool,
+    ) -> Result<Arc<Value>, Refusal> {
+        let mut state = self.lock();
+        let Some(held) = state.objects.get(place).cloned() else {
+            return Err(Refusal::not_found(&place.called()));
+        };
+        if !fits(&held.object) {
+            return Err(Refusal::conflict(&place.called()));
+        }
+        let graceful = place.plural == "pods" && !at_once;
+        let mut object = (*held.object).clone();
+        if !(graceful || is_held(&object)) {
+            let last = state.remove(place, held.object);
+            self.changed.send_replace(state.version);
+            return Ok(last);
+        }
+        if object.pointer("/metadata/deletionTimestamp").is_some() {
+            return Ok(held.object);
+        }
+        set(&mut object, "deletionTimestamp", Some(json!(now())));
+        let generation = object.pointer("/metadata/generation").and_then(Value::as_u64).unwrap_or(1);
+        set(&mut object, "generation", Some(json!(generation + 1)));
+        let object = state.record(place.clone(), Some(held.object), object, held.managed);
+        self.changed.send_replace(state.version);
+        Ok(object)
+    }
+
+    /// The uids of everything.
+    pub(super) fn uids(&self) -> BTreeSet<String> {
+        let state = self.lock();
+        let uid = |held: &Held| Some(held.object.pointer("/metadata/uid")?.as_str()?.to_owned());
+        state.objects.values().filter_map(uid).collect()
+    }
+}
+
+impl State {
+    fn record(
+        &mut self,
+        place: Place,
+        before: Option<Arc<Value>>,
+        mut object: Value,
+        managed: Managed,
+    ) -> Arc<Value> {
+        self.version += 1;
+        set(&mut object, "resourceVersion", Some(json!(self.version.to_string())));
+        let object = Arc::new(object);
+        // Pods are ended by whoever runs them; anything else goes with its last finalizer.
+        let gone = place.plural != "pods"
+            && object.pointer("/metadata/deletionTimestamp").is_some()
+            && !is_held(&object);
+        if gone {
+            self.objects.remove(&place);
+        } else {
+            self.objects.insert(place.clone(), Held { object: object.clone(), managed });
+        }
+        self.history.push(Change { version: self.version, place, before, object: object.clone(), gone });
+        object
+    }
+
+    fn remove(&mut self, place: &Place, before: Arc<Value>) -> Arc<Value> {
+        self.version += 1;
+        let mut object = (*before).clone();
+        set(&mut object, "resourceVersion", Some(json!(self.version.to_string())));
+        let object = Arc::new(object);
+        self.objects.remove(place);
+        let (place, version) = (place.clone(), self.version);
+        self.history.push(Change {
+            version,
+            place,
+            before: Some(before),
+            object: object.clone(),
+            gone: true,
+        });
+        object
+    }
+}
+
+fn is_held(object: &Value) -> bool {
+    object.pointer("/metadata/finalizers").and_then(Value::as_array).is_some_and(|all| !all.is_empty())
+}
+
+fn identify(object: &mut Value, place: &Place, kind: Option<&Kind>) {
+    let (Some(map), Some(kind)) = (object.as_object_mut(), kind) else { return };
+    map.insert("apiVersion".to_owned(), json!(kind.api_version));
+    map.insert("kind".to_owned(), json!(kind.called));
+    set(object, "name", Some(json!(place.name)));
+    set(object, "managedFields", None);
+    if !place.namespace.is_empty() {
+        set(object, "namespace", Some(json!(place.namespace)));
+    }
+}
+
+/// Sets or removes a field of the metadata.
+pub(super) fn set(object: &mut Value, field: &str, value: Option<Value>) {
+    let Some(map) = object.as_object_mut() else { return };
+    let metadata = map.entry("metadata").or_insert_with(|| json!({}));
+    let Some(metadata) = metadata.as_object_mut() else { return };
+    match value {
+        Some(value) => drop(metadata.insert(field.to_owned(), value)),
+        None => drop(metadata.remove(field)),
+    }
+}
+
+/// The time as objects tell it.
+pub(super) fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
