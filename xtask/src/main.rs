@@ -5,6 +5,7 @@ mod e2e;
 mod generate;
 mod reference;
 mod run;
+mod soak;
 mod testbed;
 
 use std::process::ExitCode;
@@ -45,6 +46,21 @@ enum Chore {
         /// Only the tests with this in their name
         filter: Option<String>,
     },
+    /// Live random lives of the operator: edits, faults, crashes. The tests live many in memory and some on a cluster
+    Soak {
+        /// Live only this one, and tell its story
+        #[arg(long, conflicts_with_all = ["count", "first"])]
+        seed: Option<u64>,
+        /// How many
+        #[arg(long, default_value_t = 100)]
+        count: u64,
+        /// The first seed
+        #[arg(long, default_value_t = 0)]
+        first: u64,
+        /// In memory, or on a real cluster
+        #[arg(long, value_enum, default_value_t = soak::On::Memory)]
+        on: soak::On,
+    },
     /// Kill leading operators at random moments and look for two writers; the tests do a few rounds of it
     Kills {
         /// How often
@@ -60,6 +76,7 @@ fn main() -> ExitCode {
         Chore::Testbed { with_coder } => testbed::get_all(with_coder),
         Chore::E2e { filter } => e2e::run(filter.as_deref()),
         Chore::Test { args } => testbed::test(&args),
+        Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
         Chore::Kills { count } => testbed::kills(count),
     };
     match outcome {

@@ -58,8 +58,7 @@ pub(crate) fn get_postgres() -> Result<()> {
 
 /// Runs all tests.
 pub(crate) fn test(args: &[String]) -> Result<()> {
-    get_postgres()?;
-    get()?;
+    get_for_tests()?;
     let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
     // Most tests wait for something most of the time.
     if std::env::var_os(THREADS).is_none() {
@@ -70,6 +69,12 @@ pub(crate) fn test(args: &[String]) -> Result<()> {
     must(command)?;
     say("all tests passed");
     Ok(())
+}
+
+/// Gets what the tests run besides the operator: a cluster's programs and a database server.
+pub(crate) fn get_for_tests() -> Result<()> {
+    get_postgres()?;
+    get()
 }
 
 /// Runs the campaign against leader election.

@@ -87,6 +87,7 @@ impl Operator {
     /// Starts an operator with a kubeconfig of any kind.
     pub fn start_with(user: String, kubeconfig: &std::path::Path, output: PathBuf, args: &[&str]) -> Self {
         let file = File::create(&output).unwrap();
+        let elsewhere = args.iter().any(|arg| arg.starts_with("--leader-elect-namespace"));
         // Another build of the same program can be measured, such as the released one.
         let program =
             std::env::var("CODER_K8S_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_coder-k8s").to_owned());
@@ -97,7 +98,8 @@ impl Operator {
                 "--health-addr=127.0.0.1:0",
                 "--metrics-addr=127.0.0.1:0",
             ])
-            .args(["--admin-addr=127.0.0.1:0", "--leader-elect-namespace=coder-system"])
+            .arg("--admin-addr=127.0.0.1:0")
+            .args(Some("--leader-elect-namespace=coder-system").filter(|_| !elsewhere))
             .args(args)
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .env("CODER_K8S_FAULTS", output.with_extension("faults"))

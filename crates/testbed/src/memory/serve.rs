@@ -70,7 +70,7 @@ async fn handle(request: Request<Incoming>, store: Arc<Store>) -> Result<Respons
     }
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let answer = answer(&store, &kind, &target, &parts.method, sent, &query, &body);
+    let answer = answer(&store, &kind, &target, &parts.method, sent, &query, metadata_only, &body);
     let code = answer.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
     let slash = target.subresource.as_deref().map(|sub| format!("/{sub}")).unwrap_or_default();
     store.note(Asked {
@@ -94,6 +94,7 @@ fn answer(
     method: &Method,
     sent: &str,
     query: &Query,
+    metadata_only: bool,
     body: &Value,
 ) -> Result<(u16, Value), Refusal> {
     let namespace = target.namespace.clone().unwrap_or_default();
@@ -106,7 +107,8 @@ fn answer(
             return Ok((201, (*write::create(store, kind, place(name), body.clone())?).clone()));
         }
         let (version, items) = store.list(&target.api_version, &target.plural, &selector(target, query));
-        let items: Vec<_> = items.iter().map(|object| (**object).clone()).collect();
+        let shown = |object: &Arc<Value>| if metadata_only { partial(object) } else { (**object).clone() };
+        let items: Vec<_> = items.iter().map(shown).collect();
         let list = json!({"apiVersion": kind.api_version, "kind": format!("{}List", kind.called),
             "metadata": {"resourceVersion": version.to_string()}, "items": items});
         return Ok((200, list));

@@ -93,7 +93,7 @@ impl Change {
 pub(super) struct State {
     version: u64,
     pub(super) objects: BTreeMap<Place, Held>,
-    history: Vec<Change>,
+    history: Vec<Arc<Change>>,
     asked: Vec<Asked>,
     pub(super) hold: bool,
     count: u64,
@@ -182,7 +182,7 @@ impl Store {
     }
 
     /// What happened after a version.
-    pub(super) fn since(&self, version: u64) -> Vec<Change> {
+    pub(super) fn since(&self, version: u64) -> Vec<Arc<Change>> {
         let state = self.lock();
         let from = state.history.partition_point(|change| change.version <= version);
         state.history.get(from..).unwrap_or_default().to_vec()
@@ -282,7 +282,8 @@ impl State {
         } else {
             self.objects.insert(place.clone(), Held { object: object.clone(), managed });
         }
-        self.history.push(Change { version: self.version, place, before, object: object.clone(), gone });
+        let change = Change { version: self.version, place, before, object: object.clone(), gone };
+        self.history.push(Arc::new(change));
         object
     }
 
@@ -293,13 +294,8 @@ impl State {
         let object = Arc::new(object);
         self.objects.remove(place);
         let (place, version) = (place.clone(), self.version);
-        self.history.push(Change {
-            version,
-            place,
-            before: Some(before),
-            object: object.clone(),
-            gone: true,
-        });
+        let change = Change { version, place, before: Some(before), object: object.clone(), gone: true };
+        self.history.push(Arc::new(change));
         object
     }
 }

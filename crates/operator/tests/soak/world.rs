@@ -1,0 +1,133 @@
+//! Where a life is lived: an API server in memory, or a real cluster.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use coder_k8s::manifests::Install;
+use coder_k8s_api::crds;
+use coder_k8s_testbed::{Memory, Shared, shared_with};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+
+use crate::support::{Operator, grant, requests, writes};
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    Memory,
+    Cluster,
+}
+
+impl On {
+    /// What to add to the command that lives a seed again.
+    pub fn flag(self) -> &'static str {
+        if self == Self::Cluster { " --on cluster" } else { "" }
+    }
+}
+
+enum Server {
+    Memory(Memory),
+    Cluster(&'static Shared),
+}
+
+/// The place, with a namespace of one life.
+pub struct World {
+    server: Server,
+    pub client: Client,
+    pub namespace: String,
+    folder: PathBuf,
+}
+
+impl World {
+    pub async fn new(on: On, seed: u64) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::SeqCst);
+        let folder = std::env::temp_dir().join(format!("coder-k8s-soak-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        if on == On::Memory {
+            static CRDS: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(crds);
+            let memory = Memory::start(&CRDS).await.unwrap();
+            let client = memory.client().unwrap();
+            return Self { server: Server::Memory(memory), client, namespace: "default".to_owned(), folder };
+        }
+        let shared = shared_with(crds).await;
+        let client = shared.cluster.client();
+        let namespace = shared.namespace(&format!("soak-{seed}")).await.name().to_owned();
+        let watch_namespaces = vec![namespace.clone()];
+        grant(&client, &Install { namespace: namespace.clone(), watch_namespaces, ..Install::default() })
+            .await;
+        Self { server: Server::Cluster(shared), client, namespace, folder }
+    }
+
+    /// Starts an operator that looks after this namespace alone. It may not lead yet.
+    pub fn operator(&self) -> Operator {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let user = format!("soak-{}", COUNT.fetch_add(1, Ordering::SeqCst));
+        let scope = format!("--watch-namespaces={}", self.namespace);
+        let lease = format!("--leader-elect-namespace={}", self.namespace);
+        let args = [
+            scope.as_str(),
+            lease.as_str(),
+            "--lease-duration=2s",
+            "--renew-deadline=1500ms",
+            "--retry-period=150ms",
+            "--entitlements-interval=1s",
+            "--verify-interval=2s",
+            "--coderd-timeout=2s",
+            "--log-level=info,coder_k8s=debug",
+        ];
+        match &self.server {
+            Server::Memory(memory) => {
+                let kubeconfig = self.folder.join(&user);
+                std::fs::write(&kubeconfig, memory.kubeconfig(&user)).unwrap();
+                let output = self.folder.join(format!("{user}.log"));
+                Operator::start_with(user, &kubeconfig, output, &args)
+            }
+            Server::Cluster(shared) => Operator::start(&shared.cluster, &args),
+        }
+    }
+
+    /// What operators wrote so far, but for their lease.
+    pub fn written(&self, users: &[String]) -> Vec<String> {
+        match &self.server {
+            Server::Memory(memory) => {
+                let all = memory.asked();
+                let ours = all.iter().filter(|asked| {
+                    users.contains(&asked.user) && asked.method != "GET" && asked.resource != "leases"
+                });
+                ours.map(|asked| format!("{} {} {} {}", asked.method, asked.resource, asked.name, asked.code))
+                    .collect()
+            }
+            Server::Cluster(shared) => {
+                let all = requests(&shared.cluster, |user| users.iter().any(|ours| ours == user));
+                let line = |event: &&coder_k8s_testbed::AuditEvent| {
+                    format!(
+                        "{} {}/{} {} {}",
+                        event.verb, event.resource, event.subresource, event.name, event.code
+                    )
+                };
+                writes(&all).iter().map(line).collect()
+            }
+        }
+    }
+
+    /// Ends every watch, where that is possible without harm to other lives.
+    pub fn break_watches(&self) {
+        if let Server::Memory(memory) = &self.server {
+            memory.break_watches();
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.folder);
+        }
+    }
+}
