@@ -33,7 +33,7 @@ use coder_k8s_engine::{
     queue::{Next, Queue},
     status::{self, Written},
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
@@ -163,6 +163,8 @@ pub(crate) struct Context {
     pub(crate) postgres: Postgres,
     /// How long cleaning up outside the cluster may hold a deletion up.
     pub(crate) cleanup_timeout: Duration,
+    /// How long a request to coderd may have an effect that nobody learned of.
+    pub(crate) straggler: SignedDuration,
     /// Whether this process may write.
     pub(crate) fence: Fence,
     /// Where the operator looks.
@@ -232,6 +234,7 @@ impl Context {
             connector: outside.connector,
             postgres: outside.postgres,
             cleanup_timeout: options.cleanup_timeout,
+            straggler: straggler(options.coderd_timeout),
             fence,
             lookups: Lookups::default(),
             scope: Scope::new(&options.watch_namespaces),
@@ -387,6 +390,11 @@ impl Context {
         }
         Next::After(delay)
     }
+}
+
+/// Twelve times the deadline of a call, after which nobody waits for it any more: two minutes unless told otherwise.
+fn straggler(deadline: Duration) -> SignedDuration {
+    SignedDuration::try_from(deadline.saturating_mul(12)).unwrap_or(SignedDuration::MAX)
 }
 
 fn hash<S: Serialize>(status: Option<&S>) -> u64 {

@@ -88,6 +88,7 @@ impl<'a> Dealings<'a> {
             organization: None,
             proofs: BTreeMap::new(),
             listings: BTreeMap::new(),
+            straggler: ctx.straggler,
             old_pods: None,
         };
         let first_run = decide(&seen, ctx.now()).run;

@@ -331,7 +331,7 @@ impl Life {
             2 => SimFault::rate_limited(Duration::from_secs(1)),
             3 => SimFault::Reset,
             4 => SimFault::ResetAfter,
-            _ => SimFault::Latency(Duration::from_millis(700)),
+            _ => SimFault::Latency(Duration::from_millis(1300)),
         };
         let (method, path) = calls[usize::from(call)];
         self.sim.fault(method, path, fault, Some(u32::from(times)));
@@ -410,7 +410,7 @@ impl Life {
                         say(&why);
                     }
                     last = why;
-                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    tokio::time::sleep(Duration::from_millis(400)).await;
                 }
             }
             self.make_again().await;

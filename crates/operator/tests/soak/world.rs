@@ -78,7 +78,8 @@ impl World {
             "--retry-period=150ms",
             "--entitlements-interval=1s",
             "--verify-interval=2s",
-            "--coderd-timeout=2s",
+            "--coderd-timeout=1s",
+            "--cleanup-timeout=20s",
             "--log-level=info,coder_k8s=debug",
         ];
         match &self.server {

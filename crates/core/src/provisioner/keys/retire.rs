@@ -20,8 +20,6 @@ use crate::outcome::Note;
 
 /// How soon to look again for pods and daemons to be gone.
 const SOON: Duration = Duration::from_secs(15);
-/// How long after an announcement a key may still appear that was not there.
-const STRAGGLER: SignedDuration = SignedDuration::from_mins(2);
 /// How long a key stays on the list that nothing is left to delete with.
 const PATIENCE: SignedDuration = SignedDuration::from_hours(1);
 
@@ -151,7 +149,7 @@ pub(super) fn look_for<'a>(pass: &Pass<'a>, key: &Key, since: Timestamp) -> Resu
     match named {
         Some(listed) if ours::is_leftover(listed, key, since) => Ok(Some(listed)),
         Some(_) => Err(Fate::Left),
-        None if !is_older(pass.now, since, STRAGGLER) => Err(Fate::Wait),
+        None if !is_older(pass.now, since, pass.seen.straggler) => Err(Fate::Wait),
         None => Ok(None),
     }
 }

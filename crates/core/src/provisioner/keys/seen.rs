@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::{
     place::{At, Place, SecretPlace},
@@ -36,6 +36,9 @@ pub struct Seen {
     pub secrets: BTreeMap<SecretPlace, Secret>,
     /// The Deployment, if there is one. Always there.
     pub workload: Option<Workload>,
+    /// How long after an announcement a key may still appear that was not there: coderd may carry a request out that
+    /// was given up, or whose sender died.
+    pub straggler: SignedDuration,
     /// Whether the object is being deleted.
     pub going: Option<Going>,
     /// The UUID of the wanted organization; none in it: coderd knows no such organization.

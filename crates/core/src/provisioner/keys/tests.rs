@@ -8,7 +8,7 @@ mod takeover;
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::*;
 use crate::provisioner::names::KeyBase;
@@ -137,6 +137,7 @@ fn running() -> Seen {
         organization: None,
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
+        straggler: SignedDuration::from_mins(2),
         old_pods: None,
     }
 }

@@ -123,6 +123,7 @@ fn seen(world: &World, how: Circumstances) -> Seen {
         organization: None,
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
+        straggler: jiff::SignedDuration::from_mins(2),
         old_pods: None,
     }
 }
