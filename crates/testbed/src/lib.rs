@@ -30,6 +30,6 @@ pub use binaries::{Binaries, Progress, Sources, Stage};
 pub use cluster::{Builder, Cluster};
 pub use codersim::CoderSim;
 pub use eventually::{TimedOut, eventually};
-pub use node::{Behaviour, Node, Program, Resolver, Rule};
+pub use node::{Behaviour, Exit, Node, Program, Resolver, Rule};
 pub use postgres::Postgres;
 pub use shared::{Namespace, Shared, shared, shared_with};

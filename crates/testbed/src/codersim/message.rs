@@ -88,7 +88,7 @@ pub(super) enum Then {
 pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) headers: Vec<(String, String)>,
-    pub(super) then: Option<Then>,
+    pub(super) then: Option<Box<Then>>,
     content: Content,
 }
 
@@ -169,7 +169,7 @@ impl Reply {
     }
 
     pub(super) fn then(mut self, then: Then) -> Self {
-        self.then = Some(then);
+        self.then = Some(Box::new(then));
         self
     }
 

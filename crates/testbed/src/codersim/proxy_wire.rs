@@ -275,7 +275,7 @@ mod tests {
             Self { sim, elsewhere, owner, id: made.proxy.id, token: made.token.unwrap() }
         }
 
-        fn reports(&self, report: Value) {
+        fn reports(&self, report: &Value) {
             let headers = vec![("Content-Type".to_owned(), "application/json".to_owned())];
             let answer = SimFault::Answer { status: 200, headers, body: report.to_string() };
             self.elsewhere.clear_faults();
@@ -307,14 +307,14 @@ mod tests {
     async fn a_proxy_that_registers_is_looked_at() {
         let scene = Scene::new().await;
         scene.turns("unregistered").await;
-        scene.reports(json!({"errors": [], "warnings": ["old"]}));
+        scene.reports(&json!({"errors": [], "warnings": ["old"]}));
         let (status, first) = scene.register(&scene.token).await;
         assert_eq!(status, 201, "{first}");
         scene.turns("ok").await;
         assert_eq!(scene.register(&scene.token).await, (201, first), "mesh and region stay");
         let seen = scene.sim.proxies().remove(0);
         assert_eq!((seen.url, seen.version), (scene.elsewhere.url(), "v2.36.0".to_owned()));
-        scene.reports(json!({"errors": ["ill"], "warnings": []}));
+        scene.reports(&json!({"errors": ["ill"], "warnings": []}));
         scene.register(&scene.token).await;
         scene.turns("unhealthy").await;
 

@@ -170,7 +170,7 @@ fn routed(
     upgrade: OnUpgrade,
 ) -> (Reply, Option<BoxFuture<'static, ()>>) {
     let mut reply = routes::answer(&mut shared.state.lock(), asked);
-    let line: Option<BoxFuture<'static, ()>> = match reply.then.take() {
+    let line: Option<BoxFuture<'static, ()>> = match reply.then.take().map(|then| *then) {
         None => None,
         Some(Then::LookAtProxy(id)) => {
             let shared = shared.clone();

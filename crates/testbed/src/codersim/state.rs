@@ -1,6 +1,9 @@
 //! What a deployment holds.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::Write as _,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
@@ -259,7 +262,10 @@ pub(super) fn id() -> String {
 /// Random bytes in hexadecimal digits.
 fn random_hex<const N: usize>() -> String {
     let bytes = pki::random::<N>().unwrap_or([0; N]);
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// Random letters and digits.
