@@ -1,13 +1,16 @@
 //! A pool of real daemons, from the Deployment and the Secret that the operator writes.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use coder_k8s_api::CoderProvisioner;
 use coder_k8s_coderd::{Daemon, DaemonStatus, Daemons};
 use coder_k8s_testbed::{
     Exit,
     binaries::CODER_VERSION,
-    codersim::{SessionEnd, SessionSeen},
+    codersim::{Entry, SessionEnd, SessionSeen},
 };
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{ResourceExt, api::ListParams};
@@ -158,4 +161,31 @@ async fn a_deleted_pool_lets_its_daemons_leave_before_its_key_goes() {
     outlived(&place, &key);
     assert!(place.sim().keys().is_empty(), "{:?}", place.sim().keys());
     assert!(place.refused().is_empty(), "{:?}", place.refused());
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_too_new_is_refused_until_coderd_is_upgraded() {
+    let place = Simulated::new("newer").await;
+    place.sim().set_provisioner_api(1, 0);
+    let material = place.sim().add_key("own", &BTreeMap::new());
+    place.coder.secret("own-key", "key", &material).await;
+    let from = json!({"secretKeyRef": {"name": "own-key", "key": "key"}});
+    let url = format!("http://coder.{}.svc.cluster.local", place.scene().namespace);
+    let container = json!({"args": ["provisionerd", "start"], "env": [
+        {"name": "CODER_URL", "value": url},
+        {"name": "CODER_PROVISIONER_DAEMON_KEY", "valueFrom": from},
+        {"name": "CODER_PROVISIONER_DAEMON_NAME", "value": "newer"},
+    ]});
+    place.deploy("newer", container).await;
+    let serve = "/api/v2/organizations/default/provisionerdaemons/serve";
+    place
+        .until("it is refused, and tries again", async || {
+            let refused = |entry: &&Entry| entry.is("GET", serve) && entry.status == Some(400);
+            (place.sim().requests().iter().filter(refused).count() > 1).then_some(())
+        })
+        .await;
+    assert!(place.sim().sessions().is_empty());
+    place.sim().set_provisioner_api(1, 18);
+    place.until("it has joined", async || (place.open().len() == 1).then_some(())).await;
+    assert_eq!(place.exits(), [], "it went on trying");
 }
