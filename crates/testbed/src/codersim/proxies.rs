@@ -65,25 +65,8 @@ impl State {
             return Err(Reply::error(409, &message));
         }
         let (secret, now) = (random_text(64), self.now());
-        let proxy = Proxy {
-            id: id(),
-            name: body.name,
-            display_name: body.display_name,
-            icon: body.icon,
-            secret,
-            deleted: false,
-            status: "unregistered".to_owned(),
-            version: String::new(),
-            url: String::new(),
-            wildcard_hostname: String::new(),
-            derp_enabled: true,
-            derp_only: false,
-            errors: Vec::new(),
-            warnings: Vec::new(),
-            checked_at: now,
-            created_at: now,
-            updated_at: now,
-        };
+        let mut proxy = Proxy::unregistered(id(), secret, now);
+        (proxy.name, proxy.display_name, proxy.icon) = (body.name, body.display_name, body.icon);
         let reply = json!({ "proxy": show(&proxy), "proxy_token": token(&proxy) });
         self.proxies.push(proxy);
         Ok(Reply::json(201, reply))

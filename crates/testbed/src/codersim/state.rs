@@ -165,6 +165,31 @@ pub(super) struct Proxy {
     pub(super) updated_at: Timestamp,
 }
 
+impl Proxy {
+    /// One that has not run yet, and is yet to be named.
+    pub(super) fn unregistered(id: String, secret: String, now: Timestamp) -> Self {
+        Self {
+            id,
+            name: String::new(),
+            display_name: String::new(),
+            icon: String::new(),
+            secret,
+            deleted: false,
+            status: "unregistered".to_owned(),
+            version: String::new(),
+            url: String::new(),
+            wildcard_hostname: String::new(),
+            derp_enabled: true,
+            derp_only: false,
+            errors: Vec::new(),
+            warnings: Vec::new(),
+            checked_at: now,
+            created_at: now,
+            updated_at: now,
+        }
+    }
+}
+
 pub(super) struct Replica {
     pub(super) id: String,
     pub(super) stopped: bool,
