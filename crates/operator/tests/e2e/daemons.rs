@@ -24,7 +24,7 @@ use crate::{
 
 const POOL: &str = "pool";
 /// An idle daemon leaves at once. Its grace period is ten minutes.
-const AT_ONCE: Duration = Duration::from_secs(60);
+const AT_ONCE: Duration = Duration::from_mins(1);
 
 /// A pool of that many daemons, all of which have joined.
 async fn pool(place: &Simulated, replicas: usize) -> Pools<'_> {
