@@ -1,7 +1,7 @@
 //! A real workspace proxy and the simulator.
 
 use coder_k8s_coderd::{ProxySettings, RegisteredProxy};
-use coder_k8s_testbed::codersim::ProxySeen;
+use coder_k8s_testbed::codersim::{Entry, ProxySeen};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
@@ -41,14 +41,14 @@ async fn run(place: &Simulated, token: &SecretString) {
     place.deploy(NAME, container).await;
 }
 
-/// What the simulator sees of the only proxy.
-fn seen(place: &Simulated) -> ProxySeen {
-    place.sim().proxies().remove(0)
+/// What the simulator sees of the only proxy that is not deleted.
+fn seen(place: &Simulated) -> Option<ProxySeen> {
+    place.sim().proxies().into_iter().find(|proxy| !proxy.deleted)
 }
 
 /// Waits until coderd finds the proxy well.
 pub async fn healthy(place: &Simulated) -> ProxySeen {
-    place.until("the proxy is well", async || Some(seen(place)).filter(|proxy| proxy.status == "ok")).await
+    place.until("the proxy is well", async || seen(place).filter(|proxy| proxy.status == "ok")).await
 }
 
 /// The status of the answer when a token is shown to coderd once more.
@@ -103,7 +103,7 @@ async fn a_regenerated_token_shuts_the_old_one_out() {
     place
         .until("the proxy is back", async || {
             let since = place.sim().since(mark);
-            let registered = |entry: &coder_k8s_testbed::codersim::Entry| {
+            let registered = |entry: &Entry| {
                 entry.is("POST", "/api/v2/workspaceproxies/me/register") && entry.status == Some(201)
             };
             since.iter().any(registered).then_some(())
