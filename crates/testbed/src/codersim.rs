@@ -4,12 +4,17 @@
 //! quirks, for every endpoint that the operator uses. It cannot verify licenses: it takes those that
 //! [`CoderSim::license`] makes and refuses all others in coderd's words. Its state is changed from the test's side
 //! as an administrator or an accident would change it; faults can be put into any call; every request is logged.
+//! Real provisioner daemons and workspace proxies can connect to it: it speaks their websockets as far as those need
+//! it that have nothing to do.
 //! The [contract](crate::contract) keeps it honest.
 
 mod admin;
 mod auth;
+#[cfg(test)]
+mod client;
 mod daemons;
 mod database;
+mod drpc;
 mod entitlements;
 mod faults;
 mod keys;
@@ -17,12 +22,15 @@ mod licenses;
 mod log;
 mod message;
 mod proxies;
+mod proxy_wire;
 mod routes;
 mod rules;
+mod serve;
 mod server;
 mod sessions;
 mod state;
 mod users;
+mod wire;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -32,7 +40,7 @@ pub use admin::{DaemonSeed, JobSeed, KeySeen, LicenseSeen, ProxySeen};
 pub use faults::{FaultId, SimFault};
 pub use licenses::LicenseBuilder;
 pub use log::{Entry, Mark};
-pub use sessions::{KeyChange, Session};
+pub use sessions::{KeyChange, Session, SessionEnd, SessionSeen};
 
 use faults::Rules;
 use log::Log;

@@ -10,6 +10,7 @@ mod keys;
 mod licenses;
 mod proxies;
 mod users;
+mod wire;
 
 use std::{fmt, sync::Arc};
 
@@ -107,10 +108,8 @@ impl Check {
 
 /// All checks.
 pub fn checks() -> Vec<Check> {
-    [basics::checks(), users::checks(), licenses::checks(), keys::checks(), proxies::checks()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let topics = [basics::checks(), users::checks(), licenses::checks(), keys::checks()];
+    topics.into_iter().chain([proxies::checks(), wire::checks()]).flatten().collect()
 }
 
 /// How a run went.

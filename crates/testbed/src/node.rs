@@ -8,7 +8,7 @@
 //! the environment that the kubelet would give it, on an address of the pod's own, ready when its own probe says
 //! so, started again when it ends. Three things differ from a container, because there is none: a wildcard address
 //! to listen on becomes the pod's address, the name of a Service in an environment value becomes the address of an
-//! endpoint behind it, and mounts are left out. Init containers are always played, hooks other than a pause before
+//! endpoint behind it or the one that was told, and mounts are left out. Init containers are always played, hooks other than a pause before
 //! the end are not run, and limits and users are not applied.
 
 mod container;
@@ -24,7 +24,7 @@ mod substitutions;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -43,6 +43,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio_util::task::AbortOnDropHandle;
 
+pub use processes::Exit;
 use processes::Processes;
 pub use program::Program;
 use rules::Rules;
@@ -128,6 +129,17 @@ impl Node {
         self.state.processes.add(image, program)?;
         let _ = self.changed.unbounded_send(());
         Ok(())
+    }
+
+    /// Tells where the Service of a name in the cluster's DNS is, from now on, when none of its pods is a process: what
+    /// answers there lives outside the cluster. All of its ports lead there.
+    pub fn host(&self, name: &str, address: SocketAddr) {
+        self.state.processes.outside(name, address);
+    }
+
+    /// How the processes of a namespace ended so far, in their order; those of deleted pods are among them.
+    pub fn exits(&self, namespace: &str) -> Vec<Exit> {
+        self.state.processes.exits(namespace)
     }
 
     /// Finds the processes behind Services. Its requests belong to the runtime of the client.

@@ -1,5 +1,6 @@
 //! Everything real: the operator as a process writes a Deployment into a real cluster, and the node starts the
 //! unmodified, unlicensed coderd from it, with a real Postgres. `cargo xtask e2e` gets what is needed and runs this.
+//! Daemons and proxies need a licensed coderd: theirs is simulated, they themselves are real.
 //!
 //! Time is scaled as in the scenarios with a simulated coderd: entitlements every 2 s, verification every 12 s.
 
@@ -15,14 +16,23 @@
 )]
 
 mod access;
+#[allow(dead_code, reason = "shared with the scenarios of control planes")]
+#[path = "../coderd/coder.rs"]
+mod coder;
 mod contract;
+mod daemons;
 mod dev;
 mod life;
 mod likeness;
+#[allow(dead_code, reason = "shared with the scenarios of pools")]
+#[path = "../pools/pools.rs"]
+mod pools;
+mod proxies;
 mod real;
 #[allow(dead_code, reason = "shared with the other scenarios")]
 #[path = "../controlplane/scene.rs"]
 mod scene;
+mod simulated;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -5,14 +5,17 @@ use std::{net::SocketAddr, time::Duration};
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_coderd::Target;
 use coder_k8s_testbed::{
-    Program, Resolver, binaries, contract, eventually,
+    Resolver, contract, eventually,
     postgres::{self, Database},
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::scene::{Scene, condition};
+use crate::{
+    scene::{Scene, condition},
+    simulated::run_coder,
+};
 
 /// The image that control planes of tests ask for.
 pub const IMAGE: &str = "ghcr.io/coder/coder:v2.36.1";
@@ -33,11 +36,8 @@ pub struct Real {
 impl Real {
     /// A namespace and a database, whose URL is in the Secret `db`; no control plane yet.
     pub async fn new(prefix: &str) -> Self {
-        let coder = binaries::locate_coder().unwrap_or_else(|error| panic!("{error}"));
         let scene = Scene::new(prefix).await;
-        for image in [IMAGE, NEXT_IMAGE] {
-            scene.shared.node.run_image(image, Program::coder(&coder)).unwrap();
-        }
+        run_coder(&scene);
         let database = postgres::shared().await.database().await.unwrap();
         let resolver = scene.shared.node.resolver(scene.client.clone());
         let hosts = follow(&scene, resolver.clone());
@@ -132,12 +132,17 @@ impl Real {
 impl Drop for Real {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for (name, tail) in self.scene.shared.node.logs(&self.scene.namespace) {
-                let short = |line: &str| line.chars().take(400).collect::<String>();
-                let lines: Vec<_> = tail.lines().map(short).collect();
-                eprintln!("the last lines of {name}:\n{}", lines.join("\n"));
-            }
+            show_logs(&self.scene);
         }
+    }
+}
+
+/// Shows the last lines of every process of a namespace.
+pub fn show_logs(scene: &Scene) {
+    for (name, tail) in scene.shared.node.logs(&scene.namespace) {
+        let short = |line: &str| line.chars().take(400).collect::<String>();
+        let lines: Vec<_> = tail.lines().map(short).collect();
+        eprintln!("the last lines of {name}:\n{}", lines.join("\n"));
     }
 }
 

@@ -56,6 +56,12 @@ pub struct ProxySeen {
     pub icon: String,
     /// Whether it was deleted.
     pub deleted: bool,
+    /// What coderd sees of it: `ok`, `unreachable`, `unhealthy`, `unregistered`.
+    pub status: String,
+    /// Where it said that it is; empty until it has registered.
+    pub url: String,
+    /// The version that it said it has.
+    pub version: String,
     /// What it registers with.
     pub token: SecretString,
 }
@@ -259,9 +265,9 @@ impl CoderSim {
                     key_id: seed.key_id.clone().unwrap_or_else(|| RESERVED_KEYS[0].1.to_owned()),
                     name: seed.name.clone(),
                     version: state.version.clone(),
+                    api_version: state.provisioner_api_text(),
                     tags: normal_tags(&key.map(|key| key.tags.clone()).unwrap_or_default()),
                     busy: seed.busy,
-                    connected: false,
                     created_at: seen,
                     last_seen_at: seen,
                 }
@@ -297,6 +303,9 @@ impl CoderSim {
                 display_name: proxy.display_name.clone(),
                 icon: proxy.icon.clone(),
                 deleted: proxy.deleted,
+                status: proxy.status.clone(),
+                url: proxy.url.clone(),
+                version: proxy.version.clone(),
                 token: format!("{}:{}", proxy.id, proxy.secret).into(),
             });
             seen.collect()
@@ -341,6 +350,11 @@ impl CoderSim {
     /// Another version, with a leading `v`.
     pub fn set_version(&self, version: &str) {
         self.with(|state| version.clone_into(&mut state.version));
+    }
+
+    /// The newest wire API of daemons that is understood; a daemon with a newer one is refused.
+    pub fn set_provisioner_api(&self, major: u32, minor: u32) {
+        self.with(|state| state.provisioner_api = (major, minor));
     }
 
     /// Another build: routes appear or go. Licenses stay as they are.

@@ -5,14 +5,22 @@ use sha2::{Digest, Sha256};
 
 use super::{
     message::{Asked, Reply},
+    proxy_wire,
     state::{State, User},
 };
 
 const SIGNED_OUT: &str = "You are signed out or your session has expired. Please sign in again to continue.";
 const WINDOW: SignedDuration = SignedDuration::from_secs(60);
 
-/// The credential of a request, in coderd's order. A cookie outranks the header.
+/// The credential of a request: a session token, else the key of a daemon, else the token of a proxy.
 pub(super) fn credential(asked: &Asked) -> Option<&str> {
+    session_token(asked)
+        .or_else(|| asked.header("coder-provisioner-daemon-key"))
+        .or_else(|| asked.header(proxy_wire::TOKEN))
+}
+
+/// The session token of a request, in coderd's order. A cookie outranks the header.
+fn session_token(asked: &Asked) -> Option<&str> {
     let cookie = asked.header("cookie").and_then(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix("coder_session_token="))
     });
@@ -25,7 +33,6 @@ pub(super) fn credential(asked: &Asked) -> Option<&str> {
         .or_else(|| asked.header("coder-session-token"))
         .or(bearer)
         .or_else(|| asked.param("access_token"))
-        .or_else(|| asked.header("coder-provisioner-daemon-key"))
 }
 
 impl State {
@@ -36,8 +43,7 @@ impl State {
                 .detail(detail)
                 .header("WWW-Authenticate", r#"Bearer realm="coder", error="invalid_token""#)
         };
-        let session = credential(asked).filter(|_| asked.header("coder-provisioner-daemon-key").is_none());
-        let text = session
+        let text = session_token(asked)
             .ok_or_else(|| refuse("Cookie \"coder_session_token\" or query parameter must be provided."))?;
         let parts: Vec<_> = text.split('-').collect();
         let [id, secret] = parts.as_slice() else {

@@ -89,7 +89,7 @@ pub(super) fn show_with_key(daemon: &Daemon) -> Value {
     json!({
         "id": daemon.id, "organization_id": daemon.organization, "key_id": daemon.key_id,
         "created_at": daemon.created_at.to_string(), "last_seen_at": daemon.last_seen_at.to_string(),
-        "name": daemon.name, "version": daemon.version, "api_version": "1.18", "provisioners": ["terraform"],
+        "name": daemon.name, "version": daemon.version, "api_version": daemon.api_version, "provisioners": ["terraform"],
         "tags": daemon.tags, "key_name": null, "status": null, "current_job": null, "previous_job": null,
     })
 }

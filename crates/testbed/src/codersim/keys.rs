@@ -144,6 +144,7 @@ impl State {
         let key = self.keys.remove(at);
         self.key_changed(&key.id, &key.name, false);
         self.daemons.retain(|daemon| daemon.key_id != key.id);
+        self.cut_sessions_of(&key.id);
     }
 }
 

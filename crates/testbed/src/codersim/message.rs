@@ -7,6 +7,8 @@ use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::sessions::Admitted;
+
 /// A request, with the parts of its path and its query decoded.
 pub(super) struct Asked {
     pub(super) method: String,
@@ -46,6 +48,11 @@ impl Asked {
         self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
+    /// All values of a parameter.
+    pub(super) fn params(&self, name: &str) -> Vec<&str> {
+        self.query.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str()).collect()
+    }
+
     /// The body as JSON.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Reply> {
         if self.body.len() > 4 * 1024 * 1024 {
@@ -65,11 +72,23 @@ impl Asked {
     }
 }
 
+/// What comes after an answer.
+#[derive(Clone)]
+pub(super) enum Then {
+    /// The connection is that of a daemon from now on.
+    ServeDaemon(Admitted),
+    /// The connection is one that a proxy coordinates over.
+    Coordinate,
+    /// It is looked how the proxy with this uuid fares.
+    LookAtProxy(String),
+}
+
 /// An answer.
 #[derive(Clone)]
 pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) headers: Vec<(String, String)>,
+    pub(super) then: Option<Box<Then>>,
     content: Content,
 }
 
@@ -83,19 +102,19 @@ enum Content {
 
 impl Reply {
     pub(super) fn json(status: u16, body: Value) -> Self {
-        Self { status, headers: Vec::new(), content: Content::Json(body) }
+        Self { status, headers: Vec::new(), then: None, content: Content::Json(body) }
     }
 
     pub(super) fn empty(status: u16) -> Self {
-        Self { status, headers: Vec::new(), content: Content::Empty }
+        Self { status, headers: Vec::new(), then: None, content: Content::Empty }
     }
 
     pub(super) fn text(status: u16, body: &str) -> Self {
-        Self { status, headers: Vec::new(), content: Content::Text(body.to_owned()) }
+        Self { status, headers: Vec::new(), then: None, content: Content::Text(body.to_owned()) }
     }
 
     pub(super) fn raw(status: u16, headers: Vec<(String, String)>, body: String) -> Self {
-        Self { status, headers, content: Content::Raw(body) }
+        Self { status, headers, then: None, content: Content::Raw(body) }
     }
 
     pub(super) fn error(status: u16, message: &str) -> Self {
@@ -146,6 +165,11 @@ impl Reply {
 
     pub(super) fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub(super) fn then(mut self, then: Then) -> Self {
+        self.then = Some(Box::new(then));
         self
     }
 

@@ -23,6 +23,9 @@ impl State {
         if !self.entitlements().is_enabled("workspace_proxy") {
             return Err(Reply::not_licensed("Workspace Proxy"));
         }
+        if let ["me", rest @ ..] = rest {
+            return self.proxy_itself(asked, rest);
+        }
         let owner = self.authenticate(asked)?.is_owner();
         match (asked.method.as_str(), rest) {
             ("GET", []) => {
@@ -62,18 +65,8 @@ impl State {
             return Err(Reply::error(409, &message));
         }
         let (secret, now) = (random_text(64), self.now());
-        let proxy = Proxy {
-            id: id(),
-            name: body.name,
-            display_name: body.display_name,
-            icon: body.icon,
-            secret,
-            deleted: false,
-            status: "unregistered".to_owned(),
-            version: String::new(),
-            created_at: now,
-            updated_at: now,
-        };
+        let mut proxy = Proxy::unregistered(id(), secret, now);
+        (proxy.name, proxy.display_name, proxy.icon) = (body.name, body.display_name, body.icon);
         let reply = json!({ "proxy": show(&proxy), "proxy_token": token(&proxy) });
         self.proxies.push(proxy);
         Ok(Reply::json(201, reply))
@@ -156,10 +149,10 @@ fn token(proxy: &Proxy) -> String {
 fn show(proxy: &Proxy) -> Value {
     json!({
         "id": proxy.id, "name": proxy.name, "display_name": proxy.display_name, "icon_url": proxy.icon,
-        "healthy": proxy.status == "ok", "path_app_url": "", "wildcard_hostname": "", "derp_enabled": true,
-        "derp_only": false,
-        "status": { "status": proxy.status, "report": { "errors": null, "warnings": null },
-            "checked_at": proxy.updated_at.to_string() },
+        "healthy": proxy.status == "ok", "path_app_url": proxy.url, "wildcard_hostname": proxy.wildcard_hostname,
+        "derp_enabled": proxy.derp_enabled, "derp_only": proxy.derp_only,
+        "status": { "status": proxy.status, "report": { "errors": proxy.errors, "warnings": proxy.warnings },
+            "checked_at": proxy.checked_at.to_string() },
         "created_at": proxy.created_at.to_string(), "updated_at": proxy.updated_at.to_string(),
         "deleted": proxy.deleted, "version": proxy.version,
     })

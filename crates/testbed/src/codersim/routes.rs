@@ -45,6 +45,7 @@ fn api(state: &mut State, asked: &Asked, path: &[&str]) -> Result<Reply, Reply> 
         ("GET", ["organizations", org, "provisionerdaemons"]) => state.get_daemons(asked, org),
         ("GET", ["organizations", org, "provisionerjobs"]) => state.get_jobs(asked, org),
         _ if state.mode == Mode::Agpl => Err(Reply::no_route()),
+        ("GET", ["organizations", org, "provisionerdaemons", "serve"]) => state.serve(asked, org),
         (_, ["organizations", org, "provisionerkeys", rest @ ..]) => state.keys(asked, org, rest),
         ("GET", ["provisionerkeys", _]) => state.get_key_details(asked),
         ("GET", ["entitlements"]) => Ok(Reply::json(200, state.entitlements().json)),
@@ -60,7 +61,7 @@ fn build_info(state: &State) -> Reply {
         json!({
             "external_url": "https://github.com/coder/coder", "version": state.version,
             "dashboard_url": "http://coder.example", "telemetry": false, "workspace_proxy": false,
-            "agent_api_version": "2.0", "provisioner_api_version": "1.18", "upgrade_message": "",
+            "agent_api_version": "2.0", "provisioner_api_version": state.provisioner_api_text(), "upgrade_message": "",
             "deployment_id": state.deployment_id,
         }),
     )

@@ -3,11 +3,18 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::service_fn,
+    upgrade::{OnUpgrade, Upgraded},
+};
 use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use rustls::{
     ServerConfig,
     crypto::aws_lc_rs,
@@ -19,14 +26,16 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 use tokio_rustls::TlsAcceptor;
+use tokio_tungstenite::{WebSocketStream, tungstenite::protocol::Role};
 
 use super::{
     Shared, SimFault,
     auth::credential,
     database,
     log::{Entry, fingerprint},
-    message::{Asked, Reply},
-    routes,
+    message::{Asked, Reply, Then},
+    proxy_wire, routes, serve as daemon_wire,
+    sessions::Session,
 };
 
 /// What it takes to speak TLS.
@@ -101,48 +110,113 @@ async fn accept(listener: TcpListener, tls: Option<Tls>, shared: Arc<Shared>) {
     }
 }
 
+/// What a connection becomes when it is HTTP no more.
+type Line = Arc<Mutex<Option<BoxFuture<'static, ()>>>>;
+
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Arc<Shared>) {
-    let service = service_fn(move |request| answer(request, shared.clone()));
-    // Upgrades are for the websockets of daemons and proxies.
+    let line = Line::default();
+    let service = {
+        let line = line.clone();
+        service_fn(move |request| answer(request, shared.clone(), line.clone()))
+    };
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service).with_upgrades();
     let _ = connection.await;
+    // In this task, so that it ends with the server.
+    let line = line.lock().take();
+    if let Some(line) = line {
+        line.await;
+    }
 }
 
 /// An error breaks the connection.
-async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> io::Result<Response<Full<Bytes>>> {
+async fn answer(
+    mut request: Request<Incoming>,
+    shared: Arc<Shared>,
+    line: Line,
+) -> io::Result<Response<Full<Bytes>>> {
+    let upgrade = hyper::upgrade::on(&mut request);
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let asked = Asked::new(&head, body);
     let place = shared.log.lock().came(entry(&asked));
     database::mirror(&shared).await;
+    if asked.method == "GET" && asked.path.starts_with("/api/v2/workspaceproxies") {
+        proxy_wire::look_when_due(&shared).await;
+    }
     let fault = shared.rules.lock().take(&asked.method, &asked.path);
     let reply = match fault {
-        None => Some(routes::answer(&mut shared.state.lock(), &asked)),
+        None => Some(routed(&shared, &asked, upgrade)),
         Some(SimFault::Reset) => None,
         Some(SimFault::ResetAfter) => {
-            routes::answer(&mut shared.state.lock(), &asked);
+            routed(&shared, &asked, upgrade);
             None
         }
         Some(SimFault::Latency(latency)) => {
             tokio::time::sleep(latency).await;
-            Some(routes::answer(&mut shared.state.lock(), &asked))
+            Some(routed(&shared, &asked, upgrade))
         }
-        Some(SimFault::Answer { status, headers, body }) => Some(Reply::raw(status, headers, body)),
+        Some(SimFault::Answer { status, headers, body }) => Some((Reply::raw(status, headers, body), None)),
     };
-    shared.log.lock().answered(place, reply.as_ref().map(|reply| reply.status));
-    let reply = reply.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionReset))?;
+    shared.log.lock().answered(place, reply.as_ref().map(|(reply, _)| reply.status));
+    let (reply, then) = reply.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionReset))?;
+    *line.lock() = then;
     Ok(reply.into_response())
+}
+
+/// The answer of the routes, and what the connection becomes after it.
+fn routed(
+    shared: &Arc<Shared>,
+    asked: &Asked,
+    upgrade: OnUpgrade,
+) -> (Reply, Option<BoxFuture<'static, ()>>) {
+    let mut reply = routes::answer(&mut shared.state.lock(), asked);
+    let line: Option<BoxFuture<'static, ()>> = match reply.then.take().map(|then| *then) {
+        None => None,
+        Some(Then::LookAtProxy(id)) => {
+            let shared = shared.clone();
+            tokio::spawn(async move { proxy_wire::look(&shared, &id).await });
+            None
+        }
+        Some(Then::ServeDaemon(admitted)) => {
+            // From here on the daemon is connected for as long as this is kept.
+            let session = Session::new(shared.clone(), admitted);
+            Some(Box::pin(async move {
+                if let Some(socket) = websocket(upgrade).await {
+                    daemon_wire::run(session, socket).await;
+                }
+            }))
+        }
+        Some(Then::Coordinate) => Some(Box::pin(async move {
+            if let Some(socket) = websocket(upgrade).await {
+                proxy_wire::coordinate(socket).await;
+            }
+        })),
+    };
+    (reply, line)
+}
+
+async fn websocket(upgrade: OnUpgrade) -> Option<WebSocketStream<TokioIo<Upgraded>>> {
+    let stream = TokioIo::new(upgrade.await.ok()?);
+    Some(WebSocketStream::from_raw_socket(stream, Role::Server, None).await)
 }
 
 fn entry(asked: &Asked) -> Entry {
     Entry {
         at: Timestamp::now(),
         method: asked.method.clone(),
-        path: asked.path.clone(),
+        path: shown_path(asked),
         query: asked.raw_query.clone(),
         credential: credential(asked).map(fingerprint),
         bypass: asked.header("x-coder-bypass-ratelimit").is_some(),
         cookie: asked.header("cookie").is_some(),
         status: None,
+    }
+}
+
+/// The path as it was sent, but for a key in it: daemons ask about theirs that way.
+fn shown_path(asked: &Asked) -> String {
+    match asked.header("coder-provisioner-daemon-key") {
+        Some(key) => asked.path.replace(key, &fingerprint(key)),
+        None => asked.path.clone(),
     }
 }

@@ -1,12 +1,15 @@
 //! Daemons that are connected: what keeps a key in use, and what its deletion cuts.
 //!
-//! There is no wire: a test plays the daemon. What coderd sees of it is the same: a row that is refreshed with every
-//! heartbeat, that outlives the connection, and that goes with its key.
+//! A daemon connects over the wire, as a real one does, or is played by a test without any. What coderd sees of both
+//! is the same: a row that is refreshed with every heartbeat, that outlives the connection, and that goes with its
+//! key. Daemons of one name share a row.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::{SignedDuration, Timestamp};
 use secrecy::{ExposeSecret, SecretString};
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     CoderSim, Shared,
@@ -30,12 +33,66 @@ pub struct KeyChange {
     pub made: bool,
 }
 
+/// A session of a daemon, over or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionSeen {
+    /// The name of the daemon.
+    pub name: String,
+    /// The uuid of the key it came with.
+    pub key_id: String,
+    /// When it began, by the clock of this host.
+    pub began: Timestamp,
+    /// When it ended, if it has, and how.
+    pub ended: Option<(Timestamp, SessionEnd)>,
+}
+
+/// How a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// The daemon left, or its connection broke.
+    Left,
+    /// Coderd ended it.
+    Cut,
+}
+
 /// A daemon that is connected. It leaves when dropped.
 pub struct Session {
     shared: Arc<Shared>,
-    daemon: String,
+    admitted: Admitted,
     /// The uuid of the key it came with.
     pub key_id: String,
+}
+
+/// What a daemon holds of its connection.
+#[derive(Clone)]
+pub(super) struct Admitted {
+    line: String,
+    key_id: String,
+    cut: CancellationToken,
+    busy: watch::Receiver<bool>,
+}
+
+/// Coderd's side of a connection.
+pub(super) struct Line {
+    id: String,
+    /// The uuid of the row.
+    daemon: String,
+    seen: SessionSeen,
+    busy: watch::Sender<bool>,
+    /// Whether it ends with the job that it has.
+    last_job: bool,
+    /// Tells the connection, when it goes.
+    cut: Option<DropGuard>,
+}
+
+/// What a daemon says of itself, and what its credential says of it.
+pub(super) struct Newcomer {
+    pub(super) organization: String,
+    pub(super) key_id: String,
+    pub(super) tags: BTreeMap<String, String>,
+    pub(super) name: String,
+    pub(super) version: String,
+    pub(super) api_version: String,
 }
 
 impl CoderSim {
@@ -46,24 +103,33 @@ impl CoderSim {
             return None;
         }
         let key = state.keys.iter().find(|key| key.material == material.expose_secret())?.clone();
-        let (now, version) = (state.now(), state.version.clone());
-        // One row for one name: a daemon that comes back takes up its own.
-        state.daemons.retain(|other| (&other.organization, &*other.name) != (&key.organization, name));
-        let daemon = Daemon {
-            id: id(),
+        let newcomer = Newcomer {
             organization: key.organization,
-            key_id: key.id.clone(),
+            key_id: key.id,
+            tags: key.tags,
             name: name.to_owned(),
-            version,
-            tags: normal_tags(&key.tags),
-            busy: false,
-            connected: true,
-            created_at: now,
-            last_seen_at: now,
+            version: state.version.clone(),
+            api_version: state.provisioner_api_text(),
         };
-        let session = Session { shared: self.shared.clone(), daemon: daemon.id.clone(), key_id: key.id };
-        state.daemons.push(daemon);
-        Some(session)
+        let admitted = state.admit(newcomer);
+        Some(Session::new(self.shared.clone(), admitted))
+    }
+
+    /// Every session so far, in the order in which they began.
+    pub fn sessions(&self) -> Vec<SessionSeen> {
+        self.shared.state.lock().lines.iter().map(|line| line.seen.clone()).collect()
+    }
+
+    /// Gives the connected daemon of a name a job, or ends the job. Whether there is such a daemon.
+    ///
+    /// A real daemon hears nothing of it. When it wants to leave, coderd lets it wait until the job is over, so that it
+    /// stays as long as one that really works.
+    pub fn set_busy(&self, name: &str, busy: bool) -> bool {
+        let mut state = self.shared.state.lock();
+        let found = state.lines.iter().find(|line| line.is_open() && line.seen.name == name);
+        let Some(line) = found.map(|line| line.id.clone()) else { return false };
+        state.work(&line, busy);
+        true
     }
 
     /// Every key that was made or went so far, reserved ones left out.
@@ -73,35 +139,126 @@ impl CoderSim {
 }
 
 impl Session {
+    pub(super) fn new(shared: Arc<Shared>, admitted: Admitted) -> Self {
+        let key_id = admitted.key_id.clone();
+        Self { shared, admitted, key_id }
+    }
+
     /// Notes that it has a job, or has none any more.
     pub fn busy(&self, busy: bool) {
-        self.with(|daemon| daemon.busy = busy);
+        self.shared.state.lock().work(&self.admitted.line, busy);
     }
 
-    /// Whether coderd has ended it, as it does when the key is deleted.
+    /// Whether coderd has ended it, as it does when the key is deleted and no job runs.
     pub fn is_cut(&self) -> bool {
-        self.with(|_| ()).is_none()
+        self.admitted.cut.is_cancelled()
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut Daemon) -> T) -> Option<T> {
-        let mut state = self.shared.state.lock();
-        state.daemons.iter_mut().find(|daemon| daemon.id == self.daemon).map(change)
+    /// Waits until coderd ends it.
+    pub(super) async fn cut(&self) {
+        self.admitted.cut.cancelled().await;
+    }
+
+    /// Waits until it has no job.
+    pub(super) async fn idle(&self) {
+        let _ = self.admitted.busy.clone().wait_for(|busy| !busy).await;
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.with(|daemon| (daemon.connected, daemon.busy) = (false, false));
+        self.shared.state.lock().end(&self.admitted.line, SessionEnd::Left);
+    }
+}
+
+impl Line {
+    fn is_open(&self) -> bool {
+        self.seen.ended.is_none()
     }
 }
 
 impl State {
+    /// Lets a daemon in: its row is made, or taken up again.
+    pub(super) fn admit(&mut self, newcomer: Newcomer) -> Admitted {
+        let Newcomer { organization, key_id, tags, name, version, api_version } = newcomer;
+        let (now, tags) = (self.now(), normal_tags(&tags));
+        let known = self.daemons.iter_mut().find(|row| row.organization == organization && row.name == name);
+        let daemon = if let Some(row) = known {
+            (row.version, row.api_version, row.tags) = (version, api_version, tags);
+            (row.last_seen_at, row.busy) = (now, false);
+            row.key_id.clone_from(&key_id);
+            row.id.clone()
+        } else {
+            let row = Daemon {
+                id: id(),
+                organization,
+                key_id: key_id.clone(),
+                name: name.clone(),
+                version,
+                api_version,
+                tags,
+                busy: false,
+                created_at: now,
+                last_seen_at: now,
+            };
+            self.daemons.push_mut(row).id.clone()
+        };
+        let (line, cut, (busy, is_busy)) = (id(), CancellationToken::new(), watch::channel(false));
+        let seen = SessionSeen { name, key_id: key_id.clone(), began: Timestamp::now(), ended: None };
+        let guard = Some(cut.clone().drop_guard());
+        self.lines.push(Line { id: line.clone(), daemon, seen, busy, last_job: false, cut: guard });
+        Admitted { line, key_id, cut, busy: is_busy }
+    }
+
+    /// Gives a daemon a job, or ends it.
+    fn work(&mut self, line: &str, busy: bool) {
+        let Some(line) = self.lines.iter_mut().find(|open| open.id == line && open.is_open()) else { return };
+        line.busy.send_replace(busy);
+        if let Some(row) = self.daemons.iter_mut().find(|row| row.id == line.daemon) {
+            row.busy = busy;
+        }
+        if line.last_job && !busy {
+            let line = line.id.clone();
+            self.end(&line, SessionEnd::Cut);
+        }
+    }
+
+    /// Ends a connection, once.
+    fn end(&mut self, line: &str, how: SessionEnd) {
+        let Some(line) = self.lines.iter_mut().find(|open| open.id == line && open.is_open()) else { return };
+        line.seen.ended = Some((Timestamp::now(), how));
+        match how {
+            SessionEnd::Cut => line.cut = None,
+            // Nobody is left to be told.
+            SessionEnd::Left => drop(line.cut.take().map(DropGuard::disarm)),
+        }
+        let daemon = line.daemon.clone();
+        if let Some(row) = self.daemons.iter_mut().find(|row| row.id == daemon) {
+            row.busy = false;
+        }
+    }
+
+    /// Ends the connections of a key that went. Who has a job may finish it.
+    pub(super) fn cut_sessions_of(&mut self, key_id: &str) {
+        let mut idle = Vec::new();
+        for line in self.lines.iter_mut().filter(|line| line.is_open() && line.seen.key_id == key_id) {
+            line.last_job = true;
+            if !*line.busy.borrow() {
+                idle.push(line.id.clone());
+            }
+        }
+        for line in idle {
+            self.end(&line, SessionEnd::Cut);
+        }
+    }
+
     /// Notes the heartbeats of all that are connected.
     pub(super) fn beat(&mut self) {
         let now = self.now();
-        for daemon in self.daemons.iter_mut().filter(|daemon| daemon.connected) {
-            while daemon.last_seen_at + HEARTBEAT <= now {
-                daemon.last_seen_at += HEARTBEAT;
+        for line in self.lines.iter().filter(|line| line.is_open()) {
+            let Some(row) = self.daemons.iter_mut().find(|row| row.id == line.daemon) else { continue };
+            while row.last_seen_at + HEARTBEAT <= now {
+                row.last_seen_at += HEARTBEAT;
             }
         }
     }
@@ -137,7 +294,6 @@ mod tests {
         let (sim, material) = sim().await;
         let other = sim.add_key("other", &BTreeMap::new());
         let (one, two) = (sim.connect(&material, "one").unwrap(), sim.connect(&other, "two").unwrap());
-        one.busy(true);
         sim.delete_key("pool");
         assert!(one.is_cut() && !two.is_cut());
         assert!(sim.connect(&material, "one").is_none(), "the key is gone");
@@ -161,7 +317,37 @@ mod tests {
     async fn a_daemon_that_comes_back_takes_up_its_row() {
         let (sim, material) = sim().await;
         let first = sim.connect(&material, "one").unwrap();
+        let row = sim.shared.state.lock().daemons[0].id.clone();
         let second = sim.connect(&material, "one").unwrap();
-        assert!(first.is_cut() && !second.is_cut());
+        let rows: Vec<_> = sim.shared.state.lock().daemons.iter().map(|daemon| daemon.id.clone()).collect();
+        assert_eq!(rows, [row], "both have the same");
+        assert!(!first.is_cut() && !second.is_cut(), "and nobody is sent away");
+    }
+
+    #[tokio::test]
+    async fn a_job_is_finished_before_its_session_is_cut() {
+        let (sim, material) = sim().await;
+        let session = sim.connect(&material, "one").unwrap();
+        assert!(sim.set_busy("one", true) && !sim.set_busy("another", true));
+        sim.delete_key("pool");
+        assert!(!session.is_cut());
+        assert!(sim.set_busy("one", false));
+        assert!(session.is_cut());
+    }
+
+    #[tokio::test]
+    async fn it_is_known_how_each_session_ended() {
+        let (sim, material) = sim().await;
+        let [left, cut, lasting] = ["left", "cut", "lasting"];
+        drop(sim.connect(&material, left));
+        let session = sim.connect(&material, cut).unwrap();
+        sim.delete_key("pool");
+        drop(session);
+        let other = sim.add_key("other", &BTreeMap::new());
+        let _session = sim.connect(&other, lasting).unwrap();
+        let ends: Vec<_> =
+            sim.sessions().into_iter().map(|seen| (seen.name, seen.ended.map(|(_, how)| how))).collect();
+        let expected = [(left, Some(SessionEnd::Left)), (cut, Some(SessionEnd::Cut)), (lasting, None)];
+        assert_eq!(ends, expected.map(|(name, how)| (name.to_owned(), how)));
     }
 }

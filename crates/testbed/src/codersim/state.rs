@@ -1,12 +1,19 @@
 //! What a deployment holds.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::Write as _,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Mode, licenses::LicenseBuilder, sessions::KeyChange};
+use super::{
+    Mode,
+    licenses::LicenseBuilder,
+    sessions::{KeyChange, Line},
+};
 use crate::pki;
 
 pub(super) const NIL: &str = "00000000-0000-0000-0000-000000000000";
@@ -20,6 +27,8 @@ pub(super) const RESERVED_KEYS: [(&str, &str); 3] = [
 pub(super) struct State {
     pub(super) mode: Mode,
     pub(super) version: String,
+    /// The newest wire API of daemons that is understood.
+    pub(super) provisioner_api: (u32, u32),
     pub(super) deployment_id: String,
     /// How far the deployment's clock is ahead.
     pub(super) ahead: SignedDuration,
@@ -36,8 +45,14 @@ pub(super) struct State {
     /// What became of keys so far.
     pub(super) key_changes: Vec<KeyChange>,
     pub(super) daemons: Vec<Daemon>,
+    /// Every connection of a daemon so far.
+    pub(super) lines: Vec<Line>,
     pub(super) jobs: Vec<Job>,
     pub(super) proxies: Vec<Proxy>,
+    /// The replicas of all proxies.
+    pub(super) replicas: Vec<Replica>,
+    /// What proxies sign and mesh with.
+    pub(super) proxy_secrets: ProxySecrets,
 }
 
 pub(super) struct User {
@@ -113,10 +128,9 @@ pub(super) struct Daemon {
     pub(super) key_id: String,
     pub(super) name: String,
     pub(super) version: String,
+    pub(super) api_version: String,
     pub(super) tags: BTreeMap<String, String>,
     pub(super) busy: bool,
-    /// Whether it beats.
-    pub(super) connected: bool,
     pub(super) created_at: Timestamp,
     pub(super) last_seen_at: Timestamp,
 }
@@ -139,8 +153,52 @@ pub(super) struct Proxy {
     pub(super) deleted: bool,
     pub(super) status: String,
     pub(super) version: String,
+    /// Where it said that it is; empty until it has registered.
+    pub(super) url: String,
+    pub(super) wildcard_hostname: String,
+    pub(super) derp_enabled: bool,
+    pub(super) derp_only: bool,
+    pub(super) errors: Vec<String>,
+    pub(super) warnings: Vec<String>,
+    pub(super) checked_at: Timestamp,
     pub(super) created_at: Timestamp,
     pub(super) updated_at: Timestamp,
+}
+
+impl Proxy {
+    /// One that has not run yet, and is yet to be named.
+    pub(super) fn unregistered(id: String, secret: String, now: Timestamp) -> Self {
+        Self {
+            id,
+            name: String::new(),
+            display_name: String::new(),
+            icon: String::new(),
+            secret,
+            deleted: false,
+            status: "unregistered".to_owned(),
+            version: String::new(),
+            url: String::new(),
+            wildcard_hostname: String::new(),
+            derp_enabled: true,
+            derp_only: false,
+            errors: Vec::new(),
+            warnings: Vec::new(),
+            checked_at: now,
+            created_at: now,
+            updated_at: now,
+        }
+    }
+}
+
+pub(super) struct Replica {
+    pub(super) id: String,
+    pub(super) stopped: bool,
+}
+
+pub(super) struct ProxySecrets {
+    pub(super) mesh: String,
+    pub(super) api_key: String,
+    pub(super) token: String,
 }
 
 impl State {
@@ -149,6 +207,7 @@ impl State {
         let mut state = Self {
             mode,
             version: "v2.36.1".to_owned(),
+            provisioner_api: (1, 18),
             deployment_id: id(),
             ahead: SignedDuration::ZERO,
             rate_limit: Some(512),
@@ -168,8 +227,15 @@ impl State {
             keys: Vec::new(),
             key_changes: Vec::new(),
             daemons: Vec::new(),
+            lines: Vec::new(),
             jobs: Vec::new(),
             proxies: Vec::new(),
+            replicas: Vec::new(),
+            proxy_secrets: ProxySecrets {
+                mesh: random_hex::<32>(),
+                api_key: random_hex::<32>(),
+                token: random_hex::<64>(),
+            },
         };
         let organization = state.default_organization().id.clone();
         for (name, id) in RESERVED_KEYS {
@@ -216,6 +282,15 @@ impl State {
 /// A new uuid.
 pub(super) fn id() -> String {
     Uuid::new_v4().to_string()
+}
+
+/// Random bytes in hexadecimal digits.
+fn random_hex<const N: usize>() -> String {
+    let bytes = pki::random::<N>().unwrap_or([0; N]);
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// Random letters and digits.

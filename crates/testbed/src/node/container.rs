@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::environment::{self, Found};
 use super::probe::{Prober, Verdict};
-use super::processes::Processes;
+use super::processes::{Exit, Processes};
 use super::program::Program;
 use super::services::Resolver;
 use super::substitutions::{listen_on, mentions, replace};
@@ -122,12 +122,19 @@ impl Task {
         let (started, ready) =
             (probes.startup.is_none(), probes.startup.is_none() && probes.readiness.is_none());
         self.note(|seen| seen.phase = Phase::Running { since: began, started, ready });
-        let status = tokio::select! {
-            status = exit_of(&component) => status,
-            () = self.watch(probes) => self.end(&component).await,
-            () = self.stop.cancelled() => self.end(&component).await,
+        let told = tokio::select! {
+            _ = exit_of(&component) => None,
+            () = self.watch(probes) => Some(Timestamp::now()),
+            () = self.stop.cancelled() => Some(Timestamp::now()),
         };
-        Ok(Ended { exit_code: exit_code(status), began, finished: now() })
+        let status = match told {
+            Some(_) => self.end(&component).await,
+            None => exit_of(&component).await,
+        };
+        let (code, finished) = (exit_code(status), Timestamp::now());
+        let exit = Exit { pod: self.pod.name_any(), code, told, finished };
+        self.processes.ended(self.pod.namespace().unwrap_or_default(), exit);
+        Ok(Ended { exit_code: code, began, finished: now() })
     }
 
     /// The command with its environment, everything substituted that must be on a bare host.

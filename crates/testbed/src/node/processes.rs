@@ -11,10 +11,12 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
 use super::program::{Program, Programs};
+use super::substitutions::ServiceName;
 use crate::pki::random;
 use crate::process::Group;
 
@@ -31,6 +33,23 @@ pub(super) struct Processes {
     programs: Mutex<Programs>,
     /// Where the processes of a pod listen, by the pod's address in the API.
     addresses: Mutex<HashMap<Ipv4Addr, Ipv4Addr>>,
+    /// Services that lead out of the cluster.
+    outside: Mutex<HashMap<ServiceName, SocketAddr>>,
+    /// With the namespace of each.
+    exits: Mutex<Vec<(String, Exit)>>,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// The name of its pod.
+    pub pod: String,
+    /// As container runtimes count: a signal is 128 and its number.
+    pub code: i32,
+    /// When its pod was found to be deleted, or its probe failed; nothing when it ended by itself.
+    pub told: Option<Timestamp>,
+    /// When it ended.
+    pub finished: Timestamp,
 }
 
 /// The folders of one pod.
@@ -84,6 +103,27 @@ impl Processes {
 
     pub(super) fn forget(&self, ip: Ipv4Addr) {
         self.addresses.lock().remove(&ip);
+    }
+
+    /// Notes where a Service is that no pod of this node answers for.
+    pub(super) fn outside(&self, name: &str, address: SocketAddr) {
+        if let Some(name) = ServiceName::parse(name) {
+            self.outside.lock().insert(name, address);
+        }
+    }
+
+    pub(super) fn found_outside(&self, name: &ServiceName) -> Option<SocketAddr> {
+        self.outside.lock().get(name).copied()
+    }
+
+    /// Notes how a process ended.
+    pub(super) fn ended(&self, namespace: String, exit: Exit) {
+        self.exits.lock().push((namespace, exit));
+    }
+
+    pub(super) fn exits(&self, namespace: &str) -> Vec<Exit> {
+        let all = self.exits.lock();
+        all.iter().filter(|(of, _)| of == namespace).map(|(_, exit)| exit.clone()).collect()
     }
 
     /// Makes the folders of a pod. Its logs outlast it.

@@ -37,12 +37,15 @@ impl Resolver {
         let service = service.ok_or_else(|| missing("there is no such Service"))?;
         let port =
             port_called(&service, Some(port)).ok_or_else(|| missing("the Service has no such port"))?;
-        let found = self.ready(&name, port).await.map_err(io::Error::other)?;
+        let mut found = self.ready(&name, port).await.map_err(io::Error::other)?;
+        if found.is_empty() {
+            found.extend(self.processes.found_outside(&name));
+        }
         if found.is_empty() { Err(missing("no pod is ready")) } else { Ok(found) }
     }
 
     /// The address that takes the place of a name in a pod's environment: its own if it is behind the Service itself,
-    /// which is true whether it is ready or not, else that of a ready pod.
+    /// which is true whether it is ready or not, else that of a ready pod, else the one that was told.
     pub(super) async fn stand_in(
         &self,
         mention: &Mention,
@@ -55,7 +58,8 @@ impl Resolver {
         if same_namespace && selects(&service, pod) {
             return Ok(target(port, pod).map(|port| SocketAddr::from((address, port))));
         }
-        Ok(self.ready(&mention.name, port).await?.first().copied())
+        let ready = self.ready(&mention.name, port).await?.first().copied();
+        Ok(ready.or_else(|| self.processes.found_outside(&mention.name)))
     }
 
     async fn service(&self, name: &ServiceName) -> kube::Result<Option<Service>> {

@@ -24,7 +24,7 @@ pub(super) fn listen_on(address: Ipv4Addr, text: &str) -> String {
 }
 
 /// The name of a Service, as DNS knows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct ServiceName {
     pub(super) service: String,
     pub(super) namespace: String,

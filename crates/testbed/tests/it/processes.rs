@@ -223,6 +223,8 @@ async fn a_process_that_ends_is_started_again_and_said_to_crash() {
     let last = status.last_state.unwrap().terminated.unwrap();
     assert_eq!((last.exit_code, last.reason.as_deref()), (7, Some("Error")));
     assert_eq!(web.ready(1).await[0], address, "a pod keeps its address");
+    let [exit] = &web.shared.node.exits(web.namespace.name())[..] else { panic!("one exit") };
+    assert_eq!((exit.code, exit.told), (7, None));
 
     let _ = get(address, "/exit/0").await;
     let waiting = |status: &ContainerStatus| status.state.clone().and_then(|state| state.waiting?.reason);
@@ -265,6 +267,27 @@ async fn a_deleted_pod_pauses_is_asked_to_end_and_then_killed() {
     );
     assert!(web.log().contains("asked to end"), "{}", web.log());
     assert!(get(address, "/").await.is_err(), "the process outlived its pod");
+    let [exit] = &web.shared.node.exits(web.namespace.name())[..] else { panic!("one exit") };
+    assert_eq!(exit.code, 137, "killed");
+    assert!(exit.finished.duration_since(exit.told.unwrap()).as_secs() >= 2, "{exit:?}");
+}
+
+#[tokio::test]
+async fn a_service_can_lead_out_of_the_cluster() {
+    let web = Web::new("process-out").await;
+    let name = format!("outside.{}.svc.cluster.local", web.namespace.name());
+    let service = json!({"metadata": {"name": "outside"}, "spec": {"ports": [{"port": 80}]}});
+    let service: Service = serde_json::from_value(service).unwrap();
+    web.api::<Service>().create(&PostParams::default(), &service).await.unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], 4321));
+    web.shared.node.host(&name, address);
+    let env =
+        json!([{"name": "OUT", "value": format!("http://{name}/x")}, {"name": "SELF", "value": web.host()}]);
+    web.deploy(1, json!({ "env": env }), json!({})).await;
+    assert_eq!(web.ask("/env/OUT").await, "http://127.0.0.1:4321/x");
+    assert_eq!(web.resolver.find(&name, 80).await.unwrap(), [address]);
+    let own = web.ready(1).await[0].ip().to_string();
+    assert_eq!(web.ask("/env/SELF").await, own, "a pod of the Service comes first");
 }
 
 #[tokio::test]
