@@ -87,7 +87,12 @@ pub fn judge(seen: &super::Seen, deployment: Option<&Deployment>, key: &Decision
     let Some(status) = seen.object.status.as_ref() else { return Health::default() };
     let rollout = Rollout::of(deployment);
     let condition = |type_: &str| status.workload.conditions.iter().find(|c| c.type_ == type_);
-    let entitled = condition(kind::EXTERNAL_PROVISIONERS_ENTITLED).filter(|said| said.status == "True");
+    let entitled = match condition(kind::EXTERNAL_PROVISIONERS_ENTITLED) {
+        Some(said) if said.status == "True" => Some(said.last_transition_time.0),
+        // It is about to be said.
+        Some(_) if seen.gate.verdict == gate::Verdict::Open => Some(now),
+        _ => None,
+    };
     let facts = Facts {
         wanted: rollout.desired,
         ready: rollout.ready,
@@ -96,7 +101,7 @@ pub fn judge(seen: &super::Seen, deployment: Option<&Deployment>, key: &Decision
         patience: SignedDuration::try_from(seen.daemons.patience).unwrap_or(SignedDuration::MAX),
         keys: keys(status),
         gate: &seen.gate,
-        entitled: entitled.map(|said| said.last_transition_time.0),
+        entitled,
         key: &key.finding,
         server: seen.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.version.as_deref()),
         said: condition(kind::DAEMONS_CONNECTED),

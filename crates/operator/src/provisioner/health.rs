@@ -69,20 +69,22 @@ pub(super) async fn pods(key: &Key, deployment: &Deployment, ctx: &Context) -> O
 pub(super) async fn repair(health: &Health, seen: &Seen, ctx: &Context) {
     let namespace = seen.object.namespace().unwrap_or_default();
     let api: Api<v1::Pod> = Api::namespaced(ctx.client.clone(), &namespace);
+    let mut gone = Vec::new();
     for pod in &health.restart {
         let this = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
         match api.delete(&pod.name, &DeleteParams::default().preconditions(this)).await {
-            Ok(_) => {
-                let message = format!(
-                    "pod {} starts anew: its daemon was refused for want of a license and does not try again",
-                    pod.name
-                );
-                tracing::info!("{message}");
-                let note = Note { warning: false, reason: "DaemonRestarted".to_owned(), message };
-                ctx.events.publish(&seen.object.object_ref(&()), &note).await;
-            }
+            Ok(_) => gone.push(pod.name.as_str()),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
             Err(error) => tracing::warn!("cannot delete pod {}: {}", pod.name, client::describe(&error)),
         }
+    }
+    if !gone.is_empty() {
+        let message = format!(
+            "{} start anew: their daemons were refused for want of a license and do not try again",
+            gone.join(", ")
+        );
+        tracing::info!("{message}");
+        let note = Note { warning: false, reason: "DaemonsRestarted".to_owned(), message };
+        ctx.events.publish(&seen.object.object_ref(&()), &note).await;
     }
 }

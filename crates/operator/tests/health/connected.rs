@@ -37,7 +37,10 @@ async fn none_some_all_and_busy_daemons_are_told_as_coderd_lists_them() {
     let names = crew.settled(3).await;
     crew.connect(&names[0]).await;
     let message = crew.says("False", "SomeConnected").await;
-    assert!(message.contains(&names[1]) && message.contains(&names[2]) && !message.contains(&names[0]), "{message}");
+    assert!(
+        message.contains(&names[1]) && message.contains(&names[2]) && !message.contains(&names[0]),
+        "{message}"
+    );
     counted(&crew, [1, 0, 1, 0]).await;
 
     crew.connect_all().await;
@@ -46,7 +49,10 @@ async fn none_some_all_and_busy_daemons_are_told_as_coderd_lists_them() {
     let daemons = counted(&crew, [3, 1, 2, 0]).await;
     let mut sorted = names.clone();
     sorted.sort();
-    assert_eq!(daemons.list.iter().map(|daemon| &daemon.name).collect::<Vec<_>>(), sorted.iter().collect::<Vec<_>>());
+    assert_eq!(
+        daemons.list.iter().map(|daemon| &daemon.name).collect::<Vec<_>>(),
+        sorted.iter().collect::<Vec<_>>()
+    );
     let busy = daemons.list.iter().find(|daemon| daemon.name == names[1]).unwrap();
     assert_eq!((busy.status.as_deref(), busy.version.as_deref()), (Some("Busy"), Some("v2.36.1")));
     assert!(busy.last_seen.is_some() && daemons.as_of.is_some());
@@ -160,7 +166,9 @@ async fn a_token_that_was_replaced_is_read_anew() {
     counted(&crew, [1, 1, 0, 0]).await;
     let refused = || {
         let all = crew.pool.sim.requests();
-        all.iter().filter(|entry| entry.path.ends_with("/provisionerdaemons") && entry.status == Some(401)).count()
+        all.iter()
+            .filter(|entry| entry.path.ends_with("/provisionerdaemons") && entry.status == Some(401))
+            .count()
     };
     let asked = eventually(PATIENCE, || async { if refused() <= 1 { Ok(()) } else { Err(refused()) } });
     asked.await.unwrap();

@@ -16,6 +16,9 @@ use crate::{
     support::PATIENCE,
 };
 
+/// The pods of the pool.
+const LABELS: &str = "app.kubernetes.io/name=coder-provisioner,app.kubernetes.io/instance=pool";
+
 /// A pool whose daemons come and go as the test says.
 pub struct Crew {
     pub pool: Pool,
@@ -37,7 +40,7 @@ impl Crew {
 
     /// The ready pods that stay, oldest first.
     pub async fn pods(&self) -> Vec<Pod> {
-        let labels = ListParams::default().labels("app.kubernetes.io/name=coder-provisioner");
+        let labels = ListParams::default().labels(LABELS);
         let mut all = self.pool.scene.api::<Pod>().list(&labels).await.unwrap().items;
         all.retain(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod));
         all.sort_by_key(|pod| (pod.creation_timestamp().map(|time| time.0), pod.name_any()));
@@ -46,11 +49,15 @@ impl Crew {
 
     /// Waits until so many pods are ready and none is going, and returns their names.
     pub async fn settled(&self, count: usize) -> Vec<String> {
-        let labels = ListParams::default().labels("app.kubernetes.io/name=coder-provisioner");
+        let labels = ListParams::default().labels(LABELS);
         let found = eventually(PATIENCE, || async {
             let all = self.pool.scene.api::<Pod>().list(&labels).await.map_err(|error| error.to_string())?;
             let names: Vec<_> = self.pods().await.iter().map(ResourceExt::name_any).collect();
-            if names.len() == count && all.items.len() == count { Ok(names) } else { Err(format!("{names:?}")) }
+            if names.len() == count && all.items.len() == count {
+                Ok(names)
+            } else {
+                Err(format!("{names:?}"))
+            }
         });
         found.await.unwrap()
     }

@@ -25,7 +25,11 @@ async fn jobs_that_nobody_can_run_are_told_with_what_would_help() {
     let mut crew = Crew::new("jobs", json!({"tags": {"region": "eu"}})).await;
     let scene = &crew.pool.scene;
     scene.says("coder", "JobsRunnable", "True", Some("Runnable")).await;
-    crew.pool.sim.set_jobs(&[job(&[("region", "eu")], 20), job(&[("gpu", "1")], 90), job(&[("gpu", "1")], 300)]);
+    crew.pool.sim.set_jobs(&[
+        job(&[("region", "eu")], 20),
+        job(&[("gpu", "1")], 90),
+        job(&[("gpu", "1")], 300),
+    ]);
     let plane = scene.says("coder", "JobsRunnable", "False", Some("NoDaemonMatches")).await;
     let said = message(&plane, "JobsRunnable");
     assert_eq!(

@@ -50,7 +50,8 @@ fn counted(all: impl IntoIterator<Item = String>) -> BTreeMap<String, usize> {
 async fn a_pool_costs_one_write_a_child_and_nothing_at_rest() {
     let _alone = ALONE.lock().await;
     let own = Own::new().await;
-    let quiet: Vec<_> = QUICK.into_iter().chain(["--entitlements-interval=10m", "--daemons-interval=1h"]).collect();
+    let quiet: Vec<_> =
+        QUICK.into_iter().chain(["--entitlements-interval=10m", "--daemons-interval=1h"]).collect();
     let mut first = own.operator(&quiet);
     first.leads().await;
     own.licensed_plane(&license(1), json!({})).await;
