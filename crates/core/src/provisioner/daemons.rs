@@ -152,8 +152,10 @@ impl<'a> Facts<'a> {
             let verdict = say(State::True, reason::CONNECTED, "the daemon of every ready pod is connected");
             return Health { verdict, ..health };
         }
-        let cause =
-            shared.or_else(|| self.known_cause(&missing)).unwrap_or_else(|| self.by_time(&missing, &live));
+        let cause = shared
+            .or_else(|| self.closed())
+            .or_else(|| self.taken(&missing))
+            .unwrap_or_else(|| self.by_time(&missing, &live));
         match cause {
             Cause::Said(reason, message) => Health { verdict: say(State::False, reason, &message), ..health },
             Cause::Stopped(restart) => {
@@ -216,26 +218,37 @@ impl<'a> Facts<'a> {
         Some(Cause::Said("DuplicateName", message))
     }
 
-    /// What is known to keep daemons out, whatever the time.
-    fn known_cause(&self, missing: &[Pod]) -> Option<Cause> {
-        if self.gate.verdict == gate::Verdict::Closed {
+    /// The license keeps them out.
+    fn closed(&self) -> Option<Cause> {
+        (self.gate.verdict == gate::Verdict::Closed).then(|| {
             let message = format!("coderd refuses the daemons: {}", self.gate.message);
-            return Some(Cause::Said(self.gate.reason, message));
-        }
-        if matches!(self.key.stage, Stage::Working | Stage::Stalled) {
-            let message = format!("coderd does not accept the key that the pods have: {}", self.key.message);
-            return Some(Cause::Said("KeyNotAccepted", message));
-        }
-        let taken = missing.iter().find_map(|pod| {
+            Cause::Said(self.gate.reason, message)
+        })
+    }
+
+    /// Somebody else has the name of a daemon.
+    fn taken(&self, missing: &[Pod]) -> Option<Cause> {
+        let name = missing.iter().find_map(|pod| {
             let name = pod.daemon.as_ref()?;
             let holder = self.roll?.daemons.iter().find(|daemon| daemon.name == *name)?;
             (!self.keys.contains(&holder.key)).then_some(name)
-        });
-        if let Some(name) = taken {
-            let message =
-                format!("a daemon with another key is called {name}: names are unique in an organization");
-            return Some(Cause::Said("DuplicateName", message));
-        }
+        })?;
+        let message =
+            format!("a daemon with another key is called {name}: names are unique in an organization");
+        Some(Cause::Said("DuplicateName", message))
+    }
+
+    /// coderd does not know the key any more. A key that is merely being replaced keeps its sessions.
+    fn dead_key(&self, live: &[&Daemon]) -> Option<Cause> {
+        let is_replaced = matches!(self.key.stage, Stage::Working | Stage::Stalled);
+        (is_replaced && live.is_empty()).then(|| {
+            let message = format!("coderd does not accept the key that the pods have: {}", self.key.message);
+            Cause::Said("KeyNotAccepted", message)
+        })
+    }
+
+    /// coderd refuses daemons that are newer than itself.
+    fn refused_version(&self, missing: &[Pod]) -> Option<Cause> {
         let newer =
             missing.iter().filter_map(|pod| pod.image.as_deref()).find(|image| self.is_newer(image))?;
         let message = format!(
@@ -251,7 +264,7 @@ impl<'a> Facts<'a> {
         matches!(versions, (Some(image), Some(server)) if image.release() > server.release())
     }
 
-    /// What the time says, where nothing else is known.
+    /// Who has still time has it; of the others, what is known.
     fn by_time(&self, missing: &[Pod], live: &[&Daemon]) -> Cause {
         let waits_since =
             |pod: &Pod| pod.ready_since.max(self.entitled.filter(|_| self.is_before_license(pod)));
@@ -268,6 +281,9 @@ impl<'a> Facts<'a> {
         }
         if longest.is_positive() {
             return Cause::Connecting(longest);
+        }
+        if let Some(cause) = self.dead_key(live).or_else(|| self.refused_version(missing)) {
+            return cause;
         }
         let names = some_of(missing.iter().map(|pod| &*pod.name).filter(|name| !name.is_empty()));
         let of = if names.is_empty() { String::new() } else { format!(" of {names}") };

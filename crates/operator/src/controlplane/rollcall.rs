@@ -126,18 +126,22 @@ impl RollCalls {
         self.known.lock().get(plane)?.organizations.get(organization)?.roll.clone()
     }
 
-    /// Whether the jobs of a control plane can run.
+    /// Whether the jobs of a control plane can run. One with pools that is not known yet is asked in its time.
     pub(crate) fn jobs(&self, plane: &Key, ctx: &Context) -> Jobs {
         if let Some(known) = self.known.lock().get(plane) {
             return known.jobs.clone().unwrap_or(Jobs::Unheard);
         }
-        if pools(plane, ctx).is_empty() { Jobs::Unasked } else { Jobs::Unheard }
+        if pools(plane, ctx).is_empty() {
+            return Jobs::Unasked;
+        }
+        self.queue.wake_within(plane.clone(), self.interval.mul_f64(jitter()));
+        Jobs::Unheard
     }
 
     /// Has coderd asked, if it was not yet for the organization of a pool, and soon, if a daemon of it may connect any
     /// moment. After a restart it is asked in its time.
     pub(crate) fn consider(&self, pool: &CoderProvisioner, health: &Health) {
-        let Some(organization) = organization(pool) else { return };
+        let Some(organization) = organization(pool).filter(|_| !object::is_going(pool)) else { return };
         let plane = plane_of(pool);
         let mut all = self.known.lock();
         let known = all.entry(plane.clone()).or_default();

@@ -19,7 +19,7 @@ use kube::{
 };
 
 use crate::{
-    controller::Context,
+    controller::{Context, kind},
     controlplane::rollcall::{organization, plane_of},
 };
 
@@ -79,6 +79,7 @@ pub(super) async fn repair(health: &Health, seen: &Seen, ctx: &Context) {
         }
     }
     if !gone.is_empty() {
+        ctx.pools.forget_pods(&Key::of(kind::PROVISIONER, &*seen.object));
         let message = format!(
             "{} start anew: their daemons were refused for want of a license and do not try again",
             gone.join(", ")

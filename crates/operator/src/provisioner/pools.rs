@@ -77,6 +77,11 @@ impl Pools {
         self.pods.lock().get(key).filter(|(listed, _)| listed == version).map(|(_, pods)| pods.clone())
     }
 
+    /// Has the pods of a pool listed again: they were changed.
+    pub(crate) fn forget_pods(&self, key: &Key) {
+        self.pods.lock().remove(key);
+    }
+
     /// Keeps the pods of a pool as of a version of its Deployment.
     pub(crate) fn keep_pods(&self, key: &Key, version: String, pods: &Arc<Vec<Pod>>) {
         self.pods.lock().insert(key.clone(), (version, pods.clone()));

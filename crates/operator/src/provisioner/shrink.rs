@@ -37,6 +37,7 @@ pub(super) async fn prepare(seen: &Seen, desired: &Deployment, held: Option<&Dep
     let Some(pods) = health::pods(&key, held, ctx).await else { return };
     for mark in cost::marks(&pods, &daemons) {
         set(&key, &mark, ctx).await;
+        ctx.pools.forget_pods(&key);
     }
 }
 

@@ -242,6 +242,14 @@ fn every_situation_has_its_word() {
             "a new key is made",
         ),
         (
+            "a key that is being replaced, and one pod too few",
+            Situation { key: Stage::Working, daemons: vec![daemon("a"), daemon("b")], ..well() },
+            False,
+            "SomeConnected",
+            &[],
+            "",
+        ),
+        (
             "a key that is being replaced in peace",
             Situation { key: Stage::Working, ..well() },
             True,
@@ -272,6 +280,18 @@ fn every_situation_has_its_word() {
             "NoneConnected",
             &[],
             "see their logs",
+        ),
+        (
+            "a newer one that has just started",
+            Situation {
+                pods: Some(vec![Pod { image: Some("r/coder:v2.37.0".into()), ..pod("a", 10) }]),
+                daemons: none(),
+                ..well()
+            },
+            False,
+            "Connecting",
+            &[],
+            "",
         ),
         (
             "a version that is not known",
