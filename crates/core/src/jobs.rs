@@ -200,7 +200,9 @@ pub fn queues(jobs: &[Job]) -> Vec<Queue> {
     all.sort_by(|one, two| two.pending.cmp(&one.pending).then_with(|| one.tags.cmp(&two.tags)));
     let rest = all.split_off(all.len().min(COUNTED));
     let mut other = Queue { tags: "other".to_owned(), pending: 0, since: None };
-    rest.iter().for_each(|queue| other.add(queue.pending, queue.since));
+    for queue in &rest {
+        other.add(queue.pending, queue.since);
+    }
     all.extend(Some(other).filter(|other| other.pending > 0));
     all
 }
