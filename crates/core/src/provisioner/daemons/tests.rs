@@ -104,6 +104,7 @@ impl Situation {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is one table")]
 fn every_situation_has_its_word() {
     use State::{False, True, Unknown};
     let three = |ready: i64| Some(["a", "b", "c"].map(|name| pod(name, ready)).to_vec());
