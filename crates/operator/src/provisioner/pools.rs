@@ -36,9 +36,12 @@ pub(crate) struct Pools {
     known: Mutex<HashMap<Key, Known>>,
     touched: Mutex<HashSet<Key>>,
     /// The pods of each as of a version of its Deployment.
-    pods: Mutex<HashMap<Key, (String, Arc<Vec<Pod>>)>>,
+    pods: Mutex<HashMap<Key, Listed>>,
     verify: Duration,
 }
+
+/// Pods, and the version of the Deployment at which they were listed.
+type Listed = (String, Arc<Vec<Pod>>);
 
 struct Known {
     uid: Option<String>,
