@@ -40,8 +40,10 @@ pub mod kind {
     pub const PROVISIONER_KEY_READY: &str = "ProvisionerKeyReady";
     /// The Secret holds the provisioner key.
     pub const PROVISIONER_KEY_SECRET_READY: &str = "ProvisionerKeySecretReady";
-    /// Daemons of the pool are connected to coderd.
+    /// The daemon of every ready pod of the pool is connected to coderd.
     pub const DAEMONS_CONNECTED: &str = "DaemonsConnected";
+    /// Every job that waits has a daemon that could run it. On a control plane that has pools.
+    pub const JOBS_RUNNABLE: &str = "JobsRunnable";
     /// The workspace proxy is registered in coderd.
     pub const REGISTERED: &str = "Registered";
 }
@@ -94,6 +96,12 @@ pub mod reason {
     pub const FOREIGN_OBJECT: &str = "ForeignObject";
     /// The API server refuses what the spec asks for.
     pub const INVALID: &str = "Invalid";
+    /// Every ready pod has its daemon connected.
+    pub const CONNECTED: &str = "Connected";
+    /// A pod is ready and its daemon has still time to connect.
+    pub const CONNECTING: &str = "Connecting";
+    /// No pod is ready that could have a daemon.
+    pub const NO_PODS_READY: &str = "NoPodsReady";
     /// The operator lacks a permission.
     pub const FORBIDDEN: &str = "Forbidden";
 }

@@ -31,8 +31,8 @@ pub use network::{
 };
 pub use pod::{Certs, DisruptionBudget, PodSettings, Probe, Prometheus, PullPolicy, ServiceAccountSettings};
 pub use provisioner::{
-    CoderProvisioner, CoderProvisionerSpec, CoderProvisionerStatus, CredentialsSource, DaemonCounts,
-    OnEntitlementLost, PendingKey, ProvisionerBootstrap, ProvisionerKey, StaleKey,
+    CoderProvisioner, CoderProvisionerSpec, CoderProvisionerStatus, CredentialsSource, DaemonStatus,
+    DaemonsStatus, OnEntitlementLost, PendingKey, ProvisionerBootstrap, ProvisionerKey, StaleKey,
 };
 pub use rbac::WorkspaceRbac;
 pub use refs::{ControlPlaneRef, ReportedSecretRef, SecretKey, SecretKeyRef, SecretRef};

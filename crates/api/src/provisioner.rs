@@ -50,6 +50,13 @@ use crate::{
     printcolumn(name = "Organization", type_ = "string", json_path = ".status.organizationName"),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas", priority = 1),
     printcolumn(
+        name = "Connected",
+        type_ = "integer",
+        json_path = ".status.daemons.connected",
+        priority = 1
+    ),
+    printcolumn(name = "Busy", type_ = "integer", json_path = ".status.daemons.busy", priority = 1),
+    printcolumn(
         name = "Control Plane",
         type_ = "string",
         json_path = ".spec.controlPlaneRef.name",
@@ -200,9 +207,9 @@ pub struct CoderProvisionerStatus {
     /// Keys that are no longer wanted and not yet deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stale_keys: Vec<StaleKey>,
-    /// The daemons that coderd knows.
+    /// The daemons that are connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub daemons: Option<DaemonCounts>,
+    pub daemons: Option<DaemonsStatus>,
 }
 
 /// Credentials for managing keys.
@@ -293,10 +300,10 @@ pub struct StaleKey {
     pub unused_since: Option<Time>,
 }
 
-/// The daemons of a pool, as coderd sees them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+/// The daemons of a pool, as coderd lists them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct DaemonCounts {
+pub struct DaemonsStatus {
     /// Connected.
     #[serde(default)]
     pub connected: i32,
@@ -306,6 +313,32 @@ pub struct DaemonCounts {
     /// Connected and waiting for a job.
     #[serde(default)]
     pub idle: i32,
+    /// Connected, with another major or minor version than coderd.
+    #[serde(default)]
+    pub outdated: i32,
+    /// When this was so. It is written when anything but a time has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<Time>,
+    /// The first twenty of them by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub list: Vec<DaemonStatus>,
+}
+
+/// A daemon that is connected.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonStatus {
+    /// Its name, which is that of its pod.
+    pub name: String,
+    /// Its version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// `Busy` or `Idle`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
+    /// Its last sign of life before `asOf`; coderd notes one a minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<Time>,
 }
 
 /// Tags of a key. coderd itself decides `scope` and `owner` for daemons with a key.

@@ -174,7 +174,7 @@ pub fn timeless(mut status: Value) -> Value {
     fn strip(value: &mut Value) {
         match value {
             Value::Object(map) => {
-                let times = ["Time", "LastChecked", "LastApplied", "since"];
+                let times = ["Time", "LastChecked", "LastApplied", "since", "asOf", "lastSeen"];
                 map.retain(|key, _| !times.iter().any(|end| key.ends_with(end)));
                 map.values_mut().for_each(strip);
             }
@@ -187,10 +187,12 @@ pub fn timeless(mut status: Value) -> Value {
 }
 
 /// Conditions whose bad news, and whose end, is told. `Ready` is told always.
-const TOLD: [&str; 8] = [
+const TOLD: [&str; 10] = [
+    kind::DAEMONS_CONNECTED,
     kind::DOWNGRADE,
     kind::ENTITLEMENTS_HEALTHY,
     kind::EXPOSED,
+    kind::JOBS_RUNNABLE,
     kind::LICENSE_APPLIED,
     kind::LICENSE_EXPIRING,
     kind::OPERATOR_ACCESS_READY,
@@ -235,8 +237,15 @@ pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<Note> {
 }
 
 /// Reasons that are no news: on its way, or as it was asked for.
-const QUIET: [&str; 5] =
-    [reason::PENDING, reason::DISABLED, reason::PROGRESSING, reason::REVOKING, reason::DATABASE_URL_MISSING];
+const QUIET: [&str; 7] = [
+    reason::PENDING,
+    reason::DISABLED,
+    reason::PROGRESSING,
+    reason::REVOKING,
+    reason::DATABASE_URL_MISSING,
+    reason::CONNECTING,
+    reason::NO_PODS_READY,
+];
 
 /// Whether a condition, other than `Ready`, is something a person should know of.
 fn is_bad(condition: &Condition) -> bool {

@@ -28,6 +28,7 @@ use crate::{
     account::{self, Accounts},
     disruption,
     exposure::{self, route::HTTPRoute},
+    jobs::Jobs,
     names::instance_label,
     outcome::Failure,
     service,
@@ -52,6 +53,8 @@ pub struct Seen {
     pub privileged_rules: bool,
     /// What conversations with coderd have brought.
     pub coderd: coderd::Report,
+    /// Whether jobs have daemons that could run them.
+    pub jobs: Jobs,
 }
 
 /// Children as last seen.

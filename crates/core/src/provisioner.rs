@@ -3,6 +3,7 @@
 //! The key has a protocol of its own ([`keys`]), and so has the license ([`gate`]). The rest is decided here, and goes on
 //! whatever the key and the license are doing.
 
+pub mod daemons;
 pub mod deployment;
 pub mod gate;
 pub mod keys;
@@ -51,6 +52,8 @@ pub struct Seen {
     pub gate: gate::Gate,
     /// Whether the credentials for managing keys are there.
     pub credentials: Result<(), keys::Trouble>,
+    /// What is known of its daemons.
+    pub daemons: daemons::Seen,
 }
 
 /// Children as last seen.

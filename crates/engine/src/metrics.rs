@@ -96,6 +96,31 @@ struct Object {
     name: String,
 }
 
+/// Jobs of one control plane that need the same tags and wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobQueue {
+    /// Namespace of the control plane.
+    pub namespace: String,
+    /// Name of the control plane.
+    pub name: String,
+    /// Their organization.
+    pub organization: String,
+    /// Their tags; of many sets the rest is one.
+    pub tags: String,
+    /// How many.
+    pub pending: usize,
+    /// For how many seconds the first of them waits.
+    pub waiting: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Jobs {
+    namespace: String,
+    name: String,
+    organization: String,
+    tags: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Resource {
     resource: String,
@@ -122,6 +147,8 @@ pub struct Metrics {
     coderd_calls: Family<CoderdCall, Count>,
     coderd_call_duration: Durations<CoderdCallName>,
     license_expires: Family<Object, Level>,
+    jobs_pending: Family<Jobs, Level>,
+    jobs_longest_wait: Family<Jobs, Level>,
 }
 
 impl Metrics {
@@ -142,6 +169,8 @@ impl Metrics {
             coderd_calls: Family::default(),
             coderd_call_duration: Family::new_with_constructor(call_durations),
             license_expires: Family::default(),
+            jobs_pending: Family::default(),
+            jobs_longest_wait: Family::default(),
         };
         metrics.register();
         Arc::new(metrics)
@@ -204,6 +233,17 @@ impl Metrics {
             Unit::Seconds,
             self.license_expires.clone(),
         );
+        ours.register(
+            "jobs_pending",
+            "Provisioner jobs that wait for a daemon, by the tags that they need",
+            self.jobs_pending.clone(),
+        );
+        ours.register_with_unit(
+            "jobs_longest_wait",
+            "Time that the first of these jobs has waited",
+            Unit::Seconds,
+            self.jobs_longest_wait.clone(),
+        );
         ours.register("watch_restarts", "Watches that had to be started again", self.watch_restarts.clone());
     }
 
@@ -243,6 +283,17 @@ impl Metrics {
         self.license_expires.clear();
         for (namespace, name, at) in all {
             self.license_expires.get_or_create(&Object { namespace, name }).set(at);
+        }
+    }
+
+    /// The jobs that wait. Replaces what was there.
+    pub fn job_queues(&self, all: impl IntoIterator<Item = JobQueue>) {
+        self.jobs_pending.clear();
+        self.jobs_longest_wait.clear();
+        for JobQueue { namespace, name, organization, tags, pending, waiting } in all {
+            let labels = Jobs { namespace, name, organization, tags };
+            self.jobs_pending.get_or_create(&labels).set(level(pending));
+            self.jobs_longest_wait.get_or_create(&labels).set(waiting);
         }
     }
 
@@ -307,6 +358,14 @@ mod tests {
         metrics.objects("CoderControlPlane", "unknown", 0);
         metrics.unparsable("CoderControlPlane", 1);
         metrics.watch_restarts("secrets");
+        metrics.job_queues([JobQueue {
+            namespace: "ns".into(),
+            name: "coder".into(),
+            organization: "default".into(),
+            tags: "region=\"eu\"".into(),
+            pending: 2,
+            waiting: 75,
+        }]);
         metrics.encode().unwrap()
     }
 
@@ -331,6 +390,8 @@ mod tests {
             "coder_k8s_objects{kind=\"CoderControlPlane\",ready=\"true\"} 4",
             "coder_k8s_unparsable_objects{kind=\"CoderControlPlane\"} 1",
             "coder_k8s_watch_restarts_total{resource=\"secrets\"} 1",
+            "coder_k8s_jobs_pending{namespace=\"ns\",name=\"coder\",organization=\"default\",tags=\"region=\\\"eu\\\"\"} 2",
+            "coder_k8s_jobs_longest_wait_seconds{namespace=\"ns\",name=\"coder\",organization=\"default\",tags=\"region=\\\"eu\\\"\"} 75",
             concat!("coder_k8s_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing from\n{text}");

@@ -49,7 +49,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use context::{Context, served_by};
 pub(crate) use options::Options;
 
-use context::{Outside, Reported, kind};
+pub(crate) use context::kind;
+use context::{Outside, Reported};
 use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;
@@ -149,12 +150,14 @@ pub(crate) async fn control(
         let reconcile = |key| reconcile(key, ctx.clone());
         let converse = |key| crate::controlplane::talk::converse(key, ctx.clone());
         let pool = |key| crate::provisioner::reconcile(key, ctx.clone());
-        let (passes, talks, pools) = tokio::join!(
+        let roll_call = |key| crate::controlplane::rollcall::call(key, ctx.clone());
+        let (passes, talks, pools, roll_calls) = tokio::join!(
             ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile),
             ctx.talks.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, converse),
             ctx.pools.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, pool),
+            ctx.roll_calls.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, roll_call),
         );
-        passes && talks && pools
+        passes && talks && pools && roll_calls
     };
     let drained = tokio::select! {
         drained = work => drained,
@@ -303,7 +306,7 @@ async fn serve(
     Ok(())
 }
 
-/// Counts our objects by readiness, for the metrics, and tells when their licenses end.
+/// Counts our objects by readiness, for the metrics, and tells when their licenses end and which jobs wait.
 fn count_objects(ctx: &Context) {
     let mut ends = Vec::new();
     ctx.caches.control_planes.each(|plane| {
@@ -313,6 +316,7 @@ fn count_objects(ctx: &Context) {
         }
     });
     ctx.metrics.licenses_expire(ends);
+    ctx.metrics.job_queues(ctx.roll_calls.queues(ctx.now()));
     count(ctx, &ctx.caches.control_planes);
     count(ctx, &ctx.caches.provisioners);
     count(ctx, &ctx.caches.workspace_proxies);

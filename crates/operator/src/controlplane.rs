@@ -2,6 +2,7 @@
 
 mod act;
 mod observe;
+pub(crate) mod rollcall;
 pub(crate) mod talk;
 
 use std::sync::Arc;

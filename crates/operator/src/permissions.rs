@@ -96,7 +96,7 @@ pub const TOUCHES: [Touch; 19] = [
         verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
         only: None,
         within: Within::Watched,
-        why: "telling why pods do not start; the rest only so that workspaces may be granted it",
+        why: "telling why pods do not start and whose daemon is missing, marking those at work before a pool shrinks, starting those anew whose daemon has given up; the rest only so that workspaces may be granted it",
     },
     Touch {
         group: "policy",

@@ -4,9 +4,11 @@
 //! enough that a server that hangs holds up its own pools alone.
 
 mod act;
+mod health;
 mod keys;
 mod observe;
 pub(crate) mod pools;
+mod shrink;
 
 use std::sync::Arc;
 
@@ -47,7 +49,10 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     if act::release(&seen, &plan, &decision, &ctx, &mut outcome).await {
         return Next::After(ctx.own_write());
     }
-    let status = provisioner::status(&seen, &plan, &outcome, &decision, ctx.now());
+    let health = provisioner::daemons::judge(&seen, outcome.deployment.as_deref(), &decision, ctx.now());
+    health::repair(&health, &seen, &ctx).await;
+    let status = provisioner::status(&seen, &plan, &outcome, &decision, &health, ctx.now());
     let next = ctx.conclude(&key, &*seen.object, &status, outcome.into_done(), started).await;
-    ctx.pools.next(&key, next, &decision, &seen.gate, dealings.retry)
+    ctx.roll_calls.consider(&seen.object, &health);
+    ctx.pools.next(&key, next, &decision, [seen.gate.again, health.again], dealings.retry)
 }

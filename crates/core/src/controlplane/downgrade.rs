@@ -3,9 +3,11 @@
 //! coderd migrates its database when it starts and refuses one that a newer release has migrated. So going back to an
 //! older image needs a backup of the database, which is worth a warning before anybody wonders.
 
+use crate::version;
+
 /// What to say about it. None: no downgrade, or none that the names show.
 pub(super) fn warning(image: &str, last_ran: Option<&str>) -> Option<String> {
-    let (asked, ran) = (version(tag(image)?)?, version(last_ran?)?);
+    let (asked, ran) = (version::of_image(image)?, version::parse(last_ran?)?);
     (asked < ran).then(|| {
         format!(
             "the image {image} is older than coderd {}, which last ran on this database; \
@@ -13,21 +15,6 @@ pub(super) fn warning(image: &str, last_ran: Option<&str>) -> Option<String> {
             last_ran.unwrap_or_default()
         )
     })
-}
-
-/// The tag of an image reference.
-fn tag(image: &str) -> Option<&str> {
-    let image = image.split('@').next()?;
-    let name = image.rsplit('/').next()?;
-    name.split_once(':').map(|(_, tag)| tag)
-}
-
-/// Major, minor and patch of a version such as `v2.30.0-rc.1+abc`.
-fn version(text: &str) -> Option<(u32, u32, u32)> {
-    let core = text.trim_start_matches('v').split(['-', '+']).next()?;
-    let mut parts = core.split('.').map(|part| part.parse().ok());
-    let found = (parts.next()??, parts.next()??, parts.next()??);
-    parts.next().is_none().then_some(found)
 }
 
 #[cfg(test)]

@@ -84,6 +84,7 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
     say_exposure(&mut conditions, object, &outcome.exposure);
     let own = object.namespace().unwrap_or_default();
     workspace_access::tell(&mut conditions, &own, &plan.workspaces, &outcome.ungranted);
+    seen.jobs.tell(&mut conditions);
     conditions.clear(kind::PAUSED);
     match downgrade::warning(object.spec.image.as_str(), next.version.as_deref()) {
         Some(why) => conditions.set(kind::DOWNGRADE, true, reason::OLDER_THAN_DATABASE, why),

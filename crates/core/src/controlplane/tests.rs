@@ -21,6 +21,7 @@ fn seen(spec: Value) -> Seen {
         gateway_api: true,
         privileged_rules: false,
         coderd: coderd::Report::default(),
+        jobs: Jobs::Unheard,
     }
 }
 

@@ -11,7 +11,9 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
 use super::{
-    Plan, Seen, gate,
+    Plan, Seen,
+    daemons::Health,
+    gate,
     keys::{Decision, Next, Stage},
 };
 use crate::{
@@ -50,6 +52,7 @@ pub fn status(
     plan: &Plan,
     outcome: &Outcome,
     key: &Decision,
+    daemons: &Health,
     now: Timestamp,
 ) -> CoderProvisionerStatus {
     let object = &*seen.object;
@@ -78,6 +81,8 @@ pub fn status(
     let said_ready = conditions.said(kind::PROVISIONER_KEY_READY).is_some_and(|c| c.status == "True");
     conditions.set_common(&outcome.done, verdict(seen, outcome, &rollout, key, said_ready));
     say_deployment(&mut conditions, &rollout, outcome.pods_say.as_deref());
+    daemons.tell(&mut conditions);
+    next.daemons = daemons.report(before.daemons.as_ref(), now);
     let own = object.namespace().unwrap_or_default();
     workspace_access::tell(&mut conditions, &own, &plan.workspaces, &outcome.ungranted);
     conditions.clear(kind::PAUSED);

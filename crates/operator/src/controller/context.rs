@@ -52,7 +52,10 @@ use tokio::time::Instant;
 
 use super::{lookups::Lookups, options::Options, watches::Scope};
 use crate::{
-    controlplane::talk::{Intervals, Talks},
+    controlplane::{
+        rollcall::RollCalls,
+        talk::{Intervals, Talks},
+    },
     provisioner::pools::Pools,
 };
 
@@ -157,6 +160,8 @@ pub(crate) struct Context {
     pub(crate) talks: Talks,
     /// Pools, whose passes talk to coderd themselves and so have a queue of their own.
     pub(crate) pools: Pools,
+    /// Who of the daemons is there.
+    pub(crate) roll_calls: RollCalls,
     /// Makes clients of coderd.
     pub(crate) connector: Connector,
     /// The way into its database.
@@ -231,6 +236,7 @@ impl Context {
         Self {
             talks: Talks::new(intervals),
             pools: Pools::new(metrics.clone(), options.verify_interval),
+            roll_calls: RollCalls::new(options.daemons_interval, options.daemons_patience),
             connector: outside.connector,
             postgres: outside.postgres,
             cleanup_timeout: options.cleanup_timeout,
@@ -309,6 +315,8 @@ impl Context {
         self.talks.forget(key);
         self.talks.queue.forget(key);
         self.pools.forget(key);
+        self.roll_calls.forget(key);
+        self.roll_calls.queue.forget(key);
     }
 
     /// Writes a status in the middle of a pass, before something that must not happen unrecorded. What was seen of the

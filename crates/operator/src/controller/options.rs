@@ -95,6 +95,14 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_VERIFY_INTERVAL", default_value = "10m", value_parser = duration, value_name = "TIME", hide = true)]
     pub(crate) verify_interval: Duration,
 
+    /// How often coderd is asked for the daemons and waiting jobs of an organization with pools
+    #[arg(long, env = "CODER_K8S_DAEMONS_INTERVAL", default_value = "60s", value_parser = duration, value_name = "TIME")]
+    pub(crate) daemons_interval: Duration,
+
+    /// How long a daemon may take to connect after its pod is ready, before that is worth a word
+    #[arg(long, env = "CODER_K8S_DAEMONS_PATIENCE", default_value = "3m", value_parser = duration, value_name = "TIME", hide = true)]
+    pub(crate) daemons_patience: Duration,
+
     /// How long work in progress may go on when the operator is asked to stop
     #[arg(long, env = "CODER_K8S_SHUTDOWN_TIMEOUT", default_value = "20s", value_parser = duration, value_name = "TIME")]
     pub(crate) shutdown_timeout: Duration,

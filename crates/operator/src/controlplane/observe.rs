@@ -31,7 +31,8 @@ pub(super) async fn observe(
     let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
     let privileged_rules = ctx.privileged_rules;
     let coderd = ctx.talks.report(key, object.uid().as_ref());
-    (Seen { object, children, sources, consent, gateway_api, privileged_rules, coderd }, unasked)
+    let jobs = ctx.roll_calls.jobs(key, ctx);
+    (Seen { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs }, unasked)
 }
 
 fn children(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Children {

@@ -11,6 +11,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::gate::Owner;
 
+use super::shrink;
 use crate::controller::{
     Context, accounts,
     children::{self, apply, remove},
@@ -55,6 +56,7 @@ pub(super) async fn roll_out(seen: &Seen, run: Option<&Run>, ctx: &Context, outc
     };
     let Some(desired) = deployment::build(seen, sources, run) else { return };
     let held = outcome.deployment.clone();
+    shrink::prepare(seen, &desired, held.as_deref(), ctx).await;
     outcome.deployment = apply(ctx, &owner, desired, held, &mut outcome.done).await;
     if Rollout::of(outcome.deployment.as_deref()).is_stalled() {
         outcome.pods_say = pods::complaint(&ctx.client, &owner.namespace, &seen.selector()).await;

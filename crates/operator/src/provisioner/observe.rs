@@ -16,6 +16,7 @@ use coder_k8s_core::{
 use coder_k8s_engine::{key::Key, secret};
 use kube::ResourceExt;
 
+use super::health;
 use crate::controller::{Context, coderd, served_by, workspaces};
 
 /// What there is of the object, its children, its control plane and what it refers to. The second value tells of
@@ -37,6 +38,7 @@ pub(super) async fn observe(
     let gate = gate(control_plane.as_deref(), ctx).await;
     let credentials = credentials(&object, control_plane.as_deref(), key, ctx).await;
     let privileged_rules = ctx.privileged_rules;
+    let daemons = health::look(key, &object, children.deployment.as_deref(), ctx).await;
     let seen = Seen {
         object,
         control_plane,
@@ -47,6 +49,7 @@ pub(super) async fn observe(
         privileged_rules,
         gate,
         credentials,
+        daemons,
     };
     (seen, unasked)
 }

@@ -11,7 +11,7 @@ use coder_k8s_core::{
     object,
     outcome::Retry,
     provisioner::{
-        gate::Gate,
+        daemons::Pod,
         keys::{self, Decision},
     },
 };
@@ -35,8 +35,13 @@ pub(crate) struct Pools {
     failures: Failures,
     known: Mutex<HashMap<Key, Known>>,
     touched: Mutex<HashSet<Key>>,
+    /// The pods of each as of a version of its Deployment.
+    pods: Mutex<HashMap<Key, Listed>>,
     verify: Duration,
 }
+
+/// Pods, and the version of the Deployment at which they were listed.
+type Listed = (String, Arc<Vec<Pod>>);
 
 struct Known {
     uid: Option<String>,
@@ -52,6 +57,7 @@ impl Pools {
             failures: Failures::default(),
             known: Mutex::default(),
             touched: Mutex::default(),
+            pods: Mutex::default(),
             verify,
         }
     }
@@ -65,7 +71,23 @@ impl Pools {
     pub(crate) fn forget(&self, key: &Key) {
         self.known.lock().remove(key);
         self.touched.lock().remove(key);
+        self.pods.lock().remove(key);
         self.failures.forget(key);
+    }
+
+    /// The pods of a pool, if they were listed at this version of its Deployment.
+    pub(crate) fn pods(&self, key: &Key, version: &str) -> Option<Arc<Vec<Pod>>> {
+        self.pods.lock().get(key).filter(|(listed, _)| listed == version).map(|(_, pods)| pods.clone())
+    }
+
+    /// Has the pods of a pool listed again: they were changed.
+    pub(crate) fn forget_pods(&self, key: &Key) {
+        self.pods.lock().remove(key);
+    }
+
+    /// Keeps the pods of a pool as of a version of its Deployment.
+    pub(crate) fn keep_pods(&self, key: &Key, version: String, pods: &Arc<Vec<Pod>>) {
+        self.pods.lock().insert(key.clone(), (version, pods.clone()));
     }
 
     /// Whether the key is to be verified: on a change, and at an interval. A restart alone verifies in its time.
@@ -99,7 +121,7 @@ impl Pools {
         key: &Key,
         concluded: Next,
         decision: &Decision,
-        gate: &Gate,
+        again: [Option<Duration>; 2],
         retry: Option<Retry>,
     ) -> Next {
         if let Some(retry) = retry {
@@ -119,7 +141,7 @@ impl Pools {
                 known.verify_at.saturating_duration_since(now)
             })
         };
-        soonest(concluded, [goes_on.then_some(ON), decision.again, gate.again, verify])
+        soonest(concluded, [goes_on.then_some(ON), decision.again, verify].into_iter().chain(again))
     }
 }
 
@@ -134,7 +156,7 @@ fn is_steady(object: &CoderProvisioner) -> bool {
     ready && !object::is_going(object)
 }
 
-fn soonest<const N: usize>(next: Next, others: [Option<Duration>; N]) -> Next {
+fn soonest(next: Next, others: impl IntoIterator<Item = Option<Duration>>) -> Next {
     let asked = match next {
         Next::OnChange => None,
         Next::After(delay) => Some(delay),

@@ -1,7 +1,7 @@
 //! What a pool costs when it is made, while nothing happens, and after a restart.
 //!
-//! The intervals of the first half are the real ones. In the second half time is scaled by a hundred: verification every
-//! 6 s for 10 min.
+//! In the first half the intervals are longer than the test. In the second half they are short: verification every 6 s
+//! for 10 min, and the daemons of an organization every 2 s for 60 s.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,6 +22,8 @@ const WATCHED: Duration = Duration::from_secs(30);
 const AFTER_RESTART: Duration = Duration::from_secs(5);
 const VERIFY: Duration = Duration::from_secs(6);
 const SCALE: f64 = 100.0;
+/// How often coderd is asked for the daemons and jobs of an organization.
+const ROLL_CALL: Duration = Duration::from_secs(2);
 
 /// What is asked besides the lease and the watches.
 fn besides(all: &[AuditEvent]) -> Vec<&AuditEvent> {
@@ -48,7 +50,8 @@ fn counted(all: impl IntoIterator<Item = String>) -> BTreeMap<String, usize> {
 async fn a_pool_costs_one_write_a_child_and_nothing_at_rest() {
     let _alone = ALONE.lock().await;
     let own = Own::new().await;
-    let quiet: Vec<_> = QUICK.into_iter().chain(["--entitlements-interval=10m"]).collect();
+    let quiet: Vec<_> =
+        QUICK.into_iter().chain(["--entitlements-interval=10m", "--daemons-interval=1h"]).collect();
     let mut first = own.operator(&quiet);
     first.leads().await;
     own.licensed_plane(&license(1), json!({})).await;
@@ -103,7 +106,9 @@ async fn a_pool_costs_one_write_a_child_and_nothing_at_rest() {
     assert_eq!(second.exit_code().await, Some(0), "{}", second.output());
 
     let verify = format!("--verify-interval={}s", VERIFY.as_secs());
-    let often: Vec<_> = quiet.into_iter().chain([verify.as_str()]).collect();
+    let roll_call = format!("--daemons-interval={}s", ROLL_CALL.as_secs());
+    let often = [&*verify, &*roll_call, "--daemons-patience=1s", "--entitlements-interval=10m"];
+    let often: Vec<_> = QUICK.into_iter().chain(often).collect();
     verifies_at_its_interval(&own, &own.operator(&often)).await;
 }
 
@@ -128,7 +133,10 @@ fn costs_one_write_a_child(asked: &[AuditEvent]) {
     println!("{statuses} writes of the status, {events} events");
     // Announced, made, proven, rolling out, ready.
     assert!(statuses <= 5, "{:?}", listed(written.iter().copied()));
-    assert_eq!(written.len(), 6 + statuses + events, "{:?}", listed(written.iter().copied()));
+    // The first pool of a control plane has its jobs asked for, which its status says once.
+    let planes = of("codercontrolplanes", "status");
+    assert!(planes <= 1, "{:?}", listed(written.iter().copied()));
+    assert_eq!(written.len(), 6 + statuses + events + planes, "{:?}", listed(written.iter().copied()));
     assert!(written.iter().all(|event| event.code < 300), "{:?}", listed(written.iter().copied()));
 }
 
@@ -157,4 +165,10 @@ async fn verifies_at_its_interval(own: &Own, operator: &Operator) {
     assert!(expected.contains(&proofs), "{counts:?}");
     let keys = calls.iter().filter(|entry| entry.path.contains("/provisionerkeys")).count();
     assert_eq!(keys, proofs, "nothing else is asked about keys: {counts:?}");
+    // One call each for all pools, every 2 s, a tenth more or less.
+    for what in ["/provisionerdaemons", "/provisionerjobs"] {
+        let asked = calls.iter().filter(|entry| entry.path.ends_with(what)).count();
+        println!("{what}: {asked} calls for {POOLS} pools");
+        assert!((10..=18).contains(&asked), "{counts:?}");
+    }
 }

@@ -1,0 +1,143 @@
+use super::*;
+use crate::roll::Daemon;
+
+fn tags(list: &str) -> Tags {
+    let pairs = list.split(',').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn job(list: &str, waits: i64) -> Job {
+    let given = tags(list);
+    let tags = if given.contains_key("scope") { given } else { normal(&given) };
+    Job { tags, since: Some(at(1000 - waits)) }
+}
+
+fn roll(daemons: &[&str], jobs: Vec<Job>) -> Roll {
+    let daemons = daemons.iter().enumerate().map(|(n, list)| Daemon {
+        name: format!("daemon-{n}"),
+        tags: normal(&tags(list)),
+        ..Daemon::default()
+    });
+    Roll { daemons: daemons.collect(), jobs: Some(jobs), ..Roll::default() }
+}
+
+fn pool(name: &str, list: &str) -> Pool {
+    Pool {
+        name: name.into(),
+        organization: "org".into(),
+        tags: tags(list),
+        is_scaled_to_zero: name.contains("zero"),
+    }
+}
+
+fn verdict(roll: &Roll, pools: &[Pool]) -> Jobs {
+    judge(&[Organization { id: "org", name: "default", roll }], pools, at(1000))
+}
+
+#[test]
+fn tags_match_as_coderd_matches_them() {
+    for (job, daemon, runs) in [
+        ("", "", true),
+        ("", "region=eu", false),
+        ("region=eu", "", false),
+        ("region=eu", "region=eu", true),
+        ("region=eu", "region=eu,gpu=1", true),
+        ("region=eu,gpu=1", "region=eu", false),
+        ("region=eu", "region=us", false),
+        ("region=eu", "REGION=eu", false),
+        ("region=", "", true),
+        ("", "region=", true),
+        ("scope=organization,owner=", "", true),
+        ("a=1,scope=organization", "a=1", true),
+        ("owner=somebody", "", true),
+    ] {
+        assert_eq!(can_run(&normal(&tags(job)), &normal(&tags(daemon))), runs, "{job:?} on {daemon:?}");
+    }
+    let of_a_user = tags("scope=user,owner=42");
+    assert!(!can_run(&of_a_user, &normal(&tags(""))), "daemons with a key belong to no user");
+    assert!(can_run(&of_a_user, &of_a_user));
+}
+
+#[test]
+fn a_job_is_stuck_when_it_waits_too_long_and_nobody_alive_could_run_it() {
+    for (daemons, jobs, stuck) in [
+        (&["region=eu"][..], vec![job("region=eu", 600)], false),
+        (&[][..], vec![job("region=eu", 59)], false),
+        (&[][..], vec![job("region=eu", 60)], false),
+        (&[][..], vec![job("region=eu", 61)], true),
+        (&["region=us"][..], vec![job("region=eu", 61)], true),
+        (&["region=eu"][..], vec![job("", 61)], true),
+        (&[""][..], vec![job("", 600), job("gpu=1", 10)], false),
+        (&[][..], vec![], false),
+        (&[][..], vec![Job { tags: normal(&tags("")), since: None }], true),
+    ] {
+        let found = verdict(&roll(daemons, jobs.clone()), &[]);
+        assert_eq!(matches!(found, Jobs::Stuck(_)), stuck, "{daemons:?} {jobs:?}: {found:?}");
+    }
+}
+
+#[test]
+fn what_would_help_is_named() {
+    let pools = [
+        pool("eu", "region=eu"),
+        pool("zero", "gpu=1,size="),
+        pool("plain", ""),
+        Pool { organization: "elsewhere".into(), ..pool("us", "region=us") },
+    ];
+    for (tags, pools, expected) in [
+        ("region=eu", &pools[..], "CoderProvisioner eu would run them, but no daemon of it is connected"),
+        ("gpu=1", &pools[..], "CoderProvisioner zero would run them, but is scaled to zero"),
+        ("", &pools[..], "CoderProvisioner plain would run them, but no daemon of it is connected"),
+        ("region=us", &pools[..], "a CoderProvisioner with tags region=us would run them"),
+        ("", &pools[..2], "a CoderProvisioner without tags would run them"),
+        ("scope=user,owner=42", &pools[..], "only a daemon that their owner runs may take them"),
+    ] {
+        match verdict(&roll(&[], vec![job(tags, 100)]), pools) {
+            Jobs::Stuck(message) => assert!(message.ends_with(expected), "{tags}: {message}"),
+            other => panic!("{tags}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_message_is_the_same_from_look_to_look_and_bounded() {
+    let many = |waits: i64| {
+        (0..40).map(|n| job(&format!("a={n:02},long={}", "x".repeat(400)), waits + n)).collect::<Vec<_>>()
+    };
+    let [one, two] = [100, 900].map(|waits| verdict(&roll(&[], many(waits)), &[]));
+    assert_eq!(one, two);
+    let Jobs::Stuck(message) = one else { panic!("{one:?}") };
+    assert!(message.ends_with("; and jobs with other tags") && message.len() < 4000, "{message}");
+}
+
+#[test]
+fn what_could_not_be_asked_is_unknown_unless_a_job_is_known_to_be_stuck() {
+    let trouble = Trouble { reason: "Forbidden", message: "not permitted".into() };
+    let blind = Roll { jobs: None, trouble: Some(trouble.clone()), ..Roll::default() };
+    assert_eq!(verdict(&blind, &[]), Jobs::Unknown(trouble.clone()));
+    let old = Roll { outdated: true, trouble: Some(trouble.clone()), ..roll(&[], vec![job("", 100)]) };
+    assert_eq!(verdict(&old, &[]), Jobs::Unknown(trouble.clone()));
+    let recent = Roll { outdated: false, ..old };
+    assert!(matches!(verdict(&recent, &[]), Jobs::Stuck(_)), "one failure withdraws nothing");
+    let stuck = roll(&[], vec![job("", 100)]);
+    let both = [("a", &blind), ("b", &stuck)].map(|(id, roll)| Organization { id, name: id, roll });
+    assert!(matches!(judge(&both, &[], at(1000)), Jobs::Stuck(_)));
+}
+
+#[test]
+fn queues_are_counted_by_tags_and_never_too_many() {
+    let jobs = vec![job("region=eu", 5), job("region=eu", 50), job("", 7), job("scope=user,owner=42", 9)];
+    let found = queues(&jobs);
+    let said: Vec<_> =
+        found.iter().map(|queue| (&*queue.tags, queue.pending, queue.since.unwrap().as_second())).collect();
+    assert_eq!(said, [("region=eu", 2, 950), ("none", 1, 993), ("owner=42,scope=user", 1, 991)]);
+    let many: Vec<_> = (0..100).map(|n| job(&format!("n={n}"), n)).collect();
+    let found = queues(&many);
+    assert_eq!(found.len(), COUNTED + 1);
+    assert_eq!(found.iter().map(|queue| queue.pending).sum::<usize>(), 100);
+    assert_eq!((&*found[COUNTED].tags, found[COUNTED].pending), ("other", 80));
+}
