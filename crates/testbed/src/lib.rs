@@ -32,7 +32,6 @@ pub use cluster::{Builder, Cluster};
 pub use codersim::CoderSim;
 pub use eventually::{TimedOut, eventually};
 pub use memory::Memory;
-pub use node::{Behaviour, Node, Program, Resolver, Rule};
 pub use node::{Behaviour, Exit, Node, Program, Resolver, Rule};
 pub use postgres::Postgres;
 pub use shared::{Namespace, Shared, shared, shared_with};
