@@ -1,12 +1,38 @@
 //! Workspace proxies. The license is looked at before the credential.
 
+use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
+    CoderSim, ProxySeen,
     message::{Asked, Reply},
     state::{Proxy, State, id, random_text},
 };
+
+impl CoderSim {
+    /// Puts a proxy back as it was in another life of the deployment, with its uuid and token.
+    pub fn restore_proxy(&self, proxy: &ProxySeen) {
+        let mut state = self.shared.state.lock();
+        let now = state.now();
+        let ProxySeen { id, name, display_name, icon, deleted, token } = proxy.clone();
+        let secret = token.expose_secret().rsplit(':').next().unwrap_or_default().to_owned();
+        let status = "unregistered".to_owned();
+        let (created_at, updated_at, version) = (now, now, String::new());
+        state.proxies.push(Proxy {
+            id,
+            name,
+            display_name,
+            icon,
+            secret,
+            deleted,
+            status,
+            version,
+            created_at,
+            updated_at,
+        });
+    }
+}
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -22,6 +48,9 @@ impl State {
     pub(super) fn proxies(&mut self, asked: &Asked, rest: &[&str]) -> Result<Reply, Reply> {
         if !self.entitlements().is_enabled("workspace_proxy") {
             return Err(Reply::not_licensed("Workspace Proxy"));
+        }
+        if let ["me", rest @ ..] = rest {
+            return self.as_proxy(asked, rest);
         }
         let owner = self.authenticate(asked)?.is_owner();
         match (asked.method.as_str(), rest) {
@@ -42,6 +71,24 @@ impl State {
                 self.find_proxy(proxy)?.deleted = true;
                 Ok(Reply::error(200, "Proxy has been deleted!"))
             }
+            _ => Err(Reply::no_route()),
+        }
+    }
+
+    /// What a proxy asks for itself, with its own token.
+    fn as_proxy(&mut self, asked: &Asked, rest: &[&str]) -> Result<Reply, Reply> {
+        let refuse = |detail: &str| Reply::error(401, "Invalid external proxy token").detail(detail);
+        let given = asked.header("coder-external-proxy-token");
+        let given = given.ok_or_else(|| Reply::error(401, "Missing required external proxy token"))?;
+        let known = self.proxies.iter().find(|proxy| given.split(':').next() == Some(&proxy.id));
+        match known {
+            None => return Err(refuse("Proxy not found.")),
+            Some(proxy) if proxy.deleted => return Err(refuse("Proxy has been deleted.")),
+            Some(proxy) if token(proxy) != given => return Err(refuse("Invalid proxy token secret.")),
+            Some(_) => {}
+        }
+        match (asked.method.as_str(), rest) {
+            ("GET", ["crypto-keys"]) => Err(Reply::error(400, "Missing feature query parameter.")),
             _ => Err(Reply::no_route()),
         }
     }
