@@ -56,7 +56,7 @@ async fn what_cannot_be_deregistered_in_time_is_named() {
         if events.iter().any(|text| text.contains(&only.id) && text.contains("eu")) {
             Ok(())
         } else {
-            Err(events)
+            Err(format!("{events:?}"))
         }
     });
     told.await.unwrap();
