@@ -31,7 +31,7 @@ mod tests;
 mod token;
 
 pub use self::{
-    decide::{DEPLOYMENT_CHANGED, URL_NOT_ALLOWED, decide},
+    decide::{CREDENTIALS_MISSING, DEPLOYMENT_CHANGED, URL_NOT_ALLOWED, decide},
     finding::{Finding, Stage, TOLD},
     record::{Pending, Record, Registration, Stale},
     seen::{Given, Listed, Listing, Marks, Proof, Secret, Seen, Token, Wanted, token_id},

@@ -13,7 +13,7 @@ use coder_k8s_core::{
     outcome::{Retry, Trouble},
     place::{Credentials, CredentialsKind, Place, SecretPlace},
     provisioner::daemon_url,
-    workspaceproxy::registration::{DEPLOYMENT_CHANGED, URL_NOT_ALLOWED},
+    workspaceproxy::registration::{CREDENTIALS_MISSING, DEPLOYMENT_CHANGED, URL_NOT_ALLOWED},
 };
 use coder_k8s_engine::{key::Key, secret};
 use kube::ResourceExt;
@@ -104,8 +104,8 @@ async fn by_address(
         reached.credentials = Some(Err(refusal(&url)));
         return reached;
     }
-    let found = is_there(&credentials, "CredentialsSecretUnavailable", key, ctx).await;
-    reached.credentials = Some(found.clone());
+    let found = is_there(&credentials, CREDENTIALS_MISSING, key, ctx).await;
+    reached.credentials = Some(found);
     let client = match client(bootstrap, &key.namespace, ctx).await {
         Ok(client) => client,
         Err(trouble) => {
@@ -116,7 +116,7 @@ async fn by_address(
     };
     reached.gate = Some(license(object, &client, verify_due, ctx).await);
     let identity = identity(object, &url, &client, verify_due, &mut reached.retry).await;
-    reached.target = found.and(identity).and_then(|id| {
+    reached.target = identity.and_then(|id| {
         let place = Place {
             control_plane: String::new(),
             url,

@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use serde_json::json;
 
 use crate::{
-    proxy::{Site, is, is_settled, status},
+    proxy::{Site, condition, is, is_settled, status},
     support::writes,
 };
 
@@ -36,7 +36,8 @@ async fn a_rate_limit_is_respected_and_outlived() {
         .await;
     let during = site.now().await;
     assert_eq!(status(&during).proxy_id.as_ref(), Some(&before.id));
-    assert!(is(&during, "Registered", "True", None), "what works is not withdrawn: {:?}", during.status);
+    let registered = condition(&during, "Registered").unwrap();
+    assert_eq!(registered.status, "True", "what works is not withdrawn: {registered:?}");
     let calls = site.sim().since(mark);
     let asked = site.scene().requests_in(&site.scene().namespace).split_off(since);
     site.sim().clear_faults();

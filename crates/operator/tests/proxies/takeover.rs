@@ -113,3 +113,26 @@ async fn proxies_are_taken_over_with_registration_and_token() {
         writes(&all).into_iter().filter(|event| event.resource != "codercontrolplanes").collect();
     assert!(written.is_empty(), "after a restart: {written:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_works_is_used_without_credentials() {
+    let cluster = Cluster::builder().controller_manager(false).crds(crds()).start().await.unwrap();
+    let client = cluster.client();
+    grant(&client, &Install::default()).await;
+    let before = recorded::replay(&client, of_proxies).await;
+    let sim = coderd(&before).await;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), "takeover");
+    secrets.delete("coder-bootstrap", &kube::api::DeleteParams::default()).await.unwrap();
+    let operator = Operator::start(&cluster, &["--coderd-timeout=3s", "--database-timeout=1s"]);
+    operator.host("coder.takeover.svc.cluster.local", sim.address());
+    let api: Api<CoderWorkspaceProxy> = Api::namespaced(client.clone(), "takeover");
+    let taken = eventually(PATIENCE, || async {
+        let eu = api.get("proxy-eu").await.unwrap();
+        let done = is(&eu, "Registered", "True", None)
+            && is(&eu, "CredentialsReady", "False", Some("CredentialsSecretUnavailable"));
+        if done { Ok(eu) } else { Err(format!("{:?}", eu.status)) }
+    });
+    let eu = taken.await.unwrap_or_else(|error| panic!("{error}\n{}", operator.output()));
+    assert_eq!(status(&eu).proxy_token_secret_ref.unwrap().name, "proxy-eu-proxy-token");
+    assert_eq!(sim.count("*", "/api/v2/workspaceproxies"), sim.count("GET", "/api/v2/workspaceproxies/me/"));
+}

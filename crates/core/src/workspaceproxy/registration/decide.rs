@@ -8,7 +8,7 @@ use super::{
     going,
     record::{Record, Registration, was_announced},
     retire,
-    seen::{Listed, Listing, Marks, Secret, Seen, Wanted},
+    seen::{Listed, Listing, Marks, Proof, Secret, Seen, Wanted},
     step::{Decision, Health, Look, Next, Settings, Step},
     token,
 };
@@ -25,6 +25,9 @@ const ICON: &str = "/emojis/1f5fa.png";
 pub const URL_NOT_ALLOWED: &str = "URLNotAllowed";
 /// Another deployment answers at the address than the one that the credential belongs to.
 pub const DEPLOYMENT_CHANGED: &str = "DeploymentChanged";
+
+/// The Secret with the credentials is not there, or empty.
+pub const CREDENTIALS_MISSING: &str = "CredentialsSecretUnavailable";
 
 /// Why a rule does not get to its end.
 #[derive(Debug)]
@@ -73,9 +76,9 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
         return pass.decision(pass.last_run(), finding::ready());
     }
     match registered(&pass, wanted) {
-        Ok((listed, run)) => {
+        Ok((health, run)) => {
             let mut decision = pass.decision(run.clone(), finding::ready());
-            decision.health = Some(health(listed));
+            decision.health = health;
             retire::add(&pass, run.as_ref(), &mut decision);
             decision
         }
@@ -89,11 +92,16 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
 }
 
 /// The registration and what pods run with, when both are as wanted and on record.
-fn registered<'a>(pass: &Pass<'a>, wanted: &Wanted) -> Flow<(&'a Listed, Option<Run>)> {
-    pass.may_begin()?;
+fn registered(pass: &Pass<'_>, wanted: &Wanted) -> Flow<(Option<Health>, Option<Run>)> {
     let target = pass.target()?;
+    pass.may_begin()?;
     pass.moves_on(target)?;
-    let listing = pass.listing(target)?;
+    let listing = match pass.listing(target) {
+        Err(Stop::Wait(finding)) if finding.reason == CREDENTIALS_MISSING => {
+            return unlisted(pass, wanted, target, finding);
+        }
+        listing => listing?,
+    };
     let listed = match &pass.record.current {
         Some(current) => listing.iter().find(|listed| listed.id == current.id),
         None => None,
@@ -123,7 +131,41 @@ fn registered<'a>(pass: &Pass<'a>, wanted: &Wanted) -> Flow<(&'a Listed, Option<
     if settled != *pass.record {
         return Err(Stop::record(settled));
     }
-    Ok((listed, run))
+    Ok((Some(health(listed)), run))
+}
+
+/// Without credentials nothing can be listed or changed. A token of ours that coderd knows says enough: the proxy is
+/// registered, and goes on.
+fn unlisted(
+    pass: &Pass<'_>,
+    wanted: &Wanted,
+    target: &Place,
+    finding: Finding,
+) -> Flow<(Option<Health>, Option<Run>)> {
+    let Some(Secret::Ours { token: Some(token), .. }) = pass.seen.secrets.get(&wanted.secret) else {
+        return Err(Stop::Wait(finding));
+    };
+    let current = pass.record.current.as_ref();
+    let Some(id) = token.id.as_ref().filter(|id| current.is_none_or(|current| current.id == **id)) else {
+        return Err(Stop::Wait(finding));
+    };
+    match pass.seen.proofs.get(&wanted.secret) {
+        None => return Err(Stop::look(Look::Proof(wanted.secret.clone()))),
+        Some(Proof::Good) => {}
+        Some(_) => return Err(Stop::Wait(finding)),
+    }
+    if !pass.seen.is_held {
+        return Err(Stop::step(Step::Hold));
+    }
+    let name = current.map_or_else(|| wanted.name.clone(), |current| current.name.clone());
+    let marks = Marks { id: id.clone(), name: name.clone(), deployment_id: target.deployment_id.clone() };
+    let run = token::settled(pass, wanted, token, marks)?;
+    let current = Some(Registration { id: id.clone(), name, place: target.clone() });
+    let record = Record { current, secret: Some(wanted.secret.clone()), ..pass.record.clone() };
+    if record != *pass.record {
+        return Err(Stop::record(record));
+    }
+    Ok((None, run))
 }
 
 /// What to say while a step is under way.

@@ -275,6 +275,24 @@ fn what_is_not_definite_makes_no_token() {
 }
 
 #[test]
+fn a_token_that_works_needs_no_credentials() {
+    let missing = Trouble { reason: CREDENTIALS_MISSING, message: "not there".into() };
+    let mut seen = well();
+    seen.may_make = Err(missing.clone());
+    seen.record = Record::default();
+    seen.listings = [(place("coder"), Listing::Unknown(missing))].into();
+    seen.proofs.clear();
+    assert_eq!(next(&seen), Next::Look(Look::Proof(secret_at("s"))));
+    seen.proofs = well().proofs;
+    let after = record(&seen);
+    assert_eq!(after.current, Some(registration(ID)));
+    seen.record = after;
+    assert_eq!(finding(&seen), (Stage::Ready, "Registered"));
+    seen.proofs = [(secret_at("s"), Proof::Refused)].into();
+    assert_eq!(finding(&seen), (Stage::Unsure, CREDENTIALS_MISSING), "another one cannot be made");
+}
+
+#[test]
 fn at_rest_nothing_is_asked() {
     let mut seen = well();
     (seen.verify_due, seen.listings, seen.proofs) = (false, BTreeMap::new(), BTreeMap::new());
@@ -343,7 +361,7 @@ fn a_refused_address_stalls_and_asks_nothing() {
     seen.listings.clear();
     let refused = Trouble { reason: URL_NOT_ALLOWED, message: "no".into() };
     (seen.target, seen.may_make) = (Err(refused.clone()), Err(refused));
-    assert_eq!(finding(&seen).1, URL_NOT_ALLOWED);
+    assert_eq!(finding(&seen), (Stage::Stalled, URL_NOT_ALLOWED));
     seen.record.current = Some(registration(ID));
     assert_eq!(finding(&seen), (Stage::Stalled, URL_NOT_ALLOWED));
 }

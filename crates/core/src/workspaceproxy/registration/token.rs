@@ -56,7 +56,7 @@ pub(super) fn in_place(
     }
 }
 
-fn settled(pass: &Pass<'_>, wanted: &Wanted, token: &Token, marks: Marks) -> Flow<Option<Run>> {
+pub(super) fn settled(pass: &Pass<'_>, wanted: &Wanted, token: &Token, marks: Marks) -> Flow<Option<Run>> {
     let secret = wanted.secret.clone();
     if let Some(Secret::Ours { marks: have, .. }) = pass.seen.secrets.get(&secret)
         && have.as_ref() != Some(&marks)

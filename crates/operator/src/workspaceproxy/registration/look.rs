@@ -1,10 +1,10 @@
 //! What is looked at when a decision asks for it.
 
-use coder_k8s_coderd::{Client, Error, Kind, Proxy};
+use coder_k8s_coderd::{BadTarget, Client, Error, Kind, Proxy, Target};
 use coder_k8s_core::{
     outcome::Trouble,
     place::{Place, SecretPlace},
-    workspaceproxy::registration::{Listed, Listing, Look, Proof},
+    workspaceproxy::registration::{CREDENTIALS_MISSING, Listed, Listing, Look, Proof},
 };
 
 use super::{super::reach, Dealings};
@@ -53,7 +53,7 @@ impl Dealings<'_> {
         let Some(token) = self.held.get(&place.name).and_then(|held| held.text(&place.key)) else {
             return Proof::Refused;
         };
-        let client = match self.client(&target).await {
+        let client = match self.anonymous(&target).await {
             Ok(client) => client,
             Err(unasked) => return Proof::Unknown(told(unasked)),
         };
@@ -81,28 +81,21 @@ impl Dealings<'_> {
         Ok(client)
     }
 
-    /// A client of a place that an address leads to: the one of the spec, or one of an earlier spec.
-    async fn by_address(&mut self, place: &Place) -> Result<Client, Unasked> {
-        let bootstrap = self.object.spec.bootstrap.as_ref();
-        let here = bootstrap.filter(|bootstrap| bootstrap.coder_url.as_str() == place.url);
+    /// A client without a credential of a place.
+    async fn anonymous(&mut self, place: &Place) -> Result<Client, Unasked> {
+        if !place.control_plane.is_empty() {
+            return places::anonymous(place, &self.key.namespace, self.ctx).await;
+        }
         if !reach::is_allowed(&place.url, &self.key.namespace, self.ctx) {
             return Err(Unasked::Gone);
         }
-        let Some(secret) = place.credentials.as_ref().and_then(|credentials| credentials.secret.as_ref())
-        else {
-            return Err(Unasked::Gone);
-        };
-        let Some(token) = places::token(secret, &self.key.namespace, self.ctx).await? else {
-            return Err(Unasked::Unknown(places::missing("CredentialsSecretUnavailable", secret)));
-        };
-        let client = match here {
+        // The address of the spec, or one of an earlier spec.
+        let bootstrap = self.object.spec.bootstrap.as_ref();
+        let client = match bootstrap.filter(|bootstrap| bootstrap.coder_url.as_str() == place.url) {
             Some(bootstrap) => reach::client(bootstrap, &self.key.namespace, self.ctx).await?,
-            None => {
-                let target = coder_k8s_coderd::Target::new(place.url.clone());
-                self.ctx.connector.to(&target).map_err(|_| Unasked::Gone)?
-            }
+            None => self.ctx.connector.to(&Target::new(place.url.clone())).map_err(|_| Unasked::Gone)?,
         };
-        // Whoever answers must be the one that the credential belongs to. For the target of a verification that is known.
+        // Whoever answers must be the one that the token belongs to. For the target of a verification that is known.
         let known = self.seen.verify_due && self.seen.target.as_ref() == Ok(place);
         if !known {
             let info = client.build_info().await.map_err(|error| self.failed(&error))?;
@@ -110,7 +103,21 @@ impl Dealings<'_> {
                 return Err(Unasked::Gone);
             }
         }
-        let bad = |bad: coder_k8s_coderd::BadTarget| Trouble { reason: "BadToken", message: bad.to_string() };
+        Ok(client)
+    }
+
+    /// A client of a place that an address leads to.
+    async fn by_address(&mut self, place: &Place) -> Result<Client, Unasked> {
+        let secret = place.credentials.as_ref().and_then(|credentials| credentials.secret.as_ref());
+        let Some(secret) = secret.filter(|_| reach::is_allowed(&place.url, &self.key.namespace, self.ctx))
+        else {
+            return Err(Unasked::Gone);
+        };
+        let Some(token) = places::token(secret, &self.key.namespace, self.ctx).await? else {
+            return Err(Unasked::Unknown(places::missing(CREDENTIALS_MISSING, secret)));
+        };
+        let client = self.anonymous(place).await?;
+        let bad = |bad: BadTarget| Trouble { reason: "BadToken", message: bad.to_string() };
         Ok(client.with_token(&token).map_err(bad)?)
     }
 
