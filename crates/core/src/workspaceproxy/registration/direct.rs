@@ -1,7 +1,7 @@
 //! A person supplies the token. Nothing is registered, and what was registered before is to go.
 
 use super::{
-    decide::{Pass, Stop},
+    decide::Pass,
     finding::{self, Finding},
     retire,
     step::{Decision, Next},
@@ -27,9 +27,7 @@ pub(super) fn decide(pass: &Pass<'_>) -> Decision {
     record.stale.retain(|stale| !stale.id.as_ref().is_some_and(is_its));
     record.secret = Some(given.place.clone());
     if record != *pass.record {
-        if let Stop::Next(next) = Stop::record(record) {
-            decision.next = *next;
-        }
+        decision.next = Next::Record(Box::new(record));
         return decision;
     }
     retire::add(pass, run.as_ref(), &mut decision);

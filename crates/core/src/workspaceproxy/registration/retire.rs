@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    decide::{Pass, Stop},
+    decide::Pass,
     record::{Record, Stale},
     seen::{Listing, Secret},
     step::{Decision, Look, Next, Step},
@@ -84,10 +84,7 @@ pub(super) fn leftovers<'a>(
 
 fn without(pass: &Pass<'_>, gone: &Stale) -> Next {
     let stale = pass.record.stale.iter().filter(|stale| *stale != gone).cloned().collect();
-    match Stop::record(Record { stale, ..pass.record.clone() }) {
-        Stop::Next(next) => *next,
-        Stop::Wait(_) => Next::Rest,
-    }
+    Next::Record(Box::new(Record { stale, ..pass.record.clone() }))
 }
 
 pub(super) fn fate(pass: &Pass<'_>, stale: &Stale) -> Fate {
