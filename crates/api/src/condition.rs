@@ -46,6 +46,16 @@ pub mod kind {
     pub const JOBS_RUNNABLE: &str = "JobsRunnable";
     /// The workspace proxy is registered in coderd.
     pub const REGISTERED: &str = "Registered";
+    /// The credentials with which a workspace proxy is registered can be used.
+    pub const CREDENTIALS_READY: &str = "CredentialsReady";
+    /// The Secret holds the token of the workspace proxy.
+    pub const TOKEN_SECRET_READY: &str = "TokenSecretReady";
+    /// The Service of the workspace proxy is written.
+    pub const SERVICE_READY: &str = "ServiceReady";
+    /// The license covers workspace proxies.
+    pub const ENTITLED: &str = "Entitled";
+    /// coderd reaches the workspace proxy.
+    pub const HEALTHY: &str = "Healthy";
 }
 
 /// Reasons that more than one condition uses.

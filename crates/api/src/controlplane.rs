@@ -179,7 +179,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.secret_names.is_empty()
     }
 }

@@ -42,5 +42,6 @@ pub use text::{
     OrganizationName, ProxyName, WildcardAccess, WildcardHost,
 };
 pub use workspaceproxy::{
-    CoderWorkspaceProxy, CoderWorkspaceProxySpec, CoderWorkspaceProxyStatus, ProxyBootstrap, Registration,
+    CoderWorkspaceProxy, CoderWorkspaceProxySpec, CoderWorkspaceProxyStatus, PendingRegistration,
+    ProxyBootstrap, Registration,
 };

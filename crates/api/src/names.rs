@@ -82,6 +82,14 @@ pub mod annotation {
     pub const KEY_CREATED: &str = "coder.com/provisioner-key-created";
     /// On the Secret of a pool: the data keys that the operator wrote, with commas between them.
     pub const KEY_DATA_KEYS: &str = "coder.com/provisioner-key-data-keys";
+    /// On the pods of a workspace proxy: a checksum of the token that they register with.
+    pub const PROXY_TOKEN_CHECKSUM: &str = "checksum/proxy-token";
+    /// On the Secret of a workspace proxy: UUID of the registration whose token it holds.
+    pub const PROXY_ID: &str = "coder.com/workspace-proxy-id";
+    /// On the Secret of a workspace proxy: name of the registration whose token it holds.
+    pub const PROXY_NAME: &str = "coder.com/workspace-proxy-name";
+    /// On the Secret of a workspace proxy: the deployment that knows the registration.
+    pub const PROXY_DEPLOYMENT_ID: &str = "coder.com/workspace-proxy-deployment-id";
     /// UID of the control plane that a workspace Role or RoleBinding serves.
     pub const WORKSPACE_RBAC_OWNER_UID: &str = "coder.com/workspace-rbac-owner-uid";
 }

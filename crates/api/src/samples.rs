@@ -10,7 +10,7 @@ pub struct Sample {
 }
 
 /// All samples, in the order in which they are best applied.
-pub const SAMPLES: [Sample; 7] = [
+pub const SAMPLES: [Sample; 8] = [
     Sample {
         file: "controlplane-image-only.yaml",
         yaml: include_str!("../samples/controlplane-image-only.yaml"),
@@ -24,6 +24,10 @@ pub const SAMPLES: [Sample; 7] = [
     Sample {
         file: "provisioner-bootstrap.yaml",
         yaml: include_str!("../samples/provisioner-bootstrap.yaml"),
+    },
+    Sample {
+        file: "workspaceproxy-controlplane.yaml",
+        yaml: include_str!("../samples/workspaceproxy-controlplane.yaml"),
     },
     Sample { file: "workspaceproxy.yaml", yaml: include_str!("../samples/workspaceproxy.yaml") },
     Sample {

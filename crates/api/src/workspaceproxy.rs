@@ -5,9 +5,10 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    controlplane::{cluster_domain, default_replicas, liveness_probe, readiness_probe},
+    controlplane::{Tls, cluster_domain, default_replicas, liveness_probe, readiness_probe},
     network::{Expose, ServiceSettings},
     pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings},
+    provisioner::CredentialsSource,
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
     status::WorkloadStatus,
     text::{ClusterDomain, HttpUrl, ImageRef, Line, ObjectName, ProxyName, WildcardAccess},
@@ -115,6 +116,10 @@ pub struct CoderWorkspaceProxySpec {
     #[serde(default)]
     pub service_account: ServiceAccountSettings,
 
+    /// TLS of the proxy itself.
+    #[serde(default, skip_serializing_if = "Tls::is_empty")]
+    pub tls: Tls,
+
     /// Readiness probe; on unless disabled.
     #[serde(default = "readiness_probe")]
     pub readiness_probe: Probe,
@@ -206,10 +211,51 @@ pub struct CoderWorkspaceProxyStatus {
     /// Health that coderd reports: `ok`, `unreachable`, `unhealthy`, `unregistered` or `unknown`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<String>,
-    /// When the health was last read.
+    /// When this health was first read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_last_checked: Option<Time>,
     /// Version that the proxy reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// Control plane that holds the registration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control_plane_ref_name: Option<String>,
+    /// Credentials that the registration was made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_source: Option<CredentialsSource>,
+    /// A registration, or a token of one, that is being made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending_registration: Option<PendingRegistration>,
+    /// Registrations that are no longer wanted and not yet deleted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stale_registrations: Vec<PendingRegistration>,
+}
+
+/// A registration that is being made, is given another token, or is to go.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingRegistration {
+    /// Its name.
+    pub name: String,
+    /// Its UUID, if it is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Control plane that leads to its coderd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control_plane_ref_name: Option<String>,
+    /// Address of its coderd.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "coderURL")]
+    pub coder_url: Option<String>,
+    /// Deployment that it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
+    pub deployment_id: Option<String>,
+    /// Credentials that can change it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_source: Option<CredentialsSource>,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
 }

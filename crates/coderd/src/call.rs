@@ -24,6 +24,8 @@ pub(crate) enum Auth {
     Session,
     /// The bearer of a provisioner key.
     ProvisionerKey,
+    /// The bearer of the token of a workspace proxy.
+    Proxy,
 }
 
 /// Peculiarities of a route's refusals.
@@ -49,7 +51,7 @@ pub(crate) struct Request {
     pub(crate) surface: Surface,
     /// What was put into the request and must not come back in an error.
     pub(crate) secrets: Vec<SecretString>,
-    /// A provisioner key.
+    /// A provisioner key, or the token of a workspace proxy.
     pub(crate) key: Option<SecretString>,
 }
 
@@ -124,6 +126,11 @@ impl Request {
     pub(crate) fn with_key(mut self, key: &SecretString) -> Self {
         self.key = Some(key.clone());
         self.hiding(key).by(Auth::ProvisionerKey)
+    }
+
+    pub(crate) fn with_proxy_token(mut self, token: &SecretString) -> Self {
+        self.key = Some(token.clone());
+        self.hiding(token).by(Auth::Proxy)
     }
 
     /// Parts that a URL would drop or read as another place. They name nothing in coderd.

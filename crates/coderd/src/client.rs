@@ -32,6 +32,7 @@ use crate::{
 
 const SESSION_TOKEN: &str = "coder-session-token";
 const PROVISIONER_KEY: &str = "coder-provisioner-daemon-key";
+const PROXY_TOKEN: &str = "coder-external-proxy-token";
 const BYPASS_RATE_LIMIT: &str = "x-coder-bypass-ratelimit";
 /// The answer to a bypass that the caller may not use.
 const BYPASS_REFUSED: u16 = 428;
@@ -253,8 +254,9 @@ impl Client {
             message = message.header(BYPASS_RATE_LIMIT, "true");
         }
         if let Some(key) = &request.key {
-            let key = sensitive(key).ok_or_else(|| invalid("the provisioner key cannot be sent"))?;
-            message = message.header(PROVISIONER_KEY, key);
+            let key = sensitive(key).ok_or_else(|| invalid("the key or token cannot be sent"))?;
+            let name = if request.auth == Auth::Proxy { PROXY_TOKEN } else { PROVISIONER_KEY };
+            message = message.header(name, key);
         }
         if let Some(body) = &request.body {
             message = message.header(header::CONTENT_TYPE, "application/json").body(body.to_vec());

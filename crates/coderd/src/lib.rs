@@ -50,6 +50,6 @@ pub use organizations::Organization;
 pub use provisionerkeys::{KeyDaemons, ProvisionerKey};
 pub use proxies::{Proxy, ProxyHealth, ProxySettings, RegisteredProxy};
 pub use resolve::Resolve;
-pub use target::{BadTarget, Target};
+pub use target::{BadTarget, Target, is_same_server};
 pub use tokens::{NewToken, Token};
 pub use users::{FirstUser, NewFirstUser, NewUser, User};

@@ -1,7 +1,7 @@
 //! Workspace proxies that a deployment knows.
 
 use jiff::Timestamp;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -31,6 +31,9 @@ pub struct Proxy {
     /// What coderd saw.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub status: ProxyHealth,
+    /// When it was registered.
+    #[serde(default, deserialize_with = "decode::time")]
+    pub created_at: Option<Timestamp>,
     /// Whether it was deleted; by its uuid it is found nevertheless.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub deleted: bool,
@@ -147,6 +150,23 @@ impl Client {
         });
         let request = Request::new(http::Method::PATCH, "update workspaceproxy").at("workspaceproxies");
         self.made(request.part(id).json(&body), settings).await
+    }
+
+    /// Whether coderd knows the token of a proxy. Needs no session token. `Unauthenticated`: it does not.
+    pub async fn prove_proxy_token(&self, token: &SecretString) -> Result<(), Error> {
+        // Asked without saying for what: coderd looks at the token first, and then refuses the question. So it never
+        // sends the keys that proxies sign with.
+        let request = Request::get("prove workspaceproxy token").at("workspaceproxies/me/crypto-keys");
+        let call = request.call;
+        if !token.expose_secret().bytes().all(|byte| byte.is_ascii_graphic()) {
+            let message = "no token has such characters".to_owned();
+            return Err(self.error(call, Kind::Unauthenticated { message }));
+        }
+        match self.send(request.with_proxy_token(token)).await {
+            Ok(_) => Ok(()),
+            Err(Error { kind: Kind::Invalid { message }, .. }) if message.contains("feature") => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Deletes a proxy by uuid or name. Its name is free again, its token void.

@@ -99,6 +99,14 @@ impl Origin {
     }
 }
 
+/// Whether two URLs lead to one server: the same scheme, host and port.
+pub fn is_same_server(one: &str, two: &str) -> bool {
+    match (Origin::parse(one), Origin::parse(two)) {
+        (Ok(one), Ok(two)) => one == two,
+        _ => false,
+    }
+}
+
 /// Host and, where it is not the scheme's own, port.
 pub(crate) fn authority(url: &Url) -> Option<String> {
     let host = url.host_str()?;
@@ -117,6 +125,9 @@ mod tests {
         assert_ne!(origin("http://coder.example"), origin("http://coder.example:8080"));
         assert_eq!(origin("http://[::1]:7080/").authority, "[::1]:7080");
         assert!(!origin("http://127.0.0.1").named && origin("https://coder").named);
+        assert!(is_same_server("http://coder.example:80/x", "http://CODER.example"));
+        assert!(!is_same_server("http://coder.example", "http://coder.example.evil.test"));
+        assert!(!is_same_server("nonsense", "nonsense"));
     }
 
     #[test]

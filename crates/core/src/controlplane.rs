@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
     CoderControlPlane, Scaling,
-    names::{annotation, component, label},
+    names::{annotation, component},
 };
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -23,13 +23,13 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-pub use self::status::{Exposure, Outcome, paused, status};
+pub use self::status::{Outcome, paused, status};
 use crate::{
     account::{self, Accounts},
     disruption,
     exposure::{self, route::HTTPRoute},
     jobs::Jobs,
-    names::instance_label,
+    object,
     outcome::Failure,
     service,
     sources::AllFound,
@@ -96,12 +96,8 @@ pub struct Wanted {
     pub service: Service,
     /// Whether the pods that there are stay as many when the operator stops deciding it.
     pub hand_over_replicas: bool,
-    /// The Ingress.
-    pub ingress: Option<Ingress>,
-    /// The route. None also while the cluster has no Gateway API.
-    pub route: Option<HTTPRoute>,
-    /// Whether a route is asked for that cannot be made.
-    pub gateway_api_missing: bool,
+    /// The Ingress or route.
+    pub exposure: exposure::Wanted,
     /// The disruption budget.
     pub budget: Option<PodDisruptionBudget>,
 }
@@ -109,12 +105,7 @@ pub struct Wanted {
 impl Seen {
     /// The labels that all children bear and that select the pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
-        [
-            (label::NAME.to_owned(), component::CONTROL_PLANE.to_owned()),
-            (label::INSTANCE.to_owned(), instance_label(&self.object.name_any())),
-            (label::MANAGED_BY.to_owned(), label::MANAGER.to_owned()),
-        ]
-        .into()
+        object::selector(&*self.object, component::CONTROL_PLANE)
     }
 
     /// The name of the pods' ServiceAccount.
@@ -182,9 +173,6 @@ fn wanted(seen: &Seen) -> Wanted {
     let (spec, name, selector) = (&seen.object.spec, seen.object.name_any(), seen.selector());
     let tls = !spec.tls.secret_names.is_empty();
     let port = service::http_port(&spec.service, tls);
-    let ingress = spec.expose.as_ref().and_then(|expose| expose.ingress.as_ref());
-    let gateway = spec.expose.as_ref().and_then(|expose| expose.gateway.as_ref());
-    let route = gateway.map(|gateway| exposure::http_route(&name, gateway, &name, port));
     let held = &seen.children.service_accounts;
     let accounts = account::decide(&spec.service_account, &seen.service_account(), held, seen.has_moved());
     let handed_over = seen
@@ -194,13 +182,11 @@ fn wanted(seen: &Seen) -> Wanted {
         .is_some_and(|held| held.annotations().get(annotation::SCALING).is_some());
     Wanted {
         accounts,
-        service: service::service(&name, &spec.service, tls, &selector),
+        service: service::service(&name, &spec.service, service::HTTP, tls, &selector),
         hand_over_replicas: spec.scaling == Scaling::External
             && seen.children.deployment.is_some()
             && !handed_over,
-        ingress: ingress.map(|ingress| exposure::ingress(&name, ingress, &name, port)),
-        gateway_api_missing: route.is_some() && !seen.gateway_api,
-        route: route.filter(|_| seen.gateway_api),
+        exposure: exposure::wanted(&name, spec.expose.as_ref(), &name, port, seen.gateway_api),
         budget: disruption::budget(&name, spec.pod_disruption_budget.as_ref(), seen.replicas(), &selector),
     }
 }

@@ -1,6 +1,7 @@
 //! Exposure to the outside: the Ingress or route, the addresses that follow from it, and whether it is in force.
 
 pub mod route;
+mod state;
 
 use coder_k8s_api::{Expose, GatewayExposure, IngressExposure, Scheme};
 use k8s_openapi::api::networking::v1::{
@@ -10,6 +11,7 @@ use k8s_openapi::api::networking::v1::{
 use kube::core::ObjectMeta;
 
 use self::route::{BackendRef, HTTPRoute, HTTPRouteSpec, Match, ParentRef, PathMatch, Rule};
+pub use self::state::Exposure;
 use crate::pod::{some, some_map};
 
 /// The addresses that an exposure gives.
@@ -19,6 +21,29 @@ pub struct Addresses {
     pub url: String,
     /// For workspace applications, as coderd reads it.
     pub wildcard: Option<String>,
+}
+
+/// What is written for an exposure. At most one of both.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wanted {
+    /// The Ingress.
+    pub ingress: Option<Ingress>,
+    /// The route. None also while the cluster has no Gateway API.
+    pub route: Option<HTTPRoute>,
+    /// Whether a route is asked for that cannot be made.
+    pub gateway_api_missing: bool,
+}
+
+/// What is to be written, under one name, to the port of a Service.
+pub fn wanted(name: &str, expose: Option<&Expose>, service: &str, port: i32, gateway_api: bool) -> Wanted {
+    let ingress_of = |settings| ingress(name, settings, service, port);
+    let route_of = |settings| http_route(name, settings, service, port);
+    let route = expose.and_then(|expose| expose.gateway.as_ref()).map(route_of);
+    Wanted {
+        ingress: expose.and_then(|expose| expose.ingress.as_ref()).map(ingress_of),
+        gateway_api_missing: route.is_some() && !gateway_api,
+        route: route.filter(|_| gateway_api),
+    }
 }
 
 /// The addresses of an exposure. None: nothing is exposed.

@@ -1,11 +1,11 @@
 //! Names that are made from other names. None of them can be too long.
 
 /// The longest value of a label, and the longest name of a volume.
-const LABEL_LIMIT: usize = 63;
+pub(crate) const LABEL_LIMIT: usize = 63;
 /// The longest name of most objects.
-const NAME_LIMIT: usize = 253;
+pub(crate) const NAME_LIMIT: usize = 253;
 /// Hexadecimal digits of a hash in a name.
-const HASH: usize = 8;
+pub(crate) const HASH: usize = 8;
 
 /// The value of the instance label for an object: its name, or the start of it and a hash.
 pub fn instance_label(name: &str) -> String {
@@ -37,6 +37,22 @@ pub fn hashed_volume(prefix: &str, secret: &str) -> String {
     let cut: String = plain.chars().take(room).collect();
     let cut = or_x(cut.trim_matches('-'));
     format!("{prefix}-{cut}-{hash:08x}")
+}
+
+/// `<prefix><name><suffix>`, or the same with the start of the name and a hash of it.
+pub(crate) fn fit(prefix: &str, name: &str, suffix: &str, limit: usize) -> String {
+    let whole = format!("{prefix}{name}{suffix}");
+    if whole.len() <= limit {
+        return whole;
+    }
+    let kept = cut(name, limit - prefix.len() - suffix.len() - HASH - 1);
+    format!("{prefix}{kept}-{:08x}{suffix}", fnv1a(name.as_bytes()))
+}
+
+/// At most so many bytes, and no half characters.
+pub(crate) fn cut(text: &str, bytes: usize) -> &str {
+    let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= bytes).last();
+    text.get(..end.unwrap_or(0)).unwrap_or(text)
 }
 
 /// The name of the Secret for the operator's token when nobody gives one.

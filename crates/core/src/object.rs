@@ -1,7 +1,28 @@
 //! What holds of an object whatever its kind.
 
-use coder_k8s_api::names::annotation;
-use kube::Resource;
+use std::collections::BTreeMap;
+
+use coder_k8s_api::names::{annotation, label};
+use kube::{Resource, ResourceExt};
+
+use crate::names::instance_label;
+
+/// What is known of an object that is being deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Going {
+    /// Whether the time for cleaning up is over.
+    pub overdue: bool,
+}
+
+/// The labels that all children of an object bear and that select its pods.
+pub fn selector<K: Resource>(object: &K, component: &str) -> BTreeMap<String, String> {
+    [
+        (label::NAME.to_owned(), component.to_owned()),
+        (label::INSTANCE.to_owned(), instance_label(&object.name_any())),
+        (label::MANAGED_BY.to_owned(), label::MANAGER.to_owned()),
+    ]
+    .into()
+}
 
 /// Whether an annotation stops all writes for the object. A deletion goes on.
 pub fn is_paused<K: Resource>(object: &K) -> bool {

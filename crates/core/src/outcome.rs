@@ -24,6 +24,15 @@ pub struct Failure {
     pub retry: Retry,
 }
 
+/// What is in the way, or why something is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Trouble {
+    /// One word.
+    pub reason: &'static str,
+    /// A sentence, the same from try to try.
+    pub message: String,
+}
+
 /// When to try again after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {

@@ -13,9 +13,9 @@ use k8s_openapi::{
     api::{
         apps::v1::{Deployment, DeploymentSpec},
         core::v1::{
-            Affinity, Capabilities, Container, ContainerPort, EnvVar, HTTPGetAction, Lifecycle,
-            LifecycleHandler, PodAffinityTerm, PodAntiAffinity, PodSpec, PodTemplateSpec, Probe,
-            SeccompProfile, SecurityContext, SleepAction, WeightedPodAffinityTerm,
+            Affinity, Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, Lifecycle,
+            LifecycleHandler, ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSpec,
+            PodTemplateSpec, Probe, SeccompProfile, SecurityContext, SleepAction, WeightedPodAffinityTerm,
         },
     },
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
@@ -187,6 +187,38 @@ pub fn scraped(port: i32) -> [(String, String); 3] {
 /// An environment entry with a plain value.
 pub fn variable(name: &str, value: impl Into<String>) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.into()), value_from: None }
+}
+
+/// An environment entry with the value of a field of the pod.
+pub fn field(name: &str, path: &str) -> EnvVar {
+    let field = ObjectFieldSelector { field_path: path.to_owned(), api_version: None };
+    let from = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
+    EnvVar { name: name.to_owned(), value: None, value_from: Some(from) }
+}
+
+/// All addresses of the pod, in the family that it has.
+pub fn listen(ipv6: bool, port: i32) -> String {
+    if ipv6 { format!("[::]:{port}") } else { format!("0.0.0.0:{port}") }
+}
+
+/// Whether the main container of a Deployment listens on IPv6.
+pub fn is_ipv6(held: &Deployment) -> bool {
+    let pod = held.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let args =
+        pod.into_iter().flat_map(|pod| &pod.containers).flat_map(|container| container.args.iter().flatten());
+    args.into_iter().any(|arg| arg.starts_with("--http-address=[::]:"))
+}
+
+/// The entries with which replicas relay for each other: `$(KUBE_POD_IP)` is known to those after it.
+pub fn relay(ipv6: bool, port: i32) -> [EnvVar; 2] {
+    let host = if ipv6 { "[$(KUBE_POD_IP)]" } else { "$(KUBE_POD_IP)" };
+    let url = format!("http://{host}:{port}");
+    [field("KUBE_POD_IP", "status.podIP"), variable("CODER_DERP_SERVER_RELAY_URL", url)]
+}
+
+/// The entries that serve metrics at an address.
+pub fn prometheus(address: &str) -> [EnvVar; 2] {
+    [variable("CODER_PROMETHEUS_ENABLE", "true"), variable("CODER_PROMETHEUS_ADDRESS", address)]
 }
 
 /// What nobody should run without: no root, no way to become it, no capabilities, the runtime's system call filter.

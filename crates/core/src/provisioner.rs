@@ -1,33 +1,29 @@
 //! What becomes of a CoderProvisioner: a key in coderd, the Secret that holds it, and the pods that connect with it.
 //!
-//! The key has a protocol of its own ([`keys`]), and so has the license ([`gate`]). The rest is decided here, and goes on
+//! The key has a protocol of its own ([`keys`]), and so has the license ([`crate::gate`]). The rest is decided here, and goes on
 //! whatever the key and the license are doing.
 
 pub mod daemons;
 pub mod deployment;
-pub mod gate;
 pub mod keys;
 pub mod names;
 mod status;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use coder_k8s_api::{
-    CoderControlPlane, CoderProvisioner, WorkspaceRbac,
-    names::{component, label},
-};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, WorkspaceRbac, names::component};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::ServiceAccount, policy::v1::PodDisruptionBudget};
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, control_plane, paused, status};
+pub use crate::gate;
 use crate::{
     account::{self, Accounts},
     controlplane::access_url,
-    disruption,
-    names::instance_label,
-    object,
+    disruption, object,
     outcome::Failure,
     sources::AllFound,
+    workload,
     workspace_access::{self, Consent, Existing, Grantee},
 };
 
@@ -92,12 +88,7 @@ pub struct Wanted {
 impl Seen {
     /// The labels that all children bear and that select the pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
-        [
-            (label::NAME.to_owned(), component::PROVISIONER.to_owned()),
-            (label::INSTANCE.to_owned(), instance_label(&self.object.name_any())),
-            (label::MANAGED_BY.to_owned(), label::MANAGER.to_owned()),
-        ]
-        .into()
+        object::selector(&*self.object, component::PROVISIONER)
     }
 
     /// The name of the pods' ServiceAccount.
@@ -128,7 +119,7 @@ impl Seen {
         let given = self.object.spec.image.as_ref().map(ToString::to_string);
         let rolled_out =
             || self.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.workload.image.clone());
-        given.or_else(rolled_out).or_else(|| deployment::image(self.children.deployment.as_deref()?))
+        given.or_else(rolled_out).or_else(|| workload::image(self.children.deployment.as_deref()?))
     }
 }
 

@@ -7,7 +7,7 @@ use coder_k8s_api::{
 };
 use kube::{Resource, ResourceExt};
 
-use crate::{names, provisioner};
+use crate::{names, provisioner, workspaceproxy};
 
 /// Something that an object refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +81,8 @@ impl References for CoderWorkspaceProxy {
             all.insert(secret_named(&bootstrap.credentials_secret_ref.name));
             all.extend(bootstrap.ca_secret_ref.iter().map(|secret| secret_named(&secret.name)));
         }
+        all.extend(spec.tls.secret_names.iter().map(secret_named));
+        all.extend(workspaceproxy::wanted_registration(self).map(|wanted| secret_named(wanted.secret.name)));
         all
     }
 }
@@ -148,9 +150,6 @@ mod tests {
         );
         let proxy = serde_json::json!({"bootstrap": {"coderURL": "http://c", "credentialsSecretRef": {"name": "c"}, "caSecretRef": {"name": "ca"}}});
         let proxy = CoderWorkspaceProxy::new("proxy", serde_json::from_value(proxy).unwrap());
-        assert_eq!(
-            proxy.references(),
-            [Reference::Secret("c".into()), Reference::Secret("ca".into())].into()
-        );
+        assert_eq!(proxy.references(), ["c", "ca", "proxy-proxy-token"].map(secret_named).into());
     }
 }

@@ -11,7 +11,7 @@ use kube::core::ObjectMeta;
 
 use crate::pod::{some, some_map};
 
-/// Port on which the pods serve HTTP.
+/// Port on which coderd serves HTTP.
 pub const HTTP: i32 = 8080;
 /// Port on which the pods serve HTTPS.
 pub const HTTPS: i32 = 8443;
@@ -21,10 +21,11 @@ pub fn http_port(settings: &ServiceSettings, tls: bool) -> i32 {
     if tls && settings.port == 443 { 80 } else { settings.port }
 }
 
-/// The Service.
+/// The Service, to the port on which the pods serve HTTP, and with TLS to that of HTTPS.
 pub fn service(
     name: &str,
     settings: &ServiceSettings,
+    http: i32,
     tls: bool,
     selector: &BTreeMap<String, String>,
 ) -> Service {
@@ -40,7 +41,7 @@ pub fn service(
         http_node_port,
         https_node_port,
     } = settings;
-    let http = port("http", http_port(settings, tls), HTTP, *http_node_port);
+    let http = port("http", http_port(settings, tls), http, *http_node_port);
     let https = port("https", 443, HTTPS, *https_node_port);
     let ports = match (tls, settings.port) {
         (false, _) => vec![http],
@@ -103,7 +104,7 @@ mod tests {
 
     fn ports(port: i32, tls: bool) -> Vec<(String, i32, i32)> {
         let settings = ServiceSettings { port, ..ServiceSettings::default() };
-        let made = service("coder", &settings, tls, &BTreeMap::new());
+        let made = service("coder", &settings, HTTP, tls, &BTreeMap::new());
         let number = |target: Option<IntOrString>| match target {
             Some(IntOrString::Int(number)) => number,
             _ => 0,

@@ -10,8 +10,29 @@ use k8s_openapi::api::apps::v1::Deployment;
 
 use crate::{
     condition::{Conditions, Progress, Verdict, phase},
+    place::SecretPlace,
     rollout::Rollout,
 };
+
+/// A Deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Workload {
+    /// What its pods run with.
+    pub run: Run,
+    /// Whether its rollout is complete, or no pod is asked for and none is left.
+    pub settled: bool,
+}
+
+/// What pods run with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// Where they read their key or token.
+    pub secret: SecretPlace,
+    /// The checksum on them.
+    pub checksum: String,
+    /// The address that they connect to.
+    pub url: String,
+}
 
 /// The common part of a status after a pass over an object of `generation` whose status was `before`.
 pub fn status(
@@ -34,20 +55,6 @@ pub fn status(
     // The mere number of pods in the middle of a rollout is not worth a write: it is told with the next change.
     let as_before = WorkloadStatus { replicas: before.replicas, ..next.clone() };
     if !rollout.is_settled() && as_before == *before { as_before } else { next }
-}
-
-/// The common part of the status of a kind that has no pods yet.
-pub fn without_pods(
-    before: &WorkloadStatus,
-    generation: Option<i64>,
-    conditions: Conditions<'_>,
-) -> WorkloadStatus {
-    WorkloadStatus {
-        observed_generation: generation,
-        phase: Some(phase(before.ready_replicas)),
-        conditions: conditions.into_vec(),
-        ..before.clone()
-    }
 }
 
 /// Says how far the Deployment has come.
@@ -83,7 +90,7 @@ pub fn with_words(rollout: &Rollout, pods_say: Option<&str>) -> String {
 const MAIN: [&str; 3] = ["coder", "provisioner", "workspace-proxy"];
 
 /// The image of the main container.
-fn image(deployment: &Deployment) -> Option<String> {
+pub(crate) fn image(deployment: &Deployment) -> Option<String> {
     let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
     pod.containers.iter().find(|container| MAIN.contains(&container.name.as_str()))?.image.clone()
 }

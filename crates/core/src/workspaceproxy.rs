@@ -1,35 +1,197 @@
-//! What becomes of a CoderWorkspaceProxy. For now only a status that says that nothing does.
+//! What becomes of a CoderWorkspaceProxy: a registration in coderd, the Secret with its token, the pods that run with it
+//! and what leads to them.
+//!
+//! The registration has a protocol of its own ([`registration`]). The rest is decided here, and goes on whatever the
+//! registration and the license are doing.
 
-use std::sync::Arc;
+pub mod deployment;
+pub mod names;
+pub mod registration;
+mod status;
 
-use coder_k8s_api::{CoderWorkspaceProxy, CoderWorkspaceProxyStatus};
-use jiff::Timestamp;
+use std::{collections::BTreeMap, sync::Arc};
 
+use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy, DEFAULT_IMAGE, Registration, names::component};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Service, ServiceAccount},
+    networking::v1::Ingress,
+    policy::v1::PodDisruptionBudget,
+};
+use kube::ResourceExt;
+
+pub use self::status::{Outcome, paused, status};
 use crate::{
-    condition::{Conditions, Progress, Verdict},
-    outcome::Done,
+    account::{self, Accounts},
+    controlplane::access_url::{self, Defaults},
+    disruption,
+    exposure::{self, route::HTTPRoute},
+    gate::Gate,
+    object,
+    outcome::{Failure, Trouble},
+    place::SecretPlace,
+    provisioner::daemon_url,
+    service,
+    sources::AllFound,
     workload,
 };
 
-/// What was observed.
+/// Port on which proxies serve HTTP.
+pub const HTTP: i32 = 3001;
+
+/// The key of a token in the data of a Secret.
+pub const TOKEN: &str = "token";
+
+/// What was observed, besides what concerns the registration.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// The object.
     pub object: Arc<CoderWorkspaceProxy>,
+    /// The control plane that it names.
+    pub control_plane: Option<Arc<CoderControlPlane>>,
+    /// Its children, as far as they bear our label.
+    pub children: Children,
+    /// Secrets and ConfigMaps that the pods read, or why they could not be read.
+    pub sources: Result<AllFound, Failure>,
+    /// Whether the cluster has the Gateway API.
+    pub gateway_api: bool,
+    /// Whether the license covers it. None: nothing is to be registered.
+    pub gate: Option<Gate>,
+    /// Whether the credentials for registering can be used. None: nothing is to be registered.
+    pub credentials: Option<Result<(), Trouble>>,
 }
 
-/// Says how things stand.
-pub fn status(seen: &Seen, done: &Done, now: Timestamp) -> CoderWorkspaceProxyStatus {
-    let before = seen.object.status.clone().unwrap_or_default();
-    let verdict = Verdict {
-        ready: false,
-        progress: Progress::Settled,
-        reason: "NotDeployed",
-        message: "this release does not run workspace proxies yet".to_owned(),
-    };
-    let generation = seen.object.metadata.generation;
-    let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
-    conditions.set_common(done, verdict);
-    let workload = workload::without_pods(&before.workload, generation, conditions);
-    CoderWorkspaceProxyStatus { workload, ..before }
+/// Children as last seen.
+#[derive(Clone, Debug, Default)]
+pub struct Children {
+    /// The Deployment.
+    pub deployment: Option<Arc<Deployment>>,
+    /// The Service.
+    pub service: Option<Arc<Service>>,
+    /// The Ingress.
+    pub ingress: Option<Arc<Ingress>>,
+    /// The route.
+    pub route: Option<Arc<HTTPRoute>>,
+    /// The disruption budget.
+    pub budget: Option<Arc<PodDisruptionBudget>>,
+    /// ServiceAccounts that belong to the object, of whatever name.
+    pub service_accounts: Vec<Arc<ServiceAccount>>,
 }
+
+/// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once there is a token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// The ServiceAccount, and what becomes of others.
+    pub accounts: Accounts,
+    /// The Service.
+    pub service: Service,
+    /// The Ingress or route.
+    pub exposure: exposure::Wanted,
+    /// The disruption budget.
+    pub budget: Option<PodDisruptionBudget>,
+}
+
+impl Seen {
+    /// The labels that all children bear and that select the pods.
+    pub fn selector(&self) -> BTreeMap<String, String> {
+        object::selector(&*self.object, component::WORKSPACE_PROXY)
+    }
+
+    /// The name of the pods' ServiceAccount.
+    pub fn service_account(&self) -> String {
+        account::name(&self.object.spec.service_account, || names::child(&self.object.name_any()))
+    }
+
+    /// The image of the proxy. With a control plane it follows what that has rolled out; until that is known, what runs
+    /// stays.
+    pub fn image(&self) -> Option<String> {
+        let spec = &self.object.spec;
+        let given = spec.image.as_ref().map(ToString::to_string);
+        if spec.control_plane_ref.is_none() {
+            return given.or_else(|| Some(DEFAULT_IMAGE.to_owned()));
+        }
+        let rolled_out =
+            || self.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.workload.image.clone());
+        given.or_else(rolled_out).or_else(|| workload::image(self.children.deployment.as_deref()?))
+    }
+}
+
+/// The address of the coderd that the pods connect to. Browsers are sent there to sign in, so that it is the one that
+/// people use, where the control plane knows it.
+pub fn primary_url(object: &CoderWorkspaceProxy, plane: Option<&CoderControlPlane>) -> Option<String> {
+    let spec = &object.spec;
+    let given = spec.primary_access_url.as_ref().map(ToString::to_string);
+    let of_bootstrap = || spec.bootstrap.as_ref().map(|bootstrap| bootstrap.coder_url.to_string());
+    let of_plane = || {
+        let plane = plane.filter(|_| spec.control_plane_ref.is_some())?;
+        let shown = plane.status.as_ref().and_then(|status| status.access_url.clone());
+        Some(shown.unwrap_or_else(|| daemon_url(plane)))
+    };
+    given.or_else(of_bootstrap).or_else(of_plane)
+}
+
+/// How the proxy is to be registered. None: a person supplies the token.
+pub fn wanted_registration(object: &CoderWorkspaceProxy) -> Option<registration::Wanted> {
+    let spec = &object.spec;
+    if spec.proxy_session_token_secret_ref.is_some() {
+        return None;
+    }
+    let plain = Registration::default();
+    let asked = match &spec.bootstrap {
+        Some(bootstrap) => &bootstrap.registration,
+        None => spec.registration.as_ref().unwrap_or(&plain),
+    };
+    let Registration { proxy_name, display_name, icon, generated_token_secret_name } = asked;
+    let name = object.name_any();
+    Some(registration::Wanted {
+        control_plane: spec
+            .control_plane_ref
+            .as_ref()
+            .map(|plane| plane.name.to_string())
+            .unwrap_or_default(),
+        name: proxy_name.as_ref().map_or_else(|| name.clone(), ToString::to_string),
+        display_name: display_name.as_ref().map(ToString::to_string),
+        icon: icon.as_ref().map(ToString::to_string),
+        secret: SecretPlace {
+            name: generated_token_secret_name
+                .as_ref()
+                .map_or_else(|| names::secret(&name), ToString::to_string),
+            key: TOKEN.to_owned(),
+        },
+    })
+}
+
+/// The addresses that the proxy believes to have: those that are given, else the exposed ones, else the Service.
+pub fn addresses(object: &CoderWorkspaceProxy) -> Defaults {
+    let spec = &object.spec;
+    let exposed = access_url::exposed(spec.expose.as_ref());
+    let namespace = object.namespace().unwrap_or_default();
+    let host = format!("{}.{namespace}.svc.{}", names::child(&object.name_any()), spec.cluster_domain);
+    let of_service = || access_url::of_service(&host, &spec.service, !spec.tls.secret_names.is_empty());
+    let given = spec.access_url.as_ref().map(ToString::to_string);
+    let url =
+        given.or_else(|| exposed.as_ref().map(|exposed| exposed.url.clone())).unwrap_or_else(of_service);
+    let wildcard = spec.wildcard_access_url.as_ref().map(ToString::to_string);
+    Defaults { url: Some(url), wildcard: wildcard.or_else(|| exposed.and_then(|exposed| exposed.wildcard)) }
+}
+
+/// Decides which children are wanted. None: the object is going.
+pub fn decide(seen: &Seen) -> Option<Wanted> {
+    if object::is_going(&*seen.object) {
+        return None;
+    }
+    let (spec, name, selector) = (&seen.object.spec, names::child(&seen.object.name_any()), seen.selector());
+    let tls = !spec.tls.secret_names.is_empty();
+    let port = service::http_port(&spec.service, tls);
+    let account = seen.service_account();
+    let moved = account::have_moved(seen.children.deployment.as_deref(), &account);
+    Some(Wanted {
+        accounts: account::decide(&spec.service_account, &account, &seen.children.service_accounts, moved),
+        service: service::service(&name, &spec.service, HTTP, tls, &selector),
+        exposure: exposure::wanted(&name, spec.expose.as_ref(), &name, port, seen.gateway_api),
+        budget: disruption::budget(&name, spec.pod_disruption_budget.as_ref(), spec.replicas, &selector),
+    })
+}
+
+#[cfg(test)]
+mod tests;

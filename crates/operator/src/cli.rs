@@ -172,7 +172,13 @@ mod tests {
                 .to_string_lossy()
                 .into_owned();
             assert_eq!(variable, format!("CODER_K8S_{}", flag.to_uppercase().replace('-', "_")));
-            let optional = ["kubeconfig", "watch-namespaces", "leader-elect-namespace", "identity"];
+            let optional = [
+                "kubeconfig",
+                "watch-namespaces",
+                "allowed-coder-urls",
+                "leader-elect-namespace",
+                "identity",
+            ];
             assert!(
                 optional.contains(&flag) || !arg.get_default_values().is_empty(),
                 "--{flag} shows no default"

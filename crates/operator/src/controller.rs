@@ -9,10 +9,13 @@ pub(crate) mod children;
 pub(crate) mod coderd;
 mod context;
 pub(crate) mod environment;
+pub(crate) mod exposure;
 pub(crate) mod finalizer;
 mod lookups;
 pub(crate) mod options;
+pub(crate) mod places;
 pub(crate) mod pods;
+pub(crate) mod secrets;
 mod watches;
 pub(crate) mod workspaces;
 
@@ -46,11 +49,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use context::{Context, served_by};
+pub(crate) use context::{Context, Reported, served_by};
 pub(crate) use options::Options;
 
+use context::Outside;
 pub(crate) use context::kind;
-use context::{Outside, Reported};
 use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;
@@ -147,9 +150,9 @@ pub(crate) async fn control(
         }
         ctx.metrics.leading(true);
         tracing::info!("leading: objects are reconciled");
-        let reconcile = |key| reconcile(key, ctx.clone());
+        let reconcile = |key| crate::controlplane::reconcile(key, ctx.clone());
         let converse = |key| crate::controlplane::talk::converse(key, ctx.clone());
-        let pool = |key| crate::provisioner::reconcile(key, ctx.clone());
+        let pool = |key| reconcile_slowly(key, ctx.clone());
         let roll_call = |key| crate::controlplane::rollcall::call(key, ctx.clone());
         let (passes, talks, pools, roll_calls) = tokio::join!(
             ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile),
@@ -245,10 +248,11 @@ fn elect(
     (elected, leads)
 }
 
-async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
+/// A pass over an object that talks to coderd itself, and so may take its time.
+async fn reconcile_slowly(key: Key, ctx: Arc<Context>) -> Next {
     match key.kind {
-        kind::CONTROL_PLANE => crate::controlplane::reconcile(key, ctx).await,
-        _ => crate::workspaceproxy::reconcile(key, ctx).await,
+        kind::PROVISIONER => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
+        _ => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
     }
 }
 

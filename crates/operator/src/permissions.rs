@@ -44,7 +44,7 @@ pub const TOUCHES: [Touch; 19] = [
     },
     Touch {
         group: "coder.com",
-        resources: &["codercontrolplanes", "coderprovisioners"],
+        resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
         verbs: &["patch"],
         only: None,
         within: Within::Watched,
@@ -52,11 +52,11 @@ pub const TOUCHES: [Touch; 19] = [
     },
     Touch {
         group: "coder.com",
-        resources: &["coderprovisioners"],
+        resources: &["coderprovisioners", "coderworkspaceproxies"],
         verbs: &["get"],
         only: None,
         within: Within::Watched,
-        why: "looking once more before a key is made or deleted",
+        why: "looking once more before a key or a registration is made or deleted",
     },
     Touch {
         group: "coder.com",
@@ -68,7 +68,11 @@ pub const TOUCHES: [Touch; 19] = [
     },
     Touch {
         group: "coder.com",
-        resources: &["codercontrolplanes/finalizers", "coderprovisioners/finalizers"],
+        resources: &[
+            "codercontrolplanes/finalizers",
+            "coderprovisioners/finalizers",
+            "coderworkspaceproxies/finalizers",
+        ],
         verbs: &["update"],
         only: None,
         within: Within::Watched,
@@ -144,7 +148,7 @@ pub const TOUCHES: [Touch; 19] = [
         verbs: &["create", "delete", "patch"],
         only: None,
         within: Within::Watched,
-        why: "the operator's own token and the keys of pools; a Secret of others is never written",
+        why: "the operator's own token, the keys of pools and the tokens of proxies; a Secret of others is never written",
     },
     Touch {
         group: "events.k8s.io",

@@ -2,7 +2,7 @@
 //!
 //! What users set wins, wherever they set it. Else the exposed host; else, unless switched off, the Service.
 
-use coder_k8s_api::CoderControlPlane;
+use coder_k8s_api::{CoderControlPlane, Expose, PodSettings, ServiceSettings};
 use k8s_openapi::api::core::v1::EnvVar;
 use kube::ResourceExt;
 
@@ -18,7 +18,7 @@ pub const ACCESS_URL: &str = "CODER_ACCESS_URL";
 /// The pattern of addresses of workspace applications.
 pub const WILDCARD_ACCESS_URL: &str = "CODER_WILDCARD_ACCESS_URL";
 
-/// The addresses of a control plane.
+/// The addresses of a control plane or a proxy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Addresses {
     /// The operator's entries of the environment.
@@ -29,18 +29,46 @@ pub struct Addresses {
 
 /// The variables that `envFrom` may define and that the operator would set otherwise.
 pub fn inspected(object: &CoderControlPlane) -> Vec<&'static str> {
-    let env = &object.spec.pod.extra_env;
-    let candidates = [(ACCESS_URL, default_url(object)), (WILDCARD_ACCESS_URL, default_wildcard(object))];
-    candidates
-        .into_iter()
-        .filter(|(name, default)| default.is_some() && env::find(env, name).is_none())
-        .map(|(name, _)| name)
-        .collect()
+    defaults(object).inspected(&object.spec.pod)
 }
 
 /// The addresses, given what the sources of the environment say.
 pub fn addresses(object: &CoderControlPlane, found: &AllFound) -> Addresses {
-    let pod = &object.spec.pod;
+    defaults(object).settled(&object.spec.pod, found)
+}
+
+fn defaults(object: &CoderControlPlane) -> Defaults {
+    Defaults { url: default_url(object), wildcard: default_wildcard(object) }
+}
+
+/// The addresses that hold where users set none in the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Defaults {
+    /// For people.
+    pub url: Option<String>,
+    /// For workspace applications.
+    pub wildcard: Option<String>,
+}
+
+impl Defaults {
+    /// The variables that `envFrom` may define and that the operator would set otherwise.
+    pub fn inspected(&self, pod: &PodSettings) -> Vec<&'static str> {
+        let candidates = [(ACCESS_URL, &self.url), (WILDCARD_ACCESS_URL, &self.wildcard)];
+        candidates
+            .into_iter()
+            .filter(|(name, default)| default.is_some() && env::find(&pod.extra_env, name).is_none())
+            .map(|(name, _)| name)
+            .collect()
+    }
+
+    /// The addresses, given what the sources of the environment say.
+    pub fn settled(self, pod: &PodSettings, found: &AllFound) -> Addresses {
+        let Self { url, wildcard } = self;
+        settled(pod, found, url, wildcard)
+    }
+}
+
+fn settled(pod: &PodSettings, found: &AllFound, url: Option<String>, wildcard: Option<String>) -> Addresses {
     let mut all = Addresses::default();
     let mut settle = |name: &str, default: Option<String>| {
         if let Some(entry) = env::find(&pod.extra_env, name) {
@@ -55,8 +83,8 @@ pub fn addresses(object: &CoderControlPlane, found: &AllFound) -> Addresses {
             }
         }
     };
-    let shown = settle(ACCESS_URL, default_url(object));
-    settle(WILDCARD_ACCESS_URL, default_wildcard(object));
+    let shown = settle(ACCESS_URL, url);
+    settle(WILDCARD_ACCESS_URL, wildcard);
     all.shown = shown;
     all
 }
@@ -91,24 +119,28 @@ fn service_host(object: &CoderControlPlane) -> String {
 }
 
 fn default_url(object: &CoderControlPlane) -> Option<String> {
-    exposed(object).map(|addresses| addresses.url).or_else(|| {
-        let port = object.spec.service.port;
-        let url = match (has_tls(object), port) {
-            (true, _) => format!("https://{}", service_host(object)),
-            (false, 80) => format!("http://{}", service_host(object)),
-            (false, port) => format!("http://{}:{port}", service_host(object)),
-        };
+    exposed(object.spec.expose.as_ref()).map(|addresses| addresses.url).or_else(|| {
+        let url = of_service(&service_host(object), &object.spec.service, has_tls(object));
         object.spec.env_use_cluster_access_url.then_some(url)
     })
 }
 
-fn default_wildcard(object: &CoderControlPlane) -> Option<String> {
-    exposed(object).and_then(|addresses| addresses.wildcard)
+/// The address of a Service inside the cluster, without a port that goes without saying.
+pub fn of_service(host: &str, settings: &ServiceSettings, tls: bool) -> String {
+    match (tls, settings.port) {
+        (true, _) => format!("https://{host}"),
+        (false, 80) => format!("http://{host}"),
+        (false, port) => format!("http://{host}:{port}"),
+    }
 }
 
-fn exposed(object: &CoderControlPlane) -> Option<exposure::Addresses> {
-    let expose = object.spec.expose.as_ref().filter(|expose| expose.set_access_url)?;
-    exposure::addresses(expose)
+fn default_wildcard(object: &CoderControlPlane) -> Option<String> {
+    exposed(object.spec.expose.as_ref()).and_then(|addresses| addresses.wildcard)
+}
+
+/// The addresses of an exposure, if they are to become those of what is exposed.
+pub fn exposed(expose: Option<&Expose>) -> Option<exposure::Addresses> {
+    exposure::addresses(expose.filter(|expose| expose.set_access_url)?)
 }
 
 #[cfg(test)]

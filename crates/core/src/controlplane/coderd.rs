@@ -13,8 +13,9 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 pub use self::access::{Access, Grant, Revocation};
+pub use crate::outcome::Trouble;
 use crate::{
-    condition::{Conditions, Progress, State},
+    condition::{Conditions, Progress, State, whole_seconds},
     entitlements::Tier,
     outcome::Foreign,
 };
@@ -47,15 +48,6 @@ pub struct Server {
     pub version: String,
     /// Its identity.
     pub deployment_id: String,
-}
-
-/// What is in the way.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// One word.
-    pub reason: &'static str,
-    /// A sentence, the same from try to try.
-    pub message: String,
 }
 
 /// The license that the spec asks for.
@@ -278,10 +270,6 @@ fn is_said(status: &CoderControlPlaneStatus, type_: &str) -> bool {
 fn said_is_about_a_license(status: &CoderControlPlaneStatus) -> bool {
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
     said.is_some_and(|c| c.status != "Unknown")
-}
-
-fn whole_seconds(time: Timestamp) -> Timestamp {
-    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use coder_k8s_api::{Scaling, names::annotation};
 use k8s_openapi::api::{
     apps::v1::Deployment,
-    core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector},
+    core::v1::{Container, EnvVar},
 };
 use kube::ResourceExt;
 
 use super::{Seen, access_url};
 use crate::{
-    pod::{self, Needs, files, variable},
+    pod::{self, Needs, files, listen},
     service::{HTTP, HTTPS},
     sources::{AllFound, checksum},
 };
@@ -63,38 +63,16 @@ pub fn build(seen: &Seen, sources: &AllFound, ipv6: bool) -> Deployment {
     pod::deployment(&spec.pod, needs)
 }
 
-/// Whether a Deployment was built for IPv6.
-pub fn is_ipv6(held: &Deployment) -> bool {
-    let pod = held.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let args =
-        pod.into_iter().flat_map(|pod| &pod.containers).flat_map(|container| container.args.iter().flatten());
-    args.into_iter().any(|arg| *arg == format!("--http-address={}", listen(true, HTTP)))
-}
-
 /// The operator's entries, in an order that others rely on: `$(KUBE_POD_IP)` is known to those after it.
 fn environment(seen: &Seen, sources: &AllFound, ipv6: bool) -> Vec<EnvVar> {
     let spec = &seen.object.spec;
-    let relay = if ipv6 {
-        format!("http://[$(KUBE_POD_IP)]:{HTTP}")
-    } else {
-        format!("http://$(KUBE_POD_IP):{HTTP}")
-    };
-    let mut all = vec![pod_ip("KUBE_POD_IP"), variable("CODER_DERP_SERVER_RELAY_URL", relay)];
+    let mut all = pod::relay(ipv6, HTTP).to_vec();
     all.extend(access_url::addresses(&seen.object, sources).env);
     if !spec.tls.secret_names.is_empty() {
-        let (certificates, keys) = files::certificate_paths(&spec.tls);
-        all.extend([
-            variable("CODER_TLS_ENABLE", "true"),
-            variable("CODER_TLS_ADDRESS", listen(ipv6, HTTPS)),
-            variable("CODER_TLS_CERT_FILE", certificates),
-            variable("CODER_TLS_KEY_FILE", keys),
-        ]);
+        all.extend(files::serving(&spec.tls, &listen(ipv6, HTTPS)));
     }
     if spec.prometheus.enabled {
-        all.extend([
-            variable("CODER_PROMETHEUS_ENABLE", "true"),
-            variable("CODER_PROMETHEUS_ADDRESS", listen(ipv6, spec.prometheus.port)),
-        ]);
+        all.extend(pod::prometheus(&listen(ipv6, spec.prometheus.port)));
     }
     all
 }
@@ -109,18 +87,4 @@ fn pod_annotations(seen: &Seen, sources: &AllFound) -> BTreeMap<String, String> 
         all.extend(pod::scraped(prometheus.port));
     }
     all
-}
-
-/// All addresses of the pod, in the family that it has.
-fn listen(ipv6: bool, port: i32) -> String {
-    if ipv6 { format!("[::]:{port}") } else { format!("0.0.0.0:{port}") }
-}
-
-fn pod_ip(name: &str) -> EnvVar {
-    let field = ObjectFieldSelector { field_path: "status.podIP".to_owned(), api_version: None };
-    EnvVar {
-        name: name.to_owned(),
-        value: None,
-        value_from: Some(EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() }),
-    }
 }

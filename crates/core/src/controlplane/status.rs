@@ -12,8 +12,8 @@ use kube::ResourceExt;
 
 use super::{Plan, Seen, access_url, coderd, downgrade};
 use crate::{
-    condition::{Conditions, Progress, State, Verdict},
-    exposure::{self, route::Acceptance},
+    condition::{Conditions, Progress, Verdict},
+    exposure::Exposure,
     outcome::{Done, Failure},
     rollout::Rollout,
     workload, workspace_access,
@@ -45,22 +45,6 @@ impl Outcome {
     }
 }
 
-/// What became of the exposure.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Exposure {
-    /// None is asked for.
-    #[default]
-    Unasked,
-    /// It could not be written; the failure is told elsewhere.
-    Unwritten,
-    /// The Ingress is written.
-    Ingress,
-    /// The route is written; what the Gateways say.
-    Route(Acceptance),
-    /// The cluster has no Gateway API.
-    GatewayApiMissing,
-}
-
 /// Says how things stand after the plan was carried out as far as the outcome tells.
 pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> CoderControlPlaneStatus {
     let object = &*seen.object;
@@ -81,7 +65,7 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
     let verdict = verdict(object, outcome, &rollout, conditions.said(kind::LICENSE_APPLIED));
     conditions.set_common(&outcome.done, verdict);
     workload::say_rollout(&mut conditions, &rollout, outcome.pods_say.as_deref());
-    say_exposure(&mut conditions, object, &outcome.exposure);
+    outcome.exposure.tell(object.spec.expose.as_ref(), &mut conditions);
     let own = object.namespace().unwrap_or_default();
     workspace_access::tell(&mut conditions, &own, &plan.workspaces, &outcome.ungranted);
     seen.jobs.tell(&mut conditions);
@@ -126,16 +110,8 @@ fn verdict(
     if !rollout.is_settled() {
         return workload::unsettled(rollout, outcome.pods_say.as_deref());
     }
-    let waiting = |reason, message: &str| Verdict {
-        ready: false,
-        progress: Progress::Working,
-        reason,
-        message: message.to_owned(),
-    };
-    match &outcome.exposure {
-        Exposure::GatewayApiMissing => return waiting(reason::GATEWAY_API_MISSING, GATEWAY_API_MISSING),
-        Exposure::Unwritten => return waiting(reason::PENDING, "the exposure is not written yet"),
-        Exposure::Unasked | Exposure::Ingress | Exposure::Route(_) => {}
+    if let Some(waiting) = outcome.exposure.verdict() {
+        return waiting;
     }
     if let Some((progress, message)) = coderd::license_verdict(object, license) {
         let reason = if progress == Progress::Stalled { reason::LICENSE_REFUSED } else { reason::PENDING };
@@ -143,8 +119,6 @@ fn verdict(
     }
     Verdict { ready: true, progress: Progress::Settled, reason: rollout.reason(), message: rollout.message() }
 }
-
-const GATEWAY_API_MISSING: &str = "expose.gateway needs the Gateway API, which this cluster does not have; install its CRDs, or use expose.ingress";
 
 fn say_going(conditions: &mut Conditions<'_>, seen: &Seen, outcome: &Outcome) {
     let failure =
@@ -161,25 +135,4 @@ fn say_going(conditions: &mut Conditions<'_>, seen: &Seen, outcome: &Outcome) {
     };
     conditions.set(kind::READY, false, reason::DELETING, "the object is being deleted");
     conditions.set(kind::RECONCILING, true, reason, message);
-}
-
-fn say_exposure(conditions: &mut Conditions<'_>, object: &CoderControlPlane, exposure: &Exposure) {
-    let url = object.spec.expose.as_ref().and_then(exposure::addresses).map(|addresses| addresses.url);
-    let url = url.unwrap_or_default();
-    let (state, reason, message) = match exposure {
-        Exposure::Unasked => (State::False, reason::DISABLED, "nothing is exposed".to_owned()),
-        Exposure::Unwritten => (State::False, reason::PENDING, "the exposure is not written yet".to_owned()),
-        Exposure::Ingress => (State::True, reason::EXPOSED, format!("the Ingress for {url} is written")),
-        Exposure::Route(Acceptance::Accepted) => {
-            (State::True, reason::EXPOSED, format!("a Gateway accepts the route for {url}"))
-        }
-        Exposure::Route(Acceptance::Pending) => {
-            (State::Unknown, reason::PENDING, format!("no Gateway has answered for {url} yet"))
-        }
-        Exposure::Route(Acceptance::Refused(why)) => (State::False, reason::ROUTE_NOT_ACCEPTED, why.clone()),
-        Exposure::GatewayApiMissing => {
-            (State::False, reason::GATEWAY_API_MISSING, GATEWAY_API_MISSING.to_owned())
-        }
-    };
-    conditions.set(kind::EXPOSED, state, reason, message);
 }

@@ -5,7 +5,10 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::object::{finalizers, is_paused};
-use crate::{exposure::route::Acceptance, outcome::Done};
+use crate::{
+    exposure::{Exposure, route::Acceptance},
+    outcome::Done,
+};
 use coder_k8s_api::names::finalizer;
 
 fn seen(spec: Value) -> Seen {

@@ -1,12 +1,13 @@
-//! Files in the main container: certificates of coderd itself and CA certificates that it trusts.
+//! Files in the main container: certificates of coderd or a proxy itself and CA certificates that it trusts.
 //!
 //! Names and paths are those of the existing operator wherever it had one that works.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_api::{SecretKey, Tls};
-use k8s_openapi::api::core::v1::{SecretVolumeSource, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{EnvVar, SecretVolumeSource, Volume, VolumeMount};
 
+use super::variable;
 use crate::names;
 
 /// Where certificates of coderd itself are.
@@ -51,12 +52,23 @@ pub fn certificates(tls: &Tls, cas: &[SecretKey], taken: &[Volume]) -> Files {
 }
 
 /// Paths of the certificates and of their keys, each joined as coderd reads them.
-pub fn certificate_paths(tls: &Tls) -> (String, String) {
+fn certificate_paths(tls: &Tls) -> (String, String) {
     let joined = |file: &str| {
         let paths = unique(tls.secret_names.iter().map(AsRef::as_ref));
         paths.iter().map(|secret| format!("{TLS_FOLDER}/{secret}/{file}")).collect::<Vec<_>>().join(",")
     };
     (joined("tls.crt"), joined("tls.key"))
+}
+
+/// The environment entries that make the container serve HTTPS at an address.
+pub fn serving(tls: &Tls, address: &str) -> [EnvVar; 4] {
+    let (certificates, keys) = certificate_paths(tls);
+    [
+        variable("CODER_TLS_ENABLE", "true"),
+        variable("CODER_TLS_ADDRESS", address),
+        variable("CODER_TLS_CERT_FILE", certificates),
+        variable("CODER_TLS_KEY_FILE", keys),
+    ]
 }
 
 /// All volumes. One that a user names stands for itself.

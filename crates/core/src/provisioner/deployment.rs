@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use coder_k8s_api::names::annotation;
 use k8s_openapi::api::{
     apps::v1::Deployment,
-    core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, PodTemplateSpec, SecretKeySelector},
+    core::v1::{Container, EnvVar, EnvVarSource, PodTemplateSpec, SecretKeySelector},
 };
 use kube::ResourceExt;
 
@@ -25,8 +25,6 @@ pub const CONTAINER: &str = "provisioner";
 const KEY: &str = "CODER_PROVISIONER_DAEMON_KEY";
 /// The variable with the address of coderd.
 const URL: &str = "CODER_URL";
-/// Where metrics are served, when they are.
-const PROMETHEUS: &str = "0.0.0.0";
 
 /// Seconds that a daemon has to finish its build in.
 const GRACE: i64 = 600;
@@ -74,24 +72,15 @@ fn environment(seen: &Seen, run: &Run) -> Vec<EnvVar> {
     let mut all = vec![
         variable(URL, run.url.clone()),
         EnvVar { name: KEY.to_owned(), value: None, value_from: Some(from) },
-        field("POD_NAME", "metadata.name"),
-        field("POD_UID", "metadata.uid"),
+        pod::field("POD_NAME", "metadata.name"),
+        pod::field("POD_UID", "metadata.uid"),
         variable("CODER_PROVISIONER_DAEMON_NAME", names::daemon(&seen.object.name_any())),
     ];
     let prometheus = &seen.object.spec.prometheus;
     if prometheus.enabled {
-        all.extend([
-            variable("CODER_PROMETHEUS_ENABLE", "true"),
-            variable("CODER_PROMETHEUS_ADDRESS", format!("{PROMETHEUS}:{}", prometheus.port)),
-        ]);
+        all.extend(pod::prometheus(&pod::listen(false, prometheus.port)));
     }
     all
-}
-
-fn field(name: &str, path: &str) -> EnvVar {
-    let field = ObjectFieldSelector { field_path: path.to_owned(), api_version: None };
-    let from = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
-    EnvVar { name: name.to_owned(), value: None, value_from: Some(from) }
 }
 
 fn pod_annotations(seen: &Seen, sources: &AllFound, run: &Run) -> BTreeMap<String, String> {
@@ -124,10 +113,4 @@ pub fn run_of(template: &PodTemplateSpec) -> Option<Run> {
         checksum,
         url: entry(URL).and_then(|entry| entry.value.clone()).unwrap_or_default(),
     })
-}
-
-/// The image that a Deployment asks for.
-pub(super) fn image(deployment: &Deployment) -> Option<String> {
-    let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
-    pod.containers.iter().find(|container| container.name == CONTAINER)?.image.clone()
 }

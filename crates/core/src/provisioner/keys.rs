@@ -35,7 +35,7 @@ mod tests;
 
 pub use self::{
     decide::decide,
-    finding::{Finding, Stage},
+    finding::{Finding, Stage, TOLD},
     place::{At, Credentials, CredentialsKind, Organization, Place, SecretPlace},
     record::{Key, Pending, Record, Stale},
     seen::{

@@ -5,18 +5,12 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::names::fnv1a;
+use crate::names::{HASH, LABEL_LIMIT, NAME_LIMIT, cut, fit, fnv1a};
 
-/// The longest name of a Deployment, a Role or a ServiceAccount of a pool, and of a daemon.
-const LABEL_LIMIT: usize = 63;
-/// The longest name of a Secret.
-const NAME_LIMIT: usize = 253;
 /// The longest name of a key in coderd.
 const KEY_LIMIT: usize = 64;
 /// Characters of a UID.
 const UID: usize = 36;
-/// A dash and the digits of a hash.
-const HASH: usize = 9;
 /// How many names with a hash there are for one base. More keys of one pool never exist at a time.
 const SPARE: u32 = 16;
 /// Names of keys that coderd keeps to itself.
@@ -82,7 +76,7 @@ impl KeyBase {
 
     fn spare(&self, n: u32) -> String {
         let hash = fnv1a(format!("{}\0{}\0{n}", self.seed, self.name).as_bytes());
-        format!("{}-{hash:08x}", cut(&self.name, KEY_LIMIT - HASH).trim_end_matches(['-', '.']))
+        format!("{}-{hash:08x}", cut(&self.name, KEY_LIMIT - HASH - 1).trim_end_matches(['-', '.']))
     }
 }
 
@@ -98,22 +92,6 @@ pub fn checksum(uid: &str, material: &[u8]) -> String {
 /// The checksum that the existing operator puts on pods.
 pub fn existing_checksum(material: &[u8]) -> String {
     format!("{:08x}", fnv1a(material))
-}
-
-/// `<prefix><name><suffix>`, or the same with the start of the name and a hash of it.
-fn fit(prefix: &str, name: &str, suffix: &str, limit: usize) -> String {
-    let whole = format!("{prefix}{name}{suffix}");
-    if whole.len() <= limit {
-        return whole;
-    }
-    let kept = cut(name, limit - prefix.len() - suffix.len() - HASH);
-    format!("{prefix}{kept}-{:08x}{suffix}", fnv1a(name.as_bytes()))
-}
-
-/// At most so many bytes, and no half characters.
-fn cut(text: &str, bytes: usize) -> &str {
-    let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= bytes).last();
-    text.get(..end.unwrap_or(0)).unwrap_or(text)
 }
 
 #[cfg(test)]

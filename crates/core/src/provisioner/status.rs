@@ -14,7 +14,7 @@ use super::{
     Plan, Seen,
     daemons::Health,
     gate,
-    keys::{Decision, Next, Stage},
+    keys::{Decision, Next, Stage, TOLD},
 };
 use crate::{
     condition::{Conditions, Progress, Verdict},
@@ -77,7 +77,7 @@ pub fn status(
     say_credentials(&mut conditions, seen);
     let gate::Gate { reason: why, message, .. } = &seen.gate;
     conditions.set(kind::EXTERNAL_PROVISIONERS_ENTITLED, seen.gate.state(), why, message.clone());
-    key.finding.tell(&mut conditions);
+    key.finding.tell(&mut conditions, &TOLD);
     let said_ready = conditions.said(kind::PROVISIONER_KEY_READY).is_some_and(|c| c.status == "True");
     conditions.set_common(&outcome.done, verdict(seen, outcome, &rollout, key, said_ready));
     say_deployment(&mut conditions, &rollout, outcome.pods_say.as_deref());

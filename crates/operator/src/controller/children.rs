@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use coder_k8s_api::names::label;
 use coder_k8s_core::{
-    names::instance_label,
+    object,
     outcome::{Done, Failure, Retry},
 };
 use coder_k8s_engine::{
     failure,
     gate::{Applied, Child, Claim, Owner},
 };
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Resource, ResourceExt};
 
 use super::Context;
@@ -19,12 +19,8 @@ use super::Context;
 pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &str) -> Option<Owner> {
     let mut reference = object.controller_owner_ref(&())?;
     reference.block_owner_deletion = Some(true);
-    let labels = [
-        (label::NAME.to_owned(), component.to_owned()),
-        (label::INSTANCE.to_owned(), instance_label(&object.name_any())),
-        (label::MANAGED_BY.to_owned(), label::MANAGER.to_owned()),
-    ];
-    Some(Owner { namespace: object.namespace()?, reference, labels: labels.into(), claim: Claim::Reference })
+    let labels = object::selector(object, component);
+    Some(Owner { namespace: object.namespace()?, reference, labels, claim: Claim::Reference })
 }
 
 /// Makes a child be as desired. Returns it as it is now; none: it is not there, or is not ours.
@@ -67,5 +63,20 @@ pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, live: &K, don
         Ok(true) => tracing::info!("removed {kind} {name}"),
         Ok(false) => {}
         Err(error) => done.failures.push(failure::judge(&format!("remove {kind} {name}"), &error)),
+    }
+}
+
+/// Makes the disruption budget be as wanted, or be gone.
+pub(crate) async fn budget(
+    ctx: &Context,
+    owner: &Owner,
+    wanted: Option<&PodDisruptionBudget>,
+    held: Option<Arc<PodDisruptionBudget>>,
+    done: &mut Done,
+) {
+    match (wanted, held) {
+        (Some(budget), held) => drop(apply(ctx, owner, budget.clone(), held, done).await),
+        (None, Some(held)) => remove(ctx, owner, &*held, done).await,
+        (None, None) => {}
     }
 }

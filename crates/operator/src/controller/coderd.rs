@@ -1,10 +1,12 @@
-//! Clients of the coderd of a control plane, and the credentials that pools use there.
+//! Clients of the coderd of a control plane, and the credentials and licenses that pools and proxies use there.
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner};
-use coder_k8s_coderd::{Client, Target};
+use coder_k8s_coderd::{Client, Error, Kind, Target};
 use coder_k8s_core::{
     controlplane::access_url,
-    provisioner::keys::{Credentials, CredentialsKind, SecretPlace, Trouble},
+    gate::{self, Answer, Feature, Gate, Published},
+    outcome::{Retry, Trouble},
+    place::{Credentials, CredentialsKind, SecretPlace},
 };
 use coder_k8s_engine::secret;
 use kube::ResourceExt;
@@ -53,7 +55,11 @@ pub(crate) fn credentials(
         let secret = Some(SecretPlace { name: reference.name.to_string(), key });
         return Ok(Credentials { kind: CredentialsKind::Bootstrap, secret });
     }
-    let name = &object.spec.control_plane_ref.name;
+    operator_token(object.spec.control_plane_ref.name.as_str(), plane)
+}
+
+/// Where the operator's token of a control plane is.
+pub(crate) fn operator_token(name: &str, plane: Option<&CoderControlPlane>) -> Result<Credentials, Trouble> {
     let status = plane.and_then(|plane| plane.status.as_ref());
     if status.is_none_or(|status| status.operator_access_ready != Some(true)) {
         let message = format!("waiting for status.operatorAccessReady=true on CoderControlPlane {name}");
@@ -74,6 +80,86 @@ pub(crate) fn credentials(
             let secret = Some(SecretPlace { name: reference.name.clone(), key });
             Ok(Credentials { kind: CredentialsKind::Operator, secret })
         }
+    }
+}
+
+/// When to try again after an error, and what was decided so far: not before anybody who asked to be left alone is ready.
+pub(crate) fn later(so_far: Option<Retry>, error: &Error) -> Retry {
+    let retry = match error.retry() {
+        coder_k8s_coderd::Retry::After(wait) => Retry::After(wait),
+        coder_k8s_coderd::Retry::OnChange | coder_k8s_coderd::Retry::Backoff => Retry::Backoff,
+    };
+    match (so_far, retry) {
+        (Some(Retry::After(one)), Retry::After(two)) => Retry::After(one.max(two)),
+        (Some(Retry::After(wait)), _) => Retry::After(wait),
+        (_, retry) => retry,
+    }
+}
+
+/// What an error says, the same from try to try.
+pub(crate) fn trouble(error: &Error) -> Trouble {
+    Trouble { reason: error.reason(), message: error.to_string() }
+}
+
+/// Whether the license covers a feature. The control plane asks for all who need it.
+pub(crate) async fn gate(feature: Feature, plane: Option<&CoderControlPlane>, ctx: &Context) -> Gate {
+    let published = published(feature, plane);
+    let asked = async {
+        let Some(plane) = plane else { return Answer::Failed("the control plane does not exist".to_owned()) };
+        match client(plane, ctx).await {
+            Ok(client) => ask(feature, &client).await,
+            Err(trouble) => Answer::Failed(trouble.message),
+        }
+    };
+    match gate::decide(feature, &published, None, ctx.now()) {
+        gate::Next::Know(gate) => gate,
+        gate::Next::Ask => answered(feature, &published, &asked.await, ctx),
+    }
+}
+
+/// The gate, given what coderd itself says.
+pub(crate) fn answered(feature: Feature, published: &Published, answer: &Answer, ctx: &Context) -> Gate {
+    match gate::decide(feature, published, Some(answer), ctx.now()) {
+        gate::Next::Know(gate) => gate,
+        gate::Next::Ask => Gate::unknown("coderd was not asked"),
+    }
+}
+
+/// What the status of a control plane says of a feature.
+fn published(feature: Feature, plane: Option<&CoderControlPlane>) -> Published {
+    let status = plane.and_then(|plane| plane.status.as_ref());
+    let entitlement = match feature {
+        Feature::Provisioners => {
+            status.and_then(|status| status.external_provisioner_daemons_entitlement.clone())
+        }
+        // Only what is granted is listed.
+        Feature::Proxies => {
+            status.filter(|status| status.entitlements_last_checked.is_some()).map(|status| {
+                let features = status.entitlements.as_ref().map(|entitlements| &entitlements.features);
+                let granted = features.and_then(|features| features.get(feature.name())).cloned();
+                granted.unwrap_or_else(|| "not_entitled".to_owned())
+            })
+        }
+    };
+    Published {
+        entitlement,
+        checked: status.and_then(|status| status.entitlements_last_checked.as_ref()).map(|time| time.0),
+        kept: plane.is_some_and(|plane| !plane.spec.operator_access.disabled),
+    }
+}
+
+/// Asks coderd itself. Anybody may.
+pub(crate) async fn ask(feature: Feature, client: &Client) -> Answer {
+    match client.entitlements().await {
+        Ok(all) => {
+            let feature = all.features.get(feature.name());
+            Answer::Entitlement(feature.map(|feature| feature.entitlement.as_str().to_owned()))
+        }
+        Err(error) => match error.kind {
+            Kind::NotSupported => Answer::NotSupported,
+            Kind::Unauthenticated { .. } | Kind::Forbidden { .. } => Answer::Forbidden,
+            _ => Answer::Failed(error.to_string()),
+        },
     }
 }
 

@@ -16,6 +16,7 @@ use coder_k8s_core::{
     condition::transitions,
     exposure::route::HTTPRoute,
     names::instance_label,
+    object::Going,
     outcome::{Done, Retry},
     workspace_access::Kind,
 };
@@ -45,7 +46,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::Condition,
 };
-use kube::{Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
@@ -158,7 +159,7 @@ pub(crate) struct Context {
     pub(crate) lookups: Lookups,
     /// Conversations with coderd.
     pub(crate) talks: Talks,
-    /// Pools, whose passes talk to coderd themselves and so have a queue of their own.
+    /// Pools and proxies, whose passes talk to coderd themselves and so have a queue of their own.
     pub(crate) pools: Pools,
     /// Who of the daemons is there.
     pub(crate) roll_calls: RollCalls,
@@ -174,6 +175,8 @@ pub(crate) struct Context {
     pub(crate) fence: Fence,
     /// Where the operator looks.
     pub(crate) scope: Scope,
+    /// Addresses of coderd to which credentials of `bootstrap` may be sent.
+    pub(crate) allowed_urls: Vec<String>,
     /// Whether workspaces may be given Secrets, RBAC and tokens.
     pub(crate) privileged_rules: bool,
     /// Whether the cluster has the Gateway API.
@@ -244,6 +247,7 @@ impl Context {
             fence,
             lookups: Lookups::default(),
             scope: Scope::new(&options.watch_namespaces),
+            allowed_urls: options.allowed_coder_urls.clone(),
             privileged_rules: options.allow_privileged_workspace_rules,
             gateway_api: AtomicBool::new(false),
             caches: Caches::default(),
@@ -260,7 +264,7 @@ impl Context {
 
     /// Where an object waits.
     pub(crate) fn queue_of(&self, key: &Key) -> &Queue {
-        if key.kind == kind::PROVISIONER { &self.pools.queue } else { &self.queue }
+        if key.kind == kind::CONTROL_PLANE { &self.queue } else { &self.pools.queue }
     }
 
     /// Has an object looked at.
@@ -305,6 +309,23 @@ impl Context {
     pub(super) fn overtaken<K: Reported>(&self, object: &K) {
         self.written.lock().entry(Key::of(K::KIND, object)).or_default().onto =
             object.meta().resource_version.clone();
+    }
+
+    /// Whether an object is still the one that was decided on, read live, and this process may still change anything.
+    pub(crate) async fn is_current<K: Reported>(&self, object: &K) -> bool {
+        let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
+        let live = match api.get_metadata_opt(&object.name_any()).await {
+            Ok(Some(live)) => live.resource_version() == object.resource_version(),
+            Ok(None) | Err(_) => false,
+        };
+        live && self.fence.is_open()
+    }
+
+    /// How the deletion of an object stands. None: it is not being deleted.
+    pub(crate) fn going<K: Resource>(&self, object: &K) -> Option<Going> {
+        let since = object.meta().deletion_timestamp.as_ref()?;
+        let limit = SignedDuration::try_from(self.cleanup_timeout).unwrap_or(SignedDuration::MAX);
+        Some(Going { overdue: self.now().duration_since(since.0) >= limit })
     }
 
     /// Forgets an object that is gone.

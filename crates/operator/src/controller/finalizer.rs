@@ -3,7 +3,10 @@
 use std::ops::ControlFlow;
 
 use coder_k8s_api::names::FIELD_MANAGER;
-use coder_k8s_core::{object, outcome::Done};
+use coder_k8s_core::{
+    object,
+    outcome::{Done, Retry},
+};
 use coder_k8s_engine::failure;
 use kube::{
     Api, ResourceExt,
@@ -52,4 +55,16 @@ pub(crate) enum Written {
     Yes,
     /// It was not, which is noted.
     Failed,
+}
+
+/// Puts the finalizer on the object before something is made outside. Goes on if it was there; else the pass ends, and a
+/// failure says when to try again.
+pub(crate) async fn hold<K: Reported>(
+    object: &K,
+    finalizer: &str,
+    ctx: &Context,
+) -> ControlFlow<Option<Retry>> {
+    let mut done = Done::default();
+    let set = set(object, finalizer, true, ctx, &mut done).await;
+    set.map_break(|_| done.failures.first().map(|failure| failure.retry))
 }

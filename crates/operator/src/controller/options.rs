@@ -19,6 +19,11 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_WATCH_NAMESPACES", value_name = "NAMESPACES", value_delimiter = ',')]
     pub(crate) watch_namespaces: Vec<String>,
 
+    /// Addresses of coderd to which a proxy's `bootstrap` may send its credentials, separated by commas, such as
+    /// https://coder.example.com. Control planes of the same namespace need none of it [default: none]
+    #[arg(long, env = "CODER_K8S_ALLOWED_CODER_URLS", value_name = "URLS", value_delimiter = ',')]
+    pub(crate) allowed_coder_urls: Vec<String>,
+
     /// Let `rbac.extraRules` give workspaces Secrets, RBAC and tokens of ServiceAccounts
     #[arg(long, env = "CODER_K8S_ALLOW_PRIVILEGED_WORKSPACE_RULES", default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) allow_privileged_workspace_rules: bool,

@@ -175,7 +175,7 @@ impl Watches<'_> {
         });
     }
 
-    /// Wakes the control planes that want a route whenever the Gateway API comes or goes.
+    /// Wakes the control planes and proxies that want a route whenever the Gateway API comes or goes.
     fn gateway(&mut self) {
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
@@ -269,7 +269,9 @@ impl Watches<'_> {
                                 kind::CONTROL_PLANE if kind != kind::NAMESPACE => {
                                     ctx.talks.touch(asker, &target.name);
                                 }
-                                kind::PROVISIONER if kind == kind::SECRET => ctx.pools.touch(asker),
+                                kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
+                                    ctx.pools.touch(asker);
+                                }
                                 _ => {}
                             }
                         }
@@ -281,7 +283,9 @@ impl Watches<'_> {
                             ctx.lookups.gap(asker, kind);
                             match asker.kind {
                                 kind::CONTROL_PLANE if kind != kind::NAMESPACE => ctx.talks.touch(asker, ""),
-                                kind::PROVISIONER if kind == kind::SECRET => ctx.pools.touch(asker),
+                                kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
+                                    ctx.pools.touch(asker);
+                                }
                                 _ => {}
                             }
                         }
@@ -319,6 +323,11 @@ fn wake_routed(ctx: &Context) {
         .control_planes
         .filter(|plane| plane.spec.expose.as_ref().is_some_and(|e| e.gateway.is_some()));
     wake(ctx, routed.iter().map(|plane| Key::of(kind::CONTROL_PLANE, &**plane)));
+    let routed = ctx
+        .caches
+        .workspace_proxies
+        .filter(|proxy| proxy.spec.expose.as_ref().is_some_and(|e| e.gateway.is_some()));
+    wake(ctx, routed.iter().map(|proxy| Key::of(kind::WORKSPACE_PROXY, &**proxy)));
 }
 
 fn wake(ctx: &Context, keys: impl IntoIterator<Item = Key>) {

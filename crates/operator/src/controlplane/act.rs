@@ -4,10 +4,10 @@ use std::{ops::ControlFlow, sync::Arc};
 
 use coder_k8s_api::names::{component, finalizer as name};
 use coder_k8s_core::{
-    controlplane::{self, Exposure, Outcome, Plan, Seen, Wanted, coderd::access},
-    exposure::route::{Acceptance, acceptance},
+    controlplane::{self, Outcome, Plan, Seen, Wanted, coderd::access},
     object,
     outcome::Done,
+    pod,
     rollout::Rollout,
     service,
 };
@@ -17,8 +17,8 @@ use kube::ResourceExt;
 
 use crate::controller::{
     Context, accounts,
-    children::{self, apply, remove},
-    finalizer, pods, workspaces,
+    children::{self, apply, budget},
+    exposure, finalizer, pods, workspaces,
 };
 
 /// Carries the plan out.
@@ -58,18 +58,15 @@ async fn create(seen: &Seen, wanted: &Wanted, owner: &Owner, ctx: &Context, outc
     accounts::make(&wanted.accounts, owner, ctx, done).await;
     let service = apply(ctx, owner, wanted.service.clone(), held.service.clone(), done).await;
     // The Service shows the family of the pods' addresses. Without one it stays what it was.
-    let before = || held.deployment.as_deref().is_some_and(controlplane::deployment::is_ipv6);
+    let before = || held.deployment.as_deref().is_some_and(pod::is_ipv6);
     let ipv6 = service.as_deref().map_or_else(before, service::is_ipv6);
     outcome.deployment = roll_out(seen, wanted, owner, ctx, ipv6, done).await;
     if Rollout::of(outcome.deployment.as_deref()).is_stalled() {
         outcome.pods_say = pods::complaint(&ctx.client, &owner.namespace, &seen.selector()).await;
     }
-    outcome.exposure = expose(seen, wanted, owner, ctx, done).await;
-    match (&wanted.budget, &held.budget) {
-        (Some(budget), held) => drop(apply(ctx, owner, budget.clone(), held.clone(), done).await),
-        (None, Some(held)) => remove(ctx, owner, &**held, done).await,
-        (None, None) => {}
-    }
+    outcome.exposure =
+        exposure::expose(&wanted.exposure, held.ingress.clone(), held.route.clone(), owner, ctx, done).await;
+    budget(ctx, owner, wanted.budget.as_ref(), held.budget.clone(), done).await;
     accounts::clear(&wanted.accounts, owner, ctx, done).await;
 }
 
@@ -98,41 +95,4 @@ async fn roll_out(
         return held;
     }
     apply(ctx, owner, controlplane::deployment::build(seen, sources, ipv6), held, done).await
-}
-
-/// Writes what exposes coderd. What exposed it before goes when that works without it.
-async fn expose(seen: &Seen, wanted: &Wanted, owner: &Owner, ctx: &Context, done: &mut Done) -> Exposure {
-    let (ingress, route) = (seen.children.ingress.clone(), seen.children.route.clone());
-    if wanted.gateway_api_missing {
-        return Exposure::GatewayApiMissing;
-    }
-    let failures = done.failures.len();
-    if let Some(desired) = &wanted.ingress {
-        let written = apply(ctx, owner, desired.clone(), ingress, done).await;
-        if written.is_none() || done.failures.len() > failures {
-            return Exposure::Unwritten;
-        }
-        if let Some(route) = route {
-            remove(ctx, owner, &*route, done).await;
-        }
-        return Exposure::Ingress;
-    }
-    if let Some(desired) = &wanted.route {
-        let written = apply(ctx, owner, desired.clone(), route, done).await;
-        let Some(written) = written.filter(|_| done.failures.len() == failures) else {
-            return Exposure::Unwritten;
-        };
-        let accepted = acceptance(&written);
-        if let (Acceptance::Accepted, Some(ingress)) = (&accepted, ingress) {
-            remove(ctx, owner, &*ingress, done).await;
-        }
-        return Exposure::Route(accepted);
-    }
-    if let Some(ingress) = ingress {
-        remove(ctx, owner, &*ingress, done).await;
-    }
-    if let Some(route) = route {
-        remove(ctx, owner, &*route, done).await;
-    }
-    Exposure::Unasked
 }

@@ -44,6 +44,7 @@ impl Coderd {
             ("coder-license", "license", license.expose_secret()),
             ("coder-token", "token", token.expose_secret()),
             ("coder-bootstrap", "token", token.expose_secret()),
+            ("coderworkspaceproxy-token", "token", "00000000-0000-0000-0000-000000000000:supplied"),
             ("coder-db-app", "uri", "postgres://coder@database.example/coder"),
         ] {
             let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {key: value}});

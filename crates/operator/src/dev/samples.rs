@@ -56,7 +56,7 @@ pub(crate) async fn settled(client: &Client) -> Result<()> {
 }
 
 /// Whether a sample can be ready here: a control plane that needs no license, or has a token to apply it with; a pool with
-/// a token of its own, because its control plane has no database to get one from.
+/// a token of its own, because its control plane has no database to get one from; a proxy in every way.
 fn can_be_ready(sample: &DynamicObject) -> bool {
     let given = |path: &str| sample.data.pointer(path);
     let token = given("/spec/operatorAccess/method").is_some_and(|method| method == "TokenSecret");
@@ -64,7 +64,7 @@ fn can_be_ready(sample: &DynamicObject) -> bool {
     match kind(sample) {
         "CoderControlPlane" => licensable,
         "CoderProvisioner" => given("/spec/bootstrap").is_some(),
-        _ => false,
+        _ => true,
     }
 }
 

@@ -14,7 +14,7 @@ use coder_k8s_engine::gate::Owner;
 use super::shrink;
 use crate::controller::{
     Context, accounts,
-    children::{self, apply, remove},
+    children::{self, apply, budget},
     finalizer, pods, workspaces,
 };
 
@@ -28,13 +28,8 @@ pub(super) async fn act(seen: &Seen, plan: &Plan, run: Option<&Run>, ctx: &Conte
     workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome.done, &mut outcome.ungranted).await;
     if let Some(wanted) = &plan.wanted {
         roll_out(seen, run, ctx, &mut outcome).await;
-        match (&wanted.budget, &seen.children.budget) {
-            (Some(budget), held) => {
-                apply(ctx, &owner, budget.clone(), held.clone(), &mut outcome.done).await;
-            }
-            (None, Some(held)) => remove(ctx, &owner, &**held, &mut outcome.done).await,
-            (None, None) => {}
-        }
+        let held = seen.children.budget.clone();
+        budget(ctx, &owner, wanted.budget.as_ref(), held, &mut outcome.done).await;
         accounts::clear(&wanted.accounts, &owner, ctx, &mut outcome.done).await;
     }
     outcome

@@ -16,21 +16,20 @@ use coder_k8s_api::{
 };
 use coder_k8s_core::{
     object,
-    outcome::{Done, Retry},
+    outcome::Retry,
     provisioner::{
         self, Seen,
         deployment::{own_url, run_of},
         keys::{
-            self, Claimant, Decision, Going, Next, Place, Record, Run, SecretPlace, Step, Trouble, Wanted,
-            Workload, decide,
+            self, Claimant, Decision, Next, Place, Record, Run, SecretPlace, Step, Trouble, Wanted, Workload,
+            decide,
         },
         names,
     },
     rollout::Rollout,
 };
 use coder_k8s_engine::{gate::Owner, key::Key, secret::SecretData};
-use jiff::SignedDuration;
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
 
 use crate::controller::{Context, children, coderd, finalizer as holding};
 
@@ -84,7 +83,7 @@ impl<'a> Dealings<'a> {
             target: target(pool),
             secrets,
             workload: workload(pool),
-            going: going(object, ctx),
+            going: ctx.going(object),
             organization: None,
             proofs: BTreeMap::new(),
             listings: BTreeMap::new(),
@@ -152,12 +151,7 @@ impl<'a> Dealings<'a> {
 
     /// Whether the object is still the one that was decided on, and this process may still change anything.
     async fn is_current(&mut self) -> bool {
-        let api: Api<CoderProvisioner> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
-        let live = match api.get_metadata_opt(&self.key.name).await {
-            Ok(Some(live)) => live.resource_version() == self.object.resource_version(),
-            Ok(None) | Err(_) => false,
-        };
-        let may = live && self.ctx.fence.is_open();
+        let may = self.ctx.is_current(self.object).await;
         if !may {
             self.retry = Some(Retry::Soon);
         }
@@ -166,14 +160,11 @@ impl<'a> Dealings<'a> {
 
     /// Puts the finalizer on the object.
     async fn hold(&mut self) -> ControlFlow<()> {
-        let mut done = Done::default();
-        let set = holding::set(self.object, finalizer::PROVISIONER, true, self.ctx, &mut done).await;
-        match set.break_value() {
-            Some(holding::Written::Yes) => self.touched = true,
-            Some(holding::Written::Failed) => self.retry = done.failures.first().map(|failure| failure.retry),
-            None => return ControlFlow::Continue(()),
-        }
-        ControlFlow::Break(())
+        let held = holding::hold(self.object, finalizer::PROVISIONER, self.ctx).await;
+        held.map_break(|failed| {
+            self.retry = failed;
+            self.touched = failed.is_none();
+        })
     }
 
     /// Reads the Secrets anew, after one of them was written.
@@ -281,10 +272,4 @@ fn workload(pool: &Seen) -> Option<Workload> {
         run.url = provisioner::daemon_url(plane);
     }
     Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
-}
-
-fn going(object: &CoderProvisioner, ctx: &Context) -> Option<Going> {
-    let since = object.metadata.deletion_timestamp.as_ref()?;
-    let limit = SignedDuration::try_from(ctx.cleanup_timeout).unwrap_or(SignedDuration::MAX);
-    Some(Going { overdue: ctx.now().duration_since(since.0) >= limit })
 }

@@ -4,20 +4,15 @@ use std::sync::Arc;
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Tls};
 use coder_k8s_core::{
-    provisioner::{
-        Children, Seen,
-        gate::{self, Answer, Gate, Published},
-        keys::Trouble,
-        names,
-    },
+    provisioner::{Children, Seen, gate::Feature, keys::Trouble, names},
     sources,
     workspace_access::{self, Existing},
 };
-use coder_k8s_engine::{key::Key, secret};
+use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
 use super::health;
-use crate::controller::{Context, coderd, served_by, workspaces};
+use crate::controller::{Context, coderd, places, served_by, workspaces};
 
 /// What there is of the object, its children, its control plane and what it refers to. The second value tells of
 /// namespaces that could not be asked.
@@ -35,7 +30,7 @@ pub(super) async fn observe(
     let sources = ctx.lookups.sources(&ctx.client, key, &uid, wanted).await;
     let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
     let deployment_id = identity(&object, control_plane.as_deref(), verify_due, ctx).await;
-    let gate = gate(control_plane.as_deref(), ctx).await;
+    let gate = coderd::gate(Feature::Provisioners, control_plane.as_deref(), ctx).await;
     let credentials = credentials(&object, control_plane.as_deref(), key, ctx).await;
     let privileged_rules = ctx.privileged_rules;
     let daemons = health::look(key, &object, children.deployment.as_deref(), ctx).await;
@@ -89,48 +84,6 @@ async fn identity(
     client.build_info().await.ok().map(|info| info.deployment_id).or(recorded)
 }
 
-/// Whether the license covers pools. The control plane asks for all of them.
-async fn gate(plane: Option<&CoderControlPlane>, ctx: &Context) -> Gate {
-    let status = plane.and_then(|plane| plane.status.as_ref());
-    let published = Published {
-        entitlement: status.and_then(|status| status.external_provisioner_daemons_entitlement.clone()),
-        checked: status.and_then(|status| status.entitlements_last_checked.as_ref()).map(|time| time.0),
-        kept: plane.is_some_and(|plane| !plane.spec.operator_access.disabled),
-    };
-    match gate::decide(&published, None, ctx.now()) {
-        gate::Next::Know(gate) => gate,
-        gate::Next::Ask => {
-            let answer = ask(plane, ctx).await;
-            match gate::decide(&published, Some(&answer), ctx.now()) {
-                gate::Next::Know(gate) => gate,
-                gate::Next::Ask => Gate::unknown("coderd was not asked"),
-            }
-        }
-    }
-}
-
-/// Asks coderd itself. Anybody may.
-async fn ask(plane: Option<&CoderControlPlane>, ctx: &Context) -> Answer {
-    let Some(plane) = plane else { return Answer::Failed("the control plane does not exist".to_owned()) };
-    let client = match coderd::client(plane, ctx).await {
-        Ok(client) => client,
-        Err(trouble) => return Answer::Failed(trouble.message),
-    };
-    match client.entitlements().await {
-        Ok(all) => {
-            let feature = all.features.get("external_provisioner_daemons");
-            Answer::Entitlement(feature.map(|feature| feature.entitlement.as_str().to_owned()))
-        }
-        Err(error) => match error.kind {
-            coder_k8s_coderd::Kind::NotSupported => Answer::NotSupported,
-            coder_k8s_coderd::Kind::Unauthenticated { .. } | coder_k8s_coderd::Kind::Forbidden { .. } => {
-                Answer::Forbidden
-            }
-            _ => Answer::Failed(error.to_string()),
-        },
-    }
-}
-
 /// Whether there is a token for managing keys.
 async fn credentials(
     object: &CoderProvisioner,
@@ -144,11 +97,9 @@ async fn credentials(
         coder_k8s_core::provisioner::keys::CredentialsKind::Bootstrap => "BootstrapSecretUnavailable",
         coder_k8s_core::provisioner::keys::CredentialsKind::Operator => "OperatorTokenSecretUnavailable",
     };
-    let read = secret::read(&ctx.client, &key.namespace, &secret.name).await;
-    let read = read.map_err(|error| Trouble { reason, message: error.to_string() })?;
-    if read.is_some_and(|held| held.text(&secret.key).is_some()) {
-        return Ok(());
+    let found = places::token(secret, &key.namespace, ctx).await;
+    match found.map_err(|trouble| Trouble { reason, ..trouble })? {
+        Some(_) => Ok(()),
+        None => Err(places::missing(reason, secret)),
     }
-    let message = format!("Secret {} with the key {} is not there, or empty", secret.name, secret.key);
-    Err(Trouble { reason, message })
 }

@@ -1,4 +1,4 @@
-//! What the process remembers of pools: when their keys are to be verified.
+//! What the process remembers of pools and proxies: when their keys and tokens are to be verified.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,12 +25,14 @@ use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::controller::Reported;
+
 /// How soon to go on with what one pass has begun.
 const ON: Duration = Duration::from_millis(50);
 
-/// All pools of the process.
+/// All pools and proxies of the process.
 pub(crate) struct Pools {
-    /// Which pool is looked at next.
+    /// Which one is looked at next.
     pub(crate) queue: Queue,
     failures: Failures,
     known: Mutex<HashMap<Key, Known>>,
@@ -62,12 +64,12 @@ impl Pools {
         }
     }
 
-    /// A Secret that a pool refers to has changed.
+    /// A Secret that one refers to has changed.
     pub(crate) fn touch(&self, key: &Key) {
         self.touched.lock().insert(key.clone());
     }
 
-    /// Forgets a pool that is gone.
+    /// Forgets one that is gone.
     pub(crate) fn forget(&self, key: &Key) {
         self.known.lock().remove(key);
         self.touched.lock().remove(key);
@@ -92,21 +94,26 @@ impl Pools {
 
     /// Whether the key is to be verified: on a change, and at an interval. A restart alone verifies in its time.
     pub(crate) fn verify_due(&self, key: &Key, object: &CoderProvisioner) -> bool {
+        self.is_due(key, object, kind::PROVISIONER_KEY_READY)
+    }
+
+    /// The same of any kind. `good` is the condition that says that all is well.
+    pub(crate) fn is_due<K: Reported>(&self, key: &Key, object: &K, good: &str) -> bool {
         let now = Instant::now();
         let touched = self.touched.lock().remove(key);
         let mut all = self.known.lock();
         let known = all.get_mut(key).filter(|known| known.uid == object.uid());
         let Some(known) = known else {
-            let wait = if is_steady(object) { self.verify.mul_f64(jitter()) } else { Duration::ZERO };
-            let known =
-                Known { uid: object.uid(), generation: object.metadata.generation, verify_at: now + wait };
+            let wait = if is_steady(object, good) { self.verify.mul_f64(jitter()) } else { Duration::ZERO };
+            let generation = object.meta().generation;
+            let known = Known { uid: object.uid(), generation, verify_at: now + wait };
             all.insert(key.clone(), known);
             return wait.is_zero() || touched;
         };
-        if touched || known.generation != object.metadata.generation {
+        if touched || known.generation != object.meta().generation {
             known.verify_at = now;
         }
-        known.generation = object.metadata.generation;
+        known.generation = object.meta().generation;
         known.verify_at <= now
     }
 
@@ -124,35 +131,47 @@ impl Pools {
         again: [Option<Duration>; 2],
         retry: Option<Retry>,
     ) -> Next {
+        let goes_on =
+            matches!(decision.next, keys::Next::Record(_) | keys::Next::Do(_) | keys::Next::Release);
+        let [gate, health] = again;
+        self.come_back(key, concluded, goes_on, 1.0, [decision.again, gate, health], retry)
+    }
+
+    /// The same of any kind: whether it goes on at once, and how much of the interval passes before the next
+    /// verification.
+    pub(crate) fn come_back(
+        &self,
+        key: &Key,
+        concluded: Next,
+        goes_on: bool,
+        patience: f64,
+        again: impl IntoIterator<Item = Option<Duration>>,
+        retry: Option<Retry>,
+    ) -> Next {
         if let Some(retry) = retry {
             let delay = self.failures.failed(key, retry);
             return soonest(concluded, [Some(delay)]);
         }
         self.failures.forget(key);
-        let goes_on =
-            matches!(decision.next, keys::Next::Record(_) | keys::Next::Do(_) | keys::Next::Release);
         let now = Instant::now();
         let verify = {
             let mut all = self.known.lock();
             all.get_mut(key).map(|known| {
                 if !goes_on && known.verify_at <= now {
-                    known.verify_at = now + self.verify.mul_f64(0.9 + 0.2 * jitter());
+                    known.verify_at = now + self.verify.mul_f64(patience * (0.9 + 0.2 * jitter()));
                 }
                 known.verify_at.saturating_duration_since(now)
             })
         };
-        soonest(concluded, [goes_on.then_some(ON), decision.again, verify].into_iter().chain(again))
+        soonest(concluded, [goes_on.then_some(ON), verify].into_iter().chain(again))
     }
 }
 
 /// Whether a status says that all is well with the generation that there is.
-fn is_steady(object: &CoderProvisioner) -> bool {
-    let conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
-    let ready = conditions.into_iter().any(|c| {
-        c.type_ == kind::PROVISIONER_KEY_READY
-            && c.status == "True"
-            && c.observed_generation == object.metadata.generation
-    });
+fn is_steady<K: Reported>(object: &K, good: &str) -> bool {
+    let mut conditions = object.status().into_iter().flat_map(K::conditions);
+    let ready = conditions
+        .any(|c| c.type_ == good && c.status == "True" && c.observed_generation == object.meta().generation);
     ready && !object::is_going(object)
 }
 

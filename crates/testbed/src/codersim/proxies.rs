@@ -1,12 +1,28 @@
 //! Workspace proxies. The license is looked at before the credential.
 
+use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
+    CoderSim, ProxySeen,
     message::{Asked, Reply},
     state::{Proxy, State, id, random_text},
 };
+
+impl CoderSim {
+    /// Puts a proxy back as it was in another life of the deployment, with its uuid and token. It has not run here yet.
+    pub fn restore_proxy(&self, proxy: &ProxySeen) {
+        let mut state = self.shared.state.lock();
+        let ProxySeen { id, name, display_name, icon, deleted, token, status: _, url: _, version: _ } =
+            proxy.clone();
+        let secret = token.expose_secret().rsplit(':').next().unwrap_or_default().to_owned();
+        let mut restored = Proxy::unregistered(id, secret, state.now());
+        (restored.name, restored.display_name, restored.icon, restored.deleted) =
+            (name, display_name, icon, deleted);
+        state.proxies.push(restored);
+    }
+}
 
 #[derive(Default, Deserialize)]
 #[serde(default)]

@@ -53,8 +53,14 @@ async fn tokens(bench: Arc<Bench>) -> Finding {
         |token: &str| token.split_once(':').is_some_and(|(of, secret)| of == id && secret.len() == 64);
     let changed = ProxySettings { display_name: "Changed".to_owned(), ..settings(&name) };
     let kept = owner.update_proxy(&id, &changed, false).await.map_err(text)?;
+    bench.nobody.prove_proxy_token(&first).await.map_err(text)?;
     let renewed = owner.update_proxy(&id, &changed, true).await.map_err(text)?;
-    owner.delete_proxy(&id).await.map_err(text)?;
+    refused(bench.nobody.prove_proxy_token(&first).await, "Unauthenticated")?;
+    if let Some(second) = &renewed.token {
+        bench.nobody.prove_proxy_token(second).await.map_err(text)?;
+        owner.delete_proxy(&id).await.map_err(text)?;
+        refused(bench.nobody.prove_proxy_token(second).await, "Unauthenticated")?;
+    }
     ensure(well_formed(first.expose_secret()), "the uuid, a colon, and 64 characters")?;
     ensure(kept.token.is_none() && kept.proxy.display_name == "Changed", "changed, with its old token")?;
     let second = renewed.token.ok_or("no new token")?;

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::{
     evidence::{Flow, Live, Pass, Stop},
-    finding::{Finding, Stage},
+    finding::{self, Finding, Stage},
     going,
     place::Place,
     record::Record,
@@ -25,7 +25,7 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
         return Decision {
             next: Next::Rest,
             run: pass.last_run(),
-            finding: Finding::ready(),
+            finding: finding::ready(),
             again: None,
             notes: Vec::new(),
         };
@@ -64,7 +64,7 @@ fn proven(pass: &Pass<'_>) -> Flow<Option<Live>> {
 fn conclude(pass: &Pass<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision {
     let run = live.map_or_else(|| pass.last_run(), |live| pass.run(live));
     let mut decision =
-        Decision { next: Next::Rest, run, finding: Finding::ready(), again: None, notes: Vec::new() };
+        Decision { next: Next::Rest, run, finding: finding::ready(), again: None, notes: Vec::new() };
     match outcome {
         Ok(()) => {}
         Err(Stop::Wait(finding)) => decision.finding = pass.judged(finding),

@@ -253,7 +253,9 @@ impl<'a> Pass<'a> {
         let place = &self.seen.wanted.secret;
         match self.seen.secrets.get(place) {
             Some(Secret::Ours { version, .. }) => Ok(Version::Is(version.clone())),
-            Some(Secret::Blocked(obstacle)) => Err(Stop::Wait(Finding::blocked(place, obstacle))),
+            Some(Secret::Blocked(obstacle)) => {
+                Err(Stop::Wait(Finding::blocked(place, obstacle, "spec.key.secretName")))
+            }
             Some(Secret::Unknown(trouble)) => Err(Stop::unsure(trouble)),
             Some(Secret::Absent) | None => Ok(Version::Absent),
         }

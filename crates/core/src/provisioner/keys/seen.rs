@@ -12,6 +12,12 @@ use super::{
     tags::Tags,
 };
 use crate::provisioner::names::KeyBase;
+pub use crate::{
+    object::Going,
+    outcome::Trouble,
+    place::{Obstacle, Version},
+    workload::{Run, Workload},
+};
 
 /// What was observed so far. Maps and options grow as [`super::Look`] asks for it.
 #[derive(Clone, Debug)]
@@ -84,15 +90,6 @@ pub struct Wanted {
     pub secret: SecretPlace,
 }
 
-/// What is in the way, or why something is not known.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Trouble {
-    /// One word.
-    pub reason: &'static str,
-    /// A sentence, the same from try to try.
-    pub message: String,
-}
-
 /// A Secret, read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Secret {
@@ -113,15 +110,6 @@ pub enum Secret {
     Unknown(Trouble),
 }
 
-/// Why a Secret cannot be written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Obstacle {
-    /// It belongs to somebody else, who can hand it over with this annotation.
-    Foreign(String),
-    /// Somebody made it immutable.
-    Immutable,
-}
-
 /// What the annotations of a Secret say of the key in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Marks {
@@ -135,42 +123,6 @@ pub struct Marks {
     pub tags_hash: Option<String>,
     /// The deployment that knows it.
     pub deployment_id: Option<String>,
-}
-
-/// The Secret that a write expects to find.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Version {
-    /// None.
-    Absent,
-    /// The one with this resourceVersion.
-    Is(String),
-}
-
-/// A Deployment.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Workload {
-    /// What its pods run with.
-    pub run: Run,
-    /// Whether its rollout is complete, or no pod is asked for and none is left.
-    pub settled: bool,
-}
-
-/// What pods run with.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Run {
-    /// Where they read the key.
-    pub secret: SecretPlace,
-    /// The checksum on them.
-    pub checksum: String,
-    /// The address that they connect to.
-    pub url: String,
-}
-
-/// What is known of an object that is being deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Going {
-    /// Whether the time for cleaning up is over.
-    pub overdue: bool,
 }
 
 /// A key that coderd knows.

@@ -2,19 +2,17 @@
 //!
 //! Fields that the existing operator writes are read as it leaves them: a part may be missing.
 
-use coder_k8s_api::{CoderProvisionerStatus, CredentialsSource, PendingKey, ReportedSecretRef, StaleKey};
+use coder_k8s_api::{CoderProvisionerStatus, PendingKey, StaleKey};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    place::{Credentials, CredentialsKind, Organization, Place, SecretPlace},
+    place::{Credentials, Organization, Place, SecretPlace},
     record::{Key, Pending, Record, Stale},
 };
 
 /// The data key where none is recorded.
 const DATA_KEY: &str = "key";
-/// The key of a token where none is recorded.
-const TOKEN: &str = "token";
 
 impl Record {
     /// What a status remembers.
@@ -24,7 +22,7 @@ impl Record {
             control_plane: text(&status.control_plane_ref_name),
             url: text(&status.control_plane_url),
             deployment_id: status.deployment_id.clone(),
-            credentials: credentials(status.credentials_source.as_ref()),
+            credentials: Credentials::of(status.credentials_source.as_ref()),
         };
         let current = status.provisioner_key_name.as_ref().filter(|name| !name.is_empty()).map(|name| Key {
             id: status.provisioner_key_id.clone().filter(|id| !id.is_empty()),
@@ -35,7 +33,7 @@ impl Record {
         });
         Self {
             current,
-            secret: status.secret_ref.as_ref().map(|secret| secret_place(secret, DATA_KEY)),
+            secret: status.secret_ref.as_ref().map(|secret| SecretPlace::of(secret, DATA_KEY)),
             pending: status.pending_key.as_ref().map(pending),
             stale: status.stale_keys.iter().map(stale).collect(),
         }
@@ -54,8 +52,9 @@ impl Record {
         status.control_plane_ref_name = key.and_then(|key| some(&key.place.control_plane));
         status.control_plane_url = key.and_then(|key| some(&key.place.url));
         status.deployment_id = key.and_then(|key| key.place.deployment_id.clone());
-        status.credentials_source = key.and_then(|key| key.place.credentials.as_ref()).map(source);
-        status.secret_ref = secret.as_ref().map(reported);
+        status.credentials_source =
+            key.and_then(|key| key.place.credentials.as_ref()).map(Credentials::source);
+        status.secret_ref = secret.as_ref().map(SecretPlace::reported);
         status.pending_key = pending.as_ref().map(pending_key);
         status.stale_keys = stale.iter().map(stale_key).collect();
     }
@@ -64,33 +63,6 @@ impl Record {
 fn organization(id: Option<&String>, name: Option<&String>) -> Organization {
     let id = id.cloned().filter(|id| !id.is_empty());
     Organization { id, name: name.cloned().unwrap_or_default() }
-}
-
-fn secret_place(secret: &ReportedSecretRef, default: &str) -> SecretPlace {
-    let key = secret.key.clone().filter(|key| !key.is_empty());
-    SecretPlace { name: secret.name.clone(), key: key.unwrap_or_else(|| default.to_owned()) }
-}
-
-fn reported(secret: &SecretPlace) -> ReportedSecretRef {
-    ReportedSecretRef { name: secret.name.clone(), key: Some(secret.key.clone()) }
-}
-
-fn credentials(source: Option<&CredentialsSource>) -> Option<Credentials> {
-    let kind = match source?.type_.as_deref()? {
-        "Operator" => CredentialsKind::Operator,
-        "Bootstrap" => CredentialsKind::Bootstrap,
-        _ => return None,
-    };
-    let secret = source?.secret_ref.as_ref().map(|secret| secret_place(secret, TOKEN));
-    Some(Credentials { kind, secret })
-}
-
-fn source(credentials: &Credentials) -> CredentialsSource {
-    let kind = match credentials.kind {
-        CredentialsKind::Operator => "Operator",
-        CredentialsKind::Bootstrap => "Bootstrap",
-    };
-    CredentialsSource { type_: Some(kind.to_owned()), secret_ref: credentials.secret.as_ref().map(reported) }
 }
 
 /// A time that a lost field cannot make younger: nothing was made before it.
@@ -103,7 +75,7 @@ fn pending(key: &PendingKey) -> Pending {
         control_plane: key.control_plane_ref_name.clone().unwrap_or_default(),
         url: key.control_plane_url.clone().unwrap_or_default(),
         deployment_id: key.deployment_id.clone(),
-        credentials: credentials(key.credentials_source.as_ref()),
+        credentials: Credentials::of(key.credentials_source.as_ref()),
     };
     Pending {
         name: key.name.clone(),
@@ -127,7 +99,7 @@ fn pending_key(key: &Pending) -> PendingKey {
         control_plane_ref_name: Some(place.control_plane.clone()),
         control_plane_url: Some(place.url.clone()),
         deployment_id: place.deployment_id.clone(),
-        credentials_source: place.credentials.as_ref().map(source),
+        credentials_source: place.credentials.as_ref().map(Credentials::source),
         reason: Some(reason.clone()),
         since: Some(Time(*since)),
     }
@@ -138,7 +110,7 @@ fn stale(stale: &StaleKey) -> Stale {
         control_plane: stale.control_plane_ref_name.clone().unwrap_or_default(),
         url: stale.control_plane_url.clone().unwrap_or_default(),
         deployment_id: stale.deployment_id.clone(),
-        credentials: credentials(stale.credentials_source.as_ref()),
+        credentials: Credentials::of(stale.credentials_source.as_ref()),
     };
     let key = Key {
         id: stale.id.clone().filter(|id| !id.is_empty()),
@@ -163,7 +135,7 @@ fn stale_key(stale: &Stale) -> StaleKey {
         control_plane_ref_name: Some(place.control_plane.clone()).filter(|name| !name.is_empty()),
         control_plane_url: Some(place.url.clone()).filter(|url| !url.is_empty()),
         deployment_id: place.deployment_id.clone(),
-        credentials_source: place.credentials.as_ref().map(source),
+        credentials_source: place.credentials.as_ref().map(Credentials::source),
         since: Some(Time(*since)),
         unused_since: unused_since.map(Time),
     }

@@ -10,7 +10,8 @@ use coder_k8s_core::provisioner::{
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use kube::{Api, api::ListParams};
 
-use super::{Dealings, place::Unasked};
+use super::Dealings;
+use crate::controller::places::{Unasked, told};
 
 impl Dealings<'_> {
     /// Looks, and notes what was seen.
@@ -119,17 +120,6 @@ impl Dealings<'_> {
             })
         };
         Ok(pods.iter().any(|pod| !is_over(pod) && is_old(pod)))
-    }
-}
-
-/// Why a place could not be asked, for people.
-pub(super) fn told(unasked: Unasked) -> Trouble {
-    match unasked {
-        Unasked::Unknown(trouble) => trouble,
-        Unasked::Gone => Trouble {
-            reason: "ControlPlaneUnavailable",
-            message: "another deployment answers than the one that is recorded".to_owned(),
-        },
     }
 }
 

@@ -2,22 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coder_k8s_api::{
-    CoderProvisioner,
-    names::{annotation, label},
-};
+use coder_k8s_api::{CoderProvisioner, names::annotation};
 use coder_k8s_core::provisioner::{
-    keys::{Marks, Obstacle, Record, Secret, SecretPlace, Trouble},
+    keys::{Marks, Record, Secret, SecretPlace},
     names,
 };
-use coder_k8s_engine::{
-    gate::Owner,
-    secret::{self, Belongs, SecretData},
-};
-use k8s_openapi::api::core::v1 as core;
-use kube::{Api, ResourceExt, api::ListParams};
+use coder_k8s_engine::{gate::Owner, secret::SecretData};
+use kube::ResourceExt;
 
-use crate::controller::Context;
+use crate::controller::{
+    Context,
+    secrets::{self, Held, NotOurs},
+};
 
 /// Reads the wanted Secret, the recorded one, and every other that bears our marks.
 pub(super) async fn read(
@@ -30,17 +26,9 @@ pub(super) async fn read(
     let mut places: BTreeSet<SecretPlace> = [wanted.clone()].into();
     places.extend(record.secret.clone());
     places.extend(marked(owner, ctx).await);
-    let (mut all, mut held) = (BTreeMap::new(), BTreeMap::new());
-    let mut failed: BTreeMap<String, Trouble> = BTreeMap::new();
-    for name in places.iter().map(|place| place.name.clone()).collect::<BTreeSet<_>>() {
-        match secret::read(&ctx.client, &owner.namespace, &name).await {
-            Ok(Some(data)) => drop(held.insert(name, data)),
-            Ok(None) => {}
-            Err(error) => {
-                failed.insert(name, Trouble { reason: "SecretUnreadable", message: error.to_string() });
-            }
-        }
-    }
+    let names = places.iter().map(|place| place.name.clone()).collect();
+    let Held { data: held, failed } = secrets::read(names, owner, ctx).await;
+    let mut all = BTreeMap::new();
     let uid = object.uid().unwrap_or_default();
     for place in places {
         let seen = match (failed.get(&place.name), held.get(&place.name)) {
@@ -54,9 +42,8 @@ pub(super) async fn read(
 }
 
 fn seen(place: &SecretPlace, data: &SecretData, owner: &Owner, uid: &str) -> Secret {
-    match data.belongs(owner) {
-        Belongs::Ours if data.immutable => Secret::Blocked(Obstacle::Immutable),
-        Belongs::Ours => Secret::Ours {
+    match secrets::is_ours(&place.name, data, owner) {
+        Ok(()) => Secret::Ours {
             version: data.resource_version.clone(),
             checksums: data
                 .value(&place.key)
@@ -64,15 +51,8 @@ fn seen(place: &SecretPlace, data: &SecretData, owner: &Owner, uid: &str) -> Sec
                 .map(|value| [names::checksum(uid, value), names::existing_checksum(value)]),
             marks: marks(&data.annotations),
         },
-        Belongs::Leftover => Secret::Unknown(Trouble {
-            reason: "AwaitingDeletion",
-            message: format!("Secret {} of a deleted object of the same name is still there", place.name),
-        }),
-        Belongs::Others => {
-            let reference = &owner.reference;
-            let hand_over = format!("{}={}/{}", annotation::ADOPT_BY, reference.kind, reference.name);
-            Secret::Blocked(Obstacle::Foreign(hand_over))
-        }
+        Err(NotOurs::Blocked(obstacle)) => Secret::Blocked(obstacle),
+        Err(NotOurs::Leftover(trouble)) => Secret::Unknown(trouble),
     }
 }
 
@@ -109,19 +89,14 @@ pub(super) fn data_keys(annotations: &BTreeMap<String, String>) -> BTreeSet<Stri
 
 /// The places of Secrets that we wrote for this object, found by their metadata.
 async fn marked(owner: &Owner, ctx: &Context) -> BTreeSet<SecretPlace> {
-    let selector = owner.labels.iter().filter(|(name, _)| *name != label::MANAGED_BY);
-    let selector = selector.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
-    let api: Api<core::Secret> = Api::namespaced(ctx.client.clone(), &owner.namespace);
-    let Ok(found) = api.list_metadata(&ListParams::default().labels(&selector)).await else {
-        return BTreeSet::new();
-    };
-    let ours = found.items.into_iter().filter(|secret| {
-        secret.owner_references().iter().any(|other| other.uid == owner.reference.uid)
-            && secret.annotations().contains_key(annotation::KEY_NAME)
-    });
-    ours.flat_map(|secret| {
-        let name = secret.name_any();
-        data_keys(secret.annotations()).into_iter().map(move |key| SecretPlace { name: name.clone(), key })
-    })
-    .collect()
+    let found = secrets::marked(owner, annotation::KEY_NAME, ctx).await;
+    found
+        .into_iter()
+        .flat_map(|secret| {
+            let name = secret.name_any();
+            data_keys(secret.annotations())
+                .into_iter()
+                .map(move |key| SecretPlace { name: name.clone(), key })
+        })
+        .collect()
 }

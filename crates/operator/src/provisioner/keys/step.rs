@@ -1,6 +1,6 @@
 //! The effects of a decision.
 
-use std::{collections::BTreeMap, ops::ControlFlow};
+use std::ops::ControlFlow;
 
 use coder_k8s_api::names::annotation;
 use coder_k8s_core::{
@@ -9,12 +9,13 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{
     failure,
-    secret::{self, Change, Entry, SecretData},
+    secret::{self, Change},
     status::Written,
 };
 use secrecy::SecretString;
 
-use super::{Dealings, look::told, secrets};
+use super::{Dealings, secrets};
+use crate::controller::{places::told, secrets as storing};
 
 impl Dealings<'_> {
     /// Does one thing. Breaks where the pass must not go on: something failed, or is no longer as it was.
@@ -155,27 +156,14 @@ impl Dealings<'_> {
         data_keys.insert(place.key.clone());
         let list = data_keys.into_iter().collect::<Vec<_>>().join(",");
         annotations.insert(annotation::KEY_DATA_KEYS.to_owned(), Some(list));
-        let written = match (version, held, material) {
-            (Version::Absent, None, Some(material)) => {
-                let annotations: BTreeMap<_, _> =
-                    annotations.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-                let entry =
-                    Entry { name: &place.name, key: &place.key, value: material, annotations: &annotations };
-                secret::write(&self.ctx.client, &self.owner, None, &entry).await
-            }
-            (Version::Is(version), Some(held), _) if held.resource_version == *version => {
-                let data = material.map(|material| (place.key.clone(), Some(material.clone())));
-                let change = Change { data: data.into_iter().collect(), annotations };
-                secret::change(&self.ctx.client, &self.owner, &place.name, held, &change).await
-            }
-            _ => Ok(None),
-        };
+        let written =
+            storing::store(place, version, held, material, annotations, &self.owner, self.ctx).await;
         self.noted(&place.name, written)
     }
 
     /// Takes a place away that nothing reads any more: the Secret with the last of ours.
     async fn remove(&mut self, place: &SecretPlace, version: &Version) -> bool {
-        let Some(held) = self.held.get(&place.name).filter(|held| is_version(held, version)) else {
+        let Some(held) = self.held.get(&place.name).filter(|held| storing::is_version(held, version)) else {
             return self.outdated();
         };
         let mut ours = secrets::data_keys(&held.annotations);
@@ -209,8 +197,4 @@ impl Dealings<'_> {
             }
         }
     }
-}
-
-fn is_version(held: &SecretData, version: &Version) -> bool {
-    matches!(version, Version::Is(version) if held.resource_version == *version)
 }

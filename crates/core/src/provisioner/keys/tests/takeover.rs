@@ -96,13 +96,13 @@ fn a_record_survives_the_status() {
 #[test]
 fn what_worked_stays_said_while_nobody_knows() {
     let mut conditions = Conditions::new(&[], Some(1), at(NOW));
-    decide(&running(), at(NOW)).finding.tell(&mut conditions);
+    decide(&running(), at(NOW)).finding.tell(&mut conditions, &TOLD);
     let before = conditions.into_vec();
     let away = Seen { target: Err(trouble()), ..running() };
     let mut conditions = Conditions::new(&before, Some(1), at(NOW));
-    decide(&away, at(NOW)).finding.tell(&mut conditions);
+    decide(&away, at(NOW)).finding.tell(&mut conditions, &TOLD);
     assert_eq!(conditions.into_vec(), before);
     let mut conditions = Conditions::new(&[], Some(1), at(NOW));
-    decide(&Seen { target: Err(trouble()), ..new() }, at(NOW)).finding.tell(&mut conditions);
+    decide(&Seen { target: Err(trouble()), ..new() }, at(NOW)).finding.tell(&mut conditions, &TOLD);
     assert_eq!(conditions.into_vec()[0].status, "False");
 }

@@ -1,7 +1,8 @@
-//! Whether the license allows external provisioners, and what follows from the answer.
+//! Whether the license allows external provisioners or workspace proxies, and what follows from the answer.
 //!
-//! The control plane asks for all of its pools; a pool asks by itself only when there is no such answer. A closed gate
-//! stops the making of keys and the first Deployment, never the scaling, updating or reporting of a pool that runs.
+//! The control plane asks for all of its pools and proxies; one asks by itself only when there is no such answer. A closed
+//! gate stops the making of keys and registrations and the first Deployment, never the scaling, updating or reporting of
+//! what runs.
 
 use std::time::Duration;
 
@@ -15,18 +16,45 @@ const FRESH: SignedDuration = SignedDuration::from_secs(120);
 /// How soon a question that failed is asked again.
 const RETRY: Duration = Duration::from_secs(30);
 
+/// A feature of a license.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// External provisioners.
+    Provisioners,
+    /// Workspace proxies.
+    Proxies,
+}
+
+impl Feature {
+    /// What coderd calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Provisioners => "external_provisioner_daemons",
+            Self::Proxies => "workspace_proxy",
+        }
+    }
+
+    /// What people call it.
+    fn called(self) -> &'static str {
+        match self {
+            Self::Provisioners => "external provisioners",
+            Self::Proxies => "workspace proxies",
+        }
+    }
+}
+
 /// What the control plane's status says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// `externalProvisionerDaemonsEntitlement`.
+    /// What it says of the feature.
     pub entitlement: Option<String>,
     /// `entitlementsLastChecked`.
     pub checked: Option<Timestamp>,
-    /// Whether the control plane keeps it up to date, so that a pool need not ask by itself.
+    /// Whether the control plane keeps it up to date, so that nobody need ask by itself.
     pub kept: bool,
 }
 
-/// What coderd says when a pool asks by itself.
+/// What coderd says when it is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The entitlement of the feature; none: the feature is not among them.
@@ -48,7 +76,7 @@ pub struct Gate {
     pub reason: &'static str,
     /// A sentence.
     pub message: String,
-    /// When to look again, if nothing else wakes the pool.
+    /// When to look again, if nothing else happens.
     pub again: Option<Duration>,
 }
 
@@ -63,7 +91,7 @@ pub enum Verdict {
     Unknown,
 }
 
-/// What a pool is to do.
+/// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Coderd is to be asked, and the gate decided with the answer.
@@ -86,7 +114,7 @@ impl Gate {
         }
     }
 
-    /// The status of the condition `ExternalProvisionersEntitled`.
+    /// The status of the condition that tells it.
     pub fn state(&self) -> State {
         match self.verdict {
             Verdict::Open => State::True,
@@ -101,41 +129,42 @@ impl Gate {
         Self { verdict, reason, message: message.into(), again: Some(RETRY) }
     }
 
-    fn open() -> Self {
-        let message = "the license covers external provisioners".to_owned();
+    /// The license covers it.
+    pub fn open(feature: Feature) -> Self {
+        let message = format!("the license covers {}", feature.called());
         Self { verdict: Verdict::Open, reason: "Entitled", message, again: None }
     }
 
-    fn closed(again: Duration) -> Self {
-        let message = "the license does not cover external provisioners: install a Premium license";
-        let (verdict, message) = (Verdict::Closed, message.to_owned());
+    fn closed(feature: Feature, again: Duration) -> Self {
+        let message = format!("the license does not cover {}: install a Premium license", feature.called());
+        let verdict = Verdict::Closed;
         Self { verdict, reason: "NotEntitled", message, again: Some(again) }
     }
 }
 
 /// Decides from what the control plane says, and from coderd's own answer if it was asked.
-pub fn decide(published: &Published, asked: Option<&Answer>, now: Timestamp) -> Next {
+pub fn decide(feature: Feature, published: &Published, asked: Option<&Answer>, now: Timestamp) -> Next {
     let left = published.checked.map(|checked| FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
     let fresh = left.filter(SignedDuration::is_positive);
     let left = fresh.and_then(|left| Duration::try_from(left).ok()).unwrap_or(RETRY);
     match published.entitlement.as_deref() {
-        Some(state) if is_granted(state) && fresh.is_some() => return Next::Know(Gate::open()),
-        Some("not_entitled") if fresh.is_some() => return Next::Know(Gate::closed(left)),
+        Some(state) if is_granted(state) && fresh.is_some() => return Next::Know(Gate::open(feature)),
+        Some("not_entitled") if fresh.is_some() => return Next::Know(Gate::closed(feature, left)),
         _ => {}
     }
     match asked {
-        Some(answer) => Next::Know(answered(answer)),
-        // The control plane asks within seconds, and its answer wakes the pool.
-        None if published.kept => Next::Know(kept(published)),
+        Some(answer) => Next::Know(answered(feature, answer)),
+        // The control plane asks within seconds, and its answer wakes all.
+        None if published.kept => Next::Know(kept(feature, published)),
         None => Next::Ask,
     }
 }
 
 /// An answer that is no longer fresh, of a control plane that asks again by itself.
-fn kept(published: &Published) -> Gate {
+fn kept(feature: Feature, published: &Published) -> Gate {
     match published.entitlement.as_deref() {
-        Some(state) if is_granted(state) => Gate { again: Some(RETRY), ..Gate::open() },
-        Some("not_entitled") => Gate::closed(RETRY),
+        Some(state) if is_granted(state) => Gate { again: Some(RETRY), ..Gate::open(feature) },
+        Some("not_entitled") => Gate::closed(feature, RETRY),
         _ => Gate {
             verdict: Verdict::Unknown,
             reason: "EntitlementsQueryFailed",
@@ -145,17 +174,19 @@ fn kept(published: &Published) -> Gate {
     }
 }
 
-fn answered(answer: &Answer) -> Gate {
+fn answered(feature: Feature, answer: &Answer) -> Gate {
     let unknown =
         |reason, message: String| Gate { verdict: Verdict::Unknown, reason, message, again: Some(RETRY) };
     match answer {
-        Answer::Entitlement(Some(state)) if is_granted(state) => Gate::open(),
-        Answer::Entitlement(_) => Gate::closed(FRESH.unsigned_abs()),
+        Answer::Entitlement(Some(state)) if is_granted(state) => Gate::open(feature),
+        Answer::Entitlement(_) => Gate::closed(feature, FRESH.unsigned_abs()),
         Answer::NotSupported => Gate {
             verdict: Verdict::Closed,
             reason: "NotSupported",
-            message: "this coderd has no licensed features: external provisioners need the enterprise build"
-                .to_owned(),
+            message: format!(
+                "this coderd has no licensed features: {} need the enterprise build",
+                feature.called()
+            ),
             again: Some(FRESH.unsigned_abs()),
         },
         Answer::Forbidden => {
@@ -178,7 +209,7 @@ mod tests {
     }
 
     fn know(published: &Published, asked: Option<&Answer>) -> Gate {
-        match decide(published, asked, at(1000)) {
+        match decide(Feature::Provisioners, published, asked, at(1000)) {
             Next::Know(gate) => gate,
             Next::Ask => panic!("asks"),
         }
@@ -205,7 +236,7 @@ mod tests {
             published("unknown", 990),
             Published::default(),
         ] {
-            assert_eq!(decide(&old, None, at(1000)), Next::Ask, "{old:?}");
+            assert_eq!(decide(Feature::Proxies, &old, None, at(1000)), Next::Ask, "{old:?}");
         }
         let yes = Answer::Entitlement(Some("entitled".into()));
         assert!(know(&published("not_entitled", 700), Some(&yes)).may_begin());

@@ -1,0 +1,61 @@
+//! Exposure to the outside: the Ingress or route of an object, written and replaced.
+
+use std::sync::Arc;
+
+use coder_k8s_core::{
+    exposure::{
+        Exposure, Wanted,
+        route::{Acceptance, HTTPRoute, acceptance},
+    },
+    outcome::Done,
+};
+use coder_k8s_engine::gate::Owner;
+use k8s_openapi::api::networking::v1::Ingress;
+
+use super::{
+    Context,
+    children::{apply, remove},
+};
+
+/// Writes what exposes an object, of which there is an Ingress or a route already. What exposed it before goes when that works without it.
+pub(crate) async fn expose(
+    wanted: &Wanted,
+    ingress: Option<Arc<Ingress>>,
+    route: Option<Arc<HTTPRoute>>,
+    owner: &Owner,
+    ctx: &Context,
+    done: &mut Done,
+) -> Exposure {
+    if wanted.gateway_api_missing {
+        return Exposure::GatewayApiMissing;
+    }
+    let failures = done.failures.len();
+    if let Some(desired) = &wanted.ingress {
+        let written = apply(ctx, owner, desired.clone(), ingress, done).await;
+        if written.is_none() || done.failures.len() > failures {
+            return Exposure::Unwritten;
+        }
+        if let Some(route) = route {
+            remove(ctx, owner, &*route, done).await;
+        }
+        return Exposure::Ingress;
+    }
+    if let Some(desired) = &wanted.route {
+        let written = apply(ctx, owner, desired.clone(), route, done).await;
+        let Some(written) = written.filter(|_| done.failures.len() == failures) else {
+            return Exposure::Unwritten;
+        };
+        let accepted = acceptance(&written);
+        if let (Acceptance::Accepted, Some(ingress)) = (&accepted, ingress) {
+            remove(ctx, owner, &*ingress, done).await;
+        }
+        return Exposure::Route(accepted);
+    }
+    if let Some(ingress) = ingress {
+        remove(ctx, owner, &*ingress, done).await;
+    }
+    if let Some(route) = route {
+        remove(ctx, owner, &*route, done).await;
+    }
+    Exposure::Unasked
+}

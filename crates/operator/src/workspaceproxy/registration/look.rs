@@ -1,0 +1,158 @@
+//! What is looked at when a decision asks for it.
+
+use coder_k8s_coderd::{BadTarget, Client, Error, Kind, Proxy, Target};
+use coder_k8s_core::{
+    outcome::Trouble,
+    place::{Place, SecretPlace},
+    workspaceproxy::registration::{CREDENTIALS_MISSING, Listed, Listing, Look, Proof},
+};
+
+use super::{super::reach, Dealings};
+use crate::controller::{
+    coderd,
+    places::{self, Unasked, told},
+};
+
+impl Dealings<'_> {
+    /// Looks, and notes what was seen.
+    pub(super) async fn look(&mut self, look: Look) {
+        match look {
+            Look::Registrations(place) => {
+                let listing = self.listing(&place).await;
+                self.seen.listings.insert(place, listing);
+            }
+            Look::Proof(place) => {
+                let proof = self.proof(&place).await;
+                self.seen.proofs.insert(place, proof);
+            }
+        }
+    }
+
+    async fn listing(&mut self, place: &Place) -> Listing {
+        let client = match self.client(place).await {
+            Ok(client) => client,
+            Err(Unasked::Gone) => return Listing::Gone,
+            Err(Unasked::Unknown(trouble)) => return Listing::Unknown(trouble),
+        };
+        match client.proxies().await {
+            Ok(all) => {
+                // coderd itself is listed first, and is no proxy of anybody.
+                let own = |proxy: &&Proxy| proxy.name != "primary" && !proxy.deleted;
+                Listing::Known(all.iter().filter(own).map(listed).collect())
+            }
+            Err(error) => Listing::Unknown(self.failed(&error)),
+        }
+    }
+
+    /// What the target makes of the token in a Secret. Needs no credential but the token.
+    async fn proof(&mut self, place: &SecretPlace) -> Proof {
+        let target = match self.seen.target.clone() {
+            Ok(target) => target,
+            Err(trouble) => return Proof::Unknown(trouble),
+        };
+        let Some(token) = self.held.get(&place.name).and_then(|held| held.text(&place.key)) else {
+            return Proof::Refused;
+        };
+        let client = match self.anonymous(&target).await {
+            Ok(client) => client,
+            Err(unasked) => return Proof::Unknown(told(unasked)),
+        };
+        match client.prove_proxy_token(&token).await {
+            Ok(()) => Proof::Good,
+            Err(error) => match error.kind {
+                Kind::Unauthenticated { .. } => Proof::Refused,
+                Kind::NotSupported => Proof::Unsupported,
+                _ => Proof::Unknown(self.failed(&error)),
+            },
+        }
+    }
+
+    /// A client with the credentials of a place. One for each place and pass.
+    pub(super) async fn client(&mut self, place: &Place) -> Result<Client, Unasked> {
+        if let Some(client) = self.clients.get(place) {
+            return Ok(client.clone());
+        }
+        let client = if place.control_plane.is_empty() {
+            self.by_address(place).await?
+        } else {
+            places::client(place, &self.key.namespace, self.ctx).await?
+        };
+        self.clients.insert(place.clone(), client.clone());
+        Ok(client)
+    }
+
+    /// A client without a credential of a place.
+    async fn anonymous(&mut self, place: &Place) -> Result<Client, Unasked> {
+        if !place.control_plane.is_empty() {
+            return places::anonymous(place, &self.key.namespace, self.ctx).await;
+        }
+        if !reach::is_allowed(&place.url, &self.key.namespace, self.ctx) {
+            return Err(Unasked::Gone);
+        }
+        // The address of the spec, or one of an earlier spec.
+        let bootstrap = self.object.spec.bootstrap.as_ref();
+        let client = match bootstrap.filter(|bootstrap| bootstrap.coder_url.as_str() == place.url) {
+            Some(bootstrap) => reach::client(bootstrap, &self.key.namespace, self.ctx).await?,
+            None => self.ctx.connector.to(&Target::new(place.url.clone())).map_err(|_| Unasked::Gone)?,
+        };
+        // Whoever answers must be the one that the token belongs to. For the target of a verification that is known.
+        let known = self.seen.verify_due && self.seen.target.as_ref() == Ok(place);
+        if !known {
+            let info = client.build_info().await.map_err(|error| self.failed(&error))?;
+            if Some(&info.deployment_id) != place.deployment_id.as_ref() {
+                return Err(Unasked::Gone);
+            }
+        }
+        Ok(client)
+    }
+
+    /// A client of a place that an address leads to.
+    async fn by_address(&mut self, place: &Place) -> Result<Client, Unasked> {
+        let secret = place.credentials.as_ref().and_then(|credentials| credentials.secret.as_ref());
+        let Some(secret) = secret.filter(|_| reach::is_allowed(&place.url, &self.key.namespace, self.ctx))
+        else {
+            return Err(Unasked::Gone);
+        };
+        let Some(token) = places::token(secret, &self.key.namespace, self.ctx).await? else {
+            return Err(Unasked::Unknown(places::missing(CREDENTIALS_MISSING, secret)));
+        };
+        let client = self.anonymous(place).await?;
+        let bad = |bad: BadTarget| Trouble { reason: "BadToken", message: bad.to_string() };
+        Ok(client.with_token(&token).map_err(bad)?)
+    }
+
+    /// Notes that coderd did not answer as it should, so that it is asked again, but not too soon.
+    pub(super) fn failed(&mut self, error: &Error) -> Trouble {
+        self.retry = Some(coderd::later(self.retry, error));
+        let field = if self.object.spec.bootstrap.is_some() {
+            "bootstrap.coderURL"
+        } else {
+            "operatorAccess.apiURL of the control plane"
+        };
+        match &error.kind {
+            Kind::Redirected { to } => Trouble {
+                reason: error.reason(),
+                message: format!(
+                    "coderd redirects to {to}, where the token is not sent: set {field} to the address that answers"
+                ),
+            },
+            Kind::RateLimited { .. } => Trouble {
+                reason: error.reason(),
+                message: "Coder API rate limited while reconciling the workspace proxy".to_owned(),
+            },
+            _ => coderd::trouble(error),
+        }
+    }
+}
+
+fn listed(proxy: &Proxy) -> Listed {
+    Listed {
+        id: proxy.id.to_ascii_lowercase(),
+        name: proxy.name.clone(),
+        display_name: proxy.display_name.clone(),
+        icon: proxy.icon_url.clone(),
+        created: proxy.created_at,
+        version: proxy.version.clone(),
+        health: proxy.status.status.clone(),
+    }
+}

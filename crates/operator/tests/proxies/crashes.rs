@@ -1,0 +1,200 @@
+//! An operator that ends at any step leaves a proxy that ends with exactly one registration, whose living token its Secret
+//! holds.
+
+use coder_k8s::manifests::Install;
+use coder_k8s_api::{CoderWorkspaceProxy, crds};
+use coder_k8s_testbed::{Cluster, Node, codersim::Mode, eventually};
+use k8s_openapi::api::core::v1::Secret;
+use secrecy::ExposeSecret;
+use serde_json::json;
+
+use crate::{
+    pool::Pool,
+    proxy::{CHILD, SECRET, Site, is_settled, names, status},
+    scene::Scene,
+    support::{Operator, PATIENCE, grant},
+};
+
+/// Time runs as for the others. Nobody else leads.
+const ARGS: &[&str] = &[
+    "--leader-elect=false",
+    "--entitlements-interval=2s",
+    "--verify-interval=8s",
+    "--coderd-timeout=3s",
+    "--cleanup-timeout=20s",
+];
+
+/// A cluster of one test's own, with an operator that may end.
+struct Own {
+    cluster: Cluster,
+    site: Site,
+    victim: Operator,
+    _node: Node,
+}
+
+impl Own {
+    async fn new() -> Self {
+        let cluster = Cluster::builder().crds(crds()).start().await.unwrap();
+        let client = cluster.client();
+        let node = cluster.node("testbed").await.unwrap();
+        grant(&client, &Install::default()).await;
+        let mut scene = Scene::new("crashes").await;
+        (scene.client, scene.namespace) = (client, "default".to_owned());
+        let site = Site { coder: Pool::within(scene, Mode::Licensed).await };
+        let victim = start(&cluster, &site);
+        site.coder.make_plane(json!({})).await;
+        site.coder.answered().await;
+        Self { cluster, site, victim, _node: node }
+    }
+
+    /// Does something, of which the operator dies at this step, and lets another one go on.
+    async fn dies(&mut self, fault: &str, doing: impl AsyncFnOnce(&Site)) {
+        self.victim.faults(&[fault.to_owned()]);
+        doing(&self.site).await;
+        let code = self.victim.exit_code().await;
+        assert_eq!(code, Some(coder_k8s_engine::client::EXIT_CODE), "{fault}: {}", self.victim.output());
+        self.victim = start(&self.cluster, &self.site);
+    }
+
+    /// Waits for exactly one registration whose token is in the Secret and on the pods.
+    async fn ends_well(&self, what: &str) {
+        let well = eventually(PATIENCE, || async {
+            let object = self.site.now().await;
+            let state = format!("{:?} {:?}", names(self.site.sim()), object.status);
+            let all = self.site.registrations();
+            let [only] = &all[..] else { return Err(state) };
+            if !is_settled(&object) || status(&object).proxy_id.as_ref() != Some(&only.id) {
+                return Err(state);
+            }
+            let secret: Secret = self.site.scene().there(SECRET).await;
+            let held = secret.data.unwrap_or_default().remove("token").unwrap_or_default().0;
+            if held == only.token.expose_secret().as_bytes() { Ok(()) } else { Err(format!("dead: {state}")) }
+        });
+        well.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", tail(&self.victim)));
+    }
+
+    async fn delete(&self, what: &str) {
+        let api = self.site.scene().api::<CoderWorkspaceProxy>();
+        let _ = api.delete("eu", &kube::api::DeleteParams::default()).await;
+        let gone = eventually(PATIENCE, || async {
+            match api.get_opt("eu").await.unwrap() {
+                None => Ok(()),
+                Some(object) => Err(format!("{:?}", object.status)),
+            }
+        });
+        gone.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", tail(&self.victim)));
+        assert_eq!(names(self.site.sim()), [""; 0], "{what}");
+        // What goes with it is gone before the next of that name.
+        self.site.scene().gone::<Secret>(SECRET).await;
+        self.site.scene().gone::<k8s_openapi::api::apps::v1::Deployment>(CHILD).await;
+    }
+}
+
+fn start(cluster: &Cluster, site: &Site) -> Operator {
+    let operator = Operator::start(cluster, ARGS);
+    operator.host("coder.default.svc.cluster.local", site.sim().address());
+    operator
+}
+
+fn tail(operator: &Operator) -> String {
+    let output = operator.output();
+    let lines: Vec<_> = output.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+fn each(steps: &[&str]) -> Vec<String> {
+    let both = |step: &&str| ["before", "after"].map(|when| format!("{when} {step} / exit 1"));
+    steps.iter().flat_map(both).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_proxy_is_registered() {
+    let mut own = Own::new().await;
+    let steps = [
+        "patch coderworkspaceproxies",
+        "coderd list-workspaceproxies",
+        "apply coderworkspaceproxies/status",
+        "coderd create-workspaceproxy",
+        "apply secrets",
+        "coderd prove-workspaceproxy-token",
+        "apply services",
+        "apply deployments",
+    ];
+    for fault in each(&steps) {
+        let made = own.site.asked("POST");
+        own.dies(&fault, async |site| drop(site.make(json!({})).await)).await;
+        own.ends_well(&fault).await;
+        println!("{fault}: {} registrations asked for", own.site.asked("POST") - made);
+        assert_eq!(own.site.asked("POST") - made, 1, "{fault}: never two");
+        own.delete(&fault).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_token_is_made_again() {
+    let mut own = Own::new().await;
+    own.site.make(json!({})).await;
+    own.ends_well("at first").await;
+    let steps = [
+        "apply coderworkspaceproxies/status",
+        "coderd update-workspaceproxy",
+        "apply secrets",
+        "coderd prove-workspaceproxy-token",
+        "apply deployments",
+    ];
+    for fault in each(&steps) {
+        let lost = own.site.only().token;
+        own.dies(&fault, async |site| site.scene().delete::<Secret>(SECRET).await).await;
+        own.ends_well(&fault).await;
+        assert_ne!(own.site.only().token.expose_secret(), lost.expose_secret(), "{fault}");
+    }
+    // The same with a name that changes, which costs no token.
+    for (n, fault) in each(&["coderd update-workspaceproxy"]).iter().enumerate() {
+        let token = own.site.only().token;
+        let name = format!("eu-{n}");
+        own.dies(fault, async |site| drop(site.edit(json!({"registration": {"proxyName": name}})).await))
+            .await;
+        own.site.until(|proxy| is_settled(proxy) && status(proxy).proxy_name.as_ref() == Some(&name)).await;
+        own.ends_well(fault).await;
+        assert_eq!(own.site.only().token.expose_secret(), token.expose_secret(), "{fault}");
+    }
+    own.delete("at last").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_deleted_proxy_goes() {
+    let mut own = Own::new().await;
+    let steps =
+        ["coderd delete-workspaceproxy", "patch coderworkspaceproxies", "coderd list-workspaceproxies"];
+    for fault in each(&steps) {
+        own.site.make(json!({})).await;
+        own.ends_well(&fault).await;
+        own.dies(&fault, async |site| site.scene().delete::<CoderWorkspaceProxy>("eu").await).await;
+        own.delete(&fault).await;
+    }
+}
+
+/// Writes that fail, conflict or whose answer is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_writes_and_lost_answers_leave_one_registration_and_a_living_token() {
+    let own = Own::new().await;
+    own.site.make(json!({})).await;
+    own.ends_well("at first").await;
+    for when in ["before", "after"] {
+        for step in ["apply secrets", "apply coderworkspaceproxies/status", "coderd update-workspaceproxy"] {
+            for fault in ["status=500", "error"] {
+                let fault = format!("{when} {step} / {fault} 2");
+                let (lost, patched) = (own.site.only().token, own.site.asked("PATCH"));
+                own.victim.faults(std::slice::from_ref(&fault));
+                own.site.scene().delete::<Secret>(SECRET).await;
+                own.ends_well(&fault).await;
+                own.victim.faults(&[]);
+                let made = own.site.asked("PATCH") - patched;
+                println!("{fault}: {made} tokens asked for");
+                assert_ne!(own.site.only().token.expose_secret(), lost.expose_secret(), "{fault}");
+                assert!(made <= 4, "{fault}: {made}");
+            }
+        }
+    }
+    assert_eq!(own.site.asked("POST"), 1);
+}
