@@ -1,11 +1,13 @@
 //! A real workspace proxy and the simulator.
 
+use coder_k8s_api::CoderWorkspaceProxy;
 use coder_k8s_coderd::{ProxySettings, RegisteredProxy};
 use coder_k8s_testbed::codersim::{Entry, ProxySeen};
+use k8s_openapi::api::core::v1::Secret;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use crate::{simulated::Simulated, support::request};
+use crate::{real::IMAGE, simulated::Simulated, support::request};
 
 const NAME: &str = "eu";
 
@@ -110,4 +112,53 @@ async fn a_regenerated_token_shuts_the_old_one_out() {
         })
         .await;
     healthy(&place).await;
+}
+
+#[tokio::test]
+async fn a_proxy_from_the_deployment_of_the_operator_turns_healthy_and_its_tokens_die() {
+    let place = Simulated::new("operated").await;
+    let object = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderWorkspaceProxy", "metadata": {"name": NAME},
+        "spec": {"controlPlaneRef": {"name": "coder"}, "image": IMAGE}});
+    place.scene().create::<CoderWorkspaceProxy>(object).await;
+    let first = healthy(&place).await;
+    let settled = |id: &str| {
+        let id = id.to_owned();
+        move |proxy: &CoderWorkspaceProxy| {
+            let status = proxy.status.clone().unwrap_or_default();
+            status.workload.conditions.iter().any(|said| said.type_ == "Ready" && said.status == "True")
+                && status.proxy_id.as_ref() == Some(&id)
+                && status.health.as_deref() == Some("ok")
+        }
+    };
+    place.scene().until(NAME, settled(&first.id)).await;
+    let secret: Secret = place.scene().there("eu-proxy-token").await;
+    assert!(secret.data.unwrap()["token"].0 == first.token.expose_secret().as_bytes());
+    assert!(place.refused().is_empty(), "{:?}", place.refused());
+
+    // Somebody regenerates the token: it is found out, and the pods get one that is good.
+    place.owner().update_proxy(&first.id, &settings(), true).await.unwrap();
+    assert_eq!(replayed(&place, &first.token).await, 401);
+    let second = place
+        .until("the pods have another token", async || {
+            let secret = place.scene().api::<Secret>().get("eu-proxy-token").await.ok()?;
+            let proxy = seen(&place)?;
+            (secret.data?["token"].0 == proxy.token.expose_secret().as_bytes()).then_some(proxy)
+        })
+        .await;
+    place
+        .until("a proxy registers with it", async || {
+            let good = |entry: &Entry| {
+                entry.is("POST", "/api/v2/workspaceproxies/me/register") && entry.status == Some(201)
+            };
+            let last = place.sim().requests().into_iter().rfind(good)?;
+            let before = place.sim().requests().into_iter().find(good)?;
+            (last.credential != before.credential).then_some(())
+        })
+        .await;
+    assert_eq!((second.id.as_str(), replayed(&place, &second.token).await), (first.id.as_str(), 200));
+
+    place.scene().delete::<CoderWorkspaceProxy>(NAME).await;
+    place.scene().gone::<CoderWorkspaceProxy>(NAME).await;
+    assert_eq!(replayed(&place, &second.token).await, 401);
+    assert!(seen(&place).is_none());
 }
