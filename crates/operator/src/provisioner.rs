@@ -6,6 +6,7 @@
 mod act;
 mod health;
 mod keys;
+mod leave;
 mod observe;
 pub(crate) mod pools;
 mod shrink;
@@ -37,7 +38,10 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     };
     // What pods run with so far: they are scaled and updated whatever coderd says.
     let mut outcome = act::act(&seen, &plan, dealings.run(), &ctx).await;
-    let decision = dealings.carry_on().await;
+    let decision = match leave::first(&seen, &ctx, &mut outcome.done).await {
+        Some(leaving) => leaving,
+        None => dealings.carry_on().await,
+    };
     if dealings.touched {
         let soon = Next::After(ctx.own_write());
         return dealings.retry.map_or(soon, |retry| ctx.pools.failed(&key, retry));

@@ -83,6 +83,6 @@ pub(super) async fn release(
     set.break_value() == Some(finalizer::Written::Yes)
 }
 
-fn owner(seen: &Seen) -> Option<Owner> {
+pub(super) fn owner(seen: &Seen) -> Option<Owner> {
     children::owner_of(&*seen.object, component::PROVISIONER)
 }

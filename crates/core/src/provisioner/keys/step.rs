@@ -26,6 +26,14 @@ pub struct Decision {
     pub notes: Vec<Note>,
 }
 
+impl Decision {
+    /// The pool is being deleted, and its daemons have not all left: they need their key until then.
+    pub fn leaving(again: Duration) -> Self {
+        let finding = Finding::working("Deleting", "the daemons of the pool are leaving");
+        Self { next: Next::Rest, run: None, finding, again: Some(again), notes: Vec::new() }
+    }
+}
+
 /// What is next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Next {
