@@ -298,8 +298,9 @@ impl Context {
 
     /// Remembers that something other than the status of an object was written: this view of it is outdated.
     pub(super) fn overtaken<K: Reported>(&self, object: &K) {
-        self.written.lock().entry(Key::of(K::KIND, object)).or_default().onto =
-            object.meta().resource_version.clone();
+        let mut written = self.written.lock();
+        let wrote = written.entry(Key::of(K::KIND, object)).or_default();
+        wrote.onto.clone_from(&object.meta().resource_version);
     }
 
     /// Whether an object is still the one that was decided on, read live, and this process may still change anything.
