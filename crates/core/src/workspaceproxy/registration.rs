@@ -17,6 +17,7 @@
 //! - before [`Next::Do`] the object is read live; a Secret is written onto the version that was decided on.
 //! - what [`Decision::notes`] says is told before [`Next`] is done.
 
+mod called;
 mod decide;
 mod direct;
 mod finding;

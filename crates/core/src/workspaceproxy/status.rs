@@ -219,7 +219,8 @@ fn say_health(
             conditions.set(kind::HEALTHY, false, "Unhealthy", message);
         }
         _ => {
-            conditions.set(kind::HEALTHY, State::Unknown, "Unknown", "coderd has not looked at the proxy yet")
+            let message = "coderd has not looked at the proxy yet";
+            conditions.set(kind::HEALTHY, State::Unknown, "Unknown", message);
         }
     }
 }

@@ -56,7 +56,8 @@ pub(crate) async fn settled(client: &Client) -> Result<()> {
 }
 
 /// Whether a sample can be ready here: a control plane that needs no license, or has a token to apply it with; a pool with
-/// a token of its own, because its control plane has no database to get one from; a proxy in every way.
+/// a token of its own, because its control plane has no database to get one from; a proxy of a control plane, or
+/// with a supplied token.
 fn can_be_ready(sample: &DynamicObject) -> bool {
     let given = |path: &str| sample.data.pointer(path);
     let token = given("/spec/operatorAccess/method").is_some_and(|method| method == "TokenSecret");
@@ -64,7 +65,8 @@ fn can_be_ready(sample: &DynamicObject) -> bool {
     match kind(sample) {
         "CoderControlPlane" => licensable,
         "CoderProvisioner" => given("/spec/bootstrap").is_some(),
-        _ => true,
+        // An address is asked for its license when it has one, and then seldom.
+        _ => given("/spec/bootstrap").is_none(),
     }
 }
 

@@ -44,14 +44,12 @@ pub(super) async fn reach(
     if let Some(reference) = &object.spec.control_plane_ref {
         return through_plane(key, reference.name.as_str(), ctx).await;
     }
-    match &object.spec.bootstrap {
-        Some(bootstrap) => by_address(key, object, bootstrap, verify_due, ctx).await,
-        None => {
-            let message = "a person supplies the token".to_owned();
-            let target = Err(Trouble { reason: "TokenGiven", message });
-            Reached { control_plane: None, gate: None, credentials: None, target, retry: None }
-        }
+    if let Some(bootstrap) = &object.spec.bootstrap {
+        return by_address(key, object, bootstrap, verify_due, ctx).await;
     }
+    let message = "a person supplies the token".to_owned();
+    let target = Err(Trouble { reason: "TokenGiven", message });
+    Reached { control_plane: None, gate: None, credentials: None, target, retry: None }
 }
 
 async fn through_plane(key: &Key, name: &str, ctx: &Context) -> Reached {

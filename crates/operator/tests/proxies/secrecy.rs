@@ -24,7 +24,9 @@ async fn all_of<K: Kind>(site: &Site) -> String {
 
 async fn silent(site: &Site, operator: &Operator, secrets: &[SecretString], path: &str) {
     let mut metadata = site.scene().api::<Secret>().list(&ListParams::default()).await.unwrap().items;
-    metadata.iter_mut().for_each(|secret| secret.data = None);
+    for secret in &mut metadata {
+        secret.data = None;
+    }
     let written = [
         ("log", operator.output()),
         ("events", all_of::<Event>(site).await),

@@ -3,13 +3,13 @@
 use jiff::Timestamp;
 
 use super::{
-    direct,
+    called, direct,
     finding::{self, Finding, Stage},
     going,
     record::{Record, Registration, was_announced},
     retire,
     seen::{Listed, Listing, Marks, Proof, Secret, Seen, Wanted},
-    step::{Decision, Health, Look, Next, Settings, Step},
+    step::{Decision, Health, Look, Next, Step},
     token,
 };
 use crate::{
@@ -17,9 +17,6 @@ use crate::{
     place::{Place, SecretPlace, Version},
     workload::Run,
 };
-
-/// The icon of a proxy for which nobody chose one. Without any, coderd would refuse every later change.
-const ICON: &str = "/emojis/1f5fa.png";
 
 /// Nobody has allowed that a credential is sent to the address.
 pub const URL_NOT_ALLOWED: &str = "URLNotAllowed";
@@ -73,18 +70,18 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
     }
     let Some(wanted) = &seen.wanted else { return direct::decide(&pass) };
     if pass.is_at_rest(wanted) {
-        return pass.decision(pass.last_run(), finding::ready());
+        return rest(pass.last_run(), finding::ready());
     }
     match registered(&pass, wanted) {
         Ok((health, run)) => {
-            let mut decision = pass.decision(run.clone(), finding::ready());
+            let mut decision = rest(run.clone(), finding::ready());
             decision.health = health;
             retire::add(&pass, run.as_ref(), &mut decision);
             decision
         }
-        Err(Stop::Wait(finding)) => pass.decision(pass.last_run(), pass.judged(wanted, finding)),
+        Err(Stop::Wait(finding)) => rest(pass.last_run(), pass.judged(wanted, finding)),
         Err(Stop::Next(next)) => {
-            let mut decision = pass.decision(pass.last_run(), progress(&pass));
+            let mut decision = rest(pass.last_run(), progress(&pass));
             decision.next = *next;
             decision
         }
@@ -112,9 +109,9 @@ fn registered(pass: &Pass<'_>, wanted: &Wanted) -> Flow<(Option<Health>, Option<
     if !pass.seen.is_held {
         return Err(Stop::step(Step::Hold));
     }
-    let settings = pass.settings(wanted, Some(listed));
-    if settings != called(listed) {
-        is_free(pass, wanted, listing, Some(&listed.id))?;
+    let settings = called::settings(wanted, Some(listed));
+    if settings != called::called(listed) {
+        called::is_free(pass, wanted, listing, Some(&listed.id))?;
         return Err(Stop::step(Step::Update { place: target.clone(), id: listed.id.clone(), settings }));
     }
     let run = token::in_place(pass, wanted, target, listed, settings)?;
@@ -178,34 +175,9 @@ fn progress(pass: &Pass<'_>) -> Finding {
     }
 }
 
-/// Whether nobody else has the wanted name.
-fn is_free(pass: &Pass<'_>, wanted: &Wanted, listing: &[Listed], own: Option<&String>) -> Flow<()> {
-    let conflict = |message| Err(Stop::Wait(Finding::stalled("ProxyConflict", message)));
-    if let Some(elder) = &pass.seen.elder {
-        return conflict(format!(
-            "{elder} asks for the name {} too, and was there first; choose another one with proxyName",
-            wanted.name
-        ));
-    }
-    let other = listing
-        .iter()
-        .find(|listed| listed.name.eq_ignore_ascii_case(&wanted.name) && Some(&listed.id) != own);
-    if other.is_none() {
-        return Ok(());
-    }
-    conflict(format!(
-        "coderd has a workspace proxy {} that this object did not register; delete it there, or choose another name with \
-         proxyName",
-        wanted.name
-    ))
-}
-
-pub(super) fn called(listed: &Listed) -> Settings {
-    Settings {
-        name: listed.name.clone(),
-        display_name: listed.display_name.clone(),
-        icon: listed.icon.clone(),
-    }
+/// A decision that nothing is to be done.
+pub(super) fn rest(run: Option<Run>, finding: Finding) -> Decision {
+    Decision { next: Next::Rest, run, finding, health: None, again: None, notes: Vec::new() }
 }
 
 fn health(listed: &Listed) -> Health {
@@ -217,10 +189,6 @@ fn health(listed: &Listed) -> Health {
 }
 
 impl<'a> Pass<'a> {
-    pub(super) fn decision(&self, run: Option<Run>, finding: Finding) -> Decision {
-        Decision { next: Next::Rest, run, finding, health: None, again: None, notes: Vec::new() }
-    }
-
     /// Nothing is asked of coderd for a proxy that was never begun and may not begin.
     fn may_begin(&self) -> Flow<()> {
         let begun = !self.record.is_empty() || self.known_ids().next().is_some();
@@ -339,7 +307,7 @@ impl<'a> Pass<'a> {
     fn register(&self, wanted: &Wanted, target: &Place, listing: &[Listed]) -> Flow<Stop> {
         self.may_make()?;
         let version = self.writable(&wanted.secret)?;
-        if let Err(conflict) = is_free(self, wanted, listing, None) {
+        if let Err(conflict) = called::is_free(self, wanted, listing, None) {
             let mut record = self.record.clone();
             // What was announced was not made: the name is another's.
             record.pending = None;
@@ -354,7 +322,7 @@ impl<'a> Pass<'a> {
         if let Some(pending) = self.record.pending.as_ref().filter(is_wanted) {
             return Ok(Stop::step(Step::Make {
                 pending: Box::new(pending.clone()),
-                settings: self.settings(wanted, None),
+                settings: called::settings(wanted, None),
                 secret: wanted.secret.clone(),
                 version,
             }));
@@ -375,22 +343,6 @@ impl<'a> Pass<'a> {
         let (place, reason) = (place.clone(), reason.to_owned());
         record.pending = Some(super::Pending { name, id, place, reason, since: self.now });
         Stop::record(record)
-    }
-
-    /// How the registration is to be called. What nobody chose stays as it is.
-    pub(super) fn settings(&self, wanted: &Wanted, listed: Option<&Listed>) -> Settings {
-        let kept = |text: fn(&Listed) -> &String| listed.map(text).filter(|text| !text.is_empty()).cloned();
-        let display_name = wanted.display_name.clone().or_else(|| kept(|listed| &listed.display_name));
-        let icon = wanted.icon.clone().or_else(|| kept(|listed| &listed.icon));
-        Settings {
-            // coderd takes names of another case for the same, and so does nobody rename for it.
-            name: listed
-                .map(|listed| listed.name.clone())
-                .filter(|name| name.eq_ignore_ascii_case(&wanted.name))
-                .unwrap_or_else(|| wanted.name.clone()),
-            display_name: display_name.unwrap_or_else(|| wanted.name.clone()),
-            icon: icon.unwrap_or_else(|| ICON.to_owned()),
-        }
     }
 
     /// The Secret that a write expects. Stops if it cannot be written.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    decide::{Pass, Stop},
+    decide::{Pass, Stop, rest},
     finding::Finding,
     record::{Record, Registration},
     retire::{self, Fate},
@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 pub(super) fn decide(pass: &Pass<'_>, deadline: Going) -> Decision {
     let finding = Finding::working("Deleting", "the registration of the proxy is being deleted");
-    let mut decision = Decision { again: Some(AGAIN), ..pass.decision(None, finding) };
+    let mut decision = Decision { again: Some(AGAIN), ..rest(None, finding) };
     (decision.next, decision.notes) = match forgotten(pass) {
         Some(Stop::Next(next)) => (*next, Vec::new()),
         _ => empty(pass, deadline),
