@@ -29,7 +29,7 @@ async fn idle_daemons_go_first() {
         assert_eq!(marks(&crew), [0, 1][round], "nothing is marked at rest");
         crew.pool.edit(json!({"replicas": 1})).await;
         let left = crew.settled(1).await;
-        assert_eq!(left, [busy.clone()], "round {round}");
+        assert_eq!(left, std::slice::from_ref(&busy), "round {round}");
         let pod: Pod = crew.pool.scene.there(&busy).await;
         assert_eq!(pod.annotations().get(COST).map(String::as_str), Some("1000"));
         assert_eq!(pod.spec.unwrap().termination_grace_period_seconds, Some(600), "time to finish");

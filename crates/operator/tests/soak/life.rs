@@ -213,7 +213,8 @@ impl Life {
                 spec["extraEnv"] = json!([{"name": "CODER_PG_CONNECTION_URL", "value": url}]);
             }
             None => {
-                spec["operatorAccess"] = json!({"method": "TokenSecret", "tokenSecretRef": {"name": "token"}})
+                spec["operatorAccess"] =
+                    json!({"method": "TokenSecret", "tokenSecretRef": {"name": "token"}});
             }
         }
         let object = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderControlPlane",
@@ -243,7 +244,7 @@ impl Life {
             Act::Tags(pool, tags) => self.edit(pool, |wanted| wanted.tags = tags).await,
             Act::KeyName(pool, name) => self.edit(pool, |wanted| wanted.key_name = name).await,
             Act::Organization(pool, elsewhere) => {
-                self.edit(pool, |wanted| wanted.elsewhere = elsewhere).await
+                self.edit(pool, |wanted| wanted.elsewhere = elsewhere).await;
             }
             Act::SecretName(pool, other) => self.edit(pool, |wanted| wanted.other_secret = other).await,
             Act::Replicas(pool, replicas) => self.edit(pool, |wanted| wanted.replicas = replicas).await,
@@ -264,7 +265,7 @@ impl Life {
                     self.api::<Secret>().patch(&self.secret_of(pool), &PatchParams::default(), &spoilt).await;
             }
             Act::LoseDeployment(pool) => {
-                self.lose::<Deployment>(&format!("provisioner-{}", name_of(pool))).await
+                self.lose::<Deployment>(&format!("provisioner-{}", name_of(pool))).await;
             }
             Act::Image(image) => {
                 self.image = image;

@@ -37,7 +37,7 @@ const KEPT: [(u64, &str); 0] = [];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lives_in_memory_end_well() {
-    live(On::Memory, 500, IN_MEMORY).await;
+    live(On::Memory, 150, IN_MEMORY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -80,7 +80,7 @@ impl World {
             "--verify-interval=2s",
             "--coderd-timeout=1s",
             "--cleanup-timeout=20s",
-            "--log-level=info,coder_k8s=debug",
+            "--log-level=info",
         ];
         match &self.server {
             Server::Memory(memory) => {

@@ -70,7 +70,8 @@ async fn handle(request: Request<Incoming>, store: Arc<Store>) -> Result<Respons
     }
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let answer = answer(&store, &kind, &target, &parts.method, sent, &query, metadata_only, &body);
+    let request = Sent { method: &parts.method, content: sent, query: &query, metadata_only };
+    let answer = answer(&store, &kind, &target, &request, &body);
     let code = answer.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
     let slash = target.subresource.as_deref().map(|sub| format!("/{sub}")).unwrap_or_default();
     store.note(Asked {
@@ -87,16 +88,23 @@ async fn handle(request: Request<Incoming>, store: Arc<Store>) -> Result<Respons
     })
 }
 
+/// What a request says besides its path and its body.
+struct Sent<'a> {
+    method: &'a Method,
+    /// The kind of content.
+    content: &'a str,
+    query: &'a Query,
+    metadata_only: bool,
+}
+
 fn answer(
     store: &Store,
     kind: &Kind,
     target: &Target,
-    method: &Method,
-    sent: &str,
-    query: &Query,
-    metadata_only: bool,
+    request: &Sent<'_>,
     body: &Value,
 ) -> Result<(u16, Value), Refusal> {
+    let Sent { method, content, query, metadata_only } = *request;
     let namespace = target.namespace.clone().unwrap_or_default();
     let place = |name: &str| Place::new(&target.api_version, &target.plural, &namespace, name);
     let status = target.subresource.as_deref() == Some("status");
@@ -120,11 +128,11 @@ fn answer(
     match *method {
         Method::GET => Ok((200, (*store.get(&place(name))?).clone())),
         Method::PUT => written(How::Replace),
-        Method::PATCH if sent.starts_with("application/apply-patch") => {
+        Method::PATCH if content.starts_with("application/apply-patch") => {
             let manager = query.get("fieldManager").ok_or_else(|| Refusal::bad("fieldManager is missing"))?;
             written(How::Apply(manager))
         }
-        Method::PATCH if sent.starts_with("application/merge-patch") => written(How::Merge),
+        Method::PATCH if content.starts_with("application/merge-patch") => written(How::Merge),
         Method::DELETE => {
             let wanted = |field: &str| {
                 body.pointer("/preconditions").and_then(|all| all.get(field)).filter(|value| !value.is_null())
@@ -138,7 +146,7 @@ fn answer(
             let at_once = body.get("gracePeriodSeconds") == Some(&json!(0));
             Ok((200, (*store.delete(&place(name), fits, at_once)?).clone()))
         }
-        _ => Err(Refusal::bad(format!("{method} with {sent} is not understood"))),
+        _ => Err(Refusal::bad(format!("{method} with {content} is not understood"))),
     }
 }
 
