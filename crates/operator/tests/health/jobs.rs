@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::{
     crew::Crew,
     pool::{Pool, tags},
-    scene::{condition, message},
+    scene::{Scene, condition, message},
     support::PATIENCE,
 };
 
@@ -37,7 +37,7 @@ async fn jobs_that_nobody_can_run_are_told_with_what_would_help() {
         "jobs with the tags gpu=1 in organization default wait for a daemon: a CoderProvisioner with tags gpu=1 would run them"
     );
     assert_eq!(condition(&plane, "Ready").unwrap().status, "True", "it gates nothing");
-    let events = scene.events("coder").await;
+    let events = told_of(scene, "NoDaemonMatches").await;
     assert_eq!(events.iter().filter(|event| event.1 == "NoDaemonMatches").count(), 1, "{events:?}");
 
     let wanted = |tags: &str| {
@@ -62,8 +62,16 @@ async fn jobs_that_nobody_can_run_are_told_with_what_would_help() {
     told.await.unwrap();
     crew.connect_all().await;
     crew.pool.scene.says("coder", "JobsRunnable", "True", Some("Runnable")).await;
-    let events = crew.pool.scene.events("coder").await;
-    assert!(events.contains(&("Normal".into(), "Runnable".into())), "{events:?}");
+    told_of(&crew.pool.scene, "Runnable").await;
+}
+
+/// Waits for an event about the control plane, which follows its status.
+async fn told_of(scene: &Scene, reason: &str) -> Vec<(String, String)> {
+    let told = eventually(PATIENCE, || async {
+        let events = scene.events("coder").await;
+        if events.iter().any(|event| event.1 == reason) { Ok(events) } else { Err(format!("{events:?}")) }
+    });
+    told.await.unwrap()
 }
 
 #[tokio::test]

@@ -68,11 +68,11 @@ async fn daemons_that_gave_up_without_a_license_are_started_anew_once_it_is_back
         }
     });
     let new = replaced.await.unwrap();
-    let told = crew.pool.events("DaemonsRestarted").await;
-    assert!(told.len() == 1 && old.iter().all(|pod| told[0].contains(pod)), "{told:?}");
     // Nobody connects now either, which is another matter: once is enough.
     crew.says("False", "NoneConnected").await;
     tokio::time::sleep(std::time::Duration::from_secs(6)).await;
+    let told = crew.pool.events("DaemonsRestarted").await;
+    assert!(told.len() == 1 && old.iter().all(|pod| told[0].contains(pod)), "{told:?}");
     assert_eq!(crew.settled(2).await, new);
     crew.connect_all().await;
     crew.says("True", "Connected").await;
