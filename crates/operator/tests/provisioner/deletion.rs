@@ -33,9 +33,16 @@ async fn every_key_of_a_pool_goes_with_it_and_nobody_elses() {
     pool.until(|pool| status(pool).stale_keys.len() == 1).await;
     assert_eq!(pool.sim.keys().len(), 3);
     delete(&pool).await;
+    // Daemons that finish their builds need their keys until they have left.
+    pool.until(|pool| {
+        condition(pool, "Reconciling").is_some_and(|said| said.message.contains("are leaving"))
+    })
+    .await;
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    assert_eq!(pool.sim.keys().len(), 3);
+    pool.scene.shared.node.hold_deletions(&pool.scene.namespace, false);
     gone(&pool).await;
     pool.holds(&["theirs"]).await;
-    pool.scene.shared.node.hold_deletions(&pool.scene.namespace, false);
     pool.scene.gone::<Secret>(SECRET).await;
     assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
 }
