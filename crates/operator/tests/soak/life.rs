@@ -84,12 +84,22 @@ impl Pool {
         if self.other_secret {
             key["secretName"] = json!(self.secret(name));
         }
-        let annotations = if self.paused { json!({annotation::PAUSED: "true"}) } else { json!({}) };
         let organization = if self.elsewhere { ELSEWHERE } else { "default" };
-        json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderProvisioner",
-            "metadata": {"name": name, "annotations": annotations},
-            "spec": {"controlPlaneRef": {"name": "coder"}, "tags": self.tags(), "key": key,
-                "organizationName": organization, "replicas": self.replicas}})
+        let mut object = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderProvisioner",
+            "metadata": {"name": name},
+            "spec": {"controlPlaneRef": {"name": "coder"}, "organizationName": organization,
+                "replicas": self.replicas}});
+        // An empty map that was not empty before is applied as null by the API server, and refused.
+        if self.paused {
+            object["metadata"]["annotations"] = json!({annotation::PAUSED: "true"});
+        }
+        if !self.tags().is_empty() {
+            object["spec"]["tags"] = json!(self.tags());
+        }
+        if key != json!({}) {
+            object["spec"]["key"] = key;
+        }
+        object
     }
 }
 

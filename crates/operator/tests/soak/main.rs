@@ -37,12 +37,12 @@ const KEPT: [(u64, &str); 0] = [];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lives_in_memory_end_well() {
-    live(On::Memory, 150, IN_MEMORY).await;
+    live(On::Memory, 60, IN_MEMORY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lives_on_a_cluster_end_well() {
-    live(On::Cluster, 20, ON_CLUSTER).await;
+    live(On::Cluster, 10, ON_CLUSTER).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
