@@ -17,7 +17,7 @@ fn seen(spec: Value) -> Seen {
     }
 }
 
-fn direct(more: Value) -> Seen {
+fn direct(more: &Value) -> Seen {
     let mut spec =
         json!({"primaryAccessURL": "https://coder.example.com", "proxySessionTokenSecretRef": {"name": "t"}});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -41,7 +41,7 @@ fn variable(container: &Value, name: &str) -> Value {
 
 #[test]
 fn the_container_starts_a_proxy_on_the_official_image() {
-    let made = container(&direct(json!({"derpOnly": true, "extraArgs": ["--verbose"]})));
+    let made = container(&direct(&json!({"derpOnly": true, "extraArgs": ["--verbose"]})));
     assert_eq!(made["name"], "workspace-proxy");
     assert_eq!(made["image"], DEFAULT_IMAGE);
     assert_eq!(made["command"], json!(["coder"]));
@@ -63,33 +63,33 @@ fn the_container_starts_a_proxy_on_the_official_image() {
 
 #[test]
 fn replicas_relay_for_each_other_unless_the_relay_is_off() {
-    let made = container(&direct(json!({})));
+    let made = container(&direct(&json!({})));
     assert_eq!(variable(&made, "CODER_DERP_SERVER_RELAY_URL")["value"], "http://$(KUBE_POD_IP):3001");
     let off = json!({"extraEnv": [{"name": "CODER_DERP_SERVER_ENABLE", "value": "false"}]});
-    assert_eq!(variable(&container(&direct(off)), "CODER_DERP_SERVER_RELAY_URL"), Value::Null);
+    assert_eq!(variable(&container(&direct(&off)), "CODER_DERP_SERVER_RELAY_URL"), Value::Null);
 }
 
 #[test]
 fn the_address_is_given_or_exposed_or_that_of_the_service() {
-    let url = |spec| {
+    let url = |spec: &Value| {
         let made = container(&direct(spec));
         let value = |name| variable(&made, name)["value"].as_str().map(str::to_owned);
         (value("CODER_ACCESS_URL").unwrap(), value("CODER_WILDCARD_ACCESS_URL"))
     };
-    assert_eq!(url(json!({})), ("http://wsproxy-eu.ns.svc.cluster.local".into(), None));
+    assert_eq!(url(&json!({})), ("http://wsproxy-eu.ns.svc.cluster.local".into(), None));
     let exposed =
         json!({"host": "eu.example.com", "wildcardHost": "*.eu.example.com", "tls": {"secretName": "s"}});
     let exposed = json!({"expose": {"ingress": exposed}});
-    assert_eq!(url(exposed.clone()), ("https://eu.example.com".into(), Some("*.eu.example.com".into())));
+    assert_eq!(url(&exposed), ("https://eu.example.com".into(), Some("*.eu.example.com".into())));
     let mut given = exposed;
     given["accessURL"] = json!("https://own.example.com");
     given["wildcardAccessURL"] = json!("*.own.example.com");
-    assert_eq!(url(given), ("https://own.example.com".into(), Some("*.own.example.com".into())));
+    assert_eq!(url(&given), ("https://own.example.com".into(), Some("*.own.example.com".into())));
 }
 
 #[test]
 fn certificates_make_the_proxy_and_its_service_speak_https() {
-    let seen = direct(json!({"tls": {"secretNames": ["cert"]}}));
+    let seen = direct(&json!({"tls": {"secretNames": ["cert"]}}));
     let made = container(&seen);
     assert_eq!(variable(&made, "CODER_TLS_ADDRESS")["value"], "0.0.0.0:8443");
     assert_eq!(made["ports"][1]["containerPort"], 8443);
@@ -101,7 +101,7 @@ fn certificates_make_the_proxy_and_its_service_speak_https() {
 
 #[test]
 fn the_checksum_of_the_token_is_on_the_pods_and_read_back() {
-    let made = deployment::build(&direct(json!({})), &AllFound::new(), &run(), false).unwrap();
+    let made = deployment::build(&direct(&json!({})), &AllFound::new(), &run(), false).unwrap();
     let template = made.spec.unwrap().template;
     assert_eq!(deployment::run_of(&template), Some(run()));
     let all = template.metadata.unwrap().annotations.unwrap();
