@@ -9,6 +9,7 @@ use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -16,6 +17,10 @@ use rustix::process::{Pid, Signal, kill_process_group};
 const GUARD: &str = "guard";
 const LOCK: &str = "lock";
 const GONE_WITHIN: Duration = Duration::from_secs(2);
+
+/// How many this process has made. A name is never used again: a directory is removed by its guard and by its owner,
+/// and the later of the two must not find somebody else's.
+static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// A directory that belongs to this process until it is dropped.
 #[derive(Debug)]
@@ -41,12 +46,11 @@ impl RunDir {
         let all = File::create(root.join(LOCK))?;
         all.lock()?;
         sweep(root)?;
-        let mut n = 0;
         let path = loop {
-            let path = root.join(format!("{}-{n}", std::process::id()));
+            let path = root.join(format!("{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => break path,
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => n += 1,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
         };
@@ -184,6 +188,16 @@ mod tests {
         let second = RunDir::create_under(root.path()).unwrap();
         assert!(live.path().is_dir() && second.path().is_dir());
         assert!(!dead.exists());
+    }
+
+    #[test]
+    fn a_name_is_never_used_again() {
+        let root = tempfile::tempdir().unwrap();
+        let first = RunDir::create_under(root.path()).unwrap();
+        std::fs::remove_dir_all(first.path()).unwrap();
+        let second = RunDir::create_under(root.path()).unwrap();
+        drop(first);
+        assert!(second.path().is_dir());
     }
 
     #[test]

@@ -25,9 +25,8 @@ pub(super) fn apply(object: &mut Value, wanted: &Value, manager: &str, managed: 
     collect(wanted, &mut Vec::new(), &mut fields);
     let before = managed.insert(manager.to_owned(), fields.clone()).unwrap_or_default();
     let kept = |path: &Path| managed.values().any(|held| held.contains(path));
-    let mut dropped: Vec<_> = before.into_iter().filter(|path| !kept(path)).collect();
-    dropped.sort_by_key(|path| std::cmp::Reverse(path.len()));
-    for path in &dropped {
+    // In their order: an element goes as a whole before its fields are looked for, its key among them.
+    for path in before.iter().filter(|path| !kept(path)) {
         remove(object, path);
     }
     merge_applied(object, wanted, None);
