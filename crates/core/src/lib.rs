@@ -6,6 +6,7 @@
 pub mod account;
 pub mod condition;
 pub mod controlplane;
+pub mod credential;
 pub mod disruption;
 pub mod entitlements;
 pub mod exposure;

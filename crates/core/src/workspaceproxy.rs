@@ -20,7 +20,7 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-pub use self::status::{Outcome, paused, status};
+pub use self::status::{Outcome, control_plane, paused, status};
 use crate::{
     account::{self, Accounts},
     controlplane::access_url::{self, Defaults},

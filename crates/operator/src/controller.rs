@@ -8,6 +8,7 @@ pub(crate) mod accounts;
 pub(crate) mod children;
 pub(crate) mod coderd;
 mod context;
+pub(crate) mod credential;
 pub(crate) mod environment;
 pub(crate) mod exposure;
 pub(crate) mod finalizer;

@@ -17,7 +17,7 @@ use coder_k8s_core::{object, outcome::Done, provisioner};
 use coder_k8s_engine::{key::Key, queue::Next};
 use tokio::time::Instant;
 
-use crate::controller::Context;
+use crate::controller::{Context, credential};
 
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
@@ -37,16 +37,16 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
         return Next::OnChange;
     };
     // What pods run with so far: they are scaled and updated whatever coderd says.
-    let mut outcome = act::act(&seen, &plan, dealings.run(), &ctx).await;
+    let mut outcome = act::act(&seen, &plan, dealings.course.first_run.as_ref(), &ctx).await;
     let decision = match leave::first(&seen, &ctx, &mut outcome.done).await {
         Some(leaving) => leaving,
-        None => dealings.carry_on().await,
+        None => credential::carry_on(&mut dealings).await,
     };
-    if dealings.touched {
+    if dealings.course.touched {
         let soon = Next::After(ctx.own_write());
-        return dealings.retry.map_or(soon, |retry| ctx.pools.failed(&key, retry));
+        return dealings.course.retry.map_or(soon, |retry| ctx.pools.failed(&key, retry));
     }
-    if decision.run.as_ref() != dealings.run() {
+    if decision.run.as_ref() != dealings.course.first_run.as_ref() {
         act::roll_out(&seen, decision.run.as_ref(), &ctx, &mut outcome).await;
     }
     outcome.ungranted.extend(unasked);
@@ -58,5 +58,5 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     let status = provisioner::status(&seen, &plan, &outcome, &decision, &health, ctx.now());
     let next = ctx.conclude(&key, &*seen.object, &status, outcome.into_done(), started).await;
     ctx.roll_calls.consider(&seen.object, &health);
-    ctx.pools.next(&key, next, &decision, [seen.gate.again, health.again], dealings.retry)
+    ctx.pools.next(&key, next, &decision, [seen.gate.again, health.again], dealings.course.retry)
 }

@@ -10,15 +10,11 @@ mod registration;
 use std::sync::Arc;
 
 use coder_k8s_api::condition::kind;
-use coder_k8s_core::{
-    object,
-    outcome::Done,
-    workspaceproxy::{self, registration::Next as Step},
-};
+use coder_k8s_core::{object, outcome::Done, workspaceproxy};
 use coder_k8s_engine::{key::Key, queue::Next};
 use tokio::time::Instant;
 
-use crate::controller::Context;
+use crate::controller::{Context, credential};
 
 /// How much of the interval passes until a proxy that is not healthy is looked at again.
 const UNHEALTHY: f64 = 0.1;
@@ -43,23 +39,23 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
         return Next::OnChange;
     };
     // What pods run with so far: they are scaled and updated whatever coderd says.
-    let mut outcome = act::act(&seen, wanted.as_ref(), dealings.run(), &ctx).await;
-    let decision = dealings.carry_on().await;
-    if dealings.touched {
+    let mut outcome = act::act(&seen, wanted.as_ref(), dealings.course.first_run.as_ref(), &ctx).await;
+    let decision = credential::carry_on(&mut dealings).await;
+    if dealings.course.touched {
         let soon = Next::After(ctx.own_write());
-        return dealings.retry.map_or(soon, |retry| ctx.pools.failed(&key, retry));
+        return dealings.course.retry.map_or(soon, |retry| ctx.pools.failed(&key, retry));
     }
-    if decision.run.as_ref() != dealings.run() {
+    if decision.run.as_ref() != dealings.course.first_run.as_ref() {
         act::roll_out(&seen, decision.run.as_ref(), &ctx, &mut outcome).await;
     }
     if act::release(&seen, &decision, &ctx, &mut outcome).await {
         return Next::After(ctx.own_write());
     }
-    let status = workspaceproxy::status(&seen, &outcome, &decision, ctx.now());
+    let health = dealings.health();
+    let status = workspaceproxy::status(&seen, &outcome, &decision, health.as_ref(), ctx.now());
     let next = ctx.conclude(&key, &*seen.object, &status, outcome.done, started).await;
-    let goes_on = matches!(decision.next, Step::Record(_) | Step::Do(_) | Step::Release);
-    let ails = decision.health.as_ref().is_some_and(|health| health.status != "ok");
+    let ails = health.is_some_and(|health| health.status != "ok");
     let patience = if ails && seen.object.spec.replicas > 0 { UNHEALTHY } else { 1.0 };
     let again = [decision.again, seen.gate.as_ref().and_then(|gate| gate.again)];
-    ctx.pools.come_back(&key, next, goes_on, patience, again, dealings.retry)
+    ctx.pools.come_back(&key, next, decision.next.goes_on(), patience, again, dealings.course.retry)
 }

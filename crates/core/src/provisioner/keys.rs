@@ -42,5 +42,5 @@ pub use self::{
         Claimant, Found, Going, Listed, Listing, Marks, Obstacle, Proof, Run, Secret, Seen, Trouble, Version,
         Wanted, Workload,
     },
-    step::{Decision, Look, Next, Step},
+    step::{Act, Decision, Look, Next, Step, leaving},
 };

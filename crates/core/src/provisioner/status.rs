@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use coder_k8s_api::{
-    CoderControlPlane, CoderProvisioner, CoderProvisionerStatus,
-    condition::{kind, reason},
-};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderProvisionerStatus, condition::kind};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
@@ -14,10 +11,11 @@ use super::{
     Plan, Seen,
     daemons::Health,
     gate,
-    keys::{Decision, Next, Stage, TOLD},
+    keys::{Decision, Next, TOLD},
 };
 use crate::{
-    condition::{Conditions, Progress, Verdict},
+    condition::Conditions,
+    credential::{self, Standing},
     object,
     outcome::{Done, Failure},
     rollout::Rollout,
@@ -65,7 +63,9 @@ pub fn status(
     let rollout = Rollout::of(outcome.deployment.as_deref());
     let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
     if object::is_going(object) {
-        say_going(&mut conditions, outcome, key);
+        let ungranted = || outcome.ungranted.first().map(|(_, failure)| failure);
+        let failure = outcome.done.failures.first().or_else(ungranted);
+        credential::say_going(&mut conditions, failure, &key.finding);
         let workload = coder_k8s_api::WorkloadStatus {
             observed_generation: generation,
             conditions: conditions.into_vec(),
@@ -73,13 +73,23 @@ pub fn status(
         };
         return CoderProvisionerStatus { workload, ..next };
     }
-    say_control_plane(&mut conditions, seen);
+    let plane = object.spec.control_plane_ref.name.as_str();
+    credential::say_control_plane(&mut conditions, plane, control_plane(seen));
     say_credentials(&mut conditions, seen);
     let gate::Gate { reason: why, message, .. } = &seen.gate;
     conditions.set(kind::EXTERNAL_PROVISIONERS_ENTITLED, seen.gate.state(), why, message.clone());
     key.finding.tell(&mut conditions, &TOLD);
     let said_ready = conditions.said(kind::PROVISIONER_KEY_READY).is_some_and(|c| c.status == "True");
-    conditions.set_common(&outcome.done, verdict(seen, outcome, &rollout, key, said_ready));
+    let standing = Standing {
+        finding: &key.finding,
+        said_good: said_ready,
+        gate: Some(&seen.gate),
+        can_run: outcome.deployment.is_some() || seen.image().is_some(),
+        rollout: &rollout,
+        pods_say: outcome.pods_say.as_deref(),
+    };
+    let verdict = standing.hindrance().unwrap_or_else(|| standing.ready());
+    conditions.set_common(&outcome.done, verdict);
     say_deployment(&mut conditions, &rollout, outcome.pods_say.as_deref());
     daemons.tell(&mut conditions);
     next.daemons = daemons.report(before.daemons.as_ref(), now);
@@ -98,59 +108,10 @@ pub fn paused(object: &CoderProvisioner, now: Timestamp) -> CoderProvisionerStat
     status
 }
 
-/// Whether the object is as its spec asks, if nothing failed.
-fn verdict(seen: &Seen, outcome: &Outcome, rollout: &Rollout, key: &Decision, said_ready: bool) -> Verdict {
-    let finding = &key.finding;
-    let key_is_good = finding.is_ready() || (finding.stage == Stage::Unsure && said_ready);
-    if !key_is_good {
-        let progress = if finding.stage == Stage::Stalled { Progress::Stalled } else { Progress::Working };
-        // Without a license nothing moves until somebody installs one.
-        let unlicensed = seen.gate.verdict == gate::Verdict::Closed && finding.reason == seen.gate.reason;
-        let progress = if unlicensed { Progress::Stalled } else { progress };
-        let message = finding.message.clone();
-        return Verdict { ready: false, progress, reason: finding.reason, message };
-    }
-    if outcome.deployment.is_none() && seen.image().is_none() {
-        let message =
-            "the control plane has not rolled out an image yet, and spec.image is not set".to_owned();
-        return Verdict { ready: false, progress: Progress::Working, reason: reason::PENDING, message };
-    }
-    if !rollout.is_settled() {
-        return workload::unsettled(rollout, outcome.pods_say.as_deref());
-    }
-    Verdict { ready: true, progress: Progress::Settled, reason: rollout.reason(), message: rollout.message() }
-}
-
-fn say_going(conditions: &mut Conditions<'_>, outcome: &Outcome, key: &Decision) {
-    let failure =
-        outcome.done.failures.first().or_else(|| outcome.ungranted.first().map(|(_, failure)| failure));
-    let (reason, message) = match failure {
-        Some(failure) => (failure.reason, failure.message.clone()),
-        None => (key.finding.reason, key.finding.message.clone()),
-    };
-    conditions.set(kind::READY, false, reason::DELETING, "the object is being deleted");
-    conditions.set(kind::RECONCILING, true, reason, message);
-}
-
-fn say_control_plane(conditions: &mut Conditions<'_>, seen: &Seen) {
-    let (ready, reason, message) = match control_plane(seen) {
-        Ok(plane) => (true, "ControlPlaneAvailable", format!("{} can be used", plane.name_any())),
-        Err(message) => (false, "ControlPlaneUnavailable", message),
-    };
-    conditions.set(kind::CONTROL_PLANE_READY, ready, reason, message);
-}
-
 /// The control plane, if daemons can join it.
 pub fn control_plane(seen: &Seen) -> Result<&CoderControlPlane, String> {
-    let name = &seen.object.spec.control_plane_ref.name;
-    let Some(plane) = &seen.control_plane else {
-        return Err(format!("CoderControlPlane {name} does not exist"));
-    };
-    if seen.deployment_id.is_some() {
-        Ok(plane)
-    } else {
-        Err(format!("CoderControlPlane {name} has not answered yet"))
-    }
+    let name = seen.object.spec.control_plane_ref.name.as_str();
+    credential::usable(name, seen.control_plane.as_deref(), seen.deployment_id.as_ref())
 }
 
 /// Of a pool the existing operator says whether any pod is ready, and so do scripts that wait for it. Whether all are as

@@ -32,9 +32,9 @@ mod tests;
 mod token;
 
 pub use self::{
-    decide::{CREDENTIALS_MISSING, DEPLOYMENT_CHANGED, URL_NOT_ALLOWED, decide},
+    decide::{CREDENTIALS_MISSING, DEPLOYMENT_CHANGED, URL_NOT_ALLOWED, decide, health},
     finding::{Finding, Stage, TOLD},
     record::{Pending, Record, Registration, Stale},
     seen::{Given, Listed, Listing, Marks, Proof, Secret, Seen, Token, Wanted, token_id},
-    step::{Decision, Health, Look, Next, Settings, Step},
+    step::{Act, Decision, Health, Look, Next, Settings, Step},
 };

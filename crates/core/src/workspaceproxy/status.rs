@@ -11,12 +11,12 @@ use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::
 
 use super::{
     Seen, addresses,
-    registration::{Decision, Health, Next, Stage, TOLD},
+    registration::{Decision, Health, Next, TOLD},
 };
 use crate::{
-    condition::{Conditions, Progress, State, Verdict, whole_seconds},
+    condition::{Conditions, State, whole_seconds},
+    credential::{self, Standing},
     exposure::Exposure,
-    gate::{self, Gate},
     object,
     outcome::Done,
     rollout::Rollout,
@@ -46,6 +46,7 @@ pub fn status(
     seen: &Seen,
     outcome: &Outcome,
     decision: &Decision,
+    health: Option<&Health>,
     now: Timestamp,
 ) -> CoderWorkspaceProxyStatus {
     let object = &*seen.object;
@@ -57,7 +58,7 @@ pub fn status(
     }
     let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
     if object::is_going(object) {
-        say_going(&mut conditions, outcome, decision);
+        credential::say_going(&mut conditions, outcome.done.failures.first(), &decision.finding);
         let workload = WorkloadStatus {
             observed_generation: generation,
             conditions: conditions.into_vec(),
@@ -70,9 +71,16 @@ pub fn status(
     say_credentials(&mut conditions, seen);
     say_license(&mut conditions, seen);
     next.registered = Some(say_registration(&mut conditions, seen, decision));
-    let good = decision.finding.is_ready()
-        || (decision.finding.stage == Stage::Unsure && next.registered == Some(true));
-    conditions.set_common(&outcome.done, verdict(seen, outcome, &rollout, decision, good));
+    let standing = Standing {
+        finding: &decision.finding,
+        said_good: next.registered == Some(true),
+        gate: seen.gate.as_ref(),
+        can_run: outcome.deployment.is_some() || seen.image().is_some(),
+        rollout: &rollout,
+        pods_say: outcome.pods_say.as_deref(),
+    };
+    let hindrance = standing.hindrance().or_else(|| outcome.exposure.verdict());
+    conditions.set_common(&outcome.done, hindrance.unwrap_or_else(|| standing.ready()));
     let (reason, message) = if outcome.service {
         ("ServiceWritten", "the Service is written")
     } else {
@@ -81,7 +89,7 @@ pub fn status(
     conditions.set(kind::SERVICE_READY, outcome.service, reason, message);
     workload::say_rollout(&mut conditions, &rollout, outcome.pods_say.as_deref());
     outcome.exposure.tell(object.spec.expose.as_ref(), &mut conditions);
-    say_health(&mut conditions, &mut next, seen, decision, now);
+    say_health(&mut conditions, &mut next, seen, health, now);
     conditions.clear(kind::PAUSED);
     if let Ok(found) = &seen.sources {
         next.access_url = addresses(object).settled(&object.spec.pod, found).shown;
@@ -98,56 +106,27 @@ pub fn paused(object: &CoderWorkspaceProxy, now: Timestamp) -> CoderWorkspacePro
     status
 }
 
-/// Whether the object is as its spec asks, if nothing failed. `good`: whether the token is.
-fn verdict(seen: &Seen, outcome: &Outcome, rollout: &Rollout, decision: &Decision, good: bool) -> Verdict {
-    let finding = &decision.finding;
-    if !good {
-        let closed = |gate: &Gate| gate.verdict == gate::Verdict::Closed && finding.reason == gate.reason;
-        // Without a license nothing moves until somebody installs one.
-        let stalled = finding.stage == Stage::Stalled || seen.gate.as_ref().is_some_and(closed);
-        let progress = if stalled { Progress::Stalled } else { Progress::Working };
-        return Verdict { ready: false, progress, reason: finding.reason, message: finding.message.clone() };
-    }
-    if outcome.deployment.is_none() && seen.image().is_none() {
-        let message =
-            "the control plane has not rolled out an image yet, and spec.image is not set".to_owned();
-        return Verdict { ready: false, progress: Progress::Working, reason: reason::PENDING, message };
-    }
-    if !rollout.is_settled() {
-        return workload::unsettled(rollout, outcome.pods_say.as_deref());
-    }
-    if let Some(waiting) = outcome.exposure.verdict() {
-        return waiting;
-    }
-    Verdict { ready: true, progress: Progress::Settled, reason: rollout.reason(), message: rollout.message() }
-}
-
-fn say_going(conditions: &mut Conditions<'_>, outcome: &Outcome, decision: &Decision) {
-    let (reason, message) = match outcome.done.failures.first() {
-        Some(failure) => (failure.reason, failure.message.clone()),
-        None => (decision.finding.reason, decision.finding.message.clone()),
-    };
-    conditions.set(kind::READY, false, reason::DELETING, "the object is being deleted");
-    conditions.set(kind::RECONCILING, true, reason, message);
-}
-
 fn say_control_plane(conditions: &mut Conditions<'_>, seen: &Seen) {
-    let Some(reference) = &seen.object.spec.control_plane_ref else {
-        conditions.clear(kind::CONTROL_PLANE_READY);
-        return;
-    };
-    let name = &reference.name;
-    let answered = |plane: &CoderControlPlane| {
-        plane.status.as_ref().is_some_and(|status| status.deployment_id.is_some())
-    };
-    let (ready, reason, message) = match seen.control_plane.as_deref() {
-        None => (false, "ControlPlaneUnavailable", format!("CoderControlPlane {name} does not exist")),
-        Some(plane) if !answered(plane) => {
-            (false, "ControlPlaneUnavailable", format!("CoderControlPlane {name} has not answered yet"))
+    match &seen.object.spec.control_plane_ref {
+        None => conditions.clear(kind::CONTROL_PLANE_READY),
+        Some(reference) => {
+            let name = reference.name.as_str();
+            credential::say_control_plane(
+                conditions,
+                name,
+                control_plane(name, seen.control_plane.as_deref()),
+            );
         }
-        Some(_) => (true, "ControlPlaneAvailable", format!("{name} can be used")),
-    };
-    conditions.set(kind::CONTROL_PLANE_READY, ready, reason, message);
+    }
+}
+
+/// The control plane, if the proxy can register through it.
+pub fn control_plane<'a>(
+    name: &str,
+    plane: Option<&'a CoderControlPlane>,
+) -> Result<&'a CoderControlPlane, String> {
+    let deployment_id = plane.and_then(|plane| plane.status.as_ref()?.deployment_id.as_ref());
+    credential::usable(name, plane, deployment_id)
 }
 
 fn say_credentials(conditions: &mut Conditions<'_>, seen: &Seen) {
@@ -188,7 +167,7 @@ fn say_health(
     conditions: &mut Conditions<'_>,
     next: &mut CoderWorkspaceProxyStatus,
     seen: &Seen,
-    decision: &Decision,
+    health: Option<&Health>,
     now: Timestamp,
 ) {
     if seen.gate.is_none() {
@@ -196,7 +175,7 @@ fn say_health(
         (next.health, next.health_last_checked, next.version) = (None, None, None);
         return;
     }
-    let Some(Health { status, version }) = &decision.health else { return };
+    let Some(Health { status, version }) = health else { return };
     let known = (next.health.as_ref(), next.version.as_ref());
     if known != (Some(status), version.as_ref()) {
         next.health_last_checked = Some(Time(whole_seconds(now)));

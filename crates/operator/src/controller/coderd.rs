@@ -1,6 +1,6 @@
 //! Clients of the coderd of a control plane, and the credentials and licenses that pools and proxies use there.
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, SecretKeyRef};
 use coder_k8s_coderd::{Client, Error, Kind, Target};
 use coder_k8s_core::{
     controlplane::access_url,
@@ -25,23 +25,47 @@ pub(crate) fn url(plane: &CoderControlPlane) -> String {
 
 /// A client without a credential.
 pub(crate) async fn client(plane: &CoderControlPlane, ctx: &Context) -> Result<Client, Trouble> {
-    let trouble = |message: String| Trouble { reason: "ControlPlaneUnavailable", message };
-    let mut ca = None;
-    if let Some(reference) = &plane.spec.operator_access.ca_secret_ref {
-        let data_key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
-        let namespace = plane.namespace().unwrap_or_default();
-        let read = secret::read(&ctx.client, &namespace, reference.name.as_str()).await;
-        let held = read.map_err(|error| trouble(error.to_string()))?;
-        ca = held.and_then(|held| held.value(data_key).map(<[u8]>::to_vec));
-        if ca.is_none() {
-            let name = &reference.name;
-            return Err(trouble(format!(
-                "Secret {name} with the key {data_key}, the CA of coderd, is not there"
-            )));
-        }
-    }
-    let target = Target { url: url(plane), ca, token: None };
-    ctx.connector.to(&target).map_err(|bad| trouble(format!("coderd cannot be called: {bad}")))
+    let (ca, namespace) = (plane.spec.operator_access.ca_secret_ref.as_ref(), plane.namespace());
+    let client = anonymous(url(plane), ca, &namespace.unwrap_or_default(), ctx).await;
+    client.map_err(|message| Trouble { reason: "ControlPlaneUnavailable", message })
+}
+
+/// A client without a credential of the coderd at an address, whose certificate a CA in a Secret may vouch for.
+pub(crate) async fn anonymous(
+    url: String,
+    ca: Option<&SecretKeyRef>,
+    namespace: &str,
+    ctx: &Context,
+) -> Result<Client, String> {
+    let ca = match ca {
+        None => None,
+        Some(reference) => match authority(reference, namespace, ctx).await {
+            Ok(Some(pem)) => Some(pem),
+            Ok(None) => return Err(format!("{}, the CA of coderd, is not there", authority_at(reference))),
+            Err(error) => return Err(error.to_string()),
+        },
+    };
+    let target = Target { url, ca, token: None };
+    ctx.connector.to(&target).map_err(|bad| format!("coderd cannot be called: {bad}"))
+}
+
+/// The certificate authority in a Secret. None: it is not there.
+pub(crate) async fn authority(
+    reference: &SecretKeyRef,
+    namespace: &str,
+    ctx: &Context,
+) -> Result<Option<Vec<u8>>, secret::Error> {
+    let held = secret::read(&ctx.client, namespace, reference.name.as_str()).await?;
+    Ok(held.and_then(|held| held.value(authority_key(reference)).map(<[u8]>::to_vec)))
+}
+
+/// Where a certificate authority should be, for people.
+pub(crate) fn authority_at(reference: &SecretKeyRef) -> String {
+    format!("Secret {} with the key {}", reference.name, authority_key(reference))
+}
+
+fn authority_key(reference: &SecretKeyRef) -> &str {
+    reference.key.as_ref().map_or("ca.crt", AsRef::as_ref)
 }
 
 /// Where a pool's credentials are: its own, else the control plane's.

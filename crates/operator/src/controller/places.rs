@@ -3,7 +3,7 @@
 use coder_k8s_coderd::{Client, Target};
 use coder_k8s_core::{
     outcome::Trouble,
-    place::{Place, SecretPlace},
+    place::{Credentials, Place, SecretPlace},
 };
 use coder_k8s_engine::secret;
 use secrecy::SecretString;
@@ -87,6 +87,21 @@ pub(crate) async fn token(
     let read = secret::read(&ctx.client, namespace, &place.name).await;
     let held = read.map_err(|error| Trouble { reason: "SecretUnreadable", message: error.to_string() })?;
     Ok(held.and_then(|held| held.text(&place.key)))
+}
+
+/// Whether there is a token where credentials are.
+pub(crate) async fn is_there(
+    credentials: &Credentials,
+    reason: &'static str,
+    namespace: &str,
+    ctx: &Context,
+) -> Result<(), Trouble> {
+    let Some(secret) = &credentials.secret else { return Ok(()) };
+    let found = token(secret, namespace, ctx).await;
+    match found.map_err(|trouble| Trouble { reason, ..trouble })? {
+        Some(_) => Ok(()),
+        None => Err(missing(reason, secret)),
+    }
 }
 
 /// A token is not where it should be.

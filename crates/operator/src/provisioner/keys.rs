@@ -1,72 +1,54 @@
 //! The dealings of a pass with coderd about keys: what [`decide`] asks for is looked at, what it says is done.
-//!
-//! Material is held only while it is proven, copied or stored. Every effect is preceded by a live look at the object, so
-//! that nothing is done for a spec that is no longer there.
 
 mod look;
 mod place;
 mod secrets;
 mod step;
 
-use std::{collections::BTreeMap, ops::ControlFlow};
+use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
     CoderProvisioner,
-    names::{component, finalizer},
+    names::{annotation, component, finalizer},
 };
 use coder_k8s_core::{
     object,
-    outcome::Retry,
     provisioner::{
         self, Seen,
         deployment::{own_url, run_of},
         keys::{
-            self, Claimant, Decision, Next, Place, Record, Run, SecretPlace, Step, Trouble, Wanted, Workload,
-            decide,
+            self, Act, Claimant, Decision, Look, Marks, Place, Record, SecretPlace, Trouble, Version, Wanted,
+            Workload, decide,
         },
         names,
     },
     rollout::Rollout,
 };
-use coder_k8s_engine::{gate::Owner, key::Key, secret::SecretData};
+use coder_k8s_engine::{
+    key::Key,
+    secret::{self, Change},
+};
 use kube::ResourceExt;
+use secrecy::SecretString;
 
-use crate::controller::{Context, children, coderd, finalizer as holding};
-
-/// The most effects of one pass. Each is followed by a fresh look; more than these follow in the next pass.
-const EFFECTS: usize = 6;
-/// The most looks of one pass.
-const LOOKS: usize = 32;
+use crate::controller::{
+    Context, children, coderd,
+    credential::{self, Course},
+    secrets as storing,
+};
 
 /// The dealings of one pass.
-pub(super) struct Dealings<'a> {
-    ctx: &'a Context,
-    key: &'a Key,
-    object: &'a CoderProvisioner,
-    owner: Owner,
+pub(super) struct Dealings {
+    pub(super) course: Course<CoderProvisioner>,
     seen: keys::Seen,
     selector: BTreeMap<String, String>,
     /// Whether the user gives pods the address to connect to.
     own_url: bool,
-    /// Secrets as they were read, by name.
-    held: BTreeMap<String, SecretData>,
-    first_run: Option<Run>,
-    /// Whether the object itself was written, so that what was seen of it is outdated.
-    pub(super) touched: bool,
-    /// When to try again what coderd did not answer.
-    pub(super) retry: Option<Retry>,
-    /// Why the last step failed.
-    trouble: Option<Trouble>,
 }
 
-impl<'a> Dealings<'a> {
+impl Dealings {
     /// Reads what is known without coderd. None: the object was never stored.
-    pub(super) async fn begin(
-        key: &'a Key,
-        pool: &'a Seen,
-        verify_due: bool,
-        ctx: &'a Context,
-    ) -> Option<Self> {
+    pub(super) async fn begin(key: &Key, pool: &Seen, verify_due: bool, ctx: &Arc<Context>) -> Option<Self> {
         let object = &*pool.object;
         let owner = children::owner_of(object, component::PROVISIONER)?;
         let record = object.status.as_ref().map(Record::of).unwrap_or_default();
@@ -91,102 +73,97 @@ impl<'a> Dealings<'a> {
             old_pods: None,
         };
         let first_run = decide(&seen, ctx.now()).run;
-        Some(Self {
-            ctx,
-            key,
-            object,
+        let course = Course {
+            ctx: ctx.clone(),
+            key: key.clone(),
+            object: pool.object.clone(),
             owner,
-            seen,
-            selector: pool.selector(),
-            own_url: own_url(pool),
             held,
             first_run,
             touched: false,
             retry: None,
             trouble: None,
-        })
+        };
+        Some(Self { course, seen, selector: pool.selector(), own_url: own_url(pool) })
+    }
+}
+
+impl credential::Dealings for Dealings {
+    type Kind = CoderProvisioner;
+    type Look = Look;
+    type Record = Record;
+    type Act = Act;
+    type Marks = Marks;
+
+    const FINALIZER: &'static str = finalizer::PROVISIONER;
+
+    fn decide(&self) -> Decision {
+        decide(&self.seen, self.course.ctx.now())
     }
 
-    /// What pods are to run with, as far as it was known at the beginning.
-    pub(super) fn run(&self) -> Option<&Run> {
-        self.first_run.as_ref()
+    fn course(&mut self) -> &mut Course<CoderProvisioner> {
+        &mut self.course
     }
 
-    /// Looks and does, until there is nothing more to do, or what is next must be recorded first.
-    pub(super) async fn carry_on(&mut self) -> Decision {
-        let (mut looks, mut effects) = (0, 0);
-        loop {
-            let mut decision = decide(&self.seen, self.ctx.now());
-            match &decision.next {
-                Next::Look(look) if looks < LOOKS => {
-                    looks += 1;
-                    self.look(look.clone()).await;
-                    continue;
-                }
-                Next::Do(step) if effects < EFFECTS && self.retry.is_none() => {
-                    effects += 1;
-                    self.tell(&decision).await;
-                    let step = step.clone();
-                    if self.perform(*step).await.is_break() {
-                        if let Some(trouble) = self.trouble.take() {
-                            decision.finding = decision.finding.delayed(trouble);
-                        }
-                        return decision;
-                    }
-                    continue;
-                }
-                _ => {}
+    async fn look(&mut self, look: Look) {
+        self.look_at(look).await;
+    }
+
+    async fn change(&mut self, act: Act) -> bool {
+        match act {
+            Act::Make { key, tags, secret, version, marks } => {
+                self.make(&key, &tags, &secret, &version, marks).await
             }
-            self.tell(&decision).await;
-            return decision;
+            Act::Delete { at, name, id } => self.delete(&at, &name, &id).await,
         }
     }
 
-    async fn tell(&self, decision: &Decision) {
-        for note in &decision.notes {
-            tracing::info!(reason = note.reason, "{}", note.message);
-            self.ctx.events.publish(&kube::Resource::object_ref(self.object, &()), note).await;
-        }
+    async fn store(
+        &mut self,
+        place: &SecretPlace,
+        version: &Version,
+        material: Option<&SecretString>,
+        marks: &Marks,
+    ) -> bool {
+        let Course { ctx, owner, held, .. } = &self.course;
+        let held = held.get(&place.name);
+        let mut annotations = secrets::annotations(marks);
+        let mut data_keys = held.map(|held| secrets::data_keys(&held.annotations)).unwrap_or_default();
+        data_keys.insert(place.key.clone());
+        annotations.insert(annotation::KEY_DATA_KEYS.to_owned(), Some(secrets::list(data_keys)));
+        let written = storing::store(place, version, held, material, annotations, owner, ctx).await;
+        self.course.is_stored(&place.name, written)
     }
 
-    /// Whether the object is still the one that was decided on, and this process may still change anything.
-    async fn is_current(&mut self) -> bool {
-        let may = self.ctx.is_current(self.object).await;
-        if !may {
-            self.retry = Some(Retry::Soon);
-        }
-        may
+    /// Takes the data key, and with the last of ours the Secret.
+    async fn remove(&mut self, place: &SecretPlace, version: &Version) -> bool {
+        let Course { ctx, owner, held, .. } = &self.course;
+        let Some(held) = held.get(&place.name).filter(|held| storing::is_version(held, version)) else {
+            return self.course.outdated();
+        };
+        let mut ours = secrets::data_keys(&held.annotations);
+        ours.remove(&place.key);
+        let others = held.keys().filter(|key| *key != place.key).count();
+        let written = if ours.is_empty() && others == 0 {
+            let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, held).await;
+            removed.map(|_| Some(String::new()))
+        } else {
+            let change = Change {
+                data: [(place.key.clone(), None)].into(),
+                annotations: [(annotation::KEY_DATA_KEYS.to_owned(), Some(secrets::list(ours)))].into(),
+            };
+            secret::change(&ctx.client, owner, &place.name, held, &change).await
+        };
+        self.course.is_stored(&place.name, written)
     }
 
-    /// Puts the finalizer on the object.
-    async fn hold(&mut self) -> ControlFlow<()> {
-        let held = holding::hold(self.object, finalizer::PROVISIONER, self.ctx).await;
-        held.map_break(|failed| {
-            self.retry = failed;
-            self.touched = failed.is_none();
-        })
-    }
-
-    /// Reads the Secrets anew, after one of them was written.
     async fn read_again(&mut self) {
+        let Course { ctx, owner, object, .. } = &self.course;
         let (secrets, held) =
-            secrets::read(&self.owner, &self.seen.wanted.secret, &self.seen.record, self.object, self.ctx)
-                .await;
+            secrets::read(owner, &self.seen.wanted.secret, &self.seen.record, object, ctx).await;
         self.seen.secrets = secrets;
-        self.held = held;
+        self.course.held = held;
         self.seen.proofs.clear();
-    }
-
-    async fn perform(&mut self, step: Step) -> ControlFlow<()> {
-        match step {
-            Step::Hold => self.hold().await,
-            step => {
-                if !self.is_current().await {
-                    return ControlFlow::Break(());
-                }
-                self.effect(step).await
-            }
-        }
     }
 }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use coder_k8s_core::{
     object,
     outcome::Done,
-    provisioner::{Seen, keys::Decision},
+    provisioner::{
+        Seen,
+        keys::{Decision, leaving},
+    },
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
@@ -30,7 +33,7 @@ pub(super) async fn first(seen: &Seen, ctx: &Context, done: &mut Done) -> Option
     let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &owner.namespace);
     // Whoever cannot be asked is not waited for.
     let pods = api.list(&ListParams::default().labels(&labels.join(","))).await.ok()?;
-    pods.iter().any(|pod| is_awaited(pod, object, ctx)).then(|| Decision::leaving(AGAIN))
+    pods.iter().any(|pod| is_awaited(pod, object, ctx)).then(|| leaving(AGAIN))
 }
 
 /// Whether a pod may still end by itself: its grace period is not over, or it was not told yet and there is time.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Tls};
 use coder_k8s_core::{
+    place::CredentialsKind,
     provisioner::{Children, Seen, gate::Feature, keys::Trouble, names},
     sources,
     workspace_access::{self, Existing},
@@ -92,14 +93,9 @@ async fn credentials(
     ctx: &Context,
 ) -> Result<(), Trouble> {
     let place = coderd::credentials(object, plane)?;
-    let Some(secret) = &place.secret else { return Ok(()) };
     let reason = match place.kind {
-        coder_k8s_core::provisioner::keys::CredentialsKind::Bootstrap => "BootstrapSecretUnavailable",
-        coder_k8s_core::provisioner::keys::CredentialsKind::Operator => "OperatorTokenSecretUnavailable",
+        CredentialsKind::Bootstrap => "BootstrapSecretUnavailable",
+        CredentialsKind::Operator => "OperatorTokenSecretUnavailable",
     };
-    let found = places::token(secret, &key.namespace, ctx).await;
-    match found.map_err(|trouble| Trouble { reason, ..trouble })? {
-        Some(_) => Ok(()),
-        None => Err(places::missing(reason, secret)),
-    }
+    places::is_there(&place, reason, &key.namespace, ctx).await
 }

@@ -10,10 +10,7 @@ use coder_k8s_api::{CoderProvisioner, condition::kind};
 use coder_k8s_core::{
     object,
     outcome::Retry,
-    provisioner::{
-        daemons::Pod,
-        keys::{self, Decision},
-    },
+    provisioner::{daemons::Pod, keys::Decision},
 };
 use coder_k8s_engine::{
     backoff::{Failures, jitter},
@@ -131,10 +128,8 @@ impl Pools {
         again: [Option<Duration>; 2],
         retry: Option<Retry>,
     ) -> Next {
-        let goes_on =
-            matches!(decision.next, keys::Next::Record(_) | keys::Next::Do(_) | keys::Next::Release);
         let [gate, health] = again;
-        self.come_back(key, concluded, goes_on, 1.0, [decision.again, gate, health], retry)
+        self.come_back(key, concluded, decision.next.goes_on(), 1.0, [decision.again, gate, health], retry)
     }
 
     /// The same of any kind: whether it goes on at once, and how much of the interval passes before the next
@@ -152,7 +147,10 @@ impl Pools {
             let delay = self.failures.failed(key, retry);
             return soonest(concluded, [Some(delay)]);
         }
-        self.failures.forget(key);
+        // What goes on has not succeeded yet: a step that fails each time is not to begin at once again each time.
+        if !goes_on {
+            self.failures.forget(key);
+        }
         let now = Instant::now();
         let verify = {
             let mut all = self.known.lock();

@@ -6,16 +6,19 @@
 use std::sync::Arc;
 
 use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy, ProxyBootstrap, condition::kind};
-use coder_k8s_coderd::{Client, Target, is_same_server};
+use coder_k8s_coderd::{Client, is_same_server};
 use coder_k8s_core::{
     controlplane::access_url,
     gate::{Feature, Gate, Published},
     outcome::{Retry, Trouble},
     place::{Credentials, CredentialsKind, Place, SecretPlace},
     provisioner::daemon_url,
-    workspaceproxy::registration::{CREDENTIALS_MISSING, DEPLOYMENT_CHANGED, URL_NOT_ALLOWED},
+    workspaceproxy::{
+        self,
+        registration::{CREDENTIALS_MISSING, DEPLOYMENT_CHANGED, URL_NOT_ALLOWED},
+    },
 };
-use coder_k8s_engine::{key::Key, secret};
+use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
 use crate::controller::{Context, coderd, places};
@@ -57,23 +60,22 @@ async fn through_plane(key: &Key, name: &str, ctx: &Context) -> Reached {
     let gate = coderd::gate(Feature::Proxies, plane.as_deref(), ctx).await;
     let credentials = async {
         let credentials = coderd::operator_token(name, plane.as_deref())?;
-        is_there(&credentials, "OperatorTokenSecretUnavailable", key, ctx).await?;
+        places::is_there(&credentials, "OperatorTokenSecretUnavailable", &key.namespace, ctx).await?;
         Ok(credentials)
     };
     let credentials = credentials.await;
+    let usable = workspaceproxy::control_plane(name, plane.as_deref());
     let unavailable = |message| Trouble { reason: "ControlPlaneUnavailable", message };
-    let target = match plane.as_deref() {
-        None => Err(unavailable(format!("CoderControlPlane {name} does not exist"))),
-        Some(plane) => match plane.status.as_ref().and_then(|status| status.deployment_id.clone()) {
-            None => Err(unavailable(format!("CoderControlPlane {name} has not answered yet"))),
-            Some(id) => credentials.clone().map(|credentials| Place {
-                control_plane: name.to_owned(),
-                url: daemon_url(plane),
-                deployment_id: Some(id),
-                credentials: Some(credentials),
-            }),
-        },
-    };
+    let target = usable.map_err(unavailable).and_then(|plane| {
+        let deployment_id = plane.status.as_ref().and_then(|status| status.deployment_id.clone());
+        let (control_plane, url) = (name.to_owned(), daemon_url(plane));
+        credentials.clone().map(|credentials| Place {
+            control_plane,
+            url,
+            deployment_id,
+            credentials: Some(credentials),
+        })
+    });
     let (gate, credentials) = (Some(gate), Some(credentials.map(drop)));
     Reached { control_plane: plane, gate, credentials, target, retry: None }
 }
@@ -102,7 +104,7 @@ async fn by_address(
         reached.credentials = Some(Err(refusal(&url)));
         return reached;
     }
-    let found = is_there(&credentials, CREDENTIALS_MISSING, key, ctx).await;
+    let found = places::is_there(&credentials, CREDENTIALS_MISSING, &key.namespace, ctx).await;
     reached.credentials = Some(found);
     let client = match client(bootstrap, &key.namespace, ctx).await {
         Ok(client) => client,
@@ -132,22 +134,9 @@ pub(super) async fn client(
     namespace: &str,
     ctx: &Context,
 ) -> Result<Client, Trouble> {
-    let trouble = |message: String| Trouble { reason: "CoderdUnavailable", message };
-    let mut ca = None;
-    if let Some(reference) = &bootstrap.ca_secret_ref {
-        let data_key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
-        let read = secret::read(&ctx.client, namespace, reference.name.as_str()).await;
-        let held = read.map_err(|error| trouble(error.to_string()))?;
-        ca = held.and_then(|held| held.value(data_key).map(<[u8]>::to_vec));
-        if ca.is_none() {
-            let name = &reference.name;
-            return Err(trouble(format!(
-                "Secret {name} with the key {data_key}, the CA of coderd, is not there"
-            )));
-        }
-    }
-    let target = Target { url: bootstrap.coder_url.to_string(), ca, token: None };
-    ctx.connector.to(&target).map_err(|bad| trouble(format!("coderd cannot be called: {bad}")))
+    let (url, ca) = (bootstrap.coder_url.to_string(), bootstrap.ca_secret_ref.as_ref());
+    let client = coderd::anonymous(url, ca, namespace, ctx).await;
+    client.map_err(|message| Trouble { reason: "CoderdUnavailable", message })
 }
 
 /// Whether a credential may be sent to an address.
@@ -171,20 +160,6 @@ fn refusal(url: &str) -> Trouble {
          operator does not list it"
     );
     Trouble { reason: URL_NOT_ALLOWED, message }
-}
-
-async fn is_there(
-    credentials: &Credentials,
-    reason: &'static str,
-    key: &Key,
-    ctx: &Context,
-) -> Result<(), Trouble> {
-    let Some(secret) = &credentials.secret else { return Ok(()) };
-    let found = places::token(secret, &key.namespace, ctx).await;
-    match found.map_err(|trouble| Trouble { reason, ..trouble })? {
-        Some(_) => Ok(()),
-        None => Err(places::missing(reason, secret)),
-    }
 }
 
 /// Whether the license covers proxies. Nobody asks for this one; at rest what was said stays.

@@ -1,13 +1,10 @@
 //! The dealings of a pass with coderd about a registration: what [`decide`] asks for is looked at, what it says is done.
-//!
-//! A token is held only while it is proven, copied or stored. Every effect is preceded by a live look at the object, so
-//! that nothing is done for a spec that is no longer there.
 
 mod look;
 mod secrets;
 mod step;
 
-use std::{collections::BTreeMap, ops::ControlFlow};
+use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
     CoderWorkspaceProxy,
@@ -16,57 +13,45 @@ use coder_k8s_api::{
 use coder_k8s_coderd::Client;
 use coder_k8s_core::{
     object,
-    outcome::{Retry, Trouble},
-    place::Place,
+    outcome::Trouble,
+    place::{Place, SecretPlace, Version},
     rollout::Rollout,
-    workload::{Run, Workload},
+    workload::Workload,
     workspaceproxy::{
         Seen,
         deployment::{own_url, run_of},
         primary_url,
-        registration::{self, Decision, Next, Record, Step, decide},
+        registration::{self, Act, Decision, Health, Look, Marks, Record, decide, health},
         wanted_registration,
     },
 };
-use coder_k8s_engine::{gate::Owner, key::Key, secret::SecretData};
+use coder_k8s_engine::{key::Key, secret};
 use kube::ResourceExt;
+use secrecy::SecretString;
 
 use super::reach::Reached;
-use crate::controller::{Context, children, finalizer as holding};
-
-/// The most effects of one pass. Each is followed by a fresh look; more than these follow in the next pass.
-const EFFECTS: usize = 6;
-/// The most looks of one pass.
-const LOOKS: usize = 16;
+use crate::controller::{
+    Context, children,
+    credential::{self, Course},
+    secrets as storing,
+};
 
 /// The dealings of one pass.
-pub(super) struct Dealings<'a> {
-    ctx: &'a Context,
-    key: &'a Key,
-    object: &'a CoderWorkspaceProxy,
-    owner: Owner,
+pub(super) struct Dealings {
+    pub(super) course: Course<CoderWorkspaceProxy>,
     seen: registration::Seen,
-    /// Secrets as they were read, by name.
-    held: BTreeMap<String, SecretData>,
     /// Clients of this pass.
     clients: BTreeMap<Place, Client>,
-    first_run: Option<Run>,
-    /// Whether the object itself was written, so that what was seen of it is outdated.
-    pub(super) touched: bool,
-    /// When to try again what coderd did not answer.
-    pub(super) retry: Option<Retry>,
-    /// Why the last step failed.
-    trouble: Option<Trouble>,
 }
 
-impl<'a> Dealings<'a> {
+impl Dealings {
     /// Reads what is known without coderd. None: the object was never stored.
     pub(super) async fn begin(
-        key: &'a Key,
-        proxy: &'a Seen,
+        key: &Key,
+        proxy: &Seen,
         reached: Reached,
         verify_due: bool,
-        ctx: &'a Context,
+        ctx: &Arc<Context>,
     ) -> Option<Self> {
         let object = &*proxy.object;
         let owner = children::owner_of(object, component::WORKSPACE_PROXY)?;
@@ -100,85 +85,85 @@ impl<'a> Dealings<'a> {
             listings: BTreeMap::new(),
         };
         let first_run = decide(&seen, ctx.now()).run;
-        Some(Self {
-            ctx,
-            key,
-            object,
+        let course = Course {
+            ctx: ctx.clone(),
+            key: key.clone(),
+            object: proxy.object.clone(),
             owner,
-            seen,
             held,
-            clients: BTreeMap::new(),
             first_run,
             touched: false,
             retry: reached.retry,
             trouble: None,
-        })
+        };
+        Some(Self { course, seen, clients: BTreeMap::new() })
     }
 
-    /// What pods are to run with, as far as it was known at the beginning.
-    pub(super) fn run(&self) -> Option<&Run> {
-        self.first_run.as_ref()
+    /// What coderd sees of the proxy, if it was asked.
+    pub(super) fn health(&self) -> Option<Health> {
+        health(&self.seen)
+    }
+}
+
+impl credential::Dealings for Dealings {
+    type Kind = CoderWorkspaceProxy;
+    type Look = Look;
+    type Record = Record;
+    type Act = Act;
+    type Marks = Marks;
+
+    const FINALIZER: &'static str = finalizer::WORKSPACE_PROXY;
+
+    fn decide(&self) -> Decision {
+        decide(&self.seen, self.course.ctx.now())
     }
 
-    /// Looks and does, until there is nothing more to do, or what is next must be recorded first.
-    pub(super) async fn carry_on(&mut self) -> Decision {
-        let (mut looks, mut effects) = (0, 0);
-        loop {
-            let mut decision = decide(&self.seen, self.ctx.now());
-            match &decision.next {
-                Next::Look(look) if looks < LOOKS => {
-                    looks += 1;
-                    self.look(look.clone()).await;
-                    continue;
-                }
-                Next::Do(step) if effects < EFFECTS && self.retry.is_none() => {
-                    effects += 1;
-                    self.tell(&decision).await;
-                    let step = step.clone();
-                    if self.perform(*step).await.is_break() {
-                        if let Some(trouble) = self.trouble.take() {
-                            decision.finding = decision.finding.delayed(trouble);
-                        }
-                        return decision;
-                    }
-                    continue;
-                }
-                _ => {}
+    fn course(&mut self) -> &mut Course<CoderWorkspaceProxy> {
+        &mut self.course
+    }
+
+    async fn look(&mut self, look: Look) {
+        self.look_at(look).await;
+    }
+
+    async fn change(&mut self, act: Act) -> bool {
+        match act {
+            Act::Make { pending, settings, secret, version } => {
+                self.make(&pending, settings, &secret, &version).await
             }
-            self.tell(&decision).await;
-            return decision;
+            Act::Update { place, id, settings } => self.update(&place, &id, settings).await,
+            Act::Deregister { place, id, name } => self.deregister(&place, &id, &name).await,
         }
     }
 
-    async fn tell(&self, decision: &Decision) {
-        for note in &decision.notes {
-            tracing::info!(reason = note.reason, "{}", note.message);
-            self.ctx.events.publish(&kube::Resource::object_ref(self.object, &()), note).await;
-        }
+    async fn store(
+        &mut self,
+        place: &SecretPlace,
+        version: &Version,
+        token: Option<&SecretString>,
+        marks: &Marks,
+    ) -> bool {
+        let Course { ctx, owner, held, .. } = &self.course;
+        let (held, annotations) = (held.get(&place.name), secrets::annotations(marks));
+        let written = storing::store(place, version, held, token, annotations, owner, ctx).await;
+        self.course.is_stored(&place.name, written)
     }
 
-    async fn perform(&mut self, step: Step) -> ControlFlow<()> {
-        if step == Step::Hold {
-            let held = holding::hold(self.object, finalizer::WORKSPACE_PROXY, self.ctx).await;
-            return held.map_break(|failed| {
-                self.retry = failed;
-                self.touched = failed.is_none();
-            });
-        }
-        if !self.ctx.is_current(self.object).await {
-            self.retry = Some(Retry::Soon);
-            return ControlFlow::Break(());
-        }
-        self.effect(step).await
+    async fn remove(&mut self, place: &SecretPlace, version: &Version) -> bool {
+        let Course { ctx, owner, held, .. } = &self.course;
+        let Some(held) = held.get(&place.name).filter(|held| storing::is_version(held, version)) else {
+            return self.course.outdated();
+        };
+        let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, held).await;
+        self.course.is_stored(&place.name, removed.map(|_| Some(String::new())))
     }
 
-    /// Reads the Secrets anew, after one of them was written.
     async fn read_again(&mut self) {
+        let Course { ctx, owner, object, .. } = &self.course;
         let wanted = self.seen.wanted.as_ref();
-        let (secrets, held) =
-            secrets::read(wanted, &self.seen.record, self.object, &self.owner, self.ctx).await;
+        let (secrets, held) = secrets::read(wanted, &self.seen.record, object, owner, ctx).await;
         self.seen.secrets = secrets;
-        self.held = held;
+        self.course.held = held;
         self.seen.proofs.clear();
     }
 }

@@ -20,8 +20,8 @@ use crate::{
 #[tokio::test]
 async fn the_deployment_of_the_operator_starts_coderd_and_its_facts_are_on_status() {
     let (real, token) = Real::owned("start", json!({})).await;
-    let plane = real.scene.ready("coder").await;
-    real.says("OperatorAccessReady", "True", "TokenAccepted").await;
+    real.scene.ready("coder").await;
+    let plane = real.says("OperatorAccessReady", "True", "TokenAccepted").await;
     let nobody = Connector::new(Settings::default()).to(&real.target().await).unwrap();
     let owner = nobody.with_token(&token).unwrap();
     let info = nobody.build_info().await.unwrap();

@@ -22,13 +22,7 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
         return going::decide(&pass, deadline);
     }
     if pass.is_at_rest() {
-        return Decision {
-            next: Next::Rest,
-            run: pass.last_run(),
-            finding: finding::ready(),
-            again: None,
-            notes: Vec::new(),
-        };
+        return Decision::rest(pass.last_run(), finding::ready());
     }
     match proven(&pass) {
         Err(stop) => conclude(&pass, None, Err(stop)),
@@ -63,8 +57,7 @@ fn proven(pass: &Pass<'_>) -> Flow<Option<Live>> {
 /// Makes a decision of what a rule came to. While nothing else is to be done, keys that nothing uses go.
 fn conclude(pass: &Pass<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision {
     let run = live.map_or_else(|| pass.last_run(), |live| pass.run(live));
-    let mut decision =
-        Decision { next: Next::Rest, run, finding: finding::ready(), again: None, notes: Vec::new() };
+    let mut decision = Decision::rest(run, finding::ready());
     match outcome {
         Ok(()) => {}
         Err(Stop::Wait(finding)) => decision.finding = pass.judged(finding),
@@ -115,7 +108,7 @@ impl Pass<'_> {
             return false;
         };
         let wanted = &seen.wanted;
-        let Some(Secret::Ours { checksums: Some(checksums), marks: Some(marks), .. }) =
+        let Some(Secret::Ours { holds: Some(checksums), marks: Some(marks), .. }) =
             seen.secrets.get(&wanted.secret)
         else {
             return false;

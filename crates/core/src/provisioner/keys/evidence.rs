@@ -7,36 +7,13 @@ use super::{
     place::{At, Organization, Place, SecretPlace},
     record::{Key, Record},
     seen::{Found, Listed, Listing, Marks, Proof, Run, Secret, Seen, Trouble, Version},
-    step::{Look, Next, Step},
+    step::{Look, Step},
     tags,
 };
+use crate::credential;
 
 /// Why a rule does not get to its end.
-#[derive(Debug)]
-pub(super) enum Stop {
-    /// This comes first.
-    Next(Box<Next>),
-    /// Something is in the way.
-    Wait(Finding),
-}
-
-impl Stop {
-    pub(super) fn look(look: Look) -> Self {
-        Self::Next(Box::new(Next::Look(look)))
-    }
-
-    pub(super) fn step(step: Step) -> Self {
-        Self::Next(Box::new(Next::Do(Box::new(step))))
-    }
-
-    pub(super) fn record(record: Record) -> Self {
-        Self::Next(Box::new(Next::Record(Box::new(record))))
-    }
-
-    pub(super) fn unsure(trouble: &Trouble) -> Self {
-        Self::Wait(Finding::unsure(trouble))
-    }
-}
+pub(super) type Stop = credential::Stop<Look, Record, Step>;
 
 pub(super) type Flow<T> = Result<T, Stop>;
 
@@ -97,7 +74,7 @@ impl<'a> Pass<'a> {
     /// The key of ours that a Secret holds. An answer that is not definite stops everything.
     pub(super) fn live(&self) -> Flow<Option<Live>> {
         for place in self.places() {
-            let Some(Secret::Ours { checksums: Some(checksums), marks, .. }) = self.seen.secrets.get(place)
+            let Some(Secret::Ours { holds: Some(checksums), marks, .. }) = self.seen.secrets.get(place)
             else {
                 continue;
             };
@@ -251,14 +228,8 @@ impl<'a> Pass<'a> {
     /// The Secret that a write to the wanted place expects. Stops if it cannot be written.
     pub(super) fn writable(&self) -> Flow<Version> {
         let place = &self.seen.wanted.secret;
-        match self.seen.secrets.get(place) {
-            Some(Secret::Ours { version, .. }) => Ok(Version::Is(version.clone())),
-            Some(Secret::Blocked(obstacle)) => {
-                Err(Stop::Wait(Finding::blocked(place, obstacle, "spec.key.secretName")))
-            }
-            Some(Secret::Unknown(trouble)) => Err(Stop::unsure(trouble)),
-            Some(Secret::Absent) | None => Ok(Version::Absent),
-        }
+        let secret = self.seen.secrets.get(place);
+        Secret::writable(secret, place, "spec.key.secretName").map_err(Stop::Wait)
     }
 
     /// What the pods of a live key run with. The checksum that the existing operator put on them says the same.
@@ -278,7 +249,7 @@ impl<'a> Pass<'a> {
         }
         let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
         match self.seen.secrets.get(place) {
-            Some(Secret::Ours { checksums: Some([checksum, _]), marks: Some(marks), .. })
+            Some(Secret::Ours { holds: Some([checksum, _]), marks: Some(marks), .. })
                 if marks.id.is_some() && marks.id == current.id =>
             {
                 let (secret, url) = (place.clone(), current.place.url.clone());

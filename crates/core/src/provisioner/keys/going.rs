@@ -22,7 +22,7 @@ pub(super) fn decide(pass: &Pass<'_>, deadline: Going) -> Decision {
         Err(Stop::Wait(_)) if !deadline.overdue => (Next::Rest, Vec::new()),
         Err(Stop::Wait(_)) | Ok(()) => empty(pass, deadline),
     };
-    Decision { next, run: None, finding, again: Some(AGAIN), notes }
+    Decision { next, again: Some(AGAIN), notes, ..Decision::rest(None, finding) }
 }
 
 /// A status that was lost, or a part of it, is found again first: by the annotations of the Secret, or by what it holds.

@@ -10,7 +10,7 @@ use super::{
     record::{Key, Pending, Record, Stale},
     retire,
     seen::{Listed, Listing, Marks, Trouble},
-    step::{Next, Step},
+    step::{Act, Next, Step},
     tags,
 };
 use crate::outcome::Note;
@@ -30,18 +30,18 @@ pub(super) fn replace(pass: &Pass<'_>, live: Option<&Live>) -> Flow<()> {
         match listed {
             None if !seen.is_held => return Err(Stop::step(Step::Hold)),
             None => {
-                return Err(Stop::step(Step::Make {
+                return Err(Stop::step(Step::Coderd(Act::Make {
                     key: Box::new(pending.clone()),
                     tags: seen.wanted.tags.clone(),
                     secret: seen.wanted.secret.clone(),
                     version,
                     marks: marks_of(pending),
-                }));
+                })));
             }
             // Made in an earlier attempt, whose material is lost.
             Some(listed) if ours::is_pending(listed, pending) => {
                 let (name, id) = (listed.key.name.clone(), listed.key.id.clone());
-                return Err(Stop::step(Step::Delete { at, name, id }));
+                return Err(Stop::step(Step::Coderd(Act::Delete { at, name, id })));
             }
             // Somebody else took the name, or pods already use it: another name.
             Some(_) => {}

@@ -14,7 +14,7 @@ use super::{
     place::{At, Organization, Place, SecretPlace},
     record::{Key, Record, Stale},
     seen::{Found, Listed, Listing, Proof, Secret, Version},
-    step::{Look, Next, Step},
+    step::{Act, Look, Next, Step},
 };
 use crate::outcome::Note;
 
@@ -161,7 +161,7 @@ fn is_older(now: Timestamp, since: Timestamp, than: SignedDuration) -> bool {
 }
 
 pub(super) fn delete(at: At, listed: &Listed) -> Step {
-    Step::Delete { at, name: listed.key.name.clone(), id: listed.key.id.clone() }
+    Step::Coderd(Act::Delete { at, name: listed.key.name.clone(), id: listed.key.id.clone() })
 }
 
 /// Tells that a key stays behind that nothing is left to delete with.
@@ -177,7 +177,7 @@ pub(super) fn abandoned(key: &Key) -> Note {
 pub(super) fn perhaps(pass: &Pass<'_>) -> Option<Note> {
     let is_unmarked = |place: &SecretPlace| {
         let secret = pass.seen.secrets.get(place);
-        matches!(secret, Some(Secret::Ours { checksums: Some(_), marks: None, .. }))
+        matches!(secret, Some(Secret::Ours { holds: Some(_), marks: None, .. }))
     };
     let is_asked =
         |place: &SecretPlace| matches!(pass.seen.proofs.get(place), Some(Proof::Is(_) | Proof::Refused));

@@ -11,7 +11,7 @@ use super::{
     record::Record,
     tags::Tags,
 };
-use crate::provisioner::names::KeyBase;
+use crate::{credential, provisioner::names::KeyBase};
 pub use crate::{
     object::Going,
     outcome::Trouble,
@@ -90,25 +90,8 @@ pub struct Wanted {
     pub secret: SecretPlace,
 }
 
-/// A Secret, read live.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Secret {
-    /// It does not exist.
-    Absent,
-    /// It is ours: it has our owner reference, or was handed over.
-    Ours {
-        /// Its resourceVersion.
-        version: String,
-        /// The checksums of a value that is not empty: ours, and that of the existing operator.
-        checksums: Option<[String; 2]>,
-        /// What its annotations say.
-        marks: Option<Marks>,
-    },
-    /// It cannot be written.
-    Blocked(Obstacle),
-    /// It could not be read.
-    Unknown(Trouble),
-}
+/// A Secret, read live. Of what it holds it tells two checksums: ours, and that of the existing operator.
+pub type Secret = credential::Secret<[String; 2], Marks>;
 
 /// What the annotations of a Secret say of the key in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -164,13 +147,5 @@ pub struct Listed {
     pub last_seen: Option<Timestamp>,
 }
 
-/// The keys of an organization.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Listing {
-    /// All of them, but for reserved ones.
-    Known(Vec<Listed>),
-    /// No definite answer.
-    Unknown(Trouble),
-    /// Nothing is left to ask with: neither the control plane nor the credentials exist, or another deployment answers.
-    Gone,
-}
+/// The keys of an organization, but for reserved ones.
+pub type Listing = credential::Listing<Listed>;

@@ -6,47 +6,22 @@ use super::{
     finding::Finding,
     place::{At, SecretPlace},
     record::{Pending, Record},
-    seen::{Marks, Run, Version},
+    seen::{Marks, Version},
     tags::Tags,
 };
-use crate::outcome::Note;
+use crate::credential;
 
 /// What was decided.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// What is next.
-    pub next: Next,
-    /// What pods are to run with. None: there is no key for them yet, or the object is going.
-    pub run: Option<Run>,
-    /// What to say.
-    pub finding: Finding,
-    /// When to look again, if nothing else happens.
-    pub again: Option<Duration>,
-    /// What to tell people, before anything else is done.
-    pub notes: Vec<Note>,
-}
-
-impl Decision {
-    /// The pool is being deleted, and its daemons have not all left: they need their key until then.
-    pub fn leaving(again: Duration) -> Self {
-        let finding = Finding::working("Deleting", "the daemons of the pool are leaving");
-        Self { next: Next::Rest, run: None, finding, again: Some(again), notes: Vec::new() }
-    }
-}
-
+pub type Decision = credential::Decision<Look, Record, Step>;
 /// What is next.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Next {
-    /// Look, and decide again.
-    Look(Look),
-    /// Write the status. The pass ends.
-    Record(Box<Record>),
-    /// Do this. The pass ends.
-    Do(Box<Step>),
-    /// Nothing is left outside, or what is left was named: the object may go.
-    Release,
-    /// Nothing.
-    Rest,
+pub type Next = credential::Next<Look, Record, Step>;
+/// An effect.
+pub type Step = credential::Step<Act, Marks>;
+
+/// The pool is being deleted, and its daemons have not all left: they need their key until then.
+pub fn leaving(again: Duration) -> Decision {
+    let finding = Finding::working("Deleting", "the daemons of the pool are leaving");
+    Decision { again: Some(again), ..Decision::rest(None, finding) }
 }
 
 /// Something to look at.
@@ -62,11 +37,9 @@ pub enum Look {
     Pods,
 }
 
-/// An effect.
+/// What can be done in coderd.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
-    /// Put the finalizer on the object.
-    Hold,
+pub enum Act {
     /// Make the announced key, ask coderd for its UUID, write that to the status as [`Pending::id`] with the
     /// resourceVersion that was decided on, and then store the material with the annotations. Whatever fails on the way
     /// ends it: a key whose material was not stored is of no use, and a later pass makes another one.
@@ -90,32 +63,5 @@ pub enum Step {
         name: String,
         /// Its UUID.
         id: String,
-    },
-    /// Copy material and annotations from one place to another.
-    Copy {
-        /// From here.
-        from: SecretPlace,
-        /// To here.
-        to: SecretPlace,
-        /// The Secret that is expected there.
-        version: Version,
-        /// The annotations.
-        marks: Marks,
-    },
-    /// Write the annotations of a Secret anew, and leave its data.
-    Annotate {
-        /// Which.
-        secret: SecretPlace,
-        /// The Secret that is expected there.
-        version: Version,
-        /// The annotations.
-        marks: Marks,
-    },
-    /// Take a place that nothing reads any more: its data key, and with the last of ours the Secret.
-    Remove {
-        /// Which.
-        secret: SecretPlace,
-        /// The Secret that is expected there.
-        version: Version,
     },
 }

@@ -72,7 +72,7 @@ fn marks(id: &str, name: &str) -> Marks {
 
 fn secret(id: &str, name: &str) -> Secret {
     let checksums = Some([format!("sum-{id}"), format!("old-{id}")]);
-    Secret::Ours { version: "7".into(), checksums, marks: Some(marks(id, name)) }
+    Secret::Ours { version: "7".into(), holds: checksums, marks: Some(marks(id, name)) }
 }
 
 fn pending(name: &str) -> Pending {

@@ -9,10 +9,11 @@ use super::{
     record::{Record, Registration, was_announced},
     retire,
     seen::{Listed, Listing, Marks, Proof, Secret, Seen, Wanted},
-    step::{Decision, Health, Look, Next, Step},
+    step::{Act, Decision, Health, Look, Step},
     token,
 };
 use crate::{
+    credential,
     outcome::Trouble,
     place::{Place, SecretPlace, Version},
     workload::Run,
@@ -27,31 +28,7 @@ pub const DEPLOYMENT_CHANGED: &str = "DeploymentChanged";
 pub const CREDENTIALS_MISSING: &str = "CredentialsSecretUnavailable";
 
 /// Why a rule does not get to its end.
-#[derive(Debug)]
-pub(super) enum Stop {
-    /// This comes first.
-    Next(Box<Next>),
-    /// Something is in the way.
-    Wait(Finding),
-}
-
-impl Stop {
-    pub(super) fn look(look: Look) -> Self {
-        Self::Next(Box::new(Next::Look(look)))
-    }
-
-    pub(super) fn step(step: Step) -> Self {
-        Self::Next(Box::new(Next::Do(Box::new(step))))
-    }
-
-    pub(super) fn record(record: Record) -> Self {
-        Self::Next(Box::new(Next::Record(Box::new(record))))
-    }
-
-    pub(super) fn unsure(trouble: &Trouble) -> Self {
-        Self::Wait(Finding::unsure(trouble))
-    }
-}
+pub(super) type Stop = credential::Stop<Look, Record, Step>;
 
 pub(super) type Flow<T> = Result<T, Stop>;
 
@@ -70,18 +47,17 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
     }
     let Some(wanted) = &seen.wanted else { return direct::decide(&pass) };
     if pass.is_at_rest(wanted) {
-        return rest(pass.last_run(), finding::ready());
+        return Decision::rest(pass.last_run(), finding::ready());
     }
     match registered(&pass, wanted) {
-        Ok((health, run)) => {
-            let mut decision = rest(run.clone(), finding::ready());
-            decision.health = health;
+        Ok(run) => {
+            let mut decision = Decision::rest(run.clone(), finding::ready());
             retire::add(&pass, run.as_ref(), &mut decision);
             decision
         }
-        Err(Stop::Wait(finding)) => rest(pass.last_run(), pass.judged(wanted, finding)),
+        Err(Stop::Wait(finding)) => Decision::rest(pass.last_run(), pass.judged(wanted, finding)),
         Err(Stop::Next(next)) => {
-            let mut decision = rest(pass.last_run(), progress(&pass));
+            let mut decision = Decision::rest(pass.last_run(), progress(&pass));
             decision.next = *next;
             decision
         }
@@ -89,7 +65,7 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
 }
 
 /// The registration and what pods run with, when both are as wanted and on record.
-fn registered(pass: &Pass<'_>, wanted: &Wanted) -> Flow<(Option<Health>, Option<Run>)> {
+fn registered(pass: &Pass<'_>, wanted: &Wanted) -> Flow<Option<Run>> {
     let target = pass.target()?;
     pass.may_begin()?;
     pass.moves_on(target)?;
@@ -112,7 +88,11 @@ fn registered(pass: &Pass<'_>, wanted: &Wanted) -> Flow<(Option<Health>, Option<
     let settings = called::settings(wanted, Some(listed));
     if settings != called::called(listed) {
         called::is_free(pass, wanted, listing, Some(&listed.id))?;
-        return Err(Stop::step(Step::Update { place: target.clone(), id: listed.id.clone(), settings }));
+        return Err(Stop::step(Step::Coderd(Act::Update {
+            place: target.clone(),
+            id: listed.id.clone(),
+            settings,
+        })));
     }
     let run = token::in_place(pass, wanted, target, listed, settings)?;
     let settled = Record {
@@ -128,18 +108,13 @@ fn registered(pass: &Pass<'_>, wanted: &Wanted) -> Flow<(Option<Health>, Option<
     if settled != *pass.record {
         return Err(Stop::record(settled));
     }
-    Ok((Some(health(listed)), run))
+    Ok(run)
 }
 
 /// Without credentials nothing can be listed or changed. A token of ours that coderd knows says enough: the proxy is
 /// registered, and goes on.
-fn unlisted(
-    pass: &Pass<'_>,
-    wanted: &Wanted,
-    target: &Place,
-    finding: Finding,
-) -> Flow<(Option<Health>, Option<Run>)> {
-    let Some(Secret::Ours { token: Some(token), .. }) = pass.seen.secrets.get(&wanted.secret) else {
+fn unlisted(pass: &Pass<'_>, wanted: &Wanted, target: &Place, finding: Finding) -> Flow<Option<Run>> {
+    let Some(Secret::Ours { holds: Some(token), .. }) = pass.seen.secrets.get(&wanted.secret) else {
         return Err(Stop::Wait(finding));
     };
     let current = pass.record.current.as_ref();
@@ -162,7 +137,7 @@ fn unlisted(
     if record != *pass.record {
         return Err(Stop::record(record));
     }
-    Ok((None, run))
+    Ok(run)
 }
 
 /// What to say while a step is under way.
@@ -175,17 +150,16 @@ fn progress(pass: &Pass<'_>) -> Finding {
     }
 }
 
-/// A decision that nothing is to be done.
-pub(super) fn rest(run: Option<Run>, finding: Finding) -> Decision {
-    Decision { next: Next::Rest, run, finding, health: None, again: None, notes: Vec::new() }
-}
-
-fn health(listed: &Listed) -> Health {
+/// What coderd sees of the proxy. None: it was not asked.
+pub fn health(seen: &Seen) -> Option<Health> {
+    let (current, target) = (seen.record.current.as_ref()?, seen.target.as_ref().ok()?);
+    let Listing::Known(listing) = seen.listings.get(target)? else { return None };
+    let listed = listing.iter().find(|listed| listed.id == current.id)?;
     let status = if listed.health.is_empty() { "unknown" } else { &listed.health };
-    Health {
+    Some(Health {
         status: status.to_owned(),
         version: Some(listed.version.clone()).filter(|version| !version.is_empty()),
-    }
+    })
 }
 
 impl<'a> Pass<'a> {
@@ -259,7 +233,7 @@ impl<'a> Pass<'a> {
     fn known_ids(&self) -> impl Iterator<Item = &'a String> + use<'a> {
         let deployment = self.seen.target.as_ref().ok().and_then(|target| target.deployment_id.as_ref());
         self.seen.secrets.values().flat_map(move |secret| {
-            let Secret::Ours { token, marks, .. } = secret else { return Vec::new() };
+            let Secret::Ours { holds: token, marks, .. } = secret else { return Vec::new() };
             let token = token.as_ref().and_then(|token| token.id.as_ref());
             let here = |marks: &&Marks| {
                 marks.deployment_id.is_none()
@@ -320,12 +294,12 @@ impl<'a> Pass<'a> {
             pending.id.is_none() && pending.name == wanted.name && pending.place == *target
         };
         if let Some(pending) = self.record.pending.as_ref().filter(is_wanted) {
-            return Ok(Stop::step(Step::Make {
+            return Ok(Stop::step(Step::Coderd(Act::Make {
                 pending: Box::new(pending.clone()),
                 settings: called::settings(wanted, None),
                 secret: wanted.secret.clone(),
                 version,
-            }));
+            })));
         }
         Ok(self.announce(target, wanted.name.clone(), None, "FirstRegistration"))
     }
@@ -347,14 +321,8 @@ impl<'a> Pass<'a> {
 
     /// The Secret that a write expects. Stops if it cannot be written.
     pub(super) fn writable(&self, place: &SecretPlace) -> Flow<Version> {
-        match self.seen.secrets.get(place) {
-            Some(Secret::Ours { version, .. }) => Ok(Version::Is(version.clone())),
-            Some(Secret::Blocked(obstacle)) => {
-                Err(Stop::Wait(Finding::blocked(place, obstacle, "generatedTokenSecretName")))
-            }
-            Some(Secret::Unknown(trouble)) => Err(Stop::unsure(trouble)),
-            Some(Secret::Absent) | None => Ok(Version::Absent),
-        }
+        let secret = self.seen.secrets.get(place);
+        Secret::writable(secret, place, "generatedTokenSecretName").map_err(Stop::Wait)
     }
 
     /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if it
@@ -363,7 +331,7 @@ impl<'a> Pass<'a> {
         if let Some(workload) = &self.seen.workload {
             let mut run = workload.run.clone();
             // Pods of the existing operator bear no checksum: they get that of the token that they would start with.
-            if let Some(Secret::Ours { token: Some(token), .. }) = self.seen.secrets.get(&run.secret)
+            if let Some(Secret::Ours { holds: Some(token), .. }) = self.seen.secrets.get(&run.secret)
                 && run.checksum.is_empty()
             {
                 run.checksum.clone_from(&token.checksum);
@@ -372,7 +340,7 @@ impl<'a> Pass<'a> {
         }
         let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
         match self.seen.secrets.get(place) {
-            Some(Secret::Ours { token: Some(token), marks: Some(marks), .. })
+            Some(Secret::Ours { holds: Some(token), marks: Some(marks), .. })
                 if marks.id == current.id && self.record.pending.is_none() =>
             {
                 let (secret, url) = (place.clone(), self.seen.url.clone()?);
@@ -389,7 +357,7 @@ impl<'a> Pass<'a> {
         else {
             return false;
         };
-        let Some(Secret::Ours { token: Some(token), marks: Some(marks), .. }) =
+        let Some(Secret::Ours { holds: Some(token), marks: Some(marks), .. }) =
             seen.secrets.get(&wanted.secret)
         else {
             return false;

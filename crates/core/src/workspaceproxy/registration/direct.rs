@@ -1,7 +1,7 @@
 //! A person supplies the token. Nothing is registered, and what was registered before is to go.
 
 use super::{
-    decide::{Pass, rest},
+    decide::Pass,
     finding::{self, Finding},
     retire,
     step::{Decision, Next},
@@ -13,12 +13,12 @@ pub(super) fn decide(pass: &Pass<'_>) -> Decision {
         Ok(given) => given,
         Err(trouble) => {
             let unsure = Finding { in_place: Some(false), ..Finding::unsure(trouble) };
-            return rest(pass.last_run(), unsure);
+            return Decision::rest(pass.last_run(), unsure);
         }
     };
     let url = pass.seen.url.clone();
     let run = url.map(|url| Run { secret: given.place.clone(), checksum: given.token.checksum.clone(), url });
-    let mut decision = rest(run.clone(), finding::given());
+    let mut decision = Decision::rest(run.clone(), finding::given());
     let mut record = pass.record.clone();
     // The registration that the token is for goes on under the care of whoever supplies it.
     let is_its = |id: &String| given.token.id.as_ref() == Some(id);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    decide::{Pass, Stop, rest},
+    decide::{Pass, Stop},
     finding::Finding,
     record::{Record, Registration},
     retire::{self, Fate},
@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 pub(super) fn decide(pass: &Pass<'_>, deadline: Going) -> Decision {
     let finding = Finding::working("Deleting", "the registration of the proxy is being deleted");
-    let mut decision = Decision { again: Some(AGAIN), ..rest(None, finding) };
+    let mut decision = Decision { again: Some(AGAIN), ..Decision::rest(None, finding) };
     (decision.next, decision.notes) = match forgotten(pass) {
         Some(Stop::Next(next)) => (*next, Vec::new()),
         _ => empty(pass, deadline),
@@ -31,7 +31,9 @@ fn forgotten(pass: &Pass<'_>) -> Option<Stop> {
         return None;
     };
     let Ok(place) = &pass.seen.target else { return None };
-    let Some(Secret::Ours { token, marks, .. }) = pass.seen.secrets.get(&wanted.secret) else { return None };
+    let Some(Secret::Ours { holds: token, marks, .. }) = pass.seen.secrets.get(&wanted.secret) else {
+        return None;
+    };
     let marked = marks.as_ref().map(|marks| marks.id.clone());
     let id = marked.or_else(|| token.as_ref().and_then(|token| token.id.clone()))?;
     if pass.record.stale.iter().any(|stale| stale.id.as_ref() == Some(&id)) {

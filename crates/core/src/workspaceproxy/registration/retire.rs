@@ -6,7 +6,7 @@ use super::{
     decide::Pass,
     record::{Record, Stale},
     seen::{Listing, Secret},
-    step::{Decision, Look, Next, Step},
+    step::{Act, Decision, Look, Next, Step},
 };
 use crate::{
     outcome::Note,
@@ -102,11 +102,11 @@ pub(super) fn fate(pass: &Pass<'_>, stale: &Stale) -> Fate {
             Some(listed) if pass.record.current.as_ref().is_some_and(|current| current.id == listed.id) => {
                 Fate::Gone
             }
-            Some(listed) => Fate::Delete(Box::new(Step::Deregister {
+            Some(listed) => Fate::Delete(Box::new(Step::Coderd(Act::Deregister {
                 place: stale.place.clone(),
                 id: listed.id.clone(),
                 name: listed.name.clone(),
-            })),
+            }))),
         },
     }
 }

@@ -6,9 +6,10 @@ use jiff::Timestamp;
 
 use super::record::Record;
 use crate::{
+    credential,
     object::Going,
     outcome::Trouble,
-    place::{Obstacle, Place, SecretPlace},
+    place::{Place, SecretPlace},
     workload::Workload,
 };
 
@@ -86,24 +87,7 @@ pub fn token_id(token: &str) -> Option<String> {
 }
 
 /// A Secret, read live.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Secret {
-    /// It does not exist.
-    Absent,
-    /// It is ours: it has our owner reference, or was handed over.
-    Ours {
-        /// Its resourceVersion.
-        version: String,
-        /// The token in it.
-        token: Option<Token>,
-        /// What its annotations say.
-        marks: Option<Marks>,
-    },
-    /// It cannot be written.
-    Blocked(Obstacle),
-    /// It could not be read.
-    Unknown(Trouble),
-}
+pub type Secret = credential::Secret<Token, Marks>;
 
 /// What the annotations of a Secret say of the token in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -129,16 +113,8 @@ pub enum Proof {
     Unknown(Trouble),
 }
 
-/// The registrations of a coderd.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Listing {
-    /// All of them, but for deleted ones.
-    Known(Vec<Listed>),
-    /// No definite answer.
-    Unknown(Trouble),
-    /// Nothing is left to ask with: neither the control plane nor the credentials exist, or another deployment answers.
-    Gone,
-}
+/// The registrations of a coderd, but for deleted ones.
+pub type Listing = credential::Listing<Listed>;
 
 /// A registration in a listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

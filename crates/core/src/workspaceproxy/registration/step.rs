@@ -1,34 +1,20 @@
 //! What a decision asks for.
 
-use std::time::Duration;
-
 use super::{
-    finding::Finding,
     record::{Pending, Record},
     seen::Marks,
 };
 use crate::{
-    outcome::Note,
+    credential,
     place::{Place, SecretPlace, Version},
-    workload::Run,
 };
 
 /// What was decided.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// What is next.
-    pub next: Next,
-    /// What pods are to run with. None: there is no token for them yet, or the object is going.
-    pub run: Option<Run>,
-    /// What to say.
-    pub finding: Finding,
-    /// What coderd sees of the proxy. None: it was not asked.
-    pub health: Option<Health>,
-    /// When to look again, if nothing else happens.
-    pub again: Option<Duration>,
-    /// What to tell people, before anything else is done.
-    pub notes: Vec<Note>,
-}
+pub type Decision = credential::Decision<Look, Record, Step>;
+/// What is next.
+pub type Next = credential::Next<Look, Record, Step>;
+/// An effect.
+pub type Step = credential::Step<Act, Marks>;
 
 /// What coderd sees of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,21 +23,6 @@ pub struct Health {
     pub status: String,
     /// Version of the proxy that registered last.
     pub version: Option<String>,
-}
-
-/// What is next.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Look, and decide again.
-    Look(Look),
-    /// Write the status. The pass ends.
-    Record(Box<Record>),
-    /// Do this. The pass ends.
-    Do(Box<Step>),
-    /// Nothing is left outside, or what is left was named: the finalizer may go.
-    Release,
-    /// Nothing.
-    Rest,
 }
 
 /// Something to look at.
@@ -74,11 +45,9 @@ pub struct Settings {
     pub icon: String,
 }
 
-/// An effect.
+/// What can be done in coderd.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
-    /// Put the finalizer on the object.
-    Hold,
+pub enum Act {
     /// Make what was announced: the registration, or without one to be made another token of it. The UUID goes to the
     /// status before the token is stored. Whatever fails on the way ends it: a token that was not stored is of no use, and
     /// a later pass makes another one.
@@ -109,32 +78,5 @@ pub enum Step {
         id: String,
         /// Its name, for people.
         name: String,
-    },
-    /// Copy a token from one place to another.
-    Copy {
-        /// From here.
-        from: SecretPlace,
-        /// To here.
-        to: SecretPlace,
-        /// The Secret that is expected there.
-        version: Version,
-        /// The annotations.
-        marks: Marks,
-    },
-    /// Write the annotations of a Secret anew, and leave its data.
-    Annotate {
-        /// Which.
-        secret: SecretPlace,
-        /// The Secret that is expected there.
-        version: Version,
-        /// The annotations.
-        marks: Marks,
-    },
-    /// Remove a Secret that nothing reads any more.
-    Remove {
-        /// Which.
-        secret: SecretPlace,
-        /// The Secret that is expected there.
-        version: Version,
     },
 }

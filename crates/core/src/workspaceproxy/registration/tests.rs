@@ -53,7 +53,7 @@ fn marks(id: &str) -> Marks {
 
 fn secret(id: &str) -> Secret {
     let token = Token { checksum: format!("sum-{id}"), id: Some(id.into()) };
-    Secret::Ours { version: "7".into(), token: Some(token), marks: Some(marks(id)) }
+    Secret::Ours { version: "7".into(), holds: Some(token), marks: Some(marks(id)) }
 }
 
 fn registration(id: &str) -> Registration {
@@ -144,7 +144,7 @@ fn a_free_name_is_announced_before_it_is_registered() {
     let announced = record(&seen).pending.unwrap();
     assert_eq!((announced.name.as_str(), announced.id.as_ref(), announced.since), ("eu", None, at(NOW)));
     seen.record.pending = Some(announced);
-    let Step::Make { pending, settings, version, .. } = step(&seen) else { panic!() };
+    let Step::Coderd(Act::Make { pending, settings, version, .. }) = step(&seen) else { panic!() };
     assert_eq!(pending.id, None);
     assert_eq!((settings.display_name.as_str(), settings.icon.as_str()), ("eu", "/emojis/1f5fa.png"));
     assert_eq!(version, Version::Absent);
@@ -200,7 +200,7 @@ fn a_token_in_our_secret_tells_whose_the_registration_is() {
     let mut seen = well();
     seen.record = Record { secret: Some(secret_at("s")), ..Record::default() };
     let token = Some(Token { checksum: "sum".into(), id: Some(ID.into()) });
-    seen.secrets = [(secret_at("s"), Secret::Ours { version: "7".into(), token, marks: None })].into();
+    seen.secrets = [(secret_at("s"), Secret::Ours { version: "7".into(), holds: token, marks: None })].into();
     assert_eq!(record(&seen).current, Some(registration(ID)), "as the existing operator leaves it");
     seen.record.current = Some(registration(ID));
     assert!(matches!(step(&seen), Step::Annotate { .. }), "and is kept");
@@ -211,7 +211,7 @@ fn names_and_icons_are_repaired_without_another_token() {
     let mut seen = well();
     let wanted = seen.wanted.as_mut().unwrap();
     (wanted.name, wanted.display_name) = ("us".into(), Some("America".into()));
-    let Step::Update { id, settings, .. } = step(&seen) else { panic!() };
+    let Step::Coderd(Act::Update { id, settings, .. }) = step(&seen) else { panic!() };
     let called = |name: &str, display_name: &str, icon: &str| Settings {
         name: name.into(),
         display_name: display_name.into(),
@@ -221,7 +221,7 @@ fn names_and_icons_are_repaired_without_another_token() {
     let mut bare = well();
     let listing = Listed { display_name: String::new(), icon: String::new(), ..listed(ID, "eu") };
     bare.listings = [(place("coder"), Listing::Known(vec![listing]))].into();
-    let Step::Update { settings, .. } = step(&bare) else { panic!() };
+    let Step::Coderd(Act::Update { settings, .. }) = step(&bare) else { panic!() };
     assert_eq!(settings, called("eu", "eu", "/emojis/1f5fa.png"), "else coderd would refuse every change");
 }
 
@@ -232,7 +232,7 @@ fn a_lost_or_dead_token_is_announced_and_made_again() {
         seen.secrets = [(secret_at("s"), secret)].into();
         seen
     };
-    let empty = Secret::Ours { version: "7".into(), token: None, marks: Some(marks(ID)) };
+    let empty = Secret::Ours { version: "7".into(), holds: None, marks: Some(marks(ID)) };
     let mut dead = well();
     dead.proofs = [(secret_at("s"), Proof::Refused)].into();
     for (mut seen, reason) in [
@@ -244,7 +244,9 @@ fn a_lost_or_dead_token_is_announced_and_made_again() {
         let announced = record(&seen).pending.unwrap();
         assert_eq!((announced.id.as_deref(), announced.reason.as_str()), (Some(ID), reason));
         seen.record.pending = Some(announced);
-        assert!(matches!(step(&seen), Step::Make { pending, .. } if pending.id.as_deref() == Some(ID)));
+        assert!(
+            matches!(step(&seen), Step::Coderd(Act::Make { pending, .. }) if pending.id.as_deref() == Some(ID))
+        );
     }
 }
 
@@ -301,7 +303,7 @@ fn at_rest_nothing_is_asked() {
     assert_eq!(next(&seen), Next::Look(Look::Registrations(place("coder"))));
     seen.listings = well().listings;
     assert_eq!(next(&seen), Next::Look(Look::Proof(secret_at("s"))));
-    assert_eq!(decide(&well(), at(NOW)).health.unwrap().status, "ok");
+    assert_eq!(health(&well()).unwrap().status, "ok");
 }
 
 #[test]
@@ -343,12 +345,13 @@ fn another_deployment_means_another_registration_and_the_old_one_goes_last() {
     seen.record.current = Some(Registration { place: place("other"), ..registration(OTHER) });
     let marks = Marks { deployment_id: Some("deployment-other".into()), ..marks(OTHER) };
     let token = Some(Token { checksum: "new".into(), id: Some(OTHER.into()) });
-    seen.secrets = [(secret_at("s"), Secret::Ours { version: "8".into(), token, marks: Some(marks) })].into();
+    seen.secrets =
+        [(secret_at("s"), Secret::Ours { version: "8".into(), holds: token, marks: Some(marks) })].into();
     seen.listings.insert(place("other"), Listing::Known(vec![listed(OTHER, "eu")]));
     let decision = decide(&seen, at(NOW));
     assert_eq!(decision.next, Next::Rest, "pods run with the old one");
     seen.workload = Some(Workload { run: decision.run.unwrap(), settled: true });
-    assert!(matches!(step(&seen), Step::Deregister { id, .. } if id == ID));
+    assert!(matches!(step(&seen), Step::Coderd(Act::Deregister { id, .. }) if id == ID));
     seen.listings.insert(place("coder"), Listing::Gone);
     let decision = decide(&seen, at(NOW));
     assert_eq!(decision.notes[0].reason, "ProxyAbandoned");
@@ -395,7 +398,7 @@ fn on_deletion_everything_of_ours_goes_and_what_cannot_is_named() {
         seen.going = Some(Going { overdue });
         seen
     };
-    assert!(matches!(step(&going(false)), Step::Deregister { id, .. } if id == ID));
+    assert!(matches!(step(&going(false)), Step::Coderd(Act::Deregister { id, .. }) if id == ID));
     let mut gone = going(false);
     gone.listings = fresh().listings;
     assert_eq!(next(&gone), Next::Release);
@@ -411,7 +414,7 @@ fn on_deletion_everything_of_ours_goes_and_what_cannot_is_named() {
     announced.secrets.clear();
     let half_made = Listed { version: String::new(), ..listed(OTHER, "eu") };
     announced.listings = [(place("coder"), Listing::Known(vec![half_made]))].into();
-    assert!(matches!(step(&announced), Step::Deregister { id, .. } if id == OTHER));
+    assert!(matches!(step(&announced), Step::Coderd(Act::Deregister { id, .. }) if id == OTHER));
     let mut lost = going(false);
     lost.record = Record::default();
     assert_eq!(record(&lost).current.unwrap().id, ID, "found again by the Secret");

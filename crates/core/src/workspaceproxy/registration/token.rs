@@ -3,7 +3,7 @@
 use super::{
     decide::{Flow, Pass, Stop},
     seen::{Listed, Marks, Proof, Secret, Token, Wanted},
-    step::{Look, Settings, Step},
+    step::{Act, Look, Settings, Step},
 };
 use crate::{
     place::{Place, SecretPlace},
@@ -50,7 +50,7 @@ pub(super) fn in_place(
     match &pass.record.pending {
         Some(pending) if pending.id.as_ref() == Some(&listed.id) => {
             let (pending, secret) = (Box::new(pending.clone()), wanted.secret.clone());
-            Err(Stop::step(Step::Make { pending, settings, secret, version }))
+            Err(Stop::step(Step::Coderd(Act::Make { pending, settings, secret, version })))
         }
         _ => Err(pass.announce(target, listed.name.clone(), Some(listed.id.clone()), reason)),
     }
@@ -71,9 +71,9 @@ pub(super) fn settled(pass: &Pass<'_>, wanted: &Wanted, token: &Token, marks: Ma
 /// Whether a Secret holds a token of a registration that coderd knows.
 fn search<'a>(pass: &Pass<'a>, place: &SecretPlace, id: &str) -> Flow<Found<'a>> {
     let token = match pass.seen.secrets.get(place) {
-        Some(Secret::Ours { token: Some(token), .. }) => token,
+        Some(Secret::Ours { holds: Some(token), .. }) => token,
         Some(Secret::Unknown(trouble)) => return Err(Stop::unsure(trouble)),
-        Some(Secret::Ours { token: None, .. } | Secret::Blocked(_) | Secret::Absent) | None => {
+        Some(Secret::Ours { holds: None, .. } | Secret::Blocked(_) | Secret::Absent) | None => {
             return Ok(Found::Lost);
         }
     };

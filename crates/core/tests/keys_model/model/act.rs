@@ -1,7 +1,7 @@
 //! What the operator does to the model: a pass up to its effect, and the effect itself, which may go wrong.
 
 use coder_k8s_core::provisioner::keys::{
-    At, Decision, Marks, Next, Pending, Record, Run, SecretPlace, Step, Version,
+    Act, At, Decision, Marks, Next, Pending, Record, Run, SecretPlace, Step, Version,
 };
 
 use super::{
@@ -88,8 +88,10 @@ fn write(world: &mut World, mut record: Record, flaw: Option<Flaw>) {
         let version = world.secret(secret_of(&secret)).map_or(Version::Absent, |s| Version::Is(version(s)));
         let marks = Marks { name: pending.name.clone(), ..Marks::default() };
         let tags = tags(world.wanted_tags());
-        world.flight =
-            Some(Flight::Do(world.spec, Step::Make { key: Box::new(pending), tags, secret, version, marks }));
+        world.flight = Some(Flight::Do(
+            world.spec,
+            Step::Coderd(Act::Make { key: Box::new(pending), tags, secret, version, marks }),
+        ));
         return;
     }
     if let Some(pending) = &mut record.pending {
@@ -116,7 +118,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
             next.budget.crashes = next.budget.crashes.checked_sub(1)?;
         }
         (_, How::Dropped) => {}
-        (Flight::Do(spec, Step::Make { key, secret, version, marks, .. }), how) => {
+        (Flight::Do(spec, Step::Coderd(Act::Make { key, secret, version, marks, .. })), how) => {
             let made = make(&mut next, &key, how).ok()?;
             // The object is written and the Secret found as they were decided on, or nothing is stored.
             let is_same = next.spec == spec && next.phase == Phase::Alive && is_announced(&next, &key, flaw);
@@ -132,7 +134,9 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
         (Flight::Store { id, secret, expected, marks }, How::Well) => {
             store(&mut next, id, secret, expected.as_ref(), marks);
         }
-        (Flight::Do(_, Step::Delete { at, name, id }), How::Well) => delete(&mut next, &at, &name, &id),
+        (Flight::Do(_, Step::Coderd(Act::Delete { at, name, id })), How::Well) => {
+            delete(&mut next, &at, &name, &id)
+        }
         (Flight::Do(_, Step::Copy { from, to, version, marks }), How::Well) => {
             let material = next.secret(secret_of(&from)).map(|stored| stored.material);
             if let Some(material) = material.filter(|_| is_expected(&next, &to, &version)) {

@@ -129,11 +129,7 @@ fn seen(world: &World, how: Circumstances) -> Seen {
 }
 
 fn show_secret(stored: &Stored) -> Secret {
-    Secret::Ours {
-        version: version(stored),
-        checksums: checksums(stored.material),
-        marks: stored.marks.clone(),
-    }
+    Secret::Ours { version: version(stored), holds: checksums(stored.material), marks: stored.marks.clone() }
 }
 
 /// A resourceVersion: the same for the same content.

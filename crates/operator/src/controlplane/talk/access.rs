@@ -20,7 +20,7 @@ pub(super) use self::{
     store::is_own_write,
 };
 use super::{Talk, as_trouble, trouble};
-use crate::controller::Context;
+use crate::controller::{Context, coderd};
 
 /// A part that failed.
 pub(super) struct Failed {
@@ -63,14 +63,13 @@ pub(super) async fn find_authority(
     else {
         return Ok(());
     };
-    let data_key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
-    let data = read(ctx, key, reference.name.as_str()).await?;
-    talk.ca = data.as_ref().and_then(|data| data.value(data_key)).map(<[u8]>::to_vec);
+    talk.ca = coderd::authority(reference, &key.namespace, ctx).await.map_err(|error| {
+        tracing::warn!("{error}");
+        outcome::Retry::Backoff
+    })?;
     if talk.ca.is_none() {
-        let message = format!(
-            "Secret {} with the key {data_key} for operatorAccess.caSecretRef is not there",
-            reference.name
-        );
+        let place = coderd::authority_at(reference);
+        let message = format!("{place} for operatorAccess.caSecretRef is not there");
         refuse(talk, "SecretMissing", message);
     }
     Ok(())
@@ -86,7 +85,7 @@ async fn read(ctx: &Context, key: &Key, name: &str) -> Result<Option<secret::Sec
 /// A client without a credential. None: it cannot be made, which the report says.
 pub(super) fn client(talk: &mut Talk, object: &CoderControlPlane, ctx: &Context) -> Option<Client> {
     let access = &object.spec.operator_access;
-    let url = crate::controller::coderd::url(object);
+    let url = coderd::url(object);
     if access.ca_secret_ref.is_some() && talk.ca.is_none() {
         return None;
     }

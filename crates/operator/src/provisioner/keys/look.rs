@@ -13,9 +13,9 @@ use kube::{Api, api::ListParams};
 use super::Dealings;
 use crate::controller::places::{Unasked, told};
 
-impl Dealings<'_> {
+impl Dealings {
     /// Looks, and notes what was seen.
-    pub(super) async fn look(&mut self, look: Look) {
+    pub(super) async fn look_at(&mut self, look: Look) {
         match look {
             Look::Organization => self.seen.organization = Some(self.organization().await),
             Look::Proof(place) => {
@@ -49,7 +49,7 @@ impl Dealings<'_> {
             Ok(target) => target,
             Err(trouble) => return Proof::Unknown(trouble),
         };
-        let Some(material) = self.held.get(&place.name).and_then(|held| held.text(&place.key)) else {
+        let Some(material) = self.course.held.get(&place.name).and_then(|held| held.text(&place.key)) else {
             return Proof::Refused;
         };
         let client = match self.anonymous(&target).await {
@@ -103,7 +103,7 @@ impl Dealings<'_> {
         let Some(workload) = &self.seen.workload else { return Ok(false) };
         let labels = self.selector.iter().map(|(name, value)| format!("{name}={value}"));
         let labels = labels.collect::<Vec<_>>().join(",");
-        let api: Api<Pod> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
+        let api: Api<Pod> = Api::namespaced(self.course.ctx.client.clone(), &self.course.key.namespace);
         let pods = api.list(&ListParams::default().labels(&labels)).await.map_err(|error| Trouble {
             reason: "PodsUnknown",
             message: format!("cannot list the pods: {}", coder_k8s_engine::client::describe(&error)),

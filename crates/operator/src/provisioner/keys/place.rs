@@ -4,25 +4,22 @@ use coder_k8s_coderd::{Client, Error, Kind};
 use coder_k8s_core::provisioner::keys::{Place, Trouble};
 
 use super::Dealings;
-use crate::controller::{
-    coderd,
-    places::{self, Unasked},
-};
+use crate::controller::places::{self, Unasked};
 
-impl Dealings<'_> {
+impl Dealings {
     /// A client without a credential of the coderd at a place.
     pub(super) async fn anonymous(&self, place: &Place) -> Result<Client, Unasked> {
-        places::anonymous(place, &self.key.namespace, self.ctx).await
+        places::anonymous(place, &self.course.key.namespace, &self.course.ctx).await
     }
 
     /// A client with the credentials of a place.
     pub(super) async fn client(&self, place: &Place) -> Result<Client, Unasked> {
-        places::client(place, &self.key.namespace, self.ctx).await
+        places::client(place, &self.course.key.namespace, &self.course.ctx).await
     }
 
     /// Notes that coderd did not answer as it should, so that it is asked again, but not too soon.
     pub(super) fn failed(&mut self, error: &Error) -> Trouble {
-        self.retry = Some(coderd::later(self.retry, error));
+        self.course.unanswered(error);
         trouble(error)
     }
 }

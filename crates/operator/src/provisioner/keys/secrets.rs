@@ -45,7 +45,7 @@ fn seen(place: &SecretPlace, data: &SecretData, owner: &Owner, uid: &str) -> Sec
     match secrets::is_ours(&place.name, data, owner) {
         Ok(()) => Secret::Ours {
             version: data.resource_version.clone(),
-            checksums: data
+            holds: data
                 .value(&place.key)
                 .filter(|value| !value.is_empty())
                 .map(|value| [names::checksum(uid, value), names::existing_checksum(value)]),
@@ -85,6 +85,11 @@ pub(super) fn annotations(marks: &Marks) -> BTreeMap<String, Option<String>> {
 pub(super) fn data_keys(annotations: &BTreeMap<String, String>) -> BTreeSet<String> {
     let list = annotations.get(annotation::KEY_DATA_KEYS).map(String::as_str).unwrap_or_default();
     list.split(',').filter(|key| !key.is_empty()).map(str::to_owned).collect()
+}
+
+/// Data keys as the annotation lists them.
+pub(super) fn list(data_keys: BTreeSet<String>) -> String {
+    data_keys.into_iter().collect::<Vec<_>>().join(",")
 }
 
 /// The places of Secrets that we wrote for this object, found by their metadata.

@@ -13,9 +13,9 @@ use crate::controller::{
     places::{self, Unasked, told},
 };
 
-impl Dealings<'_> {
+impl Dealings {
     /// Looks, and notes what was seen.
-    pub(super) async fn look(&mut self, look: Look) {
+    pub(super) async fn look_at(&mut self, look: Look) {
         match look {
             Look::Registrations(place) => {
                 let listing = self.listing(&place).await;
@@ -50,7 +50,7 @@ impl Dealings<'_> {
             Ok(target) => target,
             Err(trouble) => return Proof::Unknown(trouble),
         };
-        let Some(token) = self.held.get(&place.name).and_then(|held| held.text(&place.key)) else {
+        let Some(token) = self.course.held.get(&place.name).and_then(|held| held.text(&place.key)) else {
             return Proof::Refused;
         };
         let client = match self.anonymous(&target).await {
@@ -75,7 +75,7 @@ impl Dealings<'_> {
         let client = if place.control_plane.is_empty() {
             self.by_address(place).await?
         } else {
-            places::client(place, &self.key.namespace, self.ctx).await?
+            places::client(place, &self.course.key.namespace, &self.course.ctx).await?
         };
         self.clients.insert(place.clone(), client.clone());
         Ok(client)
@@ -84,16 +84,18 @@ impl Dealings<'_> {
     /// A client without a credential of a place.
     async fn anonymous(&mut self, place: &Place) -> Result<Client, Unasked> {
         if !place.control_plane.is_empty() {
-            return places::anonymous(place, &self.key.namespace, self.ctx).await;
+            return places::anonymous(place, &self.course.key.namespace, &self.course.ctx).await;
         }
-        if !reach::is_allowed(&place.url, &self.key.namespace, self.ctx) {
+        if !reach::is_allowed(&place.url, &self.course.key.namespace, &self.course.ctx) {
             return Err(Unasked::Gone);
         }
         // The address of the spec, or one of an earlier spec.
-        let bootstrap = self.object.spec.bootstrap.as_ref();
+        let bootstrap = self.course.object.spec.bootstrap.as_ref();
         let client = match bootstrap.filter(|bootstrap| bootstrap.coder_url.as_str() == place.url) {
-            Some(bootstrap) => reach::client(bootstrap, &self.key.namespace, self.ctx).await?,
-            None => self.ctx.connector.to(&Target::new(place.url.clone())).map_err(|_| Unasked::Gone)?,
+            Some(bootstrap) => reach::client(bootstrap, &self.course.key.namespace, &self.course.ctx).await?,
+            None => {
+                self.course.ctx.connector.to(&Target::new(place.url.clone())).map_err(|_| Unasked::Gone)?
+            }
         };
         // Whoever answers must be the one that the token belongs to. For the target of a verification that is known.
         let known = self.seen.verify_due && self.seen.target.as_ref() == Ok(place);
@@ -109,11 +111,12 @@ impl Dealings<'_> {
     /// A client of a place that an address leads to.
     async fn by_address(&mut self, place: &Place) -> Result<Client, Unasked> {
         let secret = place.credentials.as_ref().and_then(|credentials| credentials.secret.as_ref());
-        let Some(secret) = secret.filter(|_| reach::is_allowed(&place.url, &self.key.namespace, self.ctx))
+        let Some(secret) =
+            secret.filter(|_| reach::is_allowed(&place.url, &self.course.key.namespace, &self.course.ctx))
         else {
             return Err(Unasked::Gone);
         };
-        let Some(token) = places::token(secret, &self.key.namespace, self.ctx).await? else {
+        let Some(token) = places::token(secret, &self.course.key.namespace, &self.course.ctx).await? else {
             return Err(Unasked::Unknown(places::missing(CREDENTIALS_MISSING, secret)));
         };
         let client = self.anonymous(place).await?;
@@ -123,8 +126,8 @@ impl Dealings<'_> {
 
     /// Notes that coderd did not answer as it should, so that it is asked again, but not too soon.
     pub(super) fn failed(&mut self, error: &Error) -> Trouble {
-        self.retry = Some(coderd::later(self.retry, error));
-        let field = if self.object.spec.bootstrap.is_some() {
+        self.course.unanswered(error);
+        let field = if self.course.object.spec.bootstrap.is_some() {
             "bootstrap.coderURL"
         } else {
             "operatorAccess.apiURL of the control plane"

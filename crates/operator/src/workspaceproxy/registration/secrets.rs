@@ -42,7 +42,7 @@ pub(super) async fn read(
         (None, Some(data)) => match secrets::is_ours(&place.name, data, owner) {
             Ok(()) => Secret::Ours {
                 version: data.resource_version.clone(),
-                token: data.text(&place.key).map(|text| token(&text, &uid)),
+                holds: data.text(&place.key).map(|text| token(&text, &uid)),
                 marks: marks(&data.annotations),
             },
             Err(NotOurs::Blocked(obstacle)) => Secret::Blocked(obstacle),

@@ -1,53 +1,18 @@
-//! The effects of a decision.
-
-use std::ops::ControlFlow;
+//! What is done in coderd.
 
 use coder_k8s_coderd::{Kind, ProxySettings, RegisteredProxy};
 use coder_k8s_core::{
-    outcome::Retry,
     place::{Place, SecretPlace, Version},
-    workspaceproxy::registration::{Marks, Pending, Record, Registration, Settings, Step},
+    workspaceproxy::registration::{Marks, Pending, Record, Registration, Settings},
 };
-use coder_k8s_engine::{failure, secret, status::Written};
-use secrecy::SecretString;
+use coder_k8s_engine::secret;
 
-use super::{Dealings, secrets};
-use crate::controller::{places::told, secrets as storing};
+use super::Dealings;
+use crate::controller::{credential::Dealings as _, secrets as storing};
 
-impl Dealings<'_> {
-    /// Does one thing. Breaks where the pass must not go on: something failed, or is no longer as it was.
-    pub(super) async fn effect(&mut self, step: Step) -> ControlFlow<()> {
-        let done = match step {
-            Step::Hold => true,
-            Step::Make { pending, settings, secret, version } => {
-                self.make(&pending, settings, &secret, &version).await
-            }
-            Step::Update { place, id, settings } => self.update(&place, &id, settings).await,
-            Step::Deregister { place, id, name } => self.deregister(&place, &id, &name).await,
-            Step::Copy { from, to, version, marks } => {
-                let token = self.held.get(&from.name).and_then(|held| held.text(&from.key));
-                match token {
-                    Some(token) => self.store(&to, &version, Some(&token), &marks).await,
-                    None => self.outdated(),
-                }
-            }
-            Step::Annotate { secret, version, marks } => self.store(&secret, &version, None, &marks).await,
-            Step::Remove { secret, version } => self.remove(&secret, &version).await,
-        };
-        if !done || self.touched {
-            return ControlFlow::Break(());
-        }
-        self.read_again().await;
-        ControlFlow::Continue(())
-    }
-
-    fn outdated(&mut self) -> bool {
-        self.retry = Some(Retry::Soon);
-        false
-    }
-
+impl Dealings {
     /// Registers the proxy as announced, or gives it another token, and stores the token.
-    async fn make(
+    pub(super) async fn make(
         &mut self,
         pending: &Pending,
         settings: Settings,
@@ -56,15 +21,11 @@ impl Dealings<'_> {
     ) -> bool {
         let client = match self.client(&pending.place).await {
             Ok(client) => client,
-            Err(unasked) => {
-                self.retry = Some(Retry::Backoff);
-                self.trouble = Some(told(unasked));
-                return false;
-            }
+            Err(unasked) => return self.course.unasked(unasked),
         };
         // Another token ends the one that there is: look once more whether the Secret is still as it was.
         if !self.is_unchanged(place, version).await {
-            return self.outdated();
+            return self.course.outdated();
         }
         let settings = as_sent(settings);
         let made = match &pending.id {
@@ -82,7 +43,7 @@ impl Dealings<'_> {
                     pending.name,
                     trouble.message
                 );
-                self.trouble = Some(trouble);
+                self.course.trouble = Some(trouble);
                 if matches!(error.kind, Kind::Duplicate { .. }) {
                     // Somebody else has taken the name in the meantime: what is there is not what was announced.
                     self.is_noted(Record { pending: None, ..self.seen.record.clone() }).await;
@@ -90,7 +51,7 @@ impl Dealings<'_> {
                 return false;
             }
         };
-        let Some(token) = token else { return self.outdated() };
+        let Some(token) = token else { return self.course.outdated() };
         tracing::info!(proxy = proxy.name, "got a token for a workspace proxy");
         let id = proxy.id.to_ascii_lowercase();
         let current = Registration { id: id.clone(), name: proxy.name, place: pending.place.clone() };
@@ -108,7 +69,7 @@ impl Dealings<'_> {
     }
 
     async fn is_unchanged(&self, place: &SecretPlace, version: &Version) -> bool {
-        match secret::read(&self.ctx.client, &self.key.namespace, &place.name).await {
+        match secret::read(&self.course.ctx.client, &self.course.key.namespace, &place.name).await {
             Ok(Some(live)) => storing::is_version(&live, version),
             Ok(None) => *version == Version::Absent,
             Err(_) => false,
@@ -117,25 +78,13 @@ impl Dealings<'_> {
 
     /// Writes the record in the middle of a pass, which ends with what it is for.
     async fn is_noted(&mut self, record: Record) -> bool {
-        let mut status = self.object.status.clone().unwrap_or_default();
+        let mut status = self.course.object.status.clone().unwrap_or_default();
         record.write(&mut status);
-        match self.ctx.note_status(self.key, self.object, &status).await {
-            Ok(Written::Changed) => {
-                self.touched = true;
-                true
-            }
-            Ok(Written::Unchanged | Written::Outdated) => self.outdated(),
-            Err(error) => {
-                let failure = failure::judge("write the status", &error);
-                tracing::warn!(reason = failure.reason, "{}", failure.message);
-                self.retry = Some(failure.retry);
-                false
-            }
-        }
+        self.course.is_noted(&status).await
     }
 
-    async fn update(&mut self, place: &Place, id: &str, settings: Settings) -> bool {
-        let Ok(client) = self.client(place).await else { return self.outdated() };
+    pub(super) async fn update(&mut self, place: &Place, id: &str, settings: Settings) -> bool {
+        let Ok(client) = self.client(place).await else { return self.course.outdated() };
         self.seen.listings.remove(place);
         match client.update_proxy(id, &as_sent(settings), false).await {
             Ok(updated) => {
@@ -143,15 +92,15 @@ impl Dealings<'_> {
                 true
             }
             Err(error) => {
-                self.trouble = Some(self.failed(&error));
+                self.course.trouble = Some(self.failed(&error));
                 false
             }
         }
     }
 
     /// Deletes a registration, by its UUID.
-    async fn deregister(&mut self, place: &Place, id: &str, name: &str) -> bool {
-        let Ok(client) = self.client(place).await else { return self.outdated() };
+    pub(super) async fn deregister(&mut self, place: &Place, id: &str, name: &str) -> bool {
+        let Ok(client) = self.client(place).await else { return self.course.outdated() };
         self.seen.listings.remove(place);
         match client.delete_proxy(id).await {
             Ok(()) => tracing::info!(proxy = name, "deleted a workspace proxy"),
@@ -163,43 +112,6 @@ impl Dealings<'_> {
             }
         }
         true
-    }
-
-    /// Writes a token, or annotations alone, onto exactly the Secret that was decided on.
-    async fn store(
-        &mut self,
-        place: &SecretPlace,
-        version: &Version,
-        token: Option<&SecretString>,
-        marks: &Marks,
-    ) -> bool {
-        let (held, annotations) = (self.held.get(&place.name), secrets::annotations(marks));
-        let written = storing::store(place, version, held, token, annotations, &self.owner, self.ctx).await;
-        self.noted(&place.name, written)
-    }
-
-    /// Removes a Secret that nothing reads any more.
-    async fn remove(&mut self, place: &SecretPlace, version: &Version) -> bool {
-        let Some(held) = self.held.get(&place.name).filter(|held| storing::is_version(held, version)) else {
-            return self.outdated();
-        };
-        let removed = secret::remove(&self.ctx.client, &self.owner.namespace, &place.name, held).await;
-        self.noted(&place.name, removed.map(|_| Some(String::new())))
-    }
-
-    fn noted(&mut self, name: &str, written: Result<Option<String>, secret::Error>) -> bool {
-        match written {
-            Ok(Some(_)) => {
-                tracing::info!("wrote Secret {name}");
-                true
-            }
-            Ok(None) => self.outdated(),
-            Err(error) => {
-                tracing::warn!("{error}");
-                self.retry = Some(Retry::Backoff);
-                false
-            }
-        }
     }
 }
 

@@ -22,7 +22,7 @@ fn every_key_goes_before_the_object() {
     let mut gone = Vec::new();
     for _ in 0..3 {
         let seen = going(knows(seen.clone(), Proof::Is(found("k1", "pool")), all.clone()));
-        let Step::Delete { id, .. } = step(&seen) else { panic!("something else") };
+        let Step::Coderd(Act::Delete { id, .. }) = step(&seen) else { panic!("something else") };
         all.retain(|listed| listed.key.id != id);
         gone.push(id);
     }
@@ -35,7 +35,7 @@ fn every_key_goes_before_the_object() {
 #[test]
 fn it_works_without_a_control_plane_while_credentials_remain() {
     let seen = Seen { target: Err(trouble()), ..going(verified(running())) };
-    assert!(matches!(step(&seen), Step::Delete { id, .. } if id == "k1"));
+    assert!(matches!(step(&seen), Step::Coderd(Act::Delete { id, .. }) if id == "k1"));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_lost_status_is_found_again_first() {
     assert_eq!(recorded(&seen).stale[0].key.id.as_deref(), Some("k1"), "by the annotations");
     let mut seen = lost(running());
     let checksums = Some(["sum-k1".into(), "old-k1".into()]);
-    seen.secrets.insert(secret_at("s"), Secret::Ours { version: "7".into(), checksums, marks: None });
+    seen.secrets.insert(secret_at("s"), Secret::Ours { version: "7".into(), holds: checksums, marks: None });
     let seen = going(verified(seen));
     assert_eq!(recorded(&seen).current.unwrap().id.as_deref(), Some("k1"), "by the material");
 }

@@ -12,7 +12,9 @@ fn announced_and_listed(listed: Listed) -> Seen {
 #[test]
 fn a_key_of_an_earlier_attempt_is_deleted_and_made_again() {
     let seen = announced_and_listed(listed("k1", "pool"));
-    assert!(matches!(step(&seen), Step::Delete { id, name, .. } if id == "k1" && name == "pool"));
+    assert!(
+        matches!(step(&seen), Step::Coderd(Act::Delete { id, name, .. }) if id == "k1" && name == "pool")
+    );
 }
 
 #[test]
@@ -35,7 +37,7 @@ fn a_key_that_lacks_one_sign_of_being_ours_is_never_touched() {
 #[test]
 fn clocks_that_are_minutes_apart_hide_no_key_of_ours() {
     let seen = announced_and_listed(Listed { created: Some(at(NOW - 120)), ..listed("k1", "pool") });
-    assert!(matches!(step(&seen), Step::Delete { .. }));
+    assert!(matches!(step(&seen), Step::Coderd(Act::Delete { .. })));
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn an_old_key_goes_when_no_pod_and_no_daemon_uses_it() {
     let mut seen = replaced(None);
     seen.record = recorded(&seen);
     assert_eq!(seen.record.stale[0].unused_since, Some(at(NOW + 1)), "the moment is remembered");
-    assert!(matches!(step(&seen), Step::Delete { id, .. } if id == "k0"));
+    assert!(matches!(step(&seen), Step::Coderd(Act::Delete { id, .. }) if id == "k0"));
     seen.listings.insert(here(), Listing::Known(vec![listed("k1", "pool")]));
     assert_eq!(recorded(&seen).stale, Vec::new());
 }
@@ -68,7 +68,7 @@ fn a_key_of_another_coderd_goes_with_what_belongs_to_that_one() {
     let there = At { place: place("old"), ..here() };
     assert_eq!(next(&seen), Next::Look(Look::Keys(there.clone())));
     seen.listings.insert(there.clone(), Listing::Known(vec![listed("k0", &spare())]));
-    assert!(matches!(step(&seen), Step::Delete { at, .. } if at == there));
+    assert!(matches!(step(&seen), Step::Coderd(Act::Delete { at, .. }) if at == there));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_key_that_was_perhaps_made_is_waited_for() {
 fn an_old_secret_goes_with_the_last_pod_that_reads_it() {
     let mut seen = running();
     let version = "5".to_owned();
-    let old = Secret::Ours { version: version.clone(), checksums: None, marks: None };
+    let old = Secret::Ours { version: version.clone(), holds: None, marks: None };
     seen.secrets.insert(secret_at("old"), old);
     let mut seen = verified(seen);
     seen.old_pods = Some(Ok(true));

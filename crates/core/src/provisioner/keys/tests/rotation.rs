@@ -37,7 +37,7 @@ fn the_first_key_is_announced_before_it_is_made_and_only_under_a_free_name() {
     assert_eq!(record.pending.as_ref().unwrap().reason, "FirstKey");
     seen.record = record;
     match step(&seen) {
-        Step::Make { key, tags: sent, secret, version, marks } => {
+        Step::Coderd(Act::Make { key, tags: sent, secret, version, marks }) => {
             assert_eq!((key.name, sent, secret), ("pool".into(), tags("eu"), secret_at("s")));
             assert_eq!((version, marks.id), (Version::Absent, None));
         }
@@ -156,7 +156,7 @@ fn a_renamed_secret_or_data_key_is_a_copy() {
 
 #[test]
 fn a_secret_that_is_lost_or_damaged_is_replaced_and_its_key_stays_until_pods_have_changed_over() {
-    let empty = Secret::Ours { version: "8".into(), checksums: None, marks: Some(marks("k1", "pool")) };
+    let empty = Secret::Ours { version: "8".into(), holds: None, marks: Some(marks("k1", "pool")) };
     for (secret, proof, reason) in [
         (Secret::Absent, Proof::Refused, "SecretLost"),
         (empty, Proof::Refused, "SecretLost"),
@@ -235,7 +235,7 @@ fn an_edit_that_is_taken_back_leaves_the_old_key_and_gets_rid_of_the_new_one() {
     let mut seen = knows(seen, Proof::Is(found("k1", "pool")), vec![listed("k1", "pool"), made]);
     seen.record = recorded(&seen);
     assert_eq!((seen.record.pending.clone(), seen.record.stale.len()), (None, 1));
-    assert!(matches!(step(&seen), Step::Delete { id, .. } if id == "k2"));
+    assert!(matches!(step(&seen), Step::Coderd(Act::Delete { id, .. }) if id == "k2"));
 }
 
 #[test]

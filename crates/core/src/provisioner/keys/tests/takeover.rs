@@ -18,7 +18,7 @@ fn a_pool_of_the_existing_operator_keeps_its_key_and_its_pods() {
     let mut seen = running();
     seen.record = Record::of(&status);
     let checksums = Some(["sum-k1".into(), "old-k1".into()]);
-    seen.secrets.insert(secret_at("s"), Secret::Ours { version: "7".into(), checksums, marks: None });
+    seen.secrets.insert(secret_at("s"), Secret::Ours { version: "7".into(), holds: checksums, marks: None });
     seen.workload.as_mut().unwrap().run.checksum = "old-k1".into();
     let mut seen = verified(seen);
     let record = recorded(&seen);
@@ -66,7 +66,7 @@ fn a_part_that_was_lost_is_filled_in() {
 fn an_unmarked_secret_is_adopted_only_if_its_key_is_what_the_spec_asks_for() {
     let mut seen = Seen { record: Record::default(), ..running() };
     let checksums = Some(["sum-k9".into(), "old-k9".into()]);
-    seen.secrets.insert(secret_at("s"), Secret::Ours { version: "7".into(), checksums, marks: None });
+    seen.secrets.insert(secret_at("s"), Secret::Ours { version: "7".into(), holds: checksums, marks: None });
     let all = vec![listed("k9", "elses")];
     let fits = knows(seen.clone(), Proof::Is(found("k9", "pool")), all.clone());
     assert_eq!(recorded(&fits).current.unwrap().id.as_deref(), Some("k9"));

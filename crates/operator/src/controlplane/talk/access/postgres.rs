@@ -6,7 +6,7 @@
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_coderd::postgres::{self, Dsn, DsnContext, Ensured, Wanted};
 use coder_k8s_core::{controlplane::database, names, outcome::Retry};
-use coder_k8s_engine::{key::Key, secret};
+use coder_k8s_engine::key::Key;
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
@@ -15,7 +15,7 @@ use super::{
     own::{Asking, Made},
 };
 use crate::controller::{
-    Context,
+    Context, coderd,
     environment::{self, Environment},
 };
 
@@ -116,16 +116,13 @@ async fn find(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Da
 /// The certificate authority of the database.
 async fn authority(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Option<Vec<u8>>, Failed> {
     let Some(reference) = &object.spec.operator_access.database_ca_secret_ref else { return Ok(None) };
-    let data_key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
-    let data = secret::read(&ctx.client, &key.namespace, reference.name.as_str()).await?;
-    let Some(pem) = data.as_ref().and_then(|data| data.value(data_key)) else {
-        let message = format!(
-            "Secret {} with the key {data_key} for operatorAccess.databaseCASecretRef is not there",
-            reference.name
-        );
-        return Err(Failed::for_good("SecretMissing", message));
+    let pem = coderd::authority(reference, &key.namespace, ctx).await?;
+    let missing = || {
+        let place = coderd::authority_at(reference);
+        let message = format!("{place} for operatorAccess.databaseCASecretRef is not there");
+        Failed::for_good("SecretMissing", message)
     };
-    Ok(Some(pem.to_vec()))
+    pem.ok_or_else(missing).map(Some)
 }
 
 fn unknown(error: environment::Error) -> Failed {

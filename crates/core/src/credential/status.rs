@@ -1,0 +1,93 @@
+//! What an object with a credential in coderd says about itself, whatever the kind.
+
+use coder_k8s_api::{
+    CoderControlPlane,
+    condition::{kind, reason},
+};
+
+use crate::{
+    condition::{Conditions, Progress, Verdict},
+    finding::{Finding, Stage},
+    gate::{self, Gate},
+    outcome::Failure,
+    rollout::Rollout,
+    workload,
+};
+
+/// How things stand with an object whose children could be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing<'a> {
+    /// What was found of the credential.
+    pub finding: &'a Finding,
+    /// Whether it was last said to be as the spec asks.
+    pub said_good: bool,
+    /// The license, where one is needed.
+    pub gate: Option<&'a Gate>,
+    /// Whether there is a Deployment, or an image to make one with.
+    pub can_run: bool,
+    /// How far the pods are.
+    pub rollout: &'a Rollout,
+    /// What they say, if they do not get on.
+    pub pods_say: Option<&'a str>,
+}
+
+impl Standing<'_> {
+    /// Why the object is not as its spec asks. None: nothing is in the way.
+    pub fn hindrance(&self) -> Option<Verdict> {
+        let finding = self.finding;
+        let good = finding.is_ready() || (finding.stage == Stage::Unsure && self.said_good);
+        if !good {
+            // Without a license nothing moves until somebody installs one.
+            let closed = |gate: &Gate| gate.verdict == gate::Verdict::Closed && finding.reason == gate.reason;
+            let stalled = finding.stage == Stage::Stalled || self.gate.is_some_and(closed);
+            let progress = if stalled { Progress::Stalled } else { Progress::Working };
+            let message = finding.message.clone();
+            return Some(Verdict { ready: false, progress, reason: finding.reason, message });
+        }
+        if !self.can_run {
+            let message =
+                "the control plane has not rolled out an image yet, and spec.image is not set".to_owned();
+            let (progress, reason) = (Progress::Working, reason::PENDING);
+            return Some(Verdict { ready: false, progress, reason, message });
+        }
+        (!self.rollout.is_settled()).then(|| workload::unsettled(self.rollout, self.pods_say))
+    }
+
+    /// The verdict about an object that nothing hinders.
+    pub fn ready(&self) -> Verdict {
+        let (reason, message) = (self.rollout.reason(), self.rollout.message());
+        Verdict { ready: true, progress: Progress::Settled, reason, message }
+    }
+}
+
+/// Says that the object is going, and what holds it up.
+pub fn say_going(conditions: &mut Conditions<'_>, failure: Option<&Failure>, finding: &Finding) {
+    let (reason, message) = match failure {
+        Some(failure) => (failure.reason, failure.message.clone()),
+        None => (finding.reason, finding.message.clone()),
+    };
+    conditions.set(kind::READY, false, reason::DELETING, "the object is being deleted");
+    conditions.set(kind::RECONCILING, true, reason, message);
+}
+
+/// The control plane that an object names, if it can be used: it is there, and which deployment answers is known.
+pub fn usable<'a>(
+    name: &str,
+    plane: Option<&'a CoderControlPlane>,
+    deployment_id: Option<&String>,
+) -> Result<&'a CoderControlPlane, String> {
+    let plane = plane.ok_or_else(|| format!("CoderControlPlane {name} does not exist"))?;
+    match deployment_id {
+        Some(_) => Ok(plane),
+        None => Err(format!("CoderControlPlane {name} has not answered yet")),
+    }
+}
+
+/// Says whether the control plane can be used.
+pub fn say_control_plane<T>(conditions: &mut Conditions<'_>, name: &str, usable: Result<T, String>) {
+    let (ready, reason, message) = match usable {
+        Ok(_) => (true, "ControlPlaneAvailable", format!("{name} can be used")),
+        Err(message) => (false, "ControlPlaneUnavailable", message),
+    };
+    conditions.set(kind::CONTROL_PLANE_READY, ready, reason, message);
+}

@@ -1,0 +1,225 @@
+//! Carrying out what is decided about the credential of an object in coderd: the key of a pool, the registration of a
+//! proxy.
+//!
+//! Material is held only while it is proven, copied or stored. Every effect is preceded by a live look at the object, so
+//! that nothing is done for a spec that is no longer there.
+
+use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc};
+
+use coder_k8s_coderd::Error;
+use coder_k8s_core::{
+    credential::{Decision, Next, Step},
+    outcome::{Note, Retry, Trouble},
+    place::{SecretPlace, Version},
+    workload::Run,
+};
+use coder_k8s_engine::{
+    failure,
+    gate::Owner,
+    key::Key,
+    secret::{self, SecretData},
+    status::Written,
+};
+use secrecy::SecretString;
+
+use super::{
+    Context, Reported, coderd, finalizer,
+    places::{Unasked, told},
+};
+
+/// The most effects of one pass. Each is followed by a fresh look; more than these follow in the next pass.
+const EFFECTS: usize = 6;
+/// The most looks of one pass.
+const LOOKS: usize = 32;
+
+/// What one pass has at hand, and what came of it.
+pub(crate) struct Course<K> {
+    pub(crate) ctx: Arc<Context>,
+    pub(crate) key: Key,
+    pub(crate) object: Arc<K>,
+    pub(crate) owner: Owner,
+    /// Secrets as they were read, by name.
+    pub(crate) held: BTreeMap<String, SecretData>,
+    /// What pods are to run with, as far as it was known at the beginning.
+    pub(crate) first_run: Option<Run>,
+    /// Whether the object itself was written, so that what was seen of it is outdated.
+    pub(crate) touched: bool,
+    /// When to try again what was not answered.
+    pub(crate) retry: Option<Retry>,
+    /// Why the last step failed.
+    pub(crate) trouble: Option<Trouble>,
+}
+
+/// The decisions and effects of one kind of credential.
+pub(crate) trait Dealings {
+    /// The kind of the object.
+    type Kind: Reported;
+    /// What can be looked at.
+    type Look: Clone;
+    /// What is recorded.
+    type Record;
+    /// What can be done in coderd.
+    type Act: Clone;
+    /// What the annotations of a Secret say.
+    type Marks: Clone;
+
+    /// The finalizer of the kind.
+    const FINALIZER: &'static str;
+
+    /// Decides what is next.
+    fn decide(&self) -> Decided<Self>;
+    /// What the pass has at hand.
+    fn course(&mut self) -> &mut Course<Self::Kind>;
+    /// Looks, and notes what was seen.
+    async fn look(&mut self, look: Self::Look);
+    /// Changes something in coderd. False: the pass must not go on.
+    async fn change(&mut self, act: Self::Act) -> bool;
+    /// Writes material, or annotations alone, onto exactly the Secret that was decided on.
+    async fn store(
+        &mut self,
+        place: &SecretPlace,
+        version: &Version,
+        material: Option<&SecretString>,
+        marks: &Self::Marks,
+    ) -> bool;
+    /// Takes a place away that nothing reads any more.
+    async fn remove(&mut self, place: &SecretPlace, version: &Version) -> bool;
+    /// Reads the Secrets anew, after something was done.
+    async fn read_again(&mut self);
+}
+
+/// What a kind of credential decides.
+pub(crate) type Decided<D> = Decision<
+    <D as Dealings>::Look,
+    <D as Dealings>::Record,
+    Step<<D as Dealings>::Act, <D as Dealings>::Marks>,
+>;
+
+/// Looks and does, until there is nothing more to do, or what is next must be recorded first.
+pub(crate) async fn carry_on<D: Dealings>(dealings: &mut D) -> Decided<D> {
+    let (mut looks, mut effects) = (0, 0);
+    loop {
+        let mut decision = dealings.decide();
+        match &decision.next {
+            Next::Look(look) if looks < LOOKS => {
+                looks += 1;
+                dealings.look(look.clone()).await;
+                continue;
+            }
+            Next::Do(step) if effects < EFFECTS && dealings.course().retry.is_none() => {
+                effects += 1;
+                dealings.course().tell(&decision.notes).await;
+                let step = Step::clone(step);
+                if perform(dealings, step).await.is_break() {
+                    if let Some(trouble) = dealings.course().trouble.take() {
+                        decision.finding = decision.finding.delayed(trouble);
+                    }
+                    return decision;
+                }
+                continue;
+            }
+            _ => {}
+        }
+        dealings.course().tell(&decision.notes).await;
+        return decision;
+    }
+}
+
+/// Does one thing. Breaks where the pass must not go on: something failed, or is no longer as it was.
+async fn perform<D: Dealings>(dealings: &mut D, step: Step<D::Act, D::Marks>) -> ControlFlow<()> {
+    if let Step::Hold = step {
+        return dealings.course().hold(D::FINALIZER).await;
+    }
+    let course = dealings.course();
+    // Whether it is still the object that was decided on, and this process may still change anything.
+    if !course.ctx.is_current(&*course.object).await {
+        course.outdated();
+        return ControlFlow::Break(());
+    }
+    let done = match step {
+        Step::Hold => true,
+        Step::Coderd(act) => dealings.change(act).await,
+        Step::Copy { from, to, version, marks } => {
+            let material = course.held.get(&from.name).and_then(|held| held.text(&from.key));
+            match material {
+                Some(material) => dealings.store(&to, &version, Some(&material), &marks).await,
+                None => course.outdated(),
+            }
+        }
+        Step::Annotate { secret, version, marks } => dealings.store(&secret, &version, None, &marks).await,
+        Step::Remove { secret, version } => dealings.remove(&secret, &version).await,
+    };
+    if !done || dealings.course().touched {
+        return ControlFlow::Break(());
+    }
+    dealings.read_again().await;
+    ControlFlow::Continue(())
+}
+
+impl<K: Reported> Course<K> {
+    async fn tell(&self, notes: &[Note]) {
+        for note in notes {
+            tracing::info!(reason = note.reason, "{}", note.message);
+            self.ctx.events.publish(&self.object.object_ref(&()), note).await;
+        }
+    }
+
+    async fn hold(&mut self, finalizer: &str) -> ControlFlow<()> {
+        let held = finalizer::hold(&*self.object, finalizer, &self.ctx).await;
+        held.map_break(|failed| {
+            self.retry = failed;
+            self.touched = failed.is_none();
+        })
+    }
+
+    /// Something is no longer as it was: the pass ends, and another one begins soon.
+    pub(crate) fn outdated(&mut self) -> bool {
+        self.retry = Some(Retry::Soon);
+        false
+    }
+
+    /// Notes that coderd did not answer as it should, so that it is asked again, but not too soon.
+    pub(crate) fn unanswered(&mut self, error: &Error) {
+        self.retry = Some(coderd::later(self.retry, error));
+    }
+
+    /// Notes that coderd cannot be asked.
+    pub(crate) fn unasked(&mut self, unasked: Unasked) -> bool {
+        self.retry = Some(Retry::Backoff);
+        self.trouble = Some(told(unasked));
+        false
+    }
+
+    /// Writes the status in the middle of a pass, which ends with what it is for.
+    pub(crate) async fn is_noted(&mut self, status: &K::Status) -> bool {
+        match self.ctx.note_status(&self.key, &*self.object, status).await {
+            Ok(Written::Changed) => {
+                self.touched = true;
+                true
+            }
+            Ok(Written::Unchanged | Written::Outdated) => self.outdated(),
+            Err(error) => {
+                let failure = failure::judge("write the status", &error);
+                tracing::warn!(reason = failure.reason, "{}", failure.message);
+                self.retry = Some(failure.retry);
+                false
+            }
+        }
+    }
+
+    /// Notes what became of a write to a Secret.
+    pub(crate) fn is_stored(&mut self, name: &str, written: Result<Option<String>, secret::Error>) -> bool {
+        match written {
+            Ok(Some(_)) => {
+                tracing::info!("wrote Secret {name}");
+                true
+            }
+            Ok(None) => self.outdated(),
+            Err(error) => {
+                tracing::warn!("{error}");
+                self.retry = Some(Retry::Backoff);
+                false
+            }
+        }
+    }
+}
