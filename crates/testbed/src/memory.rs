@@ -17,9 +17,9 @@ mod write;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use tokio::task::JoinHandle;
 
+pub use kinds::Kinds;
 pub use store::Asked;
 use store::Store;
 
@@ -32,9 +32,9 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Starts a server that knows these kinds besides those of Kubernetes.
-    pub async fn start(crds: &[CustomResourceDefinition]) -> io::Result<Self> {
-        let store = Arc::new(Store::new(crds).map_err(io::Error::other)?);
+    /// Starts a server.
+    pub async fn start(kinds: &Kinds) -> io::Result<Self> {
+        let store = Arc::new(Store::new(kinds.clone()));
         let (address, serving) = serve::start(store.clone()).await?;
         let controlling = tokio::spawn(controllers::run(store.clone()));
         Ok(Self { address, store, tasks: [serving, controlling] })

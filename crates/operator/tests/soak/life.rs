@@ -154,8 +154,8 @@ impl Life {
     async fn begin(on: On, seed: u64) -> Self {
         let world = World::new(on, seed).await;
         let sim = Arc::new(CoderSim::start(Mode::Unlicensed).await.unwrap());
-        // Every fifth life has a database.
-        let based = if seed.is_multiple_of(5) {
+        // Every tenth life has a database.
+        let based = if seed.is_multiple_of(10) {
             let database = migrated(None).await;
             sim.use_database(database.connect_as_superuser().await.unwrap()).await.unwrap();
             sim.add_organization_to_database(ELSEWHERE).await.unwrap();

@@ -29,7 +29,7 @@ use acts::plan;
 use world::On;
 
 /// How many lives are lived at a time.
-const IN_MEMORY: usize = 10;
+const IN_MEMORY: usize = 16;
 const ON_CLUSTER: usize = 5;
 
 /// Seeds whose lives once ended badly, and why.
@@ -37,12 +37,12 @@ const KEPT: [(u64, &str); 0] = [];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lives_in_memory_end_well() {
-    live(On::Memory, 60, IN_MEMORY).await;
+    live(On::Memory, 500, IN_MEMORY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lives_on_a_cluster_end_well() {
-    live(On::Cluster, 10, ON_CLUSTER).await;
+    live(On::Cluster, 20, ON_CLUSTER).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,8 +10,7 @@ use std::{
 
 use coder_k8s::manifests::Install;
 use coder_k8s_api::crds;
-use coder_k8s_testbed::{Memory, Shared, shared_with};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use coder_k8s_testbed::{Memory, Shared, memory::Kinds, shared_with};
 use kube::Client;
 
 use crate::support::{Operator, grant, requests, writes};
@@ -50,8 +49,8 @@ impl World {
         let folder = std::env::temp_dir().join(format!("coder-k8s-soak-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         if on == On::Memory {
-            static CRDS: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(crds);
-            let memory = Memory::start(&CRDS).await.unwrap();
+            static KINDS: LazyLock<Kinds> = LazyLock::new(|| Kinds::new(&crds()).unwrap());
+            let memory = Memory::start(&KINDS).await.unwrap();
             let client = memory.client().unwrap();
             return Self { server: Server::Memory(memory), client, namespace: "default".to_owned(), folder };
         }
@@ -75,7 +74,7 @@ impl World {
             lease.as_str(),
             "--lease-duration=2s",
             "--renew-deadline=1500ms",
-            "--retry-period=150ms",
+            "--retry-period=300ms",
             "--entitlements-interval=1s",
             "--verify-interval=2s",
             "--coderd-timeout=1s",

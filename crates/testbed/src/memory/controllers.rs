@@ -18,11 +18,13 @@ const PAUSE: Duration = Duration::from_millis(15);
 pub(super) async fn run(store: Arc<Store>) {
     let mut changed = store.changed.subscribe();
     loop {
-        changed.mark_unchanged();
+        let seen = *changed.borrow_and_update();
         let acted = collect(&store) | ready(&store) | roll_out(&store);
         tokio::time::sleep(PAUSE).await;
-        if !acted && changed.changed().await.is_err() {
-            return;
+        while !acted && !store.moved_since(seen) {
+            if changed.changed().await.is_err() {
+                return;
+            }
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The resources that are served.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use super::store::now;
 
 /// What is known of a resource.
 #[derive(Clone, Debug)]
@@ -35,12 +37,18 @@ const OWN: [(&str, &str, &str, bool); 16] = [
     ("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", false),
 ];
 
-/// Resources by API version and plural.
-#[derive(Debug)]
-pub(super) struct Kinds(BTreeMap<(String, String), Kind>);
+/// The resources that servers in memory serve. Made once for many of them.
+#[derive(Clone, Debug)]
+pub struct Kinds {
+    /// By API version and plural.
+    all: Arc<BTreeMap<(String, String), Kind>>,
+    /// The definitions, as objects with a name.
+    pub(super) crds: Arc<Vec<(String, Value)>>,
+}
 
 impl Kinds {
-    pub(super) fn new(crds: &[CustomResourceDefinition]) -> serde_json::Result<Self> {
+    /// Those of Kubernetes that the operator touches, and these.
+    pub fn new(crds: &[CustomResourceDefinition]) -> serde_json::Result<Self> {
         let own = OWN.iter().map(|(api_version, plural, kind, has_status)| {
             let (api_version, kind) = ((*api_version).to_owned(), (*kind).to_owned());
             let place = (api_version.clone(), (*plural).to_owned());
@@ -60,10 +68,24 @@ impl Kinds {
                 all.insert((api_version, crd.spec.names.plural.clone()), kind);
             }
         }
-        Ok(Self(all))
+        let crds = crds.iter().map(established).collect::<Result<_, _>>()?;
+        Ok(Self { all: Arc::new(all), crds: Arc::new(crds) })
     }
 
     pub(super) fn get(&self, api_version: &str, plural: &str) -> Option<&Kind> {
-        self.0.get(&(api_version.to_owned(), plural.to_owned()))
+        self.all.get(&(api_version.to_owned(), plural.to_owned()))
     }
+}
+
+/// A definition as an object that the server has accepted.
+fn established(crd: &CustomResourceDefinition) -> serde_json::Result<(String, Value)> {
+    let mut object = serde_json::to_value(crd)?;
+    let conditions = json!([{"type": "Established", "status": "True", "reason": "InitialNamesAccepted",
+        "message": "", "lastTransitionTime": now()}]);
+    let names = object.pointer("/spec/names").cloned().unwrap_or_default();
+    if let Some(map) = object.as_object_mut() {
+        let status = json!({"conditions": conditions, "acceptedNames": names, "storedVersions": []});
+        map.insert("status".to_owned(), status);
+    }
+    Ok((crd.metadata.name.clone().unwrap_or_default(), object))
 }

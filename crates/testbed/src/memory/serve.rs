@@ -1,6 +1,6 @@
 //! The wire: requests come in, objects and watches go out.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::stream;
@@ -61,7 +61,7 @@ async fn handle(request: Request<Incoming>, store: Arc<Store>) -> Result<Respons
     let Some(target) = Target::parse(parts.uri.path()) else {
         return Ok(refused(&Refusal::not_found(parts.uri.path())));
     };
-    let Some(kind) = store.kinds.get(&target.api_version, &target.plural).cloned() else {
+    let Some(kind) = store.kinds.get(&target.api_version, &target.plural) else {
         return Ok(refused(&Refusal::not_found(&target.plural)));
     };
     if parts.method == Method::GET && query.get("watch").is_some_and(|value| value == "true" || value == "1")
@@ -71,7 +71,7 @@ async fn handle(request: Request<Incoming>, store: Arc<Store>) -> Result<Respons
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let request = Sent { method: &parts.method, content: sent, query: &query, metadata_only };
-    let answer = answer(&store, &kind, &target, &request, &body);
+    let answer = answer(&store, kind, &target, &request, &body);
     let code = answer.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
     let slash = target.subresource.as_deref().map(|sub| format!("/{sub}")).unwrap_or_default();
     store.note(Asked {
@@ -172,10 +172,12 @@ fn watch(store: Arc<Store>, target: &Target, query: &Query, metadata_only: bool)
                 for change in store.since(from) {
                     from = change.version;
                     let Some(type_) = change.shown(&api_version, &plural, &selector) else { continue };
-                    let object =
-                        if metadata_only { partial(&change.object) } else { (*change.object).clone() };
-                    lines.push_str(&json!({"type": type_, "object": object}).to_string());
-                    lines.push('\n');
+                    let _ = match metadata_only {
+                        true => {
+                            writeln!(lines, r#"{{"type":"{type_}","object":{}}}"#, partial(&change.object))
+                        }
+                        false => writeln!(lines, r#"{{"type":"{type_}","object":{}}}"#, change.object),
+                    };
                 }
                 if !lines.is_empty() {
                     return Some((Ok(Frame::data(Bytes::from(lines))), (from, changed, broken)));

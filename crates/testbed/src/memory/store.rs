@@ -5,7 +5,6 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -111,31 +110,20 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn new(crds: &[CustomResourceDefinition]) -> serde_json::Result<Self> {
+    pub(super) fn new(kinds: Kinds) -> Self {
         let (changed, broken) = (watch::Sender::new(1), watch::Sender::new(0));
         // The first version is no object's: asking for it is asking for an object that is not there.
         let state = Mutex::new(State { version: 1, ..State::default() });
-        let store = Self { state, kinds: Kinds::new(crds)?, changed, broken };
-        for crd in crds {
-            let mut object = serde_json::to_value(crd)?;
-            let conditions = json!([{"type": "Established", "status": "True", "reason": "InitialNamesAccepted",
-                "message": "", "lastTransitionTime": now()}]);
-            let names = object.pointer("/spec/names").cloned().unwrap_or_default();
-            if let Some(map) = object.as_object_mut() {
-                map.insert(
-                    "status".to_owned(),
-                    json!({"conditions": conditions, "acceptedNames": names,
-                    "storedVersions": []}),
-                );
-            }
-            let name = crd.metadata.name.clone().unwrap_or_default();
-            let place = Place::new("apiextensions.k8s.io/v1", "customresourcedefinitions", "", &name);
-            store.put(place, object);
+        let crds = kinds.crds.clone();
+        let store = Self { state, kinds, changed, broken };
+        for (name, object) in crds.iter() {
+            let place = Place::new("apiextensions.k8s.io/v1", "customresourcedefinitions", "", name);
+            store.put(place, object.clone());
         }
         for name in ["default", "coder-system"] {
             store.put(Place::new("v1", "namespaces", "", name), json!({"metadata": {"name": name}}));
         }
-        Ok(store)
+        store
     }
 
     fn put(&self, place: Place, object: Value) {
@@ -179,6 +167,14 @@ impl Store {
             place.api_version == api_version && place.plural == plural && selector.shows(&held.object)
         });
         (state.version, ours.map(|(_, held)| held.object.clone()).collect())
+    }
+
+    /// Whether something happened after a version that concerns more than who leads and what is told.
+    pub(super) fn moved_since(&self, version: u64) -> bool {
+        let state = self.lock();
+        let from = state.history.partition_point(|change| change.version <= version);
+        let matters = |change: &Arc<Change>| !matches!(change.place.plural.as_str(), "leases" | "events");
+        state.history.get(from..).unwrap_or_default().iter().any(matters)
     }
 
     /// What happened after a version.

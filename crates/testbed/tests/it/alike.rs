@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_testbed::{Cluster, Memory, eventually};
+use coder_k8s_testbed::{Cluster, Memory, eventually, memory};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::{
     api::{
@@ -31,7 +31,7 @@ async fn the_real_server_passes_the_checks() {
 
 #[tokio::test]
 async fn the_server_in_memory_passes_the_checks() {
-    let memory = Memory::start(&[crd()]).await.unwrap();
+    let memory = Memory::start(&memory::Kinds::new(&[crd()]).unwrap()).await.unwrap();
     checks(&memory.client().unwrap()).await;
     assert!(memory.asked().iter().any(|asked| asked.user == "tests" && asked.resource == "things/status"));
 }
