@@ -8,7 +8,7 @@ pub mod files;
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{PodSettings, Probe as ProbeSettings, PullPolicy};
+use coder_k8s_api::{PodSettings, Probe as ProbeSettings, Prometheus, PullPolicy, names::annotation};
 use k8s_openapi::{
     api::{
         apps::v1::{Deployment, DeploymentSpec},
@@ -23,6 +23,7 @@ use k8s_openapi::{
 use kube::core::ObjectMeta;
 
 use self::files::Files;
+use crate::sources::{AllFound, checksum};
 
 /// Seconds that a pod goes on serving after it was taken out of the Service, so that no request meets a closed door.
 const DRAIN: i64 = 10;
@@ -175,8 +176,22 @@ pub fn port(name: &str, number: i32) -> ContainerPort {
     }
 }
 
+/// The annotations of pods of any kind: a checksum of what they read, and how Prometheus finds them.
+pub fn annotations(
+    settings: &PodSettings,
+    sources: &AllFound,
+    prometheus: &Prometheus,
+) -> BTreeMap<String, String> {
+    let checksum = checksum(settings, sources).map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum));
+    let mut all: BTreeMap<_, _> = checksum.into_iter().collect();
+    if prometheus.enabled && prometheus.scrape_annotations {
+        all.extend(scraped(prometheus.port));
+    }
+    all
+}
+
 /// The annotations with which Prometheus finds pods.
-pub fn scraped(port: i32) -> [(String, String); 3] {
+fn scraped(port: i32) -> [(String, String); 3] {
     [
         ("prometheus.io/scrape".to_owned(), "true".to_owned()),
         ("prometheus.io/port".to_owned(), port.to_string()),

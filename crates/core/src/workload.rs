@@ -6,7 +6,7 @@ use coder_k8s_api::{
     names::annotation,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::PodTemplateSpec};
 
 use crate::{
     condition::{Conditions, Progress, Verdict, phase},
@@ -32,6 +32,30 @@ pub struct Run {
     pub checksum: String,
     /// The address that they connect to.
     pub url: String,
+}
+
+impl Run {
+    /// What the pods of a template run with: the checksum in this annotation, and the Secret and the address that these
+    /// variables of the container tell. None: it has no such container.
+    pub(crate) fn of(
+        template: &PodTemplateSpec,
+        container: &str,
+        checksum: &str,
+        secret: &str,
+        url: &str,
+    ) -> Option<Self> {
+        let annotations = template.metadata.as_ref().and_then(|meta| meta.annotations.as_ref());
+        let checksum = annotations.and_then(|all| all.get(checksum)).cloned().unwrap_or_default();
+        let pod = template.spec.as_ref()?;
+        let container = pod.containers.iter().find(|found| found.name == container)?;
+        let entry = |name: &str| container.env.iter().flatten().find(|entry| entry.name == name);
+        let secret = entry(secret)?.value_from.as_ref()?.secret_key_ref.as_ref()?;
+        Some(Self {
+            secret: SecretPlace { name: secret.name.clone(), key: secret.key.clone() },
+            checksum,
+            url: entry(url).and_then(|entry| entry.value.clone()).unwrap_or_default(),
+        })
+    }
 }
 
 /// The common part of a status after a pass over an object of `generation` whose status was `before`.

@@ -1,7 +1,5 @@
 //! The Deployment of coderd.
 
-use std::collections::BTreeMap;
-
 use coder_k8s_api::{Scaling, names::annotation};
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -13,7 +11,7 @@ use super::{Seen, access_url};
 use crate::{
     pod::{self, Needs, files, listen},
     service::{HTTP, HTTPS},
-    sources::{AllFound, checksum},
+    sources::AllFound,
 };
 
 /// Name of the container.
@@ -55,7 +53,7 @@ pub fn build(seen: &Seen, sources: &AllFound, ipv6: bool) -> Deployment {
             .then(|| (annotation::SCALING.to_owned(), "External".to_owned()))
             .into_iter()
             .collect(),
-        pod_annotations: pod_annotations(seen, sources),
+        pod_annotations: pod::annotations(&spec.pod, sources, &spec.prometheus),
         grace_seconds: GRACE,
         drains: true,
         spread: true,
@@ -73,18 +71,6 @@ fn environment(seen: &Seen, sources: &AllFound, ipv6: bool) -> Vec<EnvVar> {
     }
     if spec.prometheus.enabled {
         all.extend(pod::prometheus(&listen(ipv6, spec.prometheus.port)));
-    }
-    all
-}
-
-fn pod_annotations(seen: &Seen, sources: &AllFound) -> BTreeMap<String, String> {
-    let prometheus = &seen.object.spec.prometheus;
-    let mut all: BTreeMap<_, _> = checksum(&seen.object.spec.pod, sources)
-        .into_iter()
-        .map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum))
-        .collect();
-    if prometheus.enabled && prometheus.scrape_annotations {
-        all.extend(pod::scraped(prometheus.port));
     }
     all
 }

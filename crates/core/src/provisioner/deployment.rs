@@ -9,14 +9,10 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::{
-    Seen,
-    keys::{Run, SecretPlace},
-    names,
-};
+use super::{Seen, keys::Run, names};
 use crate::{
     pod::{self, Needs, files, variable},
-    sources::{AllFound, checksum},
+    sources::AllFound,
 };
 
 /// Name of the container.
@@ -84,14 +80,9 @@ fn environment(seen: &Seen, run: &Run) -> Vec<EnvVar> {
 }
 
 fn pod_annotations(seen: &Seen, sources: &AllFound, run: &Run) -> BTreeMap<String, String> {
-    let prometheus = &seen.object.spec.prometheus;
-    let mut all: BTreeMap<_, _> = [(annotation::KEY_CHECKSUM.to_owned(), run.checksum.clone())].into();
-    all.extend(
-        checksum(&seen.object.spec.pod, sources).map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum)),
-    );
-    if prometheus.enabled && prometheus.scrape_annotations {
-        all.extend(pod::scraped(prometheus.port));
-    }
+    let spec = &seen.object.spec;
+    let mut all = pod::annotations(&spec.pod, sources, &spec.prometheus);
+    all.insert(annotation::KEY_CHECKSUM.to_owned(), run.checksum.clone());
     all
 }
 
@@ -102,15 +93,5 @@ pub fn own_url(seen: &Seen) -> bool {
 
 /// What the pods of a template run with. None: it is not that of a pool.
 pub fn run_of(template: &PodTemplateSpec) -> Option<Run> {
-    let annotations = template.metadata.as_ref().and_then(|meta| meta.annotations.as_ref());
-    let checksum = annotations.and_then(|all| all.get(annotation::KEY_CHECKSUM)).cloned().unwrap_or_default();
-    let pod = template.spec.as_ref()?;
-    let container = pod.containers.iter().find(|container| container.name == CONTAINER)?;
-    let entry = |name: &str| container.env.iter().flatten().find(|entry| entry.name == name);
-    let secret = entry(KEY)?.value_from.as_ref()?.secret_key_ref.as_ref()?;
-    Some(Run {
-        secret: SecretPlace { name: secret.name.clone(), key: secret.key.clone() },
-        checksum,
-        url: entry(URL).and_then(|entry| entry.value.clone()).unwrap_or_default(),
-    })
+    Run::of(template, CONTAINER, annotation::KEY_CHECKSUM, KEY, URL)
 }

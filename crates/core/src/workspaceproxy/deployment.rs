@@ -11,10 +11,9 @@ use kube::ResourceExt;
 
 use super::{HTTP, Seen, addresses, names};
 use crate::{
-    place::SecretPlace,
     pod::{self, Needs, env, files, variable},
     service::HTTPS,
-    sources::{AllFound, checksum},
+    sources::AllFound,
     workload::Run,
 };
 
@@ -97,15 +96,10 @@ fn environment(seen: &Seen, sources: &AllFound, run: &Run, ipv6: bool) -> Vec<En
 }
 
 fn pod_annotations(seen: &Seen, sources: &AllFound, run: &Run) -> BTreeMap<String, String> {
-    let prometheus = &seen.object.spec.prometheus;
-    let token = Some(run.checksum.clone()).filter(|sum| !sum.is_empty());
-    let mut all: BTreeMap<_, _> =
-        token.map(|sum| (annotation::PROXY_TOKEN_CHECKSUM.to_owned(), sum)).into_iter().collect();
-    all.extend(
-        checksum(&seen.object.spec.pod, sources).map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum)),
-    );
-    if prometheus.enabled && prometheus.scrape_annotations {
-        all.extend(pod::scraped(prometheus.port));
+    let spec = &seen.object.spec;
+    let mut all = pod::annotations(&spec.pod, sources, &spec.prometheus);
+    if !run.checksum.is_empty() {
+        all.insert(annotation::PROXY_TOKEN_CHECKSUM.to_owned(), run.checksum.clone());
     }
     all
 }
@@ -117,15 +111,5 @@ pub fn own_url(seen: &Seen) -> bool {
 
 /// What the pods of a template run with. None: it is not that of a proxy.
 pub fn run_of(template: &PodTemplateSpec) -> Option<Run> {
-    let annotations = template.metadata.as_ref().and_then(|meta| meta.annotations.as_ref());
-    let checksum = annotations.and_then(|all| all.get(annotation::PROXY_TOKEN_CHECKSUM)).cloned();
-    let pod = template.spec.as_ref()?;
-    let container = pod.containers.iter().find(|container| container.name == CONTAINER)?;
-    let entry = |name: &str| container.env.iter().flatten().find(|entry| entry.name == name);
-    let secret = entry(TOKEN)?.value_from.as_ref()?.secret_key_ref.as_ref()?;
-    Some(Run {
-        secret: SecretPlace { name: secret.name.clone(), key: secret.key.clone() },
-        checksum: checksum.unwrap_or_default(),
-        url: entry(PRIMARY).and_then(|entry| entry.value.clone()).unwrap_or_default(),
-    })
+    Run::of(template, CONTAINER, annotation::PROXY_TOKEN_CHECKSUM, TOKEN, PRIMARY)
 }

@@ -12,17 +12,8 @@ use serde_json::json;
 use crate::{
     pool::{Pool, SECRET, is, names, status, tags},
     scene::Scene,
-    support::{Operator, PATIENCE, grant},
+    support::{ALONE, Operator, PATIENCE, each, grant},
 };
-
-/// Time runs as for the others. Nobody else leads.
-const ARGS: &[&str] = &[
-    "--leader-elect=false",
-    "--entitlements-interval=2s",
-    "--verify-interval=8s",
-    "--coderd-timeout=3s",
-    "--cleanup-timeout=20s",
-];
 
 /// A cluster of one test's own, with an operator that may end.
 struct Own {
@@ -78,7 +69,7 @@ impl Own {
                 && ours.tags == tags(expected);
             if fits { Ok(()) } else { Err(state) }
         });
-        well.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", tail(&self.victim)));
+        well.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", self.victim.tail()));
         assert!(self.pool.sim.keys().iter().any(|key| key.id == self.theirs), "{what}: not ours");
     }
 
@@ -91,7 +82,7 @@ impl Own {
                 Some(object) => Err(format!("{:?}", object.status)),
             }
         });
-        gone.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", tail(&self.victim)));
+        gone.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", self.victim.tail()));
         let left: Vec<_> = self.pool.sim.keys().into_iter().map(|key| key.id).collect();
         assert_eq!(left, std::slice::from_ref(&self.theirs), "{what}: {:?}", names(&self.pool.sim));
         // What goes with it is gone before the next of that name.
@@ -104,20 +95,9 @@ impl Own {
 }
 
 fn start(cluster: &Cluster, pool: &Pool) -> Operator {
-    let operator = Operator::start(cluster, ARGS);
+    let operator = Operator::start(cluster, ALONE);
     operator.host("coder.default.svc.cluster.local", pool.sim.address());
     operator
-}
-
-fn tail(operator: &Operator) -> String {
-    let output = operator.output();
-    let lines: Vec<_> = output.lines().collect();
-    lines[lines.len().saturating_sub(40)..].join("\n")
-}
-
-fn each(steps: &[&str]) -> Vec<String> {
-    let both = |step: &&str| ["before", "after"].map(|when| format!("{when} {step} / exit 1"));
-    steps.iter().flat_map(both).collect()
 }
 
 /// C1, C2, C3, C5, C6, C8, C9, C10, C11.

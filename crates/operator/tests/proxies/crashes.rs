@@ -12,17 +12,8 @@ use crate::{
     pool::Pool,
     proxy::{CHILD, SECRET, Site, is_settled, names, status},
     scene::Scene,
-    support::{Operator, PATIENCE, grant},
+    support::{ALONE, Operator, PATIENCE, each, grant},
 };
-
-/// Time runs as for the others. Nobody else leads.
-const ARGS: &[&str] = &[
-    "--leader-elect=false",
-    "--entitlements-interval=2s",
-    "--verify-interval=8s",
-    "--coderd-timeout=3s",
-    "--cleanup-timeout=20s",
-];
 
 /// A cluster of one test's own, with an operator that may end.
 struct Own {
@@ -70,7 +61,7 @@ impl Own {
             let held = secret.data.unwrap_or_default().remove("token").unwrap_or_default().0;
             if held == only.token.expose_secret().as_bytes() { Ok(()) } else { Err(format!("dead: {state}")) }
         });
-        well.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", tail(&self.victim)));
+        well.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", self.victim.tail()));
     }
 
     async fn delete(&self, what: &str) {
@@ -82,7 +73,7 @@ impl Own {
                 Some(object) => Err(format!("{:?}", object.status)),
             }
         });
-        gone.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", tail(&self.victim)));
+        gone.await.unwrap_or_else(|error| panic!("{what}: {error}\n{}", self.victim.tail()));
         assert_eq!(names(self.site.sim()), [""; 0], "{what}");
         // What goes with it is gone before the next of that name.
         self.site.scene().gone::<Secret>(SECRET).await;
@@ -91,20 +82,9 @@ impl Own {
 }
 
 fn start(cluster: &Cluster, site: &Site) -> Operator {
-    let operator = Operator::start(cluster, ARGS);
+    let operator = Operator::start(cluster, ALONE);
     operator.host("coder.default.svc.cluster.local", site.sim().address());
     operator
-}
-
-fn tail(operator: &Operator) -> String {
-    let output = operator.output();
-    let lines: Vec<_> = output.lines().collect();
-    lines[lines.len().saturating_sub(40)..].join("\n")
-}
-
-fn each(steps: &[&str]) -> Vec<String> {
-    let both = |step: &&str| ["before", "after"].map(|when| format!("{when} {step} / exit 1"));
-    steps.iter().flat_map(both).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

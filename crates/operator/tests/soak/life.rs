@@ -146,7 +146,7 @@ pub async fn live(on: On, seed: u64) -> Result<Story, String> {
     }
     match life.rests().await {
         Ok(()) => Ok(Story { acts: acts.len(), crashes: life.crashes }),
-        Err(why) => Err(format!("{why}\nwhat happened: {acts:?}\n{}", life.log())),
+        Err(why) => Err(format!("{why}\nwhat happened: {acts:?}\n{}", life.operator.tail())),
     }
 }
 
@@ -456,12 +456,6 @@ impl Life {
             return Err("at rest the operator changes something in coderd".to_owned());
         }
         peace::holds(self).await
-    }
-
-    fn log(&self) -> String {
-        let output = self.operator.output();
-        let lines: Vec<_> = output.lines().collect();
-        lines[lines.len().saturating_sub(40)..].join("\n")
     }
 }
 

@@ -25,6 +25,21 @@ use rustix::process::{Pid, Signal};
 /// How long anything may take before a test gives up on it.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
+/// How an operator runs that may end at any step: time runs as for the others, and nobody else leads.
+pub const ALONE: &[&str] = &[
+    "--leader-elect=false",
+    "--entitlements-interval=2s",
+    "--verify-interval=8s",
+    "--coderd-timeout=3s",
+    "--cleanup-timeout=20s",
+];
+
+/// An end of the operator before and after each of these steps.
+pub fn each(steps: &[&str]) -> Vec<String> {
+    let both = |step: &&str| ["before", "after"].map(|when| format!("{when} {step} / exit 1"));
+    steps.iter().flat_map(both).collect()
+}
+
 /// The group that the operators of a test belong to. Each has a user name of its own, so that the audit log
 /// can tell them apart.
 const GROUP: &str = "operators";
@@ -138,6 +153,13 @@ impl Operator {
     /// Everything that it wrote.
     pub fn output(&self) -> String {
         fs::read_to_string(&self.output).unwrap()
+    }
+
+    /// The last of what it wrote.
+    pub fn tail(&self) -> String {
+        let output = self.output();
+        let lines: Vec<_> = output.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
     /// Sends it a signal.

@@ -172,12 +172,9 @@ fn watch(store: Arc<Store>, target: &Target, query: &Query, metadata_only: bool)
                 for change in store.since(from) {
                     from = change.version;
                     let Some(type_) = change.shown(&api_version, &plural, &selector) else { continue };
-                    let _ = match metadata_only {
-                        true => {
-                            writeln!(lines, r#"{{"type":"{type_}","object":{}}}"#, partial(&change.object))
-                        }
-                        false => writeln!(lines, r#"{{"type":"{type_}","object":{}}}"#, change.object),
-                    };
+                    let partial = metadata_only.then(|| partial(&change.object));
+                    let object = partial.as_ref().unwrap_or(&change.object);
+                    let _ = writeln!(lines, r#"{{"type":"{type_}","object":{object}}}"#);
                 }
                 if !lines.is_empty() {
                     return Some((Ok(Frame::data(Bytes::from(lines))), (from, changed, broken)));

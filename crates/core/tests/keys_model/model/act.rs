@@ -135,7 +135,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
             store(&mut next, id, secret, expected.as_ref(), marks);
         }
         (Flight::Do(_, Step::Coderd(Act::Delete { at, name, id })), How::Well) => {
-            delete(&mut next, &at, &name, &id)
+            delete(&mut next, &at, &name, &id);
         }
         (Flight::Do(_, Step::Copy { from, to, version, marks }), How::Well) => {
             let material = next.secret(secret_of(&from)).map(|stored| stored.material);
