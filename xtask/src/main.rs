@@ -6,6 +6,7 @@ mod generate;
 mod reference;
 mod run;
 mod soak;
+mod suites;
 mod testbed;
 
 use std::process::ExitCode;

@@ -9,10 +9,10 @@ use coder_k8s_testbed::{
     postgres,
 };
 
-use crate::run::{cargo, must, say};
-
-/// How many tests of one program run at a time.
-const THREADS: &str = "RUST_TEST_THREADS";
+use crate::{
+    run::{cargo, must, say},
+    suites,
+};
 
 /// Gets the programs, building them if need be, with a line now and then for the person who waits.
 pub(crate) fn get() -> Result<()> {
@@ -56,17 +56,16 @@ pub(crate) fn get_postgres() -> Result<()> {
     Ok(())
 }
 
-/// Runs all tests.
+/// Runs all tests, or those that arguments for `cargo test` choose.
 pub(crate) fn test(args: &[String]) -> Result<()> {
     get_for_tests()?;
-    let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    // Most tests wait for something most of the time.
-    if std::env::var_os(THREADS).is_none() {
-        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-        command.env(THREADS, (3 * cores).to_string());
+    if args.is_empty() {
+        suites::run()?;
+    } else {
+        let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
+        command.args(args);
+        must(command)?;
     }
-    command.args(args);
-    must(command)?;
     say("all tests passed");
     Ok(())
 }

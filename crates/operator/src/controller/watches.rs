@@ -284,7 +284,7 @@ impl Watches<'_> {
                             match asker.kind {
                                 kind::CONTROL_PLANE if kind != kind::NAMESPACE => ctx.talks.touch(asker, ""),
                                 kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
-                                    ctx.pools.touch(asker);
+                                    ctx.pools.gap(asker);
                                 }
                                 _ => {}
                             }

@@ -66,6 +66,13 @@ impl Pools {
         self.touched.lock().insert(key.clone());
     }
 
+    /// Secrets may have changed unseen. Whoever was not looked at yet has missed nothing.
+    pub(crate) fn gap(&self, key: &Key) {
+        if self.known.lock().contains_key(key) {
+            self.touch(key);
+        }
+    }
+
     /// Forgets one that is gone.
     pub(crate) fn forget(&self, key: &Key) {
         self.known.lock().remove(key);

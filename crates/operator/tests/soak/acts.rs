@@ -7,7 +7,7 @@ use fastrand::Rng;
 /// How many pools there may be.
 pub const POOLS: usize = 3;
 /// How many kinds of act there are.
-pub const KINDS: usize = 21;
+pub const KINDS: usize = 26;
 
 /// One thing that happens. Numbers are chosen by the seed.
 #[derive(Clone, Debug)]
@@ -34,6 +34,16 @@ pub enum Act {
     SpoilSecret(usize),
     /// Somebody deletes its Deployment.
     LoseDeployment(usize),
+    /// The proxy is made, or made again, or edited: its name in coderd, and that for people.
+    Proxy(u8, u8),
+    /// The Secret of its token.
+    ProxySecret(bool),
+    /// It is deleted.
+    DeleteProxy,
+    /// Somebody deletes its registration in coderd.
+    LoseProxy,
+    /// Somebody deletes the Secret of its token.
+    LoseProxySecret,
     /// The control plane gets another image.
     Image(u8),
     /// Its license is replaced.
@@ -85,7 +95,7 @@ fn pause(rng: &mut Rng) -> Duration {
 
 fn act(rng: &mut Rng) -> Act {
     let pool = rng.usize(0..POOLS);
-    match rng.u8(0..52) {
+    match rng.u8(0..60) {
         0..7 => Act::Tags(pool, rng.u8(0..4)),
         7..10 => Act::KeyName(pool, rng.u8(0..3)),
         10..13 => Act::Organization(pool, rng.bool()),
@@ -108,7 +118,12 @@ fn act(rng: &mut Rng) -> Act {
         45 => Act::Database(rng.u8(0..5), Duration::from_millis(rng.u64(50..1500))),
         46..49 => Act::Operator(End::Killed),
         49 => Act::Operator(End::Asked),
-        _ => Act::Operator(End::Succeeded),
+        50..52 => Act::Operator(End::Succeeded),
+        52..55 => Act::Proxy(rng.u8(0..3), rng.u8(0..3)),
+        55 => Act::ProxySecret(rng.bool()),
+        56 => Act::DeleteProxy,
+        57..59 => Act::LoseProxy,
+        _ => Act::LoseProxySecret,
     }
 }
 
@@ -120,6 +135,7 @@ fn fault(rng: &mut Rng) -> String {
         "coderprovisioners",
         "coderprovisioners/status",
         "codercontrolplanes/status",
+        "coderworkspaceproxies/status",
         "serviceaccounts",
         "services",
         "roles",

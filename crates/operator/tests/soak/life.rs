@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, names::annotation};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy};
 use coder_k8s_testbed::{
-    codersim::{CoderSim, Mode, SimFault},
-    postgres::{self, Database, Proxy, Trouble, migrated},
+    codersim::{CoderSim, Mode},
+    postgres::{self, Database, migrated},
 };
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -29,18 +29,18 @@ use tokio::task::JoinSet;
 use crate::{
     acts::{Act, End, plan},
     peace,
+    pool::{ELSEWHERE, Pool, is_of, name_of},
+    proxy::{self, Proxy, registrations},
     support::Operator,
     world::{On, World},
 };
 
 /// How long a life may take to come to rest. It counts the longest delay after the failures that happen in it.
-const PEACE: Duration = Duration::from_secs(150);
+const PEACE: Duration = Duration::from_mins(7);
 /// How long nothing may be written for a life to be quiet.
 const QUIET: Duration = Duration::from_millis(1500);
 /// How often entitlements may be read anew in that time.
 const REFRESHES: usize = 3;
-/// The organization besides the default one.
-pub const ELSEWHERE: &str = "acme";
 
 /// What a life was like.
 #[derive(Debug)]
@@ -50,73 +50,10 @@ pub struct Story {
     pub crashes: usize,
 }
 
-/// A pool as it is wanted.
-#[derive(Clone, Debug)]
-pub struct Pool {
-    pub tags: u8,
-    key_name: u8,
-    pub elsewhere: bool,
-    other_secret: bool,
-    replicas: u8,
-    paused: bool,
-}
-
-impl Pool {
-    /// The name of the Secret of its key.
-    pub fn secret(&self, name: &str) -> String {
-        if self.other_secret { format!("{name}-other") } else { format!("{name}-provisioner-key") }
-    }
-
-    /// The tags of its key, without those that coderd adds.
-    pub fn tags(&self) -> BTreeMap<String, String> {
-        if self.tags == 0 {
-            BTreeMap::new()
-        } else {
-            BTreeMap::from([("round".to_owned(), self.tags.to_string())])
-        }
-    }
-
-    fn object(&self, name: &str) -> Value {
-        let mut key = json!({});
-        if self.key_name > 0 {
-            key["name"] = json!(format!("{name}-k{}", self.key_name));
-        }
-        if self.other_secret {
-            key["secretName"] = json!(self.secret(name));
-        }
-        let organization = if self.elsewhere { ELSEWHERE } else { "default" };
-        let mut object = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderProvisioner",
-            "metadata": {"name": name},
-            "spec": {"controlPlaneRef": {"name": "coder"}, "organizationName": organization,
-                "replicas": self.replicas}});
-        // An empty map that was not empty before is applied as null by the API server, and refused.
-        if self.paused {
-            object["metadata"]["annotations"] = json!({annotation::PAUSED: "true"});
-        }
-        if !self.tags().is_empty() {
-            object["spec"]["tags"] = json!(self.tags());
-        }
-        if key != json!({}) {
-            object["spec"]["key"] = key;
-        }
-        object
-    }
-}
-
-/// The name of a pool.
-pub fn name_of(pool: usize) -> String {
-    format!("pool-{pool}")
-}
-
-/// Whether a key is a pool's, by its name.
-pub fn is_of(key: &str, pool: &str) -> bool {
-    key == pool || key.starts_with(&format!("{pool}-"))
-}
-
 /// The database of coderd, where the operator makes its own token.
 pub struct Based {
     pub database: Database<'static>,
-    proxy: Arc<Proxy>,
+    pub proxy: Arc<postgres::Proxy>,
 }
 
 pub struct Life {
@@ -124,14 +61,15 @@ pub struct Life {
     pub sim: Arc<CoderSim>,
     pub based: Option<Based>,
     pub pools: BTreeMap<usize, Pool>,
+    pub proxy: Option<Proxy>,
     pub license: SecretString,
-    token: SecretString,
+    pub token: SecretString,
     image: u8,
     operator: Operator,
     users: Vec<String>,
     crashes: usize,
     /// What passes by itself.
-    passing: JoinSet<()>,
+    pub passing: JoinSet<()>,
 }
 
 /// Lives the life of a seed. An error says how it ended.
@@ -146,7 +84,11 @@ pub async fn live(on: On, seed: u64) -> Result<Story, String> {
     }
     match life.rests().await {
         Ok(()) => Ok(Story { acts: acts.len(), crashes: life.crashes }),
-        Err(why) => Err(format!("{why}\nwhat happened: {acts:?}\n{}", life.operator.tail())),
+        Err(why) => {
+            let written = life.world.written(&life.users).join("\n");
+            let log = life.operator.tail();
+            Err(format!("{why}\nwhat happened: {acts:?}\nwhat was written:\n{written}\nthe log:\n{log}"))
+        }
     }
 }
 
@@ -161,7 +103,7 @@ impl Life {
             sim.add_organization_to_database(ELSEWHERE).await.unwrap();
             Some(Based {
                 database,
-                proxy: Arc::new(Proxy::start(postgres::shared().await.port()).await.unwrap()),
+                proxy: Arc::new(postgres::Proxy::start(postgres::shared().await.port()).await.unwrap()),
             })
         } else {
             sim.add_organization(ELSEWHERE);
@@ -176,6 +118,7 @@ impl Life {
             sim,
             based,
             pools: BTreeMap::new(),
+            proxy: None,
             image: 0,
             operator,
             crashes: 0,
@@ -200,7 +143,7 @@ impl Life {
         Api::namespaced(self.world.client.clone(), &self.world.namespace)
     }
 
-    async fn store(&self, name: &str, key: &str, value: &SecretString) {
+    pub async fn store(&self, name: &str, key: &str, value: &SecretString) {
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name},
             "stringData": {key: value.expose_secret()}});
         self.apply::<Secret>(name, &secret).await;
@@ -241,6 +184,13 @@ impl Life {
         self.apply::<CoderProvisioner>(&name, &object).await;
     }
 
+    async fn edit_proxy(&mut self, change: impl FnOnce(&mut Proxy)) {
+        let wanted = self.proxy.get_or_insert_default();
+        change(wanted);
+        let object = wanted.object();
+        self.apply::<CoderWorkspaceProxy>(proxy::NAME, &object).await;
+    }
+
     /// Does what somebody else does to something that may not be there.
     async fn lose<K>(&self, name: &str)
     where
@@ -277,6 +227,23 @@ impl Life {
             Act::LoseDeployment(pool) => {
                 self.lose::<Deployment>(&format!("provisioner-{}", name_of(pool))).await;
             }
+            Act::Proxy(called, shown) => {
+                self.edit_proxy(|wanted| (wanted.called, wanted.shown) = (called, shown)).await;
+            }
+            Act::ProxySecret(other) => self.edit_proxy(|wanted| wanted.other_secret = other).await,
+            Act::DeleteProxy => {
+                self.proxy = None;
+                self.lose::<CoderWorkspaceProxy>(proxy::NAME).await;
+            }
+            Act::LoseProxy => {
+                for proxy in registrations(&self.sim) {
+                    self.sim.delete_proxy(&proxy.id);
+                }
+            }
+            Act::LoseProxySecret => {
+                let secret = self.proxy.clone().unwrap_or_default().secret();
+                self.lose::<Secret>(secret).await;
+            }
             Act::Image(image) => {
                 self.image = image;
                 self.write_plane().await;
@@ -310,59 +277,6 @@ impl Life {
     fn secret_of(&self, pool: usize) -> String {
         let name = name_of(pool);
         self.pools.get(&pool).map_or_else(|| format!("{name}-provisioner-key"), |wanted| wanted.secret(&name))
-    }
-
-    async fn lose_token(&mut self) {
-        if let Some(based) = &self.based {
-            let client = based.database.connect_as_superuser().await.unwrap();
-            client
-                .batch_execute("DELETE FROM api_keys WHERE token_name LIKE 'coder-k8s-operator-%'")
-                .await
-                .unwrap();
-            return;
-        }
-        let fresh = self.sim.owner_token();
-        self.sim.revoke(&std::mem::replace(&mut self.token, fresh.clone()));
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        self.store("token", "token", &fresh).await;
-    }
-
-    fn trouble_coderd(&self, call: u8, fault: u8, times: u8) {
-        let calls = [
-            ("POST", "/api/v2/organizations"),
-            ("DELETE", "/api/v2/organizations"),
-            ("GET", "/api/v2/organizations"),
-            ("GET", "/api/v2/provisionerkeys"),
-            ("GET", "/api/v2/entitlements"),
-            ("GET", "/api/v2"),
-        ];
-        let fault = match fault {
-            0 => SimFault::status(500, "Internal error.", "on purpose"),
-            1 => SimFault::html(502),
-            2 => SimFault::rate_limited(Duration::from_secs(1)),
-            3 => SimFault::Reset,
-            4 => SimFault::ResetAfter,
-            _ => SimFault::Latency(Duration::from_millis(1300)),
-        };
-        let (method, path) = calls[usize::from(call)];
-        self.sim.fault(method, path, fault, Some(u32::from(times)));
-    }
-
-    fn trouble_database(&mut self, trouble: u8, time: Duration) {
-        let Some(based) = &self.based else { return };
-        let trouble = match trouble {
-            0 => Trouble::Close,
-            1 => Trouble::Hang,
-            2 => Trouble::CutBefore("COMMIT"),
-            3 => Trouble::CutAfter("COMMIT"),
-            _ => Trouble::SilentAfter("COMMIT"),
-        };
-        based.proxy.set(trouble);
-        let proxy = based.proxy.clone();
-        self.passing.spawn(async move {
-            tokio::time::sleep(time).await;
-            proxy.set(Trouble::None);
-        });
     }
 
     async fn end(&mut self, end: End) {
@@ -428,8 +342,13 @@ impl Life {
         }
     }
 
-    /// A pool that was edited while it was on its way out is made again.
+    /// What was edited while it was on its way out is made again.
     async fn make_again(&self) {
+        if let Some(wanted) = &self.proxy
+            && self.api::<CoderWorkspaceProxy>().get_opt(proxy::NAME).await.unwrap().is_none()
+        {
+            self.apply::<CoderWorkspaceProxy>(proxy::NAME, &wanted.object()).await;
+        }
         for (pool, wanted) in &self.pools {
             let name = name_of(*pool);
             if self.api::<CoderProvisioner>().get_opt(&name).await.unwrap().is_none() {
@@ -439,6 +358,10 @@ impl Life {
     }
 
     async fn is_quiet(&self) -> Result<(), String> {
+        // Its pods have come up: one that is not healthy is looked at more often.
+        for proxy in registrations(&self.sim) {
+            self.sim.set_proxy_status(&proxy.name, "ok", "v1");
+        }
         peace::holds(self).await?;
         let changes = || self.sim.requests().iter().filter(|entry| entry.method != "GET").count();
         let (written, changed) = (self.world.written(&self.users), changes());

@@ -1,8 +1,9 @@
 //! The whole operator through random lives: edits, faults of the API server, of coderd and of its database, crashes.
 //!
 //! What happens in a life is decided by its seed alone. Every life ends converged and quiet, with exactly one key for
-//! each pool and nothing left of what was deleted. Many lives are lived in memory, some on a real cluster. One seed is
-//! lived again with `cargo xtask soak --seed 17` (`--on cluster` for the real one).
+//! each pool, one registration for the proxy, and nothing left of what was deleted. Many lives are lived in memory,
+//! some on a real cluster. One seed is lived again with `cargo xtask soak --seed 17` (`--on cluster` for the
+//! real one).
 
 #![allow(
     clippy::unwrap_used,
@@ -17,8 +18,11 @@
 mod acts;
 mod life;
 mod peace;
+mod pool;
+mod proxy;
 #[path = "../support/mod.rs"]
 mod support;
+mod troubles;
 mod world;
 
 use std::{collections::BTreeMap, ops::Range, time::Instant};
@@ -29,7 +33,7 @@ use acts::plan;
 use world::On;
 
 /// How many lives are lived at a time.
-const IN_MEMORY: usize = 16;
+const IN_MEMORY: usize = 12;
 const ON_CLUSTER: usize = 5;
 
 /// Seeds whose lives once ended badly, and why.

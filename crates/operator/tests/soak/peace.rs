@@ -15,7 +15,9 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     acts::POOLS,
-    life::{Life, Pool, is_of, name_of},
+    life::Life,
+    pool::{Pool, is_of, name_of},
+    proxy,
 };
 
 /// Whether all is well. An error says what is not.
@@ -27,6 +29,7 @@ pub async fn holds(life: &Life) -> Result<(), String> {
     for pool in (0..POOLS).filter(|pool| !life.pools.contains_key(pool)) {
         is_gone(life, &name_of(pool)).await?;
     }
+    proxy::holds(life).await?;
     let keys: Vec<_> = life.sim.keys().into_iter().map(|key| key.name).collect();
     if keys.len() != life.pools.len() {
         return Err(format!("{} pools and the keys {keys:?}", life.pools.len()));
@@ -53,7 +56,7 @@ async fn plane(life: &Life) -> Result<(), String> {
     if tokens == 1 { Ok(()) } else { Err(format!("{tokens} tokens of the operator in the database")) }
 }
 
-fn is_true(conditions: &[Condition], kind: &str, generation: Option<i64>) -> Result<(), String> {
+pub fn is_true(conditions: &[Condition], kind: &str, generation: Option<i64>) -> Result<(), String> {
     let found = conditions.iter().find(|condition| condition.type_ == kind);
     match found {
         Some(found) if found.status == "True" && found.observed_generation == generation => Ok(()),
@@ -106,7 +109,7 @@ async fn is_gone(life: &Life, name: &str) -> Result<(), String> {
     is_absent::<Secret>(life, &format!("{name}-other")).await
 }
 
-async fn is_absent<K>(life: &Life, name: &str) -> Result<(), String>
+pub async fn is_absent<K>(life: &Life, name: &str) -> Result<(), String>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone

@@ -77,7 +77,7 @@ impl World {
             "--retry-period=300ms",
             "--entitlements-interval=1s",
             "--verify-interval=2s",
-            "--coderd-timeout=1s",
+            "--coderd-timeout=2s",
             "--cleanup-timeout=20s",
             "--log-level=info",
         ];

@@ -11,6 +11,14 @@ use super::{
 };
 
 impl CoderSim {
+    /// Deletes a proxy, as somebody in the dashboard does.
+    pub fn delete_proxy(&self, id: &str) {
+        let mut state = self.shared.state.lock();
+        for proxy in state.proxies.iter_mut().filter(|proxy| proxy.id == id) {
+            proxy.deleted = true;
+        }
+    }
+
     /// Puts a proxy back as it was in another life of the deployment, with its uuid and token. It has not run here yet.
     pub fn restore_proxy(&self, proxy: &ProxySeen) {
         let mut state = self.shared.state.lock();

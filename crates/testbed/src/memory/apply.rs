@@ -107,7 +107,10 @@ fn remove(object: &mut Value, path: &[Step]) {
     match (step, object) {
         (Step::Field(name), Value::Object(map)) => {
             if rest.is_empty() {
-                map.remove(name);
+                // Of an object that was empty when it was applied, what others have put into it stays.
+                if !map.get(name).is_some_and(|held| held.is_object() && !is_empty(held)) {
+                    map.remove(name);
+                }
             } else if let Some(inner) = map.get_mut(name) {
                 remove(inner, rest);
                 if is_empty(inner) {
@@ -185,6 +188,15 @@ mod tests {
             object,
             json!({"spec": {"containers": [{"name": "c", "env": [{"name": "Y", "value": "1"}, {"name": "Z", "value": "2"}]}]}})
         );
+    }
+
+    #[test]
+    fn what_others_put_into_an_object_that_was_applied_empty_stays() {
+        let (mut object, mut managed) = (json!({}), Managed::new());
+        apply(&mut object, &json!({"metadata": {}, "spec": {}}), "one", &mut managed);
+        merge(&mut object, &json!({"metadata": {"finalizers": ["x"]}}));
+        apply(&mut object, &json!({"metadata": {"annotations": {"a": "1"}}}), "one", &mut managed);
+        assert_eq!(object, json!({"metadata": {"finalizers": ["x"], "annotations": {"a": "1"}}}));
     }
 
     #[test]

@@ -198,6 +198,15 @@ async fn finalizers(client: &Client) {
     let api = maps(client);
     let object = json!({"metadata": {"name": "held", "finalizers": ["example.com/hold"]}});
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    // Whoever applies something else of the metadata leaves them alone, now and later.
+    for annotations in [json!({}), json!({"a": "1"}), json!({})] {
+        let mut object = map("held", &json!({}));
+        if annotations != json!({}) {
+            object["metadata"]["annotations"] = annotations;
+        }
+        let applied = api.patch("held", &by("one"), &Patch::Apply(object)).await.unwrap();
+        assert_eq!(applied.finalizers(), ["example.com/hold"]);
+    }
     api.delete("held", &DeleteParams::default()).await.unwrap();
     let going = api.get("held").await.unwrap();
     assert!(going.metadata.deletion_timestamp.is_some());
