@@ -358,10 +358,7 @@ impl Life {
     }
 
     async fn is_quiet(&self) -> Result<(), String> {
-        // Its pods have come up: one that is not healthy is looked at more often.
-        for proxy in registrations(&self.sim) {
-            self.sim.set_proxy_status(&proxy.name, "ok", "v1");
-        }
+        proxy::comes_up(self).await;
         peace::holds(self).await?;
         let changes = || self.sim.requests().iter().filter(|entry| entry.method != "GET").count();
         let (written, changed) = (self.world.written(&self.users), changes());

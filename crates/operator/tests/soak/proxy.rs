@@ -54,6 +54,18 @@ pub fn registrations(sim: &CoderSim) -> Vec<ProxySeen> {
     sim.proxies().into_iter().filter(|proxy| !proxy.deleted).collect()
 }
 
+/// Pods that hold the token of a registration have come up. One that is not healthy is looked at more often.
+pub async fn comes_up(life: &Life) {
+    let Some(wanted) = &life.proxy else { return };
+    let held = life.api::<Secret>().get_opt(wanted.secret()).await.unwrap();
+    let Some(token) = held.and_then(|secret| secret.data?.remove("token")) else { return };
+    for proxy in registrations(&life.sim) {
+        if token.0 == proxy.token.expose_secret().as_bytes() {
+            life.sim.set_proxy_status(&proxy.name, "ok", "v1");
+        }
+    }
+}
+
 /// Whether there is one registration, as the spec says, whose token the Secret holds; or nothing at all.
 pub async fn holds(life: &Life) -> Result<(), String> {
     let found = life.api::<CoderWorkspaceProxy>().get_opt(NAME).await.map_err(|error| error.to_string())?;
