@@ -37,8 +37,15 @@ struct Suite {
 /// How a program ended.
 struct Ended {
     called: String,
-    well: bool,
+    verdict: Verdict,
     took: Duration,
+}
+
+/// Whether all tests of a program passed, and what it told of those that did not.
+#[derive(Default)]
+struct Verdict {
+    well: bool,
+    failures: Vec<String>,
 }
 
 /// Builds all tests and runs them.
@@ -52,13 +59,18 @@ pub(crate) fn run() -> Result<()> {
     let mut ended = in_lanes(beside, LANES);
     ended.extend(in_lanes(alone, 1));
     let examples = must(cargo(&["test", "--workspace", "--doc"])).context("examples in documentation");
-    for Ended { called, well, took } in &ended {
-        say(&format!("{called}: {} in {:.0} s", if *well { "passed" } else { "FAILED" }, took.as_secs_f64()));
+    for Ended { called, verdict, took } in &ended {
+        let word = if verdict.well { "passed" } else { "FAILED" };
+        say(&format!("{called}: {word} in {:.0} s", took.as_secs_f64()));
     }
-    let failed: Vec<_> =
-        ended.iter().filter(|ended| !ended.well).map(|ended| ended.called.as_str()).collect();
+    let failed: Vec<_> = ended.iter().filter(|ended| !ended.verdict.well).collect();
+    // Once more at the end, where it is looked for.
+    for Ended { called, verdict, .. } in &failed {
+        verdict.failures.iter().for_each(|line| say(&format!("{called}: {line}")));
+    }
     if !failed.is_empty() {
-        bail!("tests failed in {}", failed.join(", "));
+        let names: Vec<_> = failed.iter().map(|ended| ended.called.as_str()).collect();
+        bail!("tests failed in {}", names.join(", "));
     }
     examples
 }
@@ -118,13 +130,13 @@ fn in_lanes(suites: Vec<Suite>, lanes: usize) -> Vec<Ended> {
             scope.spawn(|| {
                 while let Some(suite) = next() {
                     let began = Instant::now();
-                    let well = perform(&suite, &threads).unwrap_or_else(|error| {
+                    let verdict = perform(&suite, &threads).unwrap_or_else(|error| {
                         say(&format!("{}: {error:#}", suite.called));
-                        false
+                        Verdict::default()
                     });
                     let took = began.elapsed();
                     if let Ok(mut ended) = ended.lock() {
-                        ended.push(Ended { called: suite.called, well, took });
+                        ended.push(Ended { called: suite.called, verdict, took });
                     }
                 }
             });
@@ -134,7 +146,7 @@ fn in_lanes(suites: Vec<Suite>, lanes: usize) -> Vec<Ended> {
 }
 
 /// Runs a program, its lines shown as they come.
-fn perform(suite: &Suite, threads: &str) -> Result<bool> {
+fn perform(suite: &Suite, threads: &str) -> Result<Verdict> {
     let Suite { called, program, folder, .. } = suite;
     let mut command = Command::new(program);
     command.env(THREADS, threads).current_dir(folder);
@@ -145,19 +157,67 @@ fn perform(suite: &Suite, threads: &str) -> Result<bool> {
         .spawn()
         .with_context(|| format!("cannot run {}", Path::new(program).display()))?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
-    thread::scope(|scope| {
-        scope.spawn(|| show(called, out));
-        show(called, err);
+    let failures = thread::scope(|scope| {
+        scope.spawn(|| show(called, err, |_| {}));
+        let mut failures = Failures::default();
+        show(called, out, |line| failures.hear(line));
+        failures.told
     });
-    Ok(child.wait()?.success())
+    Ok(Verdict { well: child.wait()?.success(), failures })
 }
 
-fn show(called: &str, lines: Option<impl Read>) {
+fn show(called: &str, lines: Option<impl Read>, mut hear: impl FnMut(&str)) {
     let lines = lines.map(|lines| BufReader::new(lines).split(b'\n'));
     for line in lines.into_iter().flatten().map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);
         if !line.is_empty() {
             say(&format!("{called}: {line}"));
+            hear(&line);
         }
+    }
+}
+
+/// What a program tells of tests that failed: all that follows the word, without the frames of backtraces.
+#[derive(Default)]
+struct Failures {
+    began: bool,
+    in_backtrace: bool,
+    told: Vec<String>,
+}
+
+impl Failures {
+    fn hear(&mut self, line: &str) {
+        self.in_backtrace = match line {
+            "stack backtrace:" => true,
+            _ => self.in_backtrace && !line.starts_with("note: ") && !line.starts_with("---- "),
+        };
+        if self.began && !self.in_backtrace {
+            self.told.push(line.to_owned());
+        }
+        self.began |= line == "failures:";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Failures;
+
+    #[test]
+    fn what_failed_is_told_without_backtraces() {
+        let lines = [
+            "test a ... FAILED",
+            "failures:",
+            "---- a stdout ----",
+            "thread 'a' panicked at a.rs:1:1:",
+            "stack backtrace:",
+            "   0: rust_begin_unwind",
+            "note: Some details are omitted",
+            "---- b stdout ----",
+            "failures:",
+            "    a",
+        ];
+        let mut failures = Failures::default();
+        lines.iter().for_each(|line| failures.hear(line));
+        assert_eq!(failures.told, [lines[2], lines[3], lines[6], lines[7], lines[8], lines[9]]);
     }
 }

@@ -68,6 +68,8 @@ pub(crate) trait Dealings {
 
     /// Decides what is next.
     fn decide(&self) -> Decided<Self>;
+    /// Whether something is made by it that would be lost if it cannot be kept.
+    fn makes(act: &Self::Act) -> bool;
     /// What the pass has at hand.
     fn course(&mut self) -> &mut Course<Self::Kind>;
     /// Looks, and notes what was seen.
@@ -106,7 +108,7 @@ pub(crate) async fn carry_on<D: Dealings>(dealings: &mut D) -> Decided<D> {
                 dealings.look(look.clone()).await;
                 continue;
             }
-            Next::Do(step) if effects < EFFECTS && dealings.course().retry.is_none() => {
+            Next::Do(step) if effects < EFFECTS && may_go_on(dealings, step) => {
                 effects += 1;
                 dealings.course().tell(&decision.notes).await;
                 let step = Step::clone(step);
@@ -123,6 +125,13 @@ pub(crate) async fn carry_on<D: Dealings>(dealings: &mut D) -> Decided<D> {
         dealings.course().tell(&decision.notes).await;
         return decision;
     }
+}
+
+/// Whether a step may be taken in this pass: none after a failure, and nothing is made before its time.
+fn may_go_on<D: Dealings>(dealings: &mut D, step: &Step<D::Act, D::Marks>) -> bool {
+    let course = dealings.course();
+    let makes = matches!(step, Step::Coderd(act) if D::makes(act));
+    course.retry.is_none() && !(makes && course.ctx.pools.hold(&course.key).is_some())
 }
 
 /// Does one thing. Breaks where the pass must not go on: something failed, or is no longer as it was.

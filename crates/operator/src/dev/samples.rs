@@ -14,6 +14,8 @@ use super::Teller;
 
 /// Who applies the samples, apart from the operator's own field manager.
 const MANAGER: &str = "coder-k8s-dev";
+/// How long pools and proxies wait for the control planes.
+const LICENSED: Duration = Duration::from_secs(30);
 
 /// Makes the namespaces of the samples.
 pub(crate) async fn namespaces(client: &Client) -> Result<()> {
@@ -27,26 +29,41 @@ fn namespace(sample: &DynamicObject) -> String {
     sample.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned())
 }
 
-/// Applies every sample.
+/// Applies every sample. Those that need a license follow the control plane that applies it: without one they would say
+/// so, and ask again only after minutes.
 pub(crate) async fn apply(client: &Client, say: &Teller) -> Result<()> {
-    for sample in parsed()? {
-        let namespace = namespace(&sample);
+    let is_plane = |sample: &DynamicObject| kind(sample) == "CoderControlPlane";
+    let (planes, others): (Vec<_>, Vec<_>) = parsed()?.into_iter().partition(is_plane);
+    put(client, &planes, say).await?;
+    if let Ok(outcome) = tokio::time::timeout(LICENSED, wait(client, &planes)).await {
+        outcome?;
+    }
+    put(client, &others, say).await
+}
+
+async fn put(client: &Client, samples: &[DynamicObject], say: &Teller) -> Result<()> {
+    for sample in samples {
+        let namespace = namespace(sample);
         let name = sample.metadata.name.clone().unwrap_or_default();
-        api(client, &sample)?
-            .patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(&sample))
+        api(client, sample)?
+            .patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(sample))
             .await
             .with_context(|| format!("cannot apply the sample {namespace}/{name}"))?;
-        say.line(&format!("applied {} {namespace}/{name}", kind(&sample)));
+        say.line(&format!("applied {} {namespace}/{name}", kind(sample)));
     }
     Ok(())
 }
 
 /// Waits until the operator has said of every sample how it stands, and those that can be ready here are.
 pub(crate) async fn settled(client: &Client) -> Result<()> {
-    for sample in parsed()? {
+    wait(client, &parsed()?).await
+}
+
+async fn wait(client: &Client, samples: &[DynamicObject]) -> Result<()> {
+    for sample in samples {
         let name = sample.metadata.name.clone().unwrap_or_default();
-        let api = api(client, &sample)?;
-        let ready = can_be_ready(&sample);
+        let api = api(client, sample)?;
+        let ready = can_be_ready(sample);
         let settled = |object: DynamicObject| is_observed(&object) && (!ready || is_ready(&object));
         while !api.get_opt(&name).await?.is_some_and(settled) {
             tokio::time::sleep(Duration::from_millis(100)).await;

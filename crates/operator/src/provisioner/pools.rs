@@ -46,6 +46,10 @@ struct Known {
     uid: Option<String>,
     generation: Option<i64>,
     verify_at: Instant,
+    /// Whether the last pass made something that it could not keep.
+    lost: bool,
+    /// Nothing is made again before this.
+    hold: Option<Instant>,
 }
 
 impl Pools {
@@ -110,20 +114,48 @@ impl Pools {
         let Some(known) = known else {
             let wait = if is_steady(object, good) { self.verify.mul_f64(jitter()) } else { Duration::ZERO };
             let generation = object.meta().generation;
-            let known = Known { uid: object.uid(), generation, verify_at: now + wait };
+            let known =
+                Known { uid: object.uid(), generation, verify_at: now + wait, lost: false, hold: None };
             all.insert(key.clone(), known);
             return wait.is_zero() || touched;
         };
-        if touched || known.generation != object.meta().generation {
+        let edited = known.generation != object.meta().generation;
+        if touched || edited {
             known.verify_at = now;
+        }
+        if edited {
+            known.hold = None;
         }
         known.generation = object.meta().generation;
         known.verify_at <= now
     }
 
+    /// A pass has made something in coderd that it could not keep. Whoever wakes the object, the next is made only when
+    /// the delay is over, or the object was edited.
+    pub(crate) fn lost(&self, key: &Key) {
+        if let Some(known) = self.known.lock().get_mut(key) {
+            known.lost = true;
+        }
+    }
+
+    /// How long nothing is to be made yet.
+    pub(crate) fn hold(&self, key: &Key) -> Option<Duration> {
+        let hold = self.known.lock().get(key)?.hold?;
+        Some(hold.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+    }
+
     /// When to come back after a pass that failed half-way.
     pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Next {
-        Next::After(self.failures.failed(key, retry))
+        Next::After(self.delay(key, retry))
+    }
+
+    fn delay(&self, key: &Key, retry: Retry) -> Duration {
+        let delay = self.failures.failed(key, retry);
+        if let Some(known) = self.known.lock().get_mut(key).filter(|known| known.lost) {
+            known.lost = false;
+            known.hold = Some(Instant::now() + delay);
+        }
+        delay
     }
 
     /// When to come back after a pass.
@@ -151,8 +183,10 @@ impl Pools {
         retry: Option<Retry>,
     ) -> Next {
         if let Some(retry) = retry {
-            let delay = self.failures.failed(key, retry);
-            return soonest(concluded, [Some(delay)]);
+            return soonest(concluded, [Some(self.delay(key, retry))]);
+        }
+        if let Some(hold) = self.hold(key).filter(|_| goes_on) {
+            return soonest(concluded, [Some(hold)].into_iter().chain(again));
         }
         // What goes on has not succeeded yet: a step that fails each time is not to begin at once again each time.
         if !goes_on {

@@ -118,6 +118,10 @@ impl credential::Dealings for Dealings {
         decide(&self.seen, self.course.ctx.now())
     }
 
+    fn makes(act: &Act) -> bool {
+        matches!(act, Act::Make { .. })
+    }
+
     fn course(&mut self) -> &mut Course<CoderWorkspaceProxy> {
         &mut self.course
     }

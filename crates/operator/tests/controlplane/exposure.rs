@@ -274,7 +274,7 @@ async fn a_route_lives_with_the_gateway_api_and_the_answers_of_gateways() {
     scene.says("moved", "Exposed", "Unknown", Some("Pending")).await;
     scene.ready("moved").await;
     scene.ready("coder").await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
     let before = written(&cluster, &scene).len();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let later = written(&cluster, &scene).split_off(before);

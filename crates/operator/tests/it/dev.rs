@@ -92,7 +92,8 @@ async fn gone(folder: &Path) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_ends_by_itself_when_every_sample_is_settled() {
-    let mut dev = Dev::start("until-ready", &["--until-ready"]);
+    // Less than the minutes after which a license is asked for again.
+    let mut dev = Dev::start("until-ready", &["--until-ready", "--timeout=90s"]);
     dev.says("done: nothing is left behind").await;
     let folder = dev.folder();
     assert_eq!(dev.child.wait().unwrap().code(), Some(0), "{}", dev.output());

@@ -165,13 +165,14 @@ async fn a_changed_secret_wakes_those_who_refer_to_it_and_nobody_else() {
     observed(&client, "default", "licensed").await;
     observed(&client, "default", "plain").await;
     operator.ready().await;
-    let before = operator.passes("CoderControlPlane").await;
+    let before = operator.calm("CoderControlPlane").await;
     let secrets: Api<Secret> = Api::namespaced(client, "default");
     for name in ["license", "other"] {
         let secret = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
         secrets.create(&PostParams::default(), &secret).await.unwrap();
     }
     operator.reconciled("CoderControlPlane", before + 1).await;
+    assert_eq!(operator.calm("CoderControlPlane").await, before + 1);
     secrets
         .patch("other", &PatchParams::default(), &Patch::Merge(&json!({"stringData": {"a": "b"}})))
         .await
@@ -181,5 +182,5 @@ async fn a_changed_secret_wakes_those_who_refer_to_it_and_nobody_else() {
         .await
         .unwrap();
     operator.reconciled("CoderControlPlane", before + 2).await;
-    assert_eq!(operator.passes("CoderControlPlane").await, before + 2);
+    assert_eq!(operator.calm("CoderControlPlane").await, before + 2);
 }

@@ -103,7 +103,7 @@ async fn a_new_object_costs_eight_requests_from_nothing_to_ready() {
     let before = requests(&cluster, |user| user == operator.user).len();
     create(&api, 1).await;
     until_all(&api, &operator, is_ready).await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    operator.calm("CoderControlPlane").await;
     let all = requests(&cluster, |user| user == operator.user);
     let all = besides(&all[before..]);
     let count = |resource: &str, subresource: &str| {
@@ -138,7 +138,7 @@ async fn fifty_ready_objects_cost_nothing_for_a_minute_and_no_write_after_a_rest
         serde_json::from_str(include_str!("../fixtures/everything.json")).unwrap();
     api.create(&PostParams::default(), &everything).await.unwrap();
     until_all(&api, &operator, is_ready).await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    operator.calm("CoderControlPlane").await;
     let before = requests(&cluster, |user| user == operator.user).len();
     tokio::time::sleep(Duration::from_mins(1)).await;
     let all = requests(&cluster, |user| user == operator.user);
@@ -161,7 +161,7 @@ async fn two_hundred_objects_at_once_are_made_at_the_pace_of_the_api_server() {
     until_all(&api, &operator, observed).await;
     let made = started.elapsed();
 
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    operator.calm("CoderControlPlane").await;
     let all = requests(&cluster, |user| user == operator.user);
     let (accepted, refused): (Vec<_>, Vec<_>) = writes(&all).into_iter().partition(|event| event.code < 300);
     println!("{} writes for {OBJECTS} new objects, {} refused", accepted.len(), refused.len());

@@ -56,13 +56,13 @@ async fn a_pool_costs_one_write_a_child_and_nothing_at_rest() {
     first.leads().await;
     own.licensed_plane(&license(1), json!({})).await;
     own.says("EntitlementsHealthy", "True", None).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    first.calm("CoderControlPlane").await;
 
     let pools = Pools { client: &own.client, namespace: "default", operator: &first };
     let (mark, count) = (own.sim.mark(), since(&own, &first, 0).len());
     pools.make("pool-00", "coder", json!({})).await;
     pools.settles("pool-00").await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    first.calm("CoderProvisioner").await;
     let asked = since(&own, &first, count);
     println!("coderd, for a new pool: {:?}", by_call(&own.sim.since(mark)));
     costs_one_write_a_child(&asked);
@@ -73,7 +73,7 @@ async fn a_pool_costs_one_write_a_child_and_nothing_at_rest() {
     for n in 1..POOLS {
         pools.settles(&format!("pool-{n:02}")).await;
     }
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    first.calm("CoderProvisioner").await;
     let (mark, count) = (own.sim.mark(), since(&own, &first, 0).len());
     tokio::time::sleep(WATCHED).await;
     let (calls, asked) = (own.sim.since(mark), since(&own, &first, count));

@@ -1,6 +1,8 @@
 //! An operator that ends at any step leaves a proxy that ends with exactly one registration, whose living token its Secret
 //! holds.
 
+use std::time::Duration;
+
 use coder_k8s::manifests::Install;
 use coder_k8s_api::{CoderWorkspaceProxy, crds};
 use coder_k8s_testbed::{Cluster, Node, codersim::Mode, eventually};
@@ -177,4 +179,14 @@ async fn failing_writes_and_lost_answers_leave_one_registration_and_a_living_tok
         }
     }
     assert_eq!(own.site.asked("POST"), 1);
+    // A Secret that cannot be written for long costs a token now and then, whatever wakes the proxy in the meantime.
+    let patched = own.site.asked("PATCH");
+    own.victim.faults(&["before apply secrets / status=500 1000".to_owned()]);
+    own.site.scene().delete::<Secret>(SECRET).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let wasted = own.site.asked("PATCH") - patched;
+    println!("{wasted} tokens in 10 s");
+    assert!((1..=7).contains(&wasted), "{wasted}");
+    own.victim.faults(&[]);
+    own.ends_well("at last").await;
 }

@@ -81,7 +81,7 @@ async fn a_proxy_costs_nothing_at_rest_and_no_write_after_a_restart() {
     site.scene()
         .until("p1", |proxy: &CoderWorkspaceProxy| crate::proxy::is(proxy, "Ready", "True", None))
         .await;
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    first.calm("CoderWorkspaceProxy").await;
     let (mark, count) = (site.sim().mark(), requests(&cluster, |user| user == first.user).len());
     tokio::time::sleep(WATCHED).await;
     let asked = requests(&cluster, |user| user == first.user).split_off(count);

@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use coder_k8s::manifests::{self, Install};
@@ -24,6 +24,9 @@ use rustix::process::{Pid, Signal};
 
 /// How long anything may take before a test gives up on it.
 pub const PATIENCE: Duration = Duration::from_mins(1);
+
+/// How long nothing happens before it is taken for rest, on a machine with much else to do.
+const CALM: Duration = Duration::from_secs(3);
 
 /// How an operator runs that may end at any step: time runs as for the others, and nobody else leads.
 pub const ALONE: &[&str] = &[
@@ -224,6 +227,21 @@ impl Operator {
             }
         });
         ended.await.unwrap_or_else(|error| panic!("{error}\n{}", self.output()));
+    }
+
+    /// Waits until no pass over an object of a kind has ended for a while, and returns how many have.
+    pub async fn calm(&self, kind: &str) -> u64 {
+        let (mut passes, mut since) = (self.passes(kind).await, Instant::now());
+        let began = since;
+        while since.elapsed() < CALM {
+            assert!(began.elapsed() < PATIENCE, "it does not come to rest:\n{}", self.tail());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let now = self.passes(kind).await;
+            if now != passes {
+                (passes, since) = (now, Instant::now());
+            }
+        }
+        passes
     }
 
     /// Waits until it is ready.

@@ -1,6 +1,8 @@
 //! What is done in coderd.
 
+use coder_k8s_coderd::{Error, ProvisionerKey};
 use coder_k8s_core::provisioner::keys::{At, Listing, Marks, Pending, SecretPlace, Version, tags::Tags};
+use secrecy::SecretString;
 
 use super::Dealings;
 use crate::controller::credential::Dealings as _;
@@ -13,7 +15,7 @@ impl Dealings {
         tags: &Tags,
         place: &SecretPlace,
         version: &Version,
-        mut marks: Marks,
+        marks: Marks,
     ) -> bool {
         let client = match self.client(&key.place).await {
             Ok(client) => client,
@@ -31,8 +33,26 @@ impl Dealings {
         };
         tracing::info!(key = key.name, "made a provisioner key");
         self.seen.listings.clear();
-        let made = match client.provisioner_keys(organization).await {
-            Ok(keys) => keys.into_iter().find(|made| made.name == key.name),
+        let listed = client.provisioner_keys(organization).await;
+        let kept = self.keep(&key.name, &material, listed, place, version, marks).await;
+        if !kept {
+            self.course.ctx.pools.lost(&self.course.key);
+        }
+        kept
+    }
+
+    /// Stores a key that was made, of which coderd tells the UUID.
+    async fn keep(
+        &mut self,
+        name: &str,
+        material: &SecretString,
+        listed: Result<Vec<ProvisionerKey>, Error>,
+        place: &SecretPlace,
+        version: &Version,
+        mut marks: Marks,
+    ) -> bool {
+        let made = match listed {
+            Ok(keys) => keys.into_iter().find(|made| made.name == name),
             Err(error) => {
                 self.course.trouble = Some(self.failed(&error));
                 return false;
@@ -43,7 +63,7 @@ impl Dealings {
             return false;
         }
         marks.id = Some(made.id);
-        self.store(place, version, Some(&material), &marks).await
+        self.store(place, version, Some(material), &marks).await
     }
 
     /// Writes the UUID of the key that was made to the status, which makes it ours beyond doubt. The pass ends with what

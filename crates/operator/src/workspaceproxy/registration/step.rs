@@ -62,10 +62,12 @@ impl Dealings {
         };
         let announced = Some(Pending { id: Some(id), ..pending.clone() });
         let record = Record { current: Some(current), pending: announced, ..self.seen.record.clone() };
-        if record != self.seen.record && !self.is_noted(record).await {
-            return false;
+        let noted = record == self.seen.record || self.is_noted(record).await;
+        let kept = noted && self.store(place, version, Some(&token), &marks).await;
+        if !kept {
+            self.course.ctx.pools.lost(&self.course.key);
         }
-        self.store(place, version, Some(&token), &marks).await
+        kept
     }
 
     async fn is_unchanged(&self, place: &SecretPlace, version: &Version) -> bool {
