@@ -50,11 +50,12 @@ impl<'a> Conditions<'a> {
         Self { before, generation, now, all: Vec::new(), cleared: Vec::new() }
     }
 
-    /// Says one thing.
+    /// Says one thing. Whatever this pass said of it before counts no more.
     pub fn set(&mut self, type_: &str, state: impl Into<State>, reason: &str, message: impl Into<String>) {
         let status = state.into().as_str();
         let same = self.before.iter().find(|c| c.type_ == type_ && c.status == status);
         let since = same.map_or_else(|| Time(whole_seconds(self.now)), |c| c.last_transition_time.clone());
+        self.all.retain(|said| said.type_ != type_);
         self.all.push(Condition {
             type_: type_.to_owned(),
             status: status.to_owned(),
@@ -319,6 +320,17 @@ mod tests {
         assert_eq!(status(&conflict, kind::RECONCILING).0, "False");
         assert_eq!(status(&conflict, kind::STALLED).0, "True");
         assert_eq!(status(&conflict, kind::CONFLICT).0, "True");
+    }
+
+    #[test]
+    fn what_a_pass_says_last_counts() {
+        let mut conditions = Conditions::new(&[], Some(1), at(5));
+        conditions.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do");
+        conditions.set(kind::READY, true, "RolledOut", "it runs");
+        conditions.set(kind::RECONCILING, true, "Redirected", "an edit is not known to be done");
+        let all = conditions.into_vec();
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert_eq!(status(&all, kind::RECONCILING), ("True".into(), "Redirected".into()));
     }
 
     #[test]

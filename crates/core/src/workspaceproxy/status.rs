@@ -17,6 +17,7 @@ use crate::{
     condition::{Conditions, State, whole_seconds},
     credential::{self, Standing},
     exposure::Exposure,
+    finding::{Finding, Stage},
     object,
     outcome::Done,
     rollout::Rollout,
@@ -80,7 +81,11 @@ pub fn status(
         pods_say: outcome.pods_say.as_deref(),
     };
     let hindrance = standing.hindrance().or_else(|| outcome.exposure.verdict());
+    let hindered = hindrance.is_some() || !outcome.done.failures.is_empty();
     conditions.set_common(&outcome.done, hindrance.unwrap_or_else(|| standing.ready()));
+    if !hindered {
+        say_doubt(&mut conditions, &decision.finding, generation);
+    }
     let (reason, message) = if outcome.service {
         ("ServiceWritten", "the Service is written")
     } else {
@@ -159,6 +164,15 @@ fn say_registration(conditions: &mut Conditions<'_>, seen: &Seen, decision: &Dec
     conditions.clear(kind::REGISTERED);
     conditions.set(kind::TOKEN_SECRET_READY, finding.is_ready(), finding.reason, finding.message.clone());
     false
+}
+
+/// Says that an edit may not have reached coderd yet. What coderd shows of a proxy is on record nowhere else, so nobody
+/// knows before it answers.
+fn say_doubt(conditions: &mut Conditions<'_>, finding: &Finding, generation: Option<i64>) {
+    let edited = conditions.said(kind::REGISTERED).is_some_and(|said| said.observed_generation != generation);
+    if finding.stage == Stage::Unsure && edited {
+        conditions.set(kind::RECONCILING, true, finding.reason, finding.message.clone());
+    }
 }
 
 /// Says what coderd sees of the proxy. It is written only when it is something else than before: that it was asked again

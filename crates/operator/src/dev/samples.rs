@@ -14,7 +14,7 @@ use super::Teller;
 
 /// Who applies the samples, apart from the operator's own field manager.
 const MANAGER: &str = "coder-k8s-dev";
-/// How long pools and proxies wait for the control planes.
+/// How long the other samples wait for the license.
 const LICENSED: Duration = Duration::from_secs(30);
 
 /// Makes the namespaces of the samples.
@@ -29,13 +29,12 @@ fn namespace(sample: &DynamicObject) -> String {
     sample.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned())
 }
 
-/// Applies every sample. Those that need a license follow the control plane that applies it: without one they would say
-/// so, and ask again only after minutes.
+/// Applies every sample, first the control plane that applies the license. One coderd answers for all of them: whoever
+/// asks it too early learns that there is no license, and asks again only after minutes.
 pub(crate) async fn apply(client: &Client, say: &Teller) -> Result<()> {
-    let is_plane = |sample: &DynamicObject| kind(sample) == "CoderControlPlane";
-    let (planes, others): (Vec<_>, Vec<_>) = parsed()?.into_iter().partition(is_plane);
-    put(client, &planes, say).await?;
-    if let Ok(outcome) = tokio::time::timeout(LICENSED, wait(client, &planes)).await {
+    let (first, others): (Vec<_>, Vec<_>) = parsed()?.into_iter().partition(applies_license);
+    put(client, &first, say).await?;
+    if let Ok(outcome) = tokio::time::timeout(LICENSED, wait(client, &first)).await {
         outcome?;
     }
     put(client, &others, say).await
@@ -70,6 +69,10 @@ async fn wait(client: &Client, samples: &[DynamicObject]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn applies_license(sample: &DynamicObject) -> bool {
+    sample.data.pointer("/spec/licenseSecretRef").is_some() && can_be_ready(sample)
 }
 
 /// Whether a sample can be ready here: a control plane that needs no license, or has a token to apply it with; a pool with

@@ -221,3 +221,50 @@ fn soonest(next: Next, others: impl IntoIterator<Item = Option<Duration>>) -> Ne
     };
     others.into_iter().flatten().chain(asked).min().map_or(Next::OnChange, Next::After)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What a clock that stands may differ by.
+    const TICK: Duration = Duration::from_millis(2);
+
+    fn object(generation: i64) -> CoderProvisioner {
+        serde_json::from_value(json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderProvisioner",
+            "metadata": {"name": "pool", "namespace": "ns", "uid": "u", "generation": generation},
+            "spec": {"controlPlaneRef": {"name": "coder"}}}))
+        .unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_lost_is_made_again_after_the_delay_or_an_edit() {
+        let (pools, key) =
+            (Pools::new(Metrics::new(), Duration::from_mins(5)), Key::new("Pool", "ns", "pool"));
+        pools.verify_due(&key, &object(1));
+        // A failure that cost nothing holds nothing up.
+        pools.failed(&key, Retry::Backoff);
+        assert_eq!(pools.hold(&key), None);
+
+        pools.lost(&key);
+        let Next::After(delay) = pools.failed(&key, Retry::Backoff) else { panic!("it comes back") };
+        assert!(pools.hold(&key).is_some_and(|left| left.abs_diff(delay) < TICK));
+        // Whoever wakes it: it waits for the rest of the time, and its failures are not forgotten.
+        let (half, rest) = (delay / 2, delay - delay / 2);
+        tokio::time::advance(half).await;
+        pools.touch(&key);
+        pools.verify_due(&key, &object(1));
+        let next = pools.come_back(&key, Next::OnChange, true, 1.0, [None], None);
+        assert!(matches!(next, Next::After(left) if left.abs_diff(rest) < TICK), "{next:?} is not {rest:?}");
+        tokio::time::advance(rest + TICK).await;
+        assert_eq!(pools.hold(&key), None);
+
+        // Each time it is lost again it takes longer.
+        pools.lost(&key);
+        let Next::After(longer) = pools.failed(&key, Retry::Backoff) else { panic!("it comes back") };
+        assert!(longer > delay);
+        pools.verify_due(&key, &object(2));
+        assert_eq!(pools.hold(&key), None, "an edit is tried at once");
+    }
+}

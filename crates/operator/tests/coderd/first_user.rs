@@ -178,6 +178,7 @@ async fn a_disabled_access_is_given_back_and_can_come_again() {
     assert_eq!(coder.sim.token_names(), [""; 0]);
     coder.scene.gone::<Secret>("coder-operator-token").await;
     coder.scene.until::<CoderControlPlane>("coder", |plane| plane.finalizers().is_empty()).await;
+    coder.scene.rests().await;
     let mark = coder.sim.mark();
     coder.scene.quiet(Duration::from_secs(4)).await;
     assert_eq!(coder.sim.since(mark).len(), 0);

@@ -17,8 +17,8 @@ use crate::{
     support::{Operator, PATIENCE, apply, grant, planes},
 };
 
-/// Another operator takes over soon.
-pub const QUICK: [&str; 3] = ["--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=200ms"];
+/// Another operator takes over at once, because the last one is known to be gone.
+pub const QUICK: [&str; 1] = ["--leader-elect=false"];
 
 pub struct Own {
     pub cluster: Cluster,
@@ -39,7 +39,12 @@ impl Own {
 
     /// An operator that knows where coderd is. It may not lead yet.
     pub fn operator(&self, args: &[&str]) -> Operator {
-        let operator = Operator::start(&self.cluster, args);
+        self.failing_operator(args, &[])
+    }
+
+    /// One whose calls fail from the first on.
+    pub fn failing_operator(&self, args: &[&str], faults: &[String]) -> Operator {
+        let operator = Operator::start_failing(&self.cluster, args, faults);
         operator.host("coder.default.svc.cluster.local", self.sim.address());
         operator
     }

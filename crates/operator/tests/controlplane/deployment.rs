@@ -266,6 +266,7 @@ async fn a_change_of_what_the_pods_read_rolls_them() {
         sum = rolled(&scene, &sum).await;
     }
     scene.ready("coder").await;
+    scene.rests().await;
     scene.edit::<Secret>("database", json!({"stringData": {"unused": "2"}})).await;
     scene.edit::<Secret>("env", json!({"metadata": {"labels": {"touched": "yes"}}})).await;
     secret(&scene, "nobodys", json!({"A": "1"})).await;
@@ -283,6 +284,7 @@ async fn pods_can_be_kept_from_rolling_with_what_they_read() {
     let spec = json!({"restartOnConfigChange": false, "envFrom": [{"configMapRef": {"name": "settings"}}]});
     scene.plane("coder", spec).await;
     scene.ready("coder").await;
+    scene.rests().await;
     let before = template(&scene).await;
     assert_eq!(checksum(&before), "");
     scene.edit::<ConfigMap>("settings", json!({"data": {"A": "2"}})).await;

@@ -117,7 +117,7 @@ async fn a_lost_answer_is_found_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_at_any_write_leaves_nothing_half_done() {
     let (cluster, client, _node) = own_cluster().await;
-    let quick = ["--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=200ms"];
+    let quick = ["--leader-elect=false"];
     let writes = [
         "codercontrolplanes",
         "serviceaccounts",

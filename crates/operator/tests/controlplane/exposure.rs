@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coder_k8s::manifests::Install;
-use coder_k8s_api::{CoderControlPlane, crds};
+use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy, crds};
 use coder_k8s_core::exposure::route::HTTPRoute;
 use coder_k8s_testbed::{AuditEvent, Cluster, eventually};
 use k8s_openapi::{
@@ -261,6 +261,29 @@ async fn a_route_lives_with_the_gateway_api_and_the_answers_of_gateways() {
     assert!(message(&plane, "Exposed").contains("by the listener"));
     answer(&scene, "coder", true).await;
     scene.says("coder", "Exposed", "True", Some("Exposed")).await;
+
+    // The route of a workspace proxy, which needs nothing but a token that somebody supplies.
+    let supplied = json!({"image": "i", "replicas": 0, "primaryAccessURL": "https://coder.example.com",
+        "proxySessionTokenSecretRef": {"name": "mine"},
+        "expose": {"gateway": {"host": "eu.example.com", "parentRefs": [{"name": "gw"}]}}});
+    let proxy = json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderWorkspaceProxy",
+        "metadata": {"name": "eu"}, "spec": supplied});
+    scene.create::<CoderWorkspaceProxy>(proxy).await;
+    let route: HTTPRoute = scene.there("wsproxy-eu").await;
+    assert_eq!(route.spec.rules[0].backend_refs[0].name, "wsproxy-eu");
+    let exposed = |status: &'static str| {
+        move |proxy: &CoderWorkspaceProxy| {
+            let all = proxy.status.iter().flat_map(|status| &status.workload.conditions);
+            all.into_iter().any(|c| c.type_ == "Exposed" && c.status == status)
+        }
+    };
+    scene.until("eu", exposed("Unknown")).await;
+    answer(&scene, "wsproxy-eu", false).await;
+    scene.until("eu", exposed("False")).await;
+    answer(&scene, "wsproxy-eu", true).await;
+    scene.until("eu", exposed("True")).await;
+    scene.delete::<CoderWorkspaceProxy>("eu").await;
+    scene.gone::<HTTPRoute>("wsproxy-eu").await;
 
     // With TLS on 443 the route still leads to http; what was said of the earlier route no longer counts.
     scene.spec("coder", json!({"service": {"port": 443}, "tls": {"secretNames": ["cert"]}})).await;

@@ -75,7 +75,7 @@ async fn labels_annotations_sidecars_and_a_restart_survive() {
         })
         .await;
     scene.ready("coder").await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    scene.rests().await;
     scene.quiet(PEACE).await;
 
     // Also not lost when the operator itself writes next.

@@ -243,6 +243,21 @@ impl Scene {
         all.into_iter().filter(|event| event.namespace == namespace).collect()
     }
 
+    /// Waits until the operator has written nothing in the namespace of the test for a while.
+    pub async fn rests(&self) {
+        let count = || crate::support::writes(&self.requests_in(&self.namespace)).len();
+        let mut last = count();
+        for _ in 0..30 {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let now = count();
+            if now == last {
+                return;
+            }
+            last = now;
+        }
+        panic!("the operator does not come to rest:\n{}", self.log());
+    }
+
     /// Asserts that the operator writes nothing in the namespace of the test for a while.
     pub async fn quiet(&self, time: Duration) {
         let before = self.requests_in(&self.namespace).len();

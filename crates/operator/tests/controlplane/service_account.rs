@@ -97,6 +97,7 @@ async fn disabling_creation_gives_the_account_up_whatever_its_labels_and_enablin
     scene.ready("coder").await;
     let left = scene.until("coder", |a: &ServiceAccount| a.owner_references().is_empty()).await;
     assert_eq!(left.uid(), account.uid(), "it stays");
+    scene.rests().await;
     scene.quiet(Duration::from_secs(1)).await;
 
     scene.spec("coder", json!({"serviceAccount": {"disableCreate": false}})).await;
@@ -135,7 +136,7 @@ async fn the_account_of_an_earlier_name_goes_when_no_pod_uses_it_any_more() {
                 && d.status.as_ref().and_then(|status| status.observed_generation) == d.metadata.generation
         })
         .await;
-    scene.quiet(Duration::from_secs(1)).await;
+    scene.rests().await;
     scene.there::<ServiceAccount>("first").await;
     for namespace in [&scene.namespace, &other] {
         assert!(scene.api_in::<Role>(namespace).get_opt(&role("first")).await.unwrap().is_some());

@@ -76,14 +76,36 @@ async fn an_allowed_address_is_used_and_an_edit_to_another_one_is_not() {
     let redirect = SimFault::redirect("http://elsewhere.test/api/v2/workspaceproxies");
     let fault = other.fault("GET", "/api/v2/workspaceproxies", redirect, None);
     site.edit(json!({"bootstrap": {"displayName": "New"}})).await;
-    let proxy = site.until(|proxy| {
-        proxy.status.as_ref().and_then(|s| s.workload.observed_generation) == proxy.metadata.generation
-    });
-    proxy.await;
-    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    let proxy = site.says("Reconciling", "True", "Redirected").await;
+    assert!(message(&proxy, "Reconciling").contains("set bootstrap.coderURL"), "{:?}", proxy.status);
+    assert!(is(&proxy, "Ready", "True", None), "what works stays: {:?}", proxy.status);
     assert_eq!(evil.requests(), [], "nothing was sent");
     other.clear(fault);
+    site.says("Reconciling", "False", "Reconciled").await;
+    let shown = crate::proxy::registrations(&other);
+    assert_eq!(shown.iter().map(|proxy| &*proxy.display_name).collect::<Vec<_>>(), ["New"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_with_a_certificate_of_its_own_is_called_by_https() {
+    let site = Site::plane("https", Mode::Licensed).await;
+    let issued = rcgen::generate_simple_self_signed(vec!["three.allowed.test".to_owned()]).unwrap();
+    let other = CoderSim::builder(Mode::Licensed)
+        .tls(issued.cert.pem(), issued.signing_key.serialize_pem())
+        .start()
+        .await
+        .unwrap();
+    site.scene().operator.host("three.allowed.test", other.address());
+    site.coder.secret("creds", "token", &other.owner_token()).await;
+    let mut with_ca = spec("https://three.allowed.test");
+    with_ca["bootstrap"]["caSecretRef"] = json!({"name": "ca"});
+    site.make_as("eu", with_ca).await;
+    let proxy = site.says("Ready", "False", "CoderdUnavailable").await;
+    assert!(message(&proxy, "Ready").contains("Secret ca with the key ca.crt"), "{:?}", proxy.status);
+    assert_eq!(other.requests(), [], "nothing is sent before the certificate can be checked");
+    site.coder.secret_text("ca", "ca.crt", &issued.cert.pem()).await;
     site.settles().await;
+    assert_eq!(names(&other), ["eu"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

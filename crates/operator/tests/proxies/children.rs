@@ -7,6 +7,7 @@ use k8s_openapi::api::{
     policy::v1::PodDisruptionBudget,
 };
 use kube::ResourceExt;
+use secrecy::ExposeSecret;
 use serde_json::json;
 
 use crate::{
@@ -92,6 +93,38 @@ async fn an_exposed_proxy_has_the_exposed_address() {
     site.edit(json!({"replicas": 1, "expose": null})).await;
     site.scene().gone::<Ingress>(CHILD).await;
     site.scene().gone::<PodDisruptionBudget>(CHILD).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_makes_a_proxy_serve_https() {
+    let site = Site::plane("tls", coder_k8s_testbed::codersim::Mode::Licensed).await;
+    site.coder.secret_text("cert", "tls.crt", "any").await;
+    site.make(json!({"tls": {"secretNames": ["cert"]}, "service": {"port": 443}})).await;
+    let proxy = site.is_ready().await;
+    let host = format!("https://{CHILD}.{}.svc.cluster.local", site.scene().namespace);
+    assert_eq!(status(&proxy).access_url, Some(host.clone()));
+    let ports = async || {
+        let service: Service = site.scene().there(CHILD).await;
+        let ports = service.spec.unwrap().ports.unwrap();
+        ports.into_iter().map(|port| (port.name.unwrap(), port.port)).collect::<Vec<_>>()
+    };
+    assert_eq!(ports().await, [("https".to_owned(), 443), ("http".to_owned(), 80)]);
+    let pod = site.deployment().await.spec.unwrap().template.spec.unwrap();
+    let env = pod.containers[0].env.as_ref().unwrap();
+    for (name, value) in [
+        ("CODER_TLS_ENABLE", "true"),
+        ("CODER_TLS_ADDRESS", "0.0.0.0:8443"),
+        ("CODER_TLS_CERT_FILE", "/etc/ssl/certs/coder/cert/tls.crt"),
+        ("CODER_ACCESS_URL", &host),
+    ] {
+        let entry = env.iter().find(|entry| entry.name == name);
+        assert_eq!(entry.and_then(|entry| entry.value.as_deref()), Some(value), "{name}");
+    }
+    let token = site.only().token;
+    site.edit(json!({"tls": null, "service": {"port": 80}})).await;
+    site.is_ready().await;
+    assert_eq!(ports().await, [("http".to_owned(), 80)]);
+    assert_eq!(site.only().token.expose_secret(), token.expose_secret(), "the same token");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -42,5 +42,5 @@ const OPERATOR: &[&str] = &[
     "--verify-interval=8s",
     "--coderd-timeout=3s",
     "--cleanup-timeout=6s",
-    "--allowed-coder-urls=http://one.allowed.test,http://two.allowed.test:8080",
+    "--allowed-coder-urls=http://one.allowed.test,http://two.allowed.test:8080,https://three.allowed.test",
 ];

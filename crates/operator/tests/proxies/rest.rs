@@ -35,7 +35,12 @@ async fn a_proxy_costs_nothing_at_rest_and_no_write_after_a_restart() {
     let start = || {
         let operator = Operator::start(
             &cluster,
-            &["--leader-elect=false", "--entitlements-interval=10m", "--allowed-coder-urls=http://far.test"],
+            &[
+                "--leader-elect=false",
+                "--entitlements-interval=10m",
+                "--verify-interval=24h",
+                "--allowed-coder-urls=http://far.test",
+            ],
         );
         operator.host("coder.default.svc.cluster.local", site.sim().address());
         operator.host("far.test", site.sim().address());

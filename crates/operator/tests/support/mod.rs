@@ -88,18 +88,20 @@ pub struct Operator {
 impl Operator {
     /// Starts an operator that may do what [`grant`] granted.
     pub fn start(cluster: &Cluster, args: &[&str]) -> Self {
+        Self::start_failing(cluster, args, &[])
+    }
+
+    /// Starts one whose calls fail from the first on, one line for each fault.
+    pub fn start_failing(cluster: &Cluster, args: &[&str], faults: &[String]) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let user = format!("operator-{}", COUNT.fetch_add(1, Ordering::SeqCst));
         let kubeconfig = cluster.run_dir().join(format!("kubeconfig-{user}"));
         let admin = cluster.kubeconfig_yaml();
         let acting = format!("      as: {user}\n      as-groups: [{GROUP}, \"system:authenticated\"]\n");
         fs::write(&kubeconfig, admin.replace("contexts:", &format!("{acting}contexts:"))).unwrap();
-        Self::start_with(
-            user,
-            &kubeconfig,
-            cluster.run_dir().join(format!("output-{}", kubeconfig.file_name().unwrap().display())),
-            args,
-        )
+        let output = cluster.run_dir().join(format!("output-{}", kubeconfig.file_name().unwrap().display()));
+        fs::write(output.with_extension("faults"), faults.join("\n")).unwrap();
+        Self::start_with(user, &kubeconfig, output, args)
     }
 
     /// Starts an operator with a kubeconfig of any kind.

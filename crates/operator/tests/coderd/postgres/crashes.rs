@@ -139,8 +139,7 @@ async fn a_crash_while_a_token_is_renewed_leaves_exactly_one_that_works_and_neve
             let past = json!({"status": {"operatorToken": {"renewAfter": "2026-01-01T00:00:00Z"}}});
             let planes: Api<CoderControlPlane> = world.own.planes("default");
             planes.patch_status("coder", &PatchParams::default(), &Patch::Merge(&past)).await.unwrap();
-            let victim = world.own.operator(&QUICK);
-            victim.faults(&[format!("{when} {step} / exit 1")]);
+            let victim = world.own.failing_operator(&QUICK, &[format!("{when} {step} / exit 1")]);
             operator = world.crash(when, step, victim).await;
             let stored = world.stored().await;
             assert!(world.accepts(&stored).await, "{when} {step}: there is always a token that works");
