@@ -66,7 +66,9 @@ pub(crate) fn run() -> Result<()> {
     let failed: Vec<_> = ended.iter().filter(|ended| !ended.verdict.well).collect();
     // Once more at the end, where it is looked for.
     for Ended { called, verdict, .. } in &failed {
-        verdict.failures.iter().for_each(|line| say(&format!("{called}: {line}")));
+        for line in &verdict.failures {
+            say(&format!("{called}: {line}"));
+        }
     }
     if !failed.is_empty() {
         let names: Vec<_> = failed.iter().map(|ended| ended.called.as_str()).collect();
@@ -217,7 +219,9 @@ mod tests {
             "    a",
         ];
         let mut failures = Failures::default();
-        lines.iter().for_each(|line| failures.hear(line));
+        for line in lines {
+            failures.hear(line);
+        }
         assert_eq!(failures.told, [lines[2], lines[3], lines[6], lines[7], lines[8], lines[9]]);
     }
 }
