@@ -5,6 +5,7 @@
 //! lease over.
 
 pub(crate) mod accounts;
+mod caches;
 pub(crate) mod children;
 pub(crate) mod coderd;
 mod context;
@@ -17,6 +18,7 @@ pub(crate) mod options;
 pub(crate) mod places;
 pub(crate) mod pods;
 pub(crate) mod secrets;
+mod wakes;
 mod watches;
 pub(crate) mod workspaces;
 
@@ -50,11 +52,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use context::{Context, Reported, served_by};
+pub(crate) use caches::{kind, served_by};
+pub(crate) use context::{Context, Reported};
 pub(crate) use options::Options;
 
 use context::Outside;
-pub(crate) use context::kind;
 use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;

@@ -8,21 +8,16 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{
-    CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason, names::label,
-};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason};
 use coder_k8s_coderd::{Connector, postgres::Postgres};
 use coder_k8s_core::{
     condition::transitions,
-    exposure::route::HTTPRoute,
-    names::instance_label,
     object::Going,
     outcome::{Done, Retry},
-    workspace_access::Kind,
 };
 use coder_k8s_engine::{
     backoff::Failures,
-    cache::{Cache, controller_uid},
+    cache::Cache,
     client,
     events::Events,
     failure,
@@ -35,23 +30,18 @@ use coder_k8s_engine::{
     status::{self, Written},
 };
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::{
-        apps::v1::Deployment,
-        core::v1::{Service, ServiceAccount},
-        networking::v1::Ingress,
-        policy::v1::PodDisruptionBudget,
-        rbac::v1::{Role, RoleBinding},
-    },
-    apimachinery::pkg::apis::meta::v1::Condition,
-};
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 
-use super::{lookups::Lookups, options::Options, watches::Scope};
+use super::{
+    caches::{Caches, kind},
+    lookups::Lookups,
+    options::Options,
+    watches::Scope,
+};
 use crate::{
     controlplane::{
         rollcall::RollCalls,
@@ -59,70 +49,6 @@ use crate::{
     },
     provisioner::pools::Pools,
 };
-
-/// The kinds whose objects are reconciled.
-pub(crate) mod kind {
-    /// CoderControlPlane
-    pub(crate) const CONTROL_PLANE: &str = "CoderControlPlane";
-    /// CoderProvisioner
-    pub(crate) const PROVISIONER: &str = "CoderProvisioner";
-    /// CoderWorkspaceProxy
-    pub(crate) const WORKSPACE_PROXY: &str = "CoderWorkspaceProxy";
-    /// Kinds of others that objects refer to.
-    pub(crate) const SECRET: &str = "Secret";
-    /// ConfigMap
-    pub(crate) const CONFIG_MAP: &str = "ConfigMap";
-    /// Namespace
-    pub(crate) const NAMESPACE: &str = "Namespace";
-}
-
-/// The last seen state of everything that is cached.
-#[derive(Clone, Debug)]
-pub(crate) struct Caches {
-    pub(crate) control_planes: Cache<CoderControlPlane>,
-    pub(crate) provisioners: Cache<CoderProvisioner>,
-    pub(crate) workspace_proxies: Cache<CoderWorkspaceProxy>,
-    pub(crate) service_accounts: Cache<ServiceAccount>,
-    pub(crate) services: Cache<Service>,
-    pub(crate) deployments: Cache<Deployment>,
-    pub(crate) budgets: Cache<PodDisruptionBudget>,
-    pub(crate) ingresses: Cache<Ingress>,
-    pub(crate) routes: Cache<HTTPRoute>,
-    pub(crate) roles: Cache<Role>,
-    pub(crate) bindings: Cache<RoleBinding>,
-}
-
-impl Default for Caches {
-    fn default() -> Self {
-        Self {
-            control_planes: Cache::new(kind::CONTROL_PLANE),
-            provisioners: Cache::new(kind::PROVISIONER),
-            workspace_proxies: Cache::new(kind::WORKSPACE_PROXY),
-            service_accounts: Cache::grouped("ServiceAccount", controller_uid),
-            services: Cache::new("Service"),
-            deployments: Cache::new("Deployment"),
-            budgets: Cache::new("PodDisruptionBudget"),
-            ingresses: Cache::new("Ingress"),
-            routes: Cache::new("HTTPRoute"),
-            roles: Cache::grouped("Role", served),
-            bindings: Cache::grouped("RoleBinding", served),
-        }
-    }
-}
-
-/// The object that a Role or RoleBinding of workspaces serves, by its labels.
-pub(crate) fn served<K: Resource>(object: &K) -> Option<String> {
-    let labels = object.labels();
-    let by =
-        |kind, name: &str, namespace: &str| Some(served_by(kind, labels.get(namespace)?, labels.get(name)?));
-    by(Kind::ControlPlane, label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE)
-        .or_else(|| by(Kind::Provisioner, label::PROVISIONER, label::PROVISIONER_NAMESPACE))
-}
-
-/// The group of the Roles and RoleBindings that serve an object.
-pub(crate) fn served_by(kind: Kind, namespace: &str, name: &str) -> String {
-    format!("{kind:?} {namespace}/{}", instance_label(name))
-}
 
 /// How soon to look again at an object of others that is in the way.
 const FOREIGN: Duration = Duration::from_secs(5);

@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 
-use super::context::kind;
+use super::caches::kind;
 
 /// What was found out, by who asked and about what.
 #[derive(Default)]

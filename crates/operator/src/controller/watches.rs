@@ -1,25 +1,20 @@
-//! What the controller watches, and whom each change wakes.
+//! What the controller watches.
 
 use std::{
     collections::BTreeSet,
     fmt::Debug,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
 };
 
 use coder_k8s_api::names::{self, label};
-use coder_k8s_core::{
-    condition::timeless,
-    exposure::route::HTTPRoute,
-    references::{Reference, References},
-};
+use coder_k8s_core::{exposure::route::HTTPRoute, references::References};
 use coder_k8s_engine::{
     cache::Cache,
     crds::{Crds, Served},
     health::{Gate, Readiness},
     key::Key,
     tripwire::{Tripped, Tripwire},
-    watch::{Change, Follow},
+    watch::Follow,
 };
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -31,21 +26,20 @@ use k8s_openapi::{
         rbac::v1::{Role, RoleBinding},
     },
 };
-use kube::{Api, Client, Resource, ResourceExt, core::DeserializeGuard, runtime::watcher};
+use kube::{Api, Client, Resource, core::DeserializeGuard, runtime::watcher};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
 use super::{
     Context,
-    context::{Reported, kind},
+    caches::kind,
+    context::Reported,
+    wakes::{child_changed, root_changed, wake, wake_routed},
 };
 
 /// CRDs of others that children may need.
 pub(crate) const OPTIONAL_CRDS: [(&str, &str); 1] = [(HTTP_ROUTES, "v1")];
 const HTTP_ROUTES: &str = "httproutes.gateway.networking.k8s.io";
-
-/// How long the news that an owner is gone may take longer than the news of its children.
-const NEWS: Duration = Duration::from_millis(300);
 
 /// Where the controller looks: everywhere, or in these namespaces.
 #[derive(Clone, Debug)]
@@ -314,127 +308,5 @@ where
     match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
-    }
-}
-
-fn wake_routed(ctx: &Context) {
-    let routed = ctx
-        .caches
-        .control_planes
-        .filter(|plane| plane.spec.expose.as_ref().is_some_and(|e| e.gateway.is_some()));
-    wake(ctx, routed.iter().map(|plane| Key::of(kind::CONTROL_PLANE, &**plane)));
-    let routed = ctx
-        .caches
-        .workspace_proxies
-        .filter(|proxy| proxy.spec.expose.as_ref().is_some_and(|e| e.gateway.is_some()));
-    wake(ctx, routed.iter().map(|proxy| Key::of(kind::WORKSPACE_PROXY, &**proxy)));
-}
-
-fn wake(ctx: &Context, keys: impl IntoIterator<Item = Key>) {
-    keys.into_iter().for_each(|key| ctx.wake(key));
-}
-
-/// A change of one of our objects wakes it, and those that refer to it. What the operator itself wrote to the status
-/// wakes nobody but those to whom it matters.
-fn root_changed<K: Reported + References>(ctx: &Context, change: &Change<'_, K>) {
-    let kind = kind_of::<K>();
-    match change {
-        Change::Seen { before, now } => {
-            let key = Key::of(kind, *now);
-            if before.is_none_or(|before| asks_for_something_else(before, now)) {
-                ctx.references.set(&key, targets(*now, &key.namespace));
-                wake(ctx, ctx.references.of(&key));
-                ctx.wake(key);
-                return;
-            }
-            if before.is_some_and(|before| says_something_else(before, now)) {
-                wake(ctx, ctx.references.of(&key));
-            }
-            if !ctx.wrote(&key, now.status()) {
-                ctx.wake(key);
-            }
-        }
-        Change::Gone(object) => {
-            let key = Key::of(kind, *object);
-            ctx.references.set(&key, BTreeSet::new());
-            ctx.forget(&key);
-            ctx.queue_of(&key).forget(&key);
-            wake(ctx, ctx.references.of(&key));
-        }
-    }
-}
-
-/// Whether anything but the status differs.
-fn asks_for_something_else<K: Resource>(before: &K, now: &K) -> bool {
-    let asked = |object: &K| {
-        let meta = object.meta();
-        let (labels, annotations) = (meta.labels.clone(), meta.annotations.clone());
-        (
-            meta.uid.clone(),
-            meta.generation,
-            meta.deletion_timestamp.clone(),
-            meta.finalizers.clone(),
-            labels,
-            annotations,
-        )
-    };
-    asked(before) != asked(now)
-}
-
-/// Whether the status differs in anything but times.
-fn says_something_else<K: Reported>(before: &K, now: &K) -> bool {
-    let said =
-        |object: &K| object.status().and_then(|status| serde_json::to_value(status).ok()).map(timeless);
-    said(before) != said(now)
-}
-
-/// A change of a child wakes its owner. One that is gone may have gone with its owner, of which the news is on its way:
-/// then nothing is to be made again.
-fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &Change<'_, K>) {
-    match change {
-        Change::Seen { now, .. } => owners(*now).for_each(|owner| ctx.wake(owner)),
-        Change::Gone(object) => {
-            ctx.gate.forget(*object);
-            owners(*object).for_each(|owner| ctx.queue_of(&owner).wake_within(owner, NEWS));
-        }
-    }
-}
-
-/// The objects of ours that control a child.
-fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
-    let controls = child.owner_references().iter().filter(|owner| owner.controller == Some(true));
-    let named = controls.filter_map(|owner| {
-        let ours = [kind::CONTROL_PLANE, kind::PROVISIONER, kind::WORKSPACE_PROXY];
-        let kind = ours.into_iter().find(|kind| *kind == owner.kind)?;
-        Some(Key::new(kind, child.namespace().unwrap_or_default(), &owner.name))
-    });
-    named.chain(served_elsewhere(child))
-}
-
-/// The object that a child serves from another namespace, where no reference can name it.
-fn served_elsewhere<K: Resource>(child: &K) -> Option<Key> {
-    let labels = child.labels();
-    let by =
-        |kind, name: &str, namespace: &str| Some(Key::new(kind, labels.get(namespace)?, labels.get(name)?));
-    let served = by(kind::CONTROL_PLANE, label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE)
-        .or_else(|| by(kind::PROVISIONER, label::PROVISIONER, label::PROVISIONER_NAMESPACE));
-    served.filter(|_| child.owner_references().is_empty())
-}
-
-fn targets<K: References>(object: &K, namespace: &str) -> BTreeSet<Key> {
-    let key = |reference| match reference {
-        Reference::Secret(name) => Key::new(kind::SECRET, namespace, name),
-        Reference::ConfigMap(name) => Key::new(kind::CONFIG_MAP, namespace, name),
-        Reference::Namespace(name) => Key::new(kind::NAMESPACE, "", name),
-        Reference::ControlPlane(name) => Key::new(kind::CONTROL_PLANE, namespace, name),
-    };
-    object.references().into_iter().map(key).collect()
-}
-
-fn kind_of<K: Resource<DynamicType = ()>>() -> &'static str {
-    match &*K::kind(&()) {
-        kind::CONTROL_PLANE => kind::CONTROL_PLANE,
-        kind::PROVISIONER => kind::PROVISIONER,
-        _ => kind::WORKSPACE_PROXY,
     }
 }

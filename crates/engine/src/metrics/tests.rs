@@ -1,0 +1,73 @@
+use super::*;
+
+fn everything_set() -> String {
+    let metrics = Metrics::new();
+    let took = Duration::from_millis(30);
+    for outcome in [Outcome::Settled, Outcome::Waiting, Outcome::Failed] {
+        metrics.reconciled("CoderControlPlane", outcome, "AsPlanned", took);
+    }
+    metrics.reconciled("CoderProvisioner", Outcome::Failed, "odd \"reason\"\\\n", took);
+    metrics.queue_depth(3);
+    metrics.queue_wait(took);
+    metrics.api_call("get", "secrets", "200", took);
+    metrics.api_call("get", "secrets", "404", took);
+    metrics.api_call("apply", "deployments/status", "timeout", Duration::from_mins(1));
+    metrics.leading(true);
+    metrics.objects("CoderControlPlane", "true", 4);
+    metrics.objects("CoderControlPlane", "unknown", 0);
+    metrics.unparsable("CoderControlPlane", 1);
+    metrics.watch_restarts("secrets");
+    metrics.job_queues([JobQueue {
+        namespace: "ns".into(),
+        name: "coder".into(),
+        organization: "default".into(),
+        tags: "region=\"eu\"".into(),
+        pending: 2,
+        waiting: 75,
+    }]);
+    metrics.encode().unwrap()
+}
+
+#[test]
+fn the_exposition_is_clean() {
+    let text = everything_set();
+    assert_eq!(lint(&text), Vec::<String>::new(), "{text}");
+    assert_eq!(lint(&Metrics::new().encode().unwrap()), Vec::<String>::new(), "before anything happened");
+}
+
+#[test]
+fn facts_become_series() {
+    let text = everything_set();
+    for line in [
+        "coder_k8s_reconciles_total{kind=\"CoderControlPlane\",outcome=\"settled\",reason=\"AsPlanned\"} 1",
+        "coder_k8s_reconcile_duration_seconds_count{kind=\"CoderControlPlane\"} 3",
+        "coder_k8s_queue_depth 3",
+        "coder_k8s_queue_wait_seconds_count 1",
+        "coder_k8s_api_calls_total{verb=\"get\",resource=\"secrets\",code=\"404\"} 1",
+        "coder_k8s_api_call_duration_seconds_count{verb=\"apply\"} 1",
+        "coder_k8s_leading 1",
+        "coder_k8s_objects{kind=\"CoderControlPlane\",ready=\"true\"} 4",
+        "coder_k8s_unparsable_objects{kind=\"CoderControlPlane\"} 1",
+        "coder_k8s_watch_restarts_total{resource=\"secrets\"} 1",
+        "coder_k8s_jobs_pending{namespace=\"ns\",name=\"coder\",organization=\"default\",tags=\"region=\\\"eu\\\"\"} 2",
+        "coder_k8s_jobs_longest_wait_seconds{namespace=\"ns\",name=\"coder\",organization=\"default\",tags=\"region=\\\"eu\\\"\"} 75",
+        concat!("coder_k8s_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} is missing from\n{text}");
+    }
+}
+
+#[test]
+fn the_process_describes_itself() {
+    let text = Metrics::new().encode().unwrap();
+    let value = |name: &str| -> f64 {
+        let line = text.lines().find(|l| l.starts_with(&format!("{name} "))).expect(name);
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert!(value("process_resident_memory_bytes") > 1e6);
+    assert!(value("process_cpu_seconds_total") >= 0.0);
+    assert!(value("process_open_fds") >= 3.0);
+    let age = f64::from(u32::try_from(jiff::Timestamp::now().as_second()).unwrap())
+        - value("process_start_time_seconds");
+    assert!((-2.0..86_400.0).contains(&age), "started {age} s ago");
+}
