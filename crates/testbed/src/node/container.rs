@@ -26,6 +26,8 @@ use crate::process::Component;
 
 const POLL: Duration = Duration::from_millis(50);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// How long what a container reads may take to be looked up. A request that got lost is sent again.
+const LOOKING_UP: Duration = Duration::from_secs(10);
 /// A tenth of the kubelet's, because tests wait for it. Like there, the first restart is at once.
 const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(30);
@@ -111,7 +113,8 @@ impl Task {
     /// One run, from its start to its end. An error means that there was none.
     async fn run_once(&self) -> Result<Ended, String> {
         let probes = Probes::new(&self.container, self.address)?;
-        let command = self.command().await?;
+        let command = tokio::time::timeout(LOOKING_UP, self.command()).await;
+        let command = command.map_err(|_| "the API server does not answer".to_owned())??;
         let folders = self.processes.folders(&self.pod).map_err(|error| error.to_string())?;
         let group = self.processes.group().map_err(|error| error.to_string())?;
         let program = command.get_program().to_string_lossy().into_owned();
