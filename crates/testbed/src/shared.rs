@@ -16,7 +16,8 @@ use tokio::sync::SetOnce;
 
 use crate::{Cluster, Node, eventually};
 
-const ACCOUNT_WITHIN: Duration = Duration::from_secs(30);
+/// How long a namespace and its service account may take.
+const WITHIN: Duration = Duration::from_secs(30);
 
 static SHARED: SetOnce<Result<Shared, String>> = SetOnce::const_new();
 
@@ -104,11 +105,20 @@ impl Shared {
         let client = self.cluster.own_client();
         let mut object = NamespaceObject::default();
         object.metadata.name = Some(name.clone());
-        if let Err(error) = Api::all(client.clone()).create(&PostParams::default(), &object).await {
+        let (all, params) = (Api::all(client.clone()), PostParams::default());
+        // A connection that breaks says nothing of the namespace, which may be there all the same.
+        let made = eventually(WITHIN, || async {
+            match all.create(&params, &object).await {
+                Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+                Err(error) => Err(with_sources(&error)),
+                Ok(_) => Ok(()),
+            }
+        });
+        if let Err(error) = made.await {
             panic!("cannot create the namespace {name}: {error}");
         }
         let accounts = Api::<ServiceAccount>::namespaced(client, &name);
-        if let Err(error) = eventually(ACCOUNT_WITHIN, || accounts.get("default")).await {
+        if let Err(error) = eventually(WITHIN, || accounts.get("default")).await {
             panic!("no default service account in {name}: {error}");
         }
         Namespace(name)
