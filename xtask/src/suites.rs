@@ -16,6 +16,9 @@ use crate::run::{cargo, must, say};
 
 /// How many tests of one program run at a time.
 const THREADS: &str = "RUST_TEST_THREADS";
+/// How lazily programs in Go collect garbage: clusters of tests live for seconds, and a tenth of what they compute at
+/// their start would be that.
+const COLLECTING: &str = "GOGC";
 /// How many programs run at a time.
 const LANES: usize = 2;
 /// Programs that keep a machine busy by themselves, and run alone at last.
@@ -152,6 +155,9 @@ fn perform(suite: &Suite, threads: &str) -> Result<Verdict> {
     let Suite { called, program, folder, .. } = suite;
     let mut command = Command::new(program);
     command.env(THREADS, threads).current_dir(folder);
+    if std::env::var_os(COLLECTING).is_none() {
+        command.env(COLLECTING, "400");
+    }
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
