@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use coder_k8s_testbed::{Namespace, Program, Resolver, Shared, eventually};
+use coder_k8s_testbed::{Cluster, Namespace, Program, Resolver, Shared, eventually};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, ContainerStatus, Pod, Secret, Service};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -332,18 +332,26 @@ async fn a_rollout_is_followed_without_a_failed_request() {
 
 #[tokio::test]
 async fn processes_end_with_their_node() {
-    let web = Web::new("process-node").await;
-    let node = web.shared.cluster.node("short-lived").await.unwrap();
+    // A cluster of its own: a node takes every pod that has none, and this one goes.
+    let cluster = Cluster::builder().start().await.unwrap();
+    let (client, node) = (cluster.client(), cluster.node("short-lived").await.unwrap());
     node.run_image(IMAGE, Program::new(env!("CARGO_BIN_EXE_testbed-web"))).unwrap();
-    let pod = json!({"metadata": {"name": "web", "labels": {"app": "web"}}, "spec": {"nodeName": "short-lived", "containers": [
+    let service = json!({"metadata": {"name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}});
+    let service: Service = serde_json::from_value(service).unwrap();
+    let services = Api::<Service>::default_namespaced(client.clone());
+    services.create(&PostParams::default(), &service).await.unwrap();
+    let pod = json!({"metadata": {"name": "web", "labels": {"app": "web"}}, "spec": {"containers": [
         {"name": "main", "image": IMAGE, "env": [{"name": "WEB_ADDRESS", "value": "0.0.0.0:8080"}],
             "ports": [{"name": "http", "containerPort": 8080}]}]}});
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    web.api::<Pod>().create(&PostParams::default(), &pod).await.unwrap();
-    let (resolver, host) = (node.resolver(web.client.clone()), web.host());
+    let (pods, params) = (Api::<Pod>::default_namespaced(client.clone()), PostParams::default());
+    // Not before the namespace has its service account.
+    eventually(SOON, || pods.create(&params, &pod)).await.unwrap();
+    let (resolver, host) = (node.resolver(client), "web.default.svc.cluster.local");
     let answered = eventually(SOON, || async {
         let address =
-            *resolver.find(&host, 80).await.map_err(|error| error.to_string())?.first().ok_or("nobody")?;
+            *resolver.find(host, 80).await.map_err(|error| error.to_string())?.first().ok_or("nobody")?;
         get(address, "/").await.map_err(|error| error.to_string()).map(|_| address)
     });
     let address = answered.await.unwrap();
