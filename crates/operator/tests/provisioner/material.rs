@@ -1,6 +1,9 @@
 //! The key in coderd and the Secret that holds it: lost, emptied, replaced, taken, and never given up without need.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use coder_k8s_api::CoderProvisioner;
 use coder_k8s_testbed::codersim::{Mode, SimFault};
@@ -174,6 +177,12 @@ async fn an_immutable_secret_is_said_so_and_never_costs_a_key() {
 async fn answers_that_say_nothing_definite_never_cost_a_key() {
     let pool = Pool::ready("material", json!({})).await;
     let key = pool.agrees(&[]).await;
+    // Something that makes it look: after many failures it would wait for long by itself.
+    let looks = AtomicUsize::new(0);
+    let look = async || {
+        let look = looks.fetch_add(1, Ordering::SeqCst).to_string();
+        pool.scene.edit::<Secret>(SECRET, json!({"metadata": {"labels": {"look": look}}})).await;
+    };
     for fault in [
         SimFault::status(500, "no", ""),
         SimFault::status(403, "no", ""),
@@ -183,10 +192,7 @@ async fn answers_that_say_nothing_definite_never_cost_a_key() {
         SimFault::rate_limited(Duration::from_secs(1)),
     ] {
         let id = pool.sim.fault("GET", "/api/v2/provisionerkeys/*", fault.clone(), None);
-        // Something that makes it look.
-        pool.scene.edit::<Secret>(SECRET, json!({"metadata": {"labels": {"look": "now"}}})).await;
-        pool.verified().await;
-        pool.scene.edit::<Secret>(SECRET, json!({"metadata": {"labels": {"look": null}}})).await;
+        pool.verified_by(&look).await;
         let object = pool.now().await;
         assert!(is(&object, "Ready", "True", None), "{fault:?}: {:?}", object.status);
         assert_eq!(pool.only_key().id, key.id, "{fault:?}");
@@ -199,9 +205,7 @@ async fn answers_that_say_nothing_definite_never_cost_a_key() {
     }
     // A server that lacks the endpoint: the list tells.
     let id = pool.sim.fault("GET", "/api/v2/provisionerkeys/*", SimFault::html(404), None);
-    // After so many failures it would wait for long by itself.
-    pool.scene.edit::<Secret>(SECRET, json!({"metadata": {"labels": {"look": "now"}}})).await;
-    pool.verified().await;
+    pool.verified_by(&look).await;
     assert!(is(&pool.now().await, "Ready", "True", None));
     pool.sim.clear(id);
     assert_eq!((pool.made(), pool.only_key().id), (1, key.id));

@@ -249,11 +249,22 @@ impl Pool {
 
     /// Waits until the key was verified once more.
     pub async fn verified(&self) {
+        self.verified_by(async || {}).await;
+    }
+
+    /// Does something that has the key verified, again and again until that happens: a server that asked for patience
+    /// is not asked for a while.
+    pub async fn verified_by(&self, doing: impl AsyncFn()) {
         let count = || self.sim.count("GET", "/api/v2/provisionerkeys/");
         let before = count();
-        let asked =
-            eventually(PATIENCE, || async { if count() > before { Ok(()) } else { Err("not asked") } });
-        asked.await.unwrap();
+        let asked = eventually(PATIENCE, || async {
+            doing().await;
+            let soon = eventually(Duration::from_secs(10), || async {
+                if count() > before { Ok(()) } else { Err("not asked") }
+            });
+            soon.await.map_err(|error| error.to_string())
+        });
+        asked.await.unwrap_or_else(|error| panic!("{error}\n{}", self.scene.log()));
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
 }
