@@ -1,6 +1,6 @@
-//! Condition types and reasons: one vocabulary for status, events and metrics.
+//! The types of conditions. Their reasons are in [`crate::reason`].
 //!
-//! Types and reasons are read by people and by other programs, so that they are never renamed.
+//! People and other programs read them, so that they are never renamed.
 
 /// Condition types.
 pub mod kind {
@@ -56,62 +56,4 @@ pub mod kind {
     pub const ENTITLED: &str = "Entitled";
     /// coderd reaches the workspace proxy.
     pub const HEALTHY: &str = "Healthy";
-}
-
-/// Reasons that more than one condition uses.
-pub mod reason {
-    /// Nothing is decided yet.
-    pub const PENDING: &str = "Pending";
-    /// Switched off by the spec.
-    pub const DISABLED: &str = "Disabled";
-    /// The way to the operator's access needs a database, and none is configured.
-    pub const DATABASE_URL_MISSING: &str = "DatabaseURLMissing";
-    /// What was given up is being cleaned up.
-    pub const REVOKING: &str = "Revoking";
-    /// An annotation says so.
-    pub const ANNOTATED: &str = "Annotated";
-    /// As the spec asks.
-    pub const RECONCILED: &str = "Reconciled";
-    /// Work is going on.
-    pub const PROGRESSING: &str = "Progressing";
-    /// The pods have rolled out.
-    pub const ROLLED_OUT: &str = "RolledOut";
-    /// No pods are asked for, and none runs.
-    pub const SCALED_TO_ZERO: &str = "ScaledToZero";
-    /// The rollout made no progress in the time it had.
-    pub const PROGRESS_DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
-    /// The cluster refuses to make pods, for instance by a quota.
-    pub const PODS_REFUSED: &str = "PodsRefused";
-    /// Somebody paused the Deployment.
-    pub const DEPLOYMENT_PAUSED: &str = "DeploymentPaused";
-    /// The Ingress or route is written, and nothing speaks against it.
-    pub const EXPOSED: &str = "Exposed";
-    /// The Gateway API is not installed.
-    pub const GATEWAY_API_MISSING: &str = "GatewayAPIMissing";
-    /// A Gateway does not accept the route.
-    pub const ROUTE_NOT_ACCEPTED: &str = "RouteNotAccepted";
-    /// Workspaces may run everywhere the spec asks for.
-    pub const GRANTED: &str = "Granted";
-    /// A namespace has not consented to workspaces.
-    pub const CONSENT_MISSING: &str = "ConsentMissing";
-    /// A rule grants what workspaces are never given.
-    pub const RULE_NOT_ALLOWED: &str = "RuleNotAllowed";
-    /// The image is older than the database.
-    pub const OLDER_THAN_DATABASE: &str = "OlderThanDatabase";
-    /// coderd does not take the license, or the operator's word for it.
-    pub const LICENSE_REFUSED: &str = "LicenseRefused";
-    /// The object is going, and what it made with it.
-    pub const DELETING: &str = "Deleting";
-    /// An object of others bears the name.
-    pub const FOREIGN_OBJECT: &str = "ForeignObject";
-    /// The API server refuses what the spec asks for.
-    pub const INVALID: &str = "Invalid";
-    /// Every ready pod has its daemon connected.
-    pub const CONNECTED: &str = "Connected";
-    /// A pod is ready and its daemon has still time to connect.
-    pub const CONNECTING: &str = "Connecting";
-    /// No pod is ready that could have a daemon.
-    pub const NO_PODS_READY: &str = "NoPodsReady";
-    /// The operator lacks a permission.
-    pub const FORBIDDEN: &str = "Forbidden";
 }

@@ -12,6 +12,7 @@ mod network;
 mod pod;
 mod provisioner;
 mod rbac;
+pub mod reason;
 mod refs;
 pub mod samples;
 mod schema;
@@ -35,6 +36,7 @@ pub use provisioner::{
     DaemonsStatus, OnEntitlementLost, PendingKey, ProvisionerBootstrap, ProvisionerKey, StaleKey,
 };
 pub use rbac::WorkspaceRbac;
+pub use reason::Reason;
 pub use refs::{ControlPlaneRef, ReportedSecretRef, SecretKey, SecretKeyRef, SecretRef};
 pub use status::WorkloadStatus;
 pub use text::{

@@ -6,7 +6,7 @@ use http::{HeaderMap, header};
 use reqwest::Response;
 use secrecy::zeroize::Zeroizing;
 
-use crate::error::{Kind, Trouble, Unexpected};
+use crate::error::{ErrorKind, Outage, Unexpected};
 
 /// The largest body that is read.
 pub(crate) const CAP: usize = 4 * 1024 * 1024;
@@ -43,7 +43,7 @@ impl Answer {
     }
 
     /// Reads an answer to its end, or to the cap.
-    pub(crate) async fn read(mut response: Response) -> Result<Self, Kind> {
+    pub(crate) async fn read(mut response: Response) -> Result<Self, ErrorKind> {
         let status = response.status().as_u16();
         let headers = response.headers();
         let media = media(headers);
@@ -54,7 +54,7 @@ impl Answer {
         let mut body = Zeroizing::new(Vec::new());
         while let Some(chunk) = response.chunk().await.map_err(|error| broken(&error))? {
             if body.len() + chunk.len() > CAP {
-                return Err(Kind::UnexpectedAnswer { status, what: Unexpected::TooLarge });
+                return Err(ErrorKind::UnexpectedAnswer { status, what: Unexpected::TooLarge });
             }
             body.extend_from_slice(&chunk);
         }
@@ -77,16 +77,16 @@ fn media(headers: &HeaderMap) -> Media {
 }
 
 /// Why there is no answer. Only the cause is told, which names no URL.
-pub(crate) fn unsent(error: &reqwest::Error) -> Kind {
-    Kind::Transient(if error.is_connect() {
-        Trouble::Unreachable(cause(error))
+pub(crate) fn unsent(error: &reqwest::Error) -> ErrorKind {
+    ErrorKind::Transient(if error.is_connect() {
+        Outage::Unreachable(cause(error))
     } else {
-        Trouble::Broken(cause(error))
+        Outage::Broken(cause(error))
     })
 }
 
-fn broken(error: &reqwest::Error) -> Kind {
-    Kind::Transient(Trouble::Broken(cause(error)))
+fn broken(error: &reqwest::Error) -> ErrorKind {
+    ErrorKind::Transient(Outage::Broken(cause(error)))
 }
 
 /// The innermost cause of an error, which says what a person can do about.

@@ -6,7 +6,7 @@ use crate::{
     call::{Auth, Request},
     client::Client,
     decode,
-    error::{Error, Kind, Unexpected},
+    error::{Error, ErrorKind, Unexpected},
 };
 
 /// Who a server is.
@@ -41,6 +41,6 @@ impl Client {
             return Ok(());
         }
         let (status, what) = (answer.status, Unexpected::ContentType);
-        Err(self.error(call, Kind::UnexpectedAnswer { status, what }))
+        Err(self.error(call, ErrorKind::UnexpectedAnswer { status, what }))
     }
 }

@@ -1,4 +1,4 @@
-//! What a refusal means. Pure: from status, headers and body to a [`Kind`].
+//! What a refusal means. Pure: from status, headers and body to a [`ErrorKind`].
 //!
 //! coderd's own answers are JSON with a `message`; its text tells a missing route from a missing object and a
 //! missing license from a missing right. A refusal that is not JSON comes from somebody in between, and says
@@ -12,7 +12,7 @@ use crate::{
     answer::{Answer, Media},
     call::Surface,
     decode,
-    error::{Kind, Trouble, Unexpected},
+    error::{ErrorKind, Outage, Unexpected},
     target,
 };
 
@@ -43,53 +43,55 @@ pub(crate) fn refusal<'a>(
     surface: Surface,
     own: &Url,
     secrets: impl Iterator<Item = &'a str>,
-) -> Option<Kind> {
+) -> Option<ErrorKind> {
     let status = answer.status;
     match status {
         200..=299 if answer.media == Media::Html => {
-            return Some(Kind::UnexpectedAnswer { status, what: Unexpected::WebPage });
+            return Some(ErrorKind::UnexpectedAnswer { status, what: Unexpected::WebPage });
         }
         200..=299 => return None,
         300..=399 => return Some(redirect(answer, own)),
-        429 => return Some(Kind::RateLimited { retry_after: answer.patience() }),
+        429 => return Some(ErrorKind::RateLimited { retry_after: answer.patience() }),
         _ => {}
     }
     let envelope = match answer.media {
         Media::Json => serde_json::from_slice::<Envelope>(&answer.body).unwrap_or_default(),
         _ if status >= 500 => Envelope::default(),
-        Media::Html => return Some(Kind::UnexpectedAnswer { status, what: Unexpected::WebPage }),
-        Media::Other => return Some(Kind::UnexpectedAnswer { status, what: Unexpected::ContentType }),
+        Media::Html => return Some(ErrorKind::UnexpectedAnswer { status, what: Unexpected::WebPage }),
+        Media::Other => return Some(ErrorKind::UnexpectedAnswer { status, what: Unexpected::ContentType }),
     };
     let said = format!("{} {}", envelope.message, envelope.detail).to_lowercase();
     let message = message(&envelope, status, secrets);
     if surface == Surface::AddsLicense && is_duplicate_license(&said) {
-        return Some(Kind::Duplicate { message });
+        return Some(ErrorKind::Duplicate { message });
     }
     Some(match status {
-        400 | 413 | 422 if surface == Surface::AddsLicense => Kind::InvalidLicense { message },
-        401 => Kind::Unauthenticated { message },
-        403 if said.contains("contact sales") => Kind::NotEntitled { message },
-        403 => Kind::Forbidden { message },
-        404 if !answer.marked => Kind::UnexpectedAnswer { status, what: Unexpected::NotCoderd },
-        404 if envelope.message == "Route not found." => Kind::NotSupported,
-        404 => Kind::NotFound { message },
-        408 => Kind::Transient(Trouble::Server { status, message }),
-        409 => Kind::Duplicate { message },
-        428 => Kind::UnexpectedAnswer { status, what: Unexpected::Status },
-        400..=499 => Kind::Invalid { message },
+        400 | 413 | 422 if surface == Surface::AddsLicense => ErrorKind::InvalidLicense { message },
+        401 => ErrorKind::Unauthenticated { message },
+        403 if said.contains("contact sales") => ErrorKind::NotEntitled { message },
+        403 => ErrorKind::Forbidden { message },
+        404 if !answer.marked => ErrorKind::UnexpectedAnswer { status, what: Unexpected::NotCoderd },
+        404 if envelope.message == "Route not found." => ErrorKind::NotSupported,
+        404 => ErrorKind::NotFound { message },
+        408 => ErrorKind::Transient(Outage::Server { status, message }),
+        409 => ErrorKind::Duplicate { message },
+        428 => ErrorKind::UnexpectedAnswer { status, what: Unexpected::Status },
+        400..=499 => ErrorKind::Invalid { message },
         // Some create handlers of coderd do not map a refused authorization.
-        500 if surface == Surface::HidesForbidden && is_unauthorized(&said) => Kind::Forbidden { message },
-        500..=599 => Kind::Transient(Trouble::Server { status, message }),
-        _ => Kind::UnexpectedAnswer { status, what: Unexpected::Status },
+        500 if surface == Surface::HidesForbidden && is_unauthorized(&said) => {
+            ErrorKind::Forbidden { message }
+        }
+        500..=599 => ErrorKind::Transient(Outage::Server { status, message }),
+        _ => ErrorKind::UnexpectedAnswer { status, what: Unexpected::Status },
     })
 }
 
 /// Whether a trouble is that of the server as a whole, rather than of one request.
-pub(crate) fn is_out_of_order(trouble: &Trouble) -> bool {
+pub(crate) fn is_out_of_order(trouble: &Outage) -> bool {
     match trouble {
-        Trouble::Server { status, .. } => matches!(status, 502..=504),
-        Trouble::Unreachable(_) | Trouble::Broken(_) | Trouble::Timeout(_) => true,
-        Trouble::HeldOff { .. } => false,
+        Outage::Server { status, .. } => matches!(status, 502..=504),
+        Outage::Unreachable(_) | Outage::Broken(_) | Outage::Timeout(_) => true,
+        Outage::HeldOff { .. } => false,
     }
 }
 
@@ -103,11 +105,11 @@ fn is_unauthorized(said: &str) -> bool {
 }
 
 /// Where a redirect leads: host and port, nothing that might be secret.
-fn redirect(answer: &Answer, own: &Url) -> Kind {
+fn redirect(answer: &Answer, own: &Url) -> ErrorKind {
     let to = answer.location.as_deref().and_then(|location| own.join(location).ok());
     match to.as_ref().and_then(target::authority) {
-        Some(to) => Kind::Redirected { to },
-        None => Kind::UnexpectedAnswer { status: answer.status, what: Unexpected::Status },
+        Some(to) => ErrorKind::Redirected { to },
+        None => ErrorKind::UnexpectedAnswer { status: answer.status, what: Unexpected::Status },
     }
 }
 

@@ -24,9 +24,9 @@ use crate::{
     classify,
     connector::Shared,
     decode,
-    error::{Error, Kind, Trouble},
+    error::{Error, ErrorKind, Outage},
     faults::{EXIT_CODE, Fault},
-    servers::{Hold, Leave, Seen, Server, Why},
+    servers::{CallOutcome, Hold, Leave, Server, Why},
     target::{BadTarget, Origin},
 };
 
@@ -140,7 +140,7 @@ impl Client {
         if request.auth == Auth::Session {
             let Some(credential) = &self.credential else {
                 let message = "this call needs a session token".to_owned();
-                return Err(self.error(call, Kind::Unauthenticated { message }));
+                return Err(self.error(call, ErrorKind::Unauthenticated { message }));
             };
             request.secrets.push(credential.secret.clone());
         }
@@ -154,26 +154,26 @@ impl Client {
         result.map_err(|kind| self.error(call, kind))
     }
 
-    pub(crate) fn error(&self, call: Call, kind: Kind) -> Error {
+    pub(crate) fn error(&self, call: Call, kind: ErrorKind) -> Error {
         Error { call: call.name, server: self.origin.authority.clone(), kind }
     }
 
     /// One exchange with the server, counted and reported to its budget. A refused bypass is not yet an error.
-    async fn attempt(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, Kind> {
+    async fn attempt(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, ErrorKind> {
         let mut ticket =
             Ticket { shared: &self.shared, call: request.call, started: Instant::now(), outcome: "canceled" };
         let result = self.admitted(request, until, bypass).await;
         ticket.outcome = match &result {
             Ok(answer) if answer.status == BYPASS_REFUSED => "BypassRefused",
             Ok(_) => "ok",
-            Err(Kind::Transient(Trouble::HeldOff { .. })) => "HeldOff",
-            Err(kind) => kind.reason(),
+            Err(ErrorKind::Transient(Outage::HeldOff { .. })) => "HeldOff",
+            Err(kind) => kind.reason().as_str(),
         };
         result
     }
 
-    async fn admitted(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, Kind> {
-        let timeout = || Kind::Transient(Trouble::Timeout(self.deadline));
+    async fn admitted(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, ErrorKind> {
+        let timeout = || ErrorKind::Transient(Outage::Timeout(self.deadline));
         let message = self.message(request, bypass)?;
         let leave = timeout_at(until, self.server.admit()).await.map_err(|_| timeout())?;
         let leave = leave.map_err(|hold| self.held(hold))?;
@@ -194,18 +194,18 @@ impl Client {
     }
 
     /// What a call hears that is not sent.
-    fn held(&self, hold: Hold) -> Kind {
+    fn held(&self, hold: Hold) -> ErrorKind {
         let Hold { why, remaining: retry_after } = hold;
         match why {
-            Why::RateLimited => Kind::RateLimited { retry_after },
+            Why::RateLimited => ErrorKind::RateLimited { retry_after },
             Why::OutOfReach => {
-                let last = self.server.trouble().unwrap_or(Trouble::Unreachable("out of reach".to_owned()));
-                Kind::Transient(Trouble::HeldOff { retry_after, last: Box::new(last) })
+                let last = self.server.trouble().unwrap_or(Outage::Unreachable("out of reach".to_owned()));
+                ErrorKind::Transient(Outage::HeldOff { retry_after, last: Box::new(last) })
             }
         }
     }
 
-    async fn exchange(&self, call: Call, message: reqwest::Request) -> Result<Answer, Kind> {
+    async fn exchange(&self, call: Call, message: reqwest::Request) -> Result<Answer, ErrorKind> {
         let faults = self.shared.settings.faults.as_ref();
         match faults.and_then(|faults| faults.before(&call)) {
             None => {}
@@ -238,8 +238,8 @@ impl Client {
     }
 
     /// The message as it goes over the wire.
-    fn message(&self, request: &Request, bypass: bool) -> Result<reqwest::Request, Kind> {
-        let invalid = |message: &str| Kind::Invalid { message: message.to_owned() };
+    fn message(&self, request: &Request, bypass: bool) -> Result<reqwest::Request, ErrorKind> {
+        let invalid = |message: &str| ErrorKind::Invalid { message: message.to_owned() };
         let url = self.url(request);
         let url = url.ok_or_else(|| invalid("a name in the request is empty or consists of dots"))?;
         let mut message =
@@ -266,24 +266,26 @@ impl Client {
 }
 
 /// What an exchange says about the server.
-fn seen(leave: &Leave, result: &Result<Answer, Kind>) -> (Seen, Option<Trouble>) {
+fn seen(leave: &Leave, result: &Result<Answer, ErrorKind>) -> (CallOutcome, Option<Outage>) {
     match result {
-        Err(Kind::RateLimited { retry_after }) => (Seen::RateLimited(*retry_after), None),
+        Err(ErrorKind::RateLimited { retry_after }) => (CallOutcome::RateLimited(*retry_after), None),
         // A call that waited long for its slot had little time left; that is not the server's fault.
-        Err(Kind::Transient(Trouble::Timeout(deadline))) if leave.elapsed() < *deadline / 2 => {
-            (Seen::Nothing, None)
+        Err(ErrorKind::Transient(Outage::Timeout(deadline))) if leave.elapsed() < *deadline / 2 => {
+            (CallOutcome::Nothing, None)
         }
-        Err(Kind::Transient(trouble)) if classify::is_out_of_order(trouble) => {
-            (Seen::Unreachable, Some(trouble.clone()))
+        Err(ErrorKind::Transient(trouble)) if classify::is_out_of_order(trouble) => {
+            (CallOutcome::Unreachable, Some(trouble.clone()))
         }
-        Err(_) | Ok(_) => (Seen::Answered, None),
+        Err(_) | Ok(_) => (CallOutcome::Answered, None),
     }
 }
 
 /// What the caller gets in place of an answer.
-fn instead(fault: Fault) -> Result<Answer, Kind> {
+fn instead(fault: Fault) -> Result<Answer, ErrorKind> {
     match fault {
-        Fault::Error | Fault::Delay(_) => Err(Kind::Transient(Trouble::Broken("injected fault".to_owned()))),
+        Fault::Error | Fault::Delay(_) => {
+            Err(ErrorKind::Transient(Outage::Broken("injected fault".to_owned())))
+        }
         Fault::Status(code) => Ok(Answer::injected(code)),
         Fault::Exit => std::process::exit(EXIT_CODE),
     }

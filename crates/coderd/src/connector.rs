@@ -6,7 +6,7 @@ use crate::{
     answer,
     client::{Client, Credential},
     faults::Faults,
-    pools::{Pools, Trust},
+    pools::{ConnectionPools, Trust},
     resolve::Resolve,
     servers::Servers,
     target::{BadTarget, Origin, Target},
@@ -46,13 +46,13 @@ pub struct Connector {
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) servers: Servers,
-    pools: Pools,
+    pools: ConnectionPools,
 }
 
 impl Connector {
     /// A connector with these settings.
     pub fn new(settings: Settings) -> Self {
-        let pools = Pools::new(settings.resolver.clone());
+        let pools = ConnectionPools::new(settings.resolver.clone());
         Self { shared: Arc::new(Shared { settings, servers: Servers::default(), pools }) }
     }
 

@@ -6,30 +6,30 @@ use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 
 use crate::{
     answer::{Answer, Media},
-    error::{Kind, Unexpected},
+    error::{ErrorKind, Unexpected},
 };
 
 /// The body of an answer, which is an object, as a type.
-pub(crate) fn object<T: DeserializeOwned>(answer: &Answer) -> Result<T, Kind> {
+pub(crate) fn object<T: DeserializeOwned>(answer: &Answer) -> Result<T, ErrorKind> {
     // serde would take a list for a struct.
     if answer.media == Media::Json && answer.body.trim_ascii_start().first() != Some(&b'{') {
         let what = Unexpected::Undecodable { line: 1, column: 1 };
-        return Err(Kind::UnexpectedAnswer { status: answer.status, what });
+        return Err(ErrorKind::UnexpectedAnswer { status: answer.status, what });
     }
     json(answer)
 }
 
 /// The body of an answer, which is a list or null.
-pub(crate) fn list<T: DeserializeOwned>(answer: &Answer) -> Result<Vec<T>, Kind> {
+pub(crate) fn list<T: DeserializeOwned>(answer: &Answer) -> Result<Vec<T>, ErrorKind> {
     json::<Option<Vec<T>>>(answer).map(Option::unwrap_or_default)
 }
 
 /// An answer that says nothing but that it was done.
-pub(crate) fn nothing(answer: &Answer) -> Result<(), Kind> {
+pub(crate) fn nothing(answer: &Answer) -> Result<(), ErrorKind> {
     if answer.body.is_empty() { Ok(()) } else { json::<serde::de::IgnoredAny>(answer).map(drop) }
 }
 
-fn json<T: DeserializeOwned>(answer: &Answer) -> Result<T, Kind> {
+fn json<T: DeserializeOwned>(answer: &Answer) -> Result<T, ErrorKind> {
     let what = match answer.media {
         Media::Html | Media::Other => Unexpected::ContentType,
         Media::Json => match serde_json::from_slice(&answer.body) {
@@ -38,7 +38,7 @@ fn json<T: DeserializeOwned>(answer: &Answer) -> Result<T, Kind> {
             Err(error) => Unexpected::Undecodable { line: error.line(), column: error.column() },
         },
     };
-    Err(Kind::UnexpectedAnswer { status: answer.status, what })
+    Err(ErrorKind::UnexpectedAnswer { status: answer.status, what })
 }
 
 /// The value, or its default in place of null.

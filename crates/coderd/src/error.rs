@@ -4,6 +4,7 @@
 //! for the requeue, `Display` for a person. Of what coderd said only `message` is kept, shortened and freed of
 //! whatever was sent: `detail` may quote a request and is used for classification alone.
 
+use coder_k8s_api::Reason;
 use std::time::Duration;
 
 /// A call that failed.
@@ -15,12 +16,12 @@ pub struct Error {
     /// Host and port of the server.
     pub server: String,
     /// What went wrong.
-    pub kind: Kind,
+    pub kind: ErrorKind,
 }
 
 /// What went wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The server has no such route: an AGPL build, or one of another age.
     #[error("this server does not support it")]
     NotSupported,
@@ -88,7 +89,7 @@ pub enum Kind {
     },
     /// It may work later.
     #[error("{0}")]
-    Transient(Trouble),
+    Transient(Outage),
 }
 
 /// What is wrong with an answer. Never quotes it.
@@ -121,7 +122,7 @@ pub enum Unexpected {
 
 /// What may pass by itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
+pub enum Outage {
     /// No connection.
     #[error("cannot connect: {0}")]
     Unreachable(String),
@@ -146,16 +147,16 @@ pub enum Trouble {
         /// When it will be tried again.
         retry_after: Duration,
         /// What was wrong.
-        last: Box<Trouble>,
+        last: Box<Outage>,
     },
 }
 
-impl Trouble {
-    fn reason(&self) -> &'static str {
+impl Outage {
+    fn reason(&self) -> Reason {
         match self {
-            Self::Server { .. } => "ServerError",
-            Self::Timeout(_) => "Timeout",
-            Self::Unreachable(_) | Self::Broken(_) => "Unreachable",
+            Self::Server { .. } => Reason::ServerError,
+            Self::Timeout(_) => Reason::Timeout,
+            Self::Unreachable(_) | Self::Broken(_) => Reason::Unreachable,
             Self::HeldOff { last, .. } => last.reason(),
         }
     }
@@ -174,7 +175,7 @@ pub enum Retry {
 
 impl Error {
     /// One stable word, for conditions and metrics.
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         self.kind.reason()
     }
 
@@ -185,34 +186,34 @@ impl Error {
 
     /// Whether the object is not there, or not to be seen.
     pub fn is_not_found(&self) -> bool {
-        matches!(self.kind, Kind::NotFound { .. })
+        matches!(self.kind, ErrorKind::NotFound { .. })
     }
 
     /// Whether the server may have done what it was asked to although it failed.
     pub fn may_have_happened(&self) -> bool {
         match &self.kind {
-            Kind::Transient(Trouble::Unreachable(_) | Trouble::HeldOff { .. }) => false,
-            Kind::Transient(_) | Kind::UnexpectedAnswer { .. } => true,
+            ErrorKind::Transient(Outage::Unreachable(_) | Outage::HeldOff { .. }) => false,
+            ErrorKind::Transient(_) | ErrorKind::UnexpectedAnswer { .. } => true,
             _ => false,
         }
     }
 }
 
-impl Kind {
+impl ErrorKind {
     /// One stable word, for conditions and metrics.
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::NotSupported => "NotSupported",
-            Self::NotFound { .. } => "NotFound",
-            Self::Forbidden { .. } => "Forbidden",
-            Self::Unauthenticated { .. } => "Unauthenticated",
-            Self::NotEntitled { .. } => "NotEntitled",
-            Self::RateLimited { .. } => "RateLimited",
-            Self::Duplicate { .. } => "Duplicate",
-            Self::InvalidLicense { .. } => "InvalidLicense",
-            Self::Invalid { .. } => "Invalid",
-            Self::Redirected { .. } => "Redirected",
-            Self::UnexpectedAnswer { .. } => "UnexpectedAnswer",
+            Self::NotSupported => Reason::NotSupported,
+            Self::NotFound { .. } => Reason::NotFound,
+            Self::Forbidden { .. } => Reason::Forbidden,
+            Self::Unauthenticated { .. } => Reason::Unauthenticated,
+            Self::NotEntitled { .. } => Reason::NotEntitled,
+            Self::RateLimited { .. } => Reason::RateLimited,
+            Self::Duplicate { .. } => Reason::Duplicate,
+            Self::InvalidLicense { .. } => Reason::InvalidLicense,
+            Self::Invalid { .. } => Reason::Invalid,
+            Self::Redirected { .. } => Reason::Redirected,
+            Self::UnexpectedAnswer { .. } => Reason::UnexpectedAnswer,
             Self::Transient(trouble) => trouble.reason(),
         }
     }
@@ -220,7 +221,7 @@ impl Kind {
     /// When to try again.
     pub fn retry(&self) -> Retry {
         match self {
-            Self::RateLimited { retry_after } | Self::Transient(Trouble::HeldOff { retry_after, .. }) => {
+            Self::RateLimited { retry_after } | Self::Transient(Outage::HeldOff { retry_after, .. }) => {
                 Retry::After(*retry_after)
             }
             Self::Transient(_) | Self::UnexpectedAnswer { .. } => Retry::Backoff,

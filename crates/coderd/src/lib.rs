@@ -42,7 +42,7 @@ pub use client::Client;
 pub use connector::{Connector, Observer, Settings};
 pub use daemons::{Daemon, DaemonStatus, Daemons};
 pub use entitlements::{Entitlement, Entitlements, Feature};
-pub use error::{Error, Kind, Retry, Trouble, Unexpected};
+pub use error::{Error, ErrorKind, Outage, Retry, Unexpected};
 pub use faults::{EXIT_CODE, Fault, Faults};
 pub use jobs::{Job, JobStatus, Jobs};
 pub use licenses::{License, Refreshed};

@@ -9,7 +9,7 @@ use crate::{
     call::{Request, Surface},
     client::Client,
     decode,
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     license::Claims,
 };
 
@@ -62,7 +62,7 @@ impl Client {
         match self.perform(request).await {
             Ok(()) => Ok(Refreshed::Now),
             // 400, with a Retry-After that is no rate limit.
-            Err(Error { kind: Kind::Invalid { .. }, .. }) => Ok(Refreshed::Lately),
+            Err(Error { kind: ErrorKind::Invalid { .. }, .. }) => Ok(Refreshed::Lately),
             Err(error) => Err(error),
         }
     }

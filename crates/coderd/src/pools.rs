@@ -48,12 +48,12 @@ enum TrustKey {
 }
 
 /// All pools of a process.
-pub(crate) struct Pools {
+pub(crate) struct ConnectionPools {
     resolver: Option<Arc<dyn Resolve>>,
     all: Mutex<Kept<PoolKey, reqwest::Client>>,
 }
 
-impl Pools {
+impl ConnectionPools {
     pub(crate) fn new(resolver: Option<Arc<dyn Resolve>>) -> Self {
         Self { resolver, all: Mutex::default() }
     }

@@ -25,7 +25,7 @@ use jiff::{SignedDuration, Timestamp};
 use secrecy::SecretString;
 
 pub use dsn::{BadDsn, Dsn, DsnContext};
-pub use error::{Error, Kind};
+pub use error::{DatabaseErrorKind, Error};
 
 use self::session::{Scope, Session};
 use crate::{Call, Faults, Observer, Resolve};
@@ -53,7 +53,7 @@ pub const COMMIT: Call = Call { name: "sql-commit", writes: true };
 
 /// How the database is talked to.
 #[derive(Clone)]
-pub struct Settings {
+pub struct PostgresSettings {
     /// How long a connection may take to be made, with TLS and password.
     pub connect: Duration,
     /// How long one statement may take, also on the server.
@@ -68,7 +68,7 @@ pub struct Settings {
     pub faults: Option<Arc<dyn Faults>>,
 }
 
-impl Default for Settings {
+impl Default for PostgresSettings {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(5),
@@ -83,7 +83,7 @@ impl Default for Settings {
 
 /// What the operator wants to have in the database.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct TokenRequest<'a> {
     /// The name of the token, which tells control planes apart.
     pub token_name: &'a str,
     /// The token that the operator has.
@@ -138,12 +138,12 @@ pub enum Change {
 /// Makes and unmakes the operator's access in databases of coderd. One is enough for a process.
 #[derive(Clone)]
 pub struct Postgres {
-    settings: Settings,
+    settings: PostgresSettings,
 }
 
 impl Postgres {
     /// With these settings.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: PostgresSettings) -> Self {
         Self { settings }
     }
 
@@ -156,7 +156,12 @@ impl Postgres {
     ///
     /// `ca` holds the authorities of the database as PEM. After an error nothing was changed, but for a lost answer
     /// to the commit ([`Error::may_have_happened`]); the next call finds its way from either.
-    pub async fn ensure(&self, dsn: &Dsn, ca: Option<&[u8]>, wanted: &Wanted<'_>) -> Result<Ensured, Error> {
+    pub async fn ensure(
+        &self,
+        dsn: &Dsn,
+        ca: Option<&[u8]>,
+        wanted: &TokenRequest<'_>,
+    ) -> Result<Ensured, Error> {
         let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
         let ensured = session.step(ENSURE, ensure::ensure(&session, wanted)).await?;
         if !ensured.changes.is_empty() {

@@ -9,7 +9,7 @@ use crate::{
     call::{Request, Surface},
     client::Client,
     decode,
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
 };
 
 /// A workspace proxy.
@@ -160,11 +160,11 @@ impl Client {
         let call = request.call;
         if !token.expose_secret().bytes().all(|byte| byte.is_ascii_graphic()) {
             let message = "no token has such characters".to_owned();
-            return Err(self.error(call, Kind::Unauthenticated { message }));
+            return Err(self.error(call, ErrorKind::Unauthenticated { message }));
         }
         match self.send(request.with_proxy_token(token)).await {
             Ok(_) => Ok(()),
-            Err(Error { kind: Kind::Invalid { message }, .. }) if message.contains("feature") => Ok(()),
+            Err(Error { kind: ErrorKind::Invalid { message }, .. }) if message.contains("feature") => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -179,7 +179,7 @@ impl Client {
         let ProxySettings { name, display_name, icon } = settings;
         if [name, display_name, icon].iter().any(|text| text.trim().is_empty()) {
             let message = "a workspace proxy needs a name, a display name and an icon".to_owned();
-            return Err(self.error(request.call, Kind::Invalid { message }));
+            return Err(self.error(request.call, ErrorKind::Invalid { message }));
         }
         self.fetch::<Made>(request).await.map(RegisteredProxy::from)
     }

@@ -16,8 +16,8 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{error::Trouble, kept::Kept};
-pub use pace::{Admitted, Hold, Pace, Seen, Why};
+use crate::{error::Outage, kept::Kept};
+pub use pace::{Admitted, CallOutcome, Hold, Pace, Why};
 
 /// How many requests may be under way to one server.
 pub const IN_FLIGHT: usize = 4;
@@ -51,7 +51,7 @@ impl Servers {
 pub struct Server {
     slots: Arc<Semaphore>,
     pace: Mutex<Pace>,
-    trouble: Mutex<Option<Trouble>>,
+    trouble: Mutex<Option<Outage>>,
 }
 
 impl Default for Server {
@@ -70,7 +70,7 @@ impl Server {
     }
 
     /// What was last wrong with the server.
-    pub fn trouble(&self) -> Option<Trouble> {
+    pub fn trouble(&self) -> Option<Outage> {
         self.trouble.lock().clone()
     }
 
@@ -89,7 +89,7 @@ pub struct Leave {
 
 impl Leave {
     /// Tells what was seen of the server, and what was wrong with it.
-    pub fn report(mut self, seen: Seen, trouble: Option<Trouble>) {
+    pub fn report(mut self, seen: CallOutcome, trouble: Option<Outage>) {
         if trouble.is_some() {
             *self.server.trouble.lock() = trouble;
         }
@@ -102,7 +102,7 @@ impl Leave {
         now().saturating_duration_since(started)
     }
 
-    fn tell(&mut self, seen: Seen) {
+    fn tell(&mut self, seen: CallOutcome) {
         if let Some(admitted) = self.admitted.take() {
             self.server.pace.lock().saw(admitted, now(), seen);
         }
@@ -111,7 +111,7 @@ impl Leave {
 
 impl Drop for Leave {
     fn drop(&mut self) {
-        self.tell(Seen::Nothing);
+        self.tell(CallOutcome::Nothing);
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
-        leaves.pop().unwrap().report(Seen::RateLimited(MINUTE), None);
+        leaves.pop().unwrap().report(CallOutcome::RateLimited(MINUTE), None);
         assert_eq!(waiting.await.unwrap(), Err(Hold { why: Why::RateLimited, remaining: MINUTE }));
 
         assert!(servers.get("http://two").admit().await.is_ok(), "another server is not delayed");
@@ -150,7 +150,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_given_up_frees_its_slot_and_its_trial() {
         let server = Servers::default().get("http://one");
-        server.admit().await.unwrap().report(Seen::Unreachable, None);
+        server.admit().await.unwrap().report(CallOutcome::Unreachable, None);
         tokio::time::advance(MINUTE).await;
         let trial = server.admit().await.unwrap();
         assert!(server.admit().await.is_err(), "one at a time tries");

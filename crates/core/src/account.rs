@@ -12,7 +12,7 @@ use crate::{pod::some_map, rollout::Rollout};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Accounts {
     /// The one that is wanted, if there is to be one.
-    pub wanted: Option<ServiceAccount>,
+    pub desired: Option<ServiceAccount>,
     /// Those that stay and no longer belong to the object.
     pub detached: Vec<Arc<ServiceAccount>>,
     /// Those of earlier names that nothing uses any more.
@@ -42,7 +42,7 @@ pub fn decide(
         ..ObjectMeta::default()
     };
     Accounts {
-        wanted: Some(ServiceAccount { metadata, ..ServiceAccount::default() }),
+        desired: Some(ServiceAccount { metadata, ..ServiceAccount::default() }),
         detached: Vec::new(),
         obsolete: earlier.filter(|_| moved).cloned().collect(),
     }

@@ -1,15 +1,15 @@
 //! Conditions: computed anew in every pass, with times that move only when a status flips.
 
-use coder_k8s_api::condition::{kind, reason};
+use coder_k8s_api::{Reason, condition::kind};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::Value;
 
-use crate::outcome::{Done, Note};
+use crate::outcome::{ActResult, EventNote};
 
 /// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ConditionStatus {
     /// `True`
     True,
     /// `False`
@@ -18,7 +18,7 @@ pub enum State {
     Unknown,
 }
 
-impl State {
+impl ConditionStatus {
     fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -28,7 +28,7 @@ impl State {
     }
 }
 
-impl From<bool> for State {
+impl From<bool> for ConditionStatus {
     fn from(is: bool) -> Self {
         if is { Self::True } else { Self::False }
     }
@@ -51,7 +51,13 @@ impl<'a> Conditions<'a> {
     }
 
     /// Says one thing. Whatever this pass said of it before counts no more.
-    pub fn set(&mut self, type_: &str, state: impl Into<State>, reason: &str, message: impl Into<String>) {
+    pub fn set(
+        &mut self,
+        type_: &str,
+        state: impl Into<ConditionStatus>,
+        reason: Reason,
+        message: impl Into<String>,
+    ) {
         let status = state.into().as_str();
         let same = self.before.iter().find(|c| c.type_ == type_ && c.status == status);
         let since = same.map_or_else(|| Time(whole_seconds(self.now)), |c| c.last_transition_time.clone());
@@ -59,7 +65,7 @@ impl<'a> Conditions<'a> {
         self.all.push(Condition {
             type_: type_.to_owned(),
             status: status.to_owned(),
-            reason: reason.to_owned(),
+            reason: reason.to_string(),
             message: message.into(),
             observed_generation: self.generation,
             last_transition_time: since,
@@ -69,7 +75,7 @@ impl<'a> Conditions<'a> {
     /// Says what is common to all kinds: whether children conflict, whether work goes on, whether only a person helps.
     ///
     /// `ready` is the verdict if nothing failed.
-    pub fn set_common(&mut self, done: &Done, ready: Verdict) {
+    pub fn set_common(&mut self, done: &ActResult, ready: Verdict) {
         let conflict = done.foreign.iter().map(|foreign| {
             format!(
                 "{} {} exists and belongs to somebody else; rename or delete it, or hand it over with the annotation {}",
@@ -78,9 +84,9 @@ impl<'a> Conditions<'a> {
         });
         let conflict = conflict.collect::<Vec<_>>().join("; ");
         let failure = done.failures.first();
-        let refused = done.failures.iter().find(|failure| failure.reason == reason::INVALID);
+        let refused = done.failures.iter().find(|failure| failure.reason == Reason::Invalid);
         let stalled = match (done.foreign.is_empty(), refused, ready.progress) {
-            (false, _, _) => Some((reason::FOREIGN_OBJECT, conflict.clone())),
+            (false, _, _) => Some((Reason::ForeignObject, conflict.clone())),
             (true, Some(refused), _) => Some((refused.reason, refused.message.clone())),
             (true, None, Progress::Stalled) if failure.is_none() => {
                 Some((ready.reason, ready.message.clone()))
@@ -90,29 +96,29 @@ impl<'a> Conditions<'a> {
         match (failure, ready.progress) {
             // What a person must see to is not worked on, so that tools call it failed.
             _ if stalled.is_some() => {
-                self.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do");
+                self.set(kind::RECONCILING, false, Reason::Reconciled, "there is nothing left to do");
             }
             (Some(failure), _) => self.set(kind::RECONCILING, true, failure.reason, failure.message.clone()),
             (None, Progress::Working) => {
                 self.set(kind::RECONCILING, true, ready.reason, ready.message.clone());
             }
             (None, _) => {
-                self.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do");
+                self.set(kind::RECONCILING, false, Reason::Reconciled, "there is nothing left to do");
             }
         }
         match (done.foreign.is_empty(), failure) {
-            (false, _) => self.set(kind::READY, false, reason::FOREIGN_OBJECT, conflict.clone()),
+            (false, _) => self.set(kind::READY, false, Reason::ForeignObject, conflict.clone()),
             (true, Some(failure)) => self.set(kind::READY, false, failure.reason, failure.message.clone()),
             (true, None) => self.set(kind::READY, ready.ready, ready.reason, ready.message),
         }
         match stalled {
             Some((reason, message)) => self.set(kind::STALLED, true, reason, message),
-            None => self.set(kind::STALLED, false, reason::RECONCILED, "nothing waits for a person"),
+            None => self.set(kind::STALLED, false, Reason::Reconciled, "nothing waits for a person"),
         }
         if done.foreign.is_empty() {
-            self.set(kind::CONFLICT, false, reason::RECONCILED, "no object of others is in the way");
+            self.set(kind::CONFLICT, false, Reason::Reconciled, "no object of others is in the way");
         } else {
-            self.set(kind::CONFLICT, true, reason::FOREIGN_OBJECT, conflict);
+            self.set(kind::CONFLICT, true, Reason::ForeignObject, conflict);
         }
     }
 
@@ -149,7 +155,7 @@ pub struct Verdict {
     /// Whether anything is still to come.
     pub progress: Progress,
     /// The reason, one word.
-    pub reason: &'static str,
+    pub reason: Reason,
     /// The sentence.
     pub message: String,
 }
@@ -188,71 +194,80 @@ pub fn timeless(mut status: Value) -> Value {
 }
 
 /// Conditions whose bad news, and whose end, is told. `Ready` is told always.
-const TOLD: [&str; 10] = [
-    kind::DAEMONS_CONNECTED,
-    kind::DOWNGRADE,
-    kind::ENTITLEMENTS_HEALTHY,
-    kind::EXPOSED,
-    kind::JOBS_RUNNABLE,
-    kind::LICENSE_APPLIED,
-    kind::LICENSE_EXPIRING,
-    kind::OPERATOR_ACCESS_READY,
-    kind::PAUSED,
-    kind::WORKSPACE_ACCESS,
+const EVENT_CONDITIONS: [(&str, Reason); 10] = [
+    (kind::DAEMONS_CONNECTED, Reason::NotDaemonsConnected),
+    (kind::DOWNGRADE, Reason::NotDowngrade),
+    (kind::ENTITLEMENTS_HEALTHY, Reason::NotEntitlementsHealthy),
+    (kind::EXPOSED, Reason::NotExposed),
+    (kind::JOBS_RUNNABLE, Reason::NotJobsRunnable),
+    (kind::LICENSE_APPLIED, Reason::NotLicenseApplied),
+    (kind::LICENSE_EXPIRING, Reason::NotLicenseExpiring),
+    (kind::OPERATOR_ACCESS_READY, Reason::NotOperatorAccessReady),
+    (kind::PAUSED, Reason::NotPaused),
+    (kind::WORKSPACE_ACCESS, Reason::NotWorkspaceAccess),
 ];
 
 /// What to tell people after a pass: `Ready` has flipped or has another reason, or a part of it turned bad or well.
 ///
 /// A new object that is on its way is no news.
-pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<Note> {
+pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<EventNote> {
     let find = |all: &[Condition], type_: &str| all.iter().find(|c| c.type_ == type_).cloned();
     let same = |a: &Condition, b: &Condition| a.status == b.status && a.reason == b.reason;
-    let mut notes = Vec::new();
+    let mut events = Vec::new();
     if let Some(now) = find(after, kind::READY) {
         let then = find(before, kind::READY);
-        let on_its_way = now.reason == reason::PROGRESSING || now.reason == reason::PENDING;
+        let reason = Reason::of(&now);
+        let on_its_way = matches!(reason, Some(Reason::Progressing | Reason::Pending));
         let news = then.as_ref().map_or(!on_its_way, |then| !same(then, &now));
-        let bad = now.status != "True" && !on_its_way && now.reason != reason::DELETING;
-        if news {
-            notes.push(Note { warning: bad, reason: now.reason, message: now.message });
+        let bad = now.status != "True" && !on_its_way && reason != Some(Reason::Deleting);
+        if let (true, Some(reason)) = (news, reason) {
+            events.push(EventNote { warning: bad, reason, message: now.message });
         }
     }
-    for type_ in TOLD {
+    for (type_, removed) in EVENT_CONDITIONS {
         let (then, now) = (find(before, type_), find(after, type_));
         let was_bad = then.as_ref().is_some_and(is_bad);
         match now {
             Some(now) if is_bad(&now) && !then.is_some_and(|then| same(&then, &now)) => {
-                notes.push(Note { warning: true, reason: now.reason, message: now.message });
+                events.extend(event(true, now));
             }
             Some(now) if was_bad && !is_bad(&now) && now.status == "True" => {
-                notes.push(Note { warning: false, reason: now.reason, message: now.message });
+                events.extend(event(false, now));
             }
             None if was_bad => {
                 let message = format!("{type_} no longer holds");
-                notes.push(Note { warning: false, reason: format!("Not{type_}"), message });
+                events.push(EventNote { warning: false, reason: removed, message });
             }
             _ => {}
         }
     }
-    notes
+    events
+}
+
+fn event(warning: bool, condition: Condition) -> Option<EventNote> {
+    let reason = Reason::of(&condition)?;
+    Some(EventNote { warning, reason, message: condition.message })
 }
 
 /// Reasons that are no news: on its way, or as it was asked for.
-const QUIET: [&str; 7] = [
-    reason::PENDING,
-    reason::DISABLED,
-    reason::PROGRESSING,
-    reason::REVOKING,
-    reason::DATABASE_URL_MISSING,
-    reason::CONNECTING,
-    reason::NO_PODS_READY,
+const EXPECTED_REASONS: [Reason; 7] = [
+    Reason::Pending,
+    Reason::Disabled,
+    Reason::Progressing,
+    Reason::Revoking,
+    Reason::DatabaseUrlMissing,
+    Reason::Connecting,
+    Reason::NoPodsReady,
 ];
 
 /// Whether a condition, other than `Ready`, is something a person should know of.
 fn is_bad(condition: &Condition) -> bool {
     match &*condition.type_ {
         kind::DOWNGRADE | kind::LICENSE_EXPIRING | kind::PAUSED => condition.status == "True",
-        _ => condition.status == "False" && !QUIET.contains(&&*condition.reason),
+        _ => {
+            condition.status == "False"
+                && !Reason::of(condition).is_some_and(|reason| EXPECTED_REASONS.contains(&reason))
+        }
     }
 }
 

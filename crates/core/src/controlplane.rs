@@ -30,21 +30,21 @@ use crate::{
     exposure::{self, route::HTTPRoute},
     jobs::Jobs,
     object,
-    outcome::Failure,
+    outcome::Blocker,
     service,
-    sources::AllFound,
+    sources::SourceContents,
     workspace_access::{self, Consent, Existing, Grantee},
 };
 
 /// What was observed.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct Observed {
     /// The object.
     pub object: Arc<CoderControlPlane>,
     /// Its children, as far as they bear our label.
     pub children: Children,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.
-    pub sources: Result<AllFound, Failure>,
+    pub sources: Result<SourceContents, Blocker>,
     /// Whether other namespaces consent to workspaces.
     pub consent: BTreeMap<String, Consent>,
     /// Whether the cluster has the Gateway API.
@@ -82,14 +82,14 @@ pub struct Plan {
     /// Whether the finalizer is to be there.
     pub finalizer: bool,
     /// The wanted children. None: the object is going.
-    pub wanted: Option<Wanted>,
+    pub desired: Option<Desired>,
     /// Access for workspaces.
     pub workspaces: workspace_access::Plan,
 }
 
 /// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once the Service is there.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct Desired {
     /// The ServiceAccount, and what becomes of others.
     pub accounts: Accounts,
     /// The Service.
@@ -97,12 +97,12 @@ pub struct Wanted {
     /// Whether the pods that there are stay as many when the operator stops deciding it.
     pub hand_over_replicas: bool,
     /// The Ingress or route.
-    pub exposure: exposure::Wanted,
+    pub exposure: exposure::DesiredExposure,
     /// The disruption budget.
     pub budget: Option<PodDisruptionBudget>,
 }
 
-impl Seen {
+impl Observed {
     /// The labels that all children bear and that select the pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
         object::selector(&*self.object, component::CONTROL_PLANE)
@@ -125,7 +125,7 @@ impl Seen {
     }
 
     /// Whether the object is being deleted.
-    pub fn is_going(&self) -> bool {
+    pub fn is_deleting(&self) -> bool {
         self.object.metadata.deletion_timestamp.is_some()
     }
 
@@ -147,47 +147,59 @@ impl Seen {
 }
 
 /// Decides what is to be done.
-pub fn decide(seen: &Seen) -> Plan {
-    let (grantee, rbac) = (seen.grantee(), &seen.children.rbac);
-    if seen.is_going() {
+pub fn decide(observed: &Observed) -> Plan {
+    let (grantee, rbac) = (observed.grantee(), &observed.children.rbac);
+    if observed.is_deleting() {
         let nothing = coder_k8s_api::WorkspaceRbac { workspace_perms: false, ..Default::default() };
-        let workspaces =
-            workspace_access::decide(&nothing, &grantee, &BTreeMap::new(), rbac, true, seen.privileged_rules);
-        return Plan { finalizer: false, wanted: None, workspaces };
+        let workspaces = workspace_access::decide(
+            &nothing,
+            &grantee,
+            &BTreeMap::new(),
+            rbac,
+            true,
+            observed.privileged_rules,
+        );
+        return Plan { finalizer: false, desired: None, workspaces };
     }
-    let spec = &seen.object.spec;
+    let spec = &observed.object.spec;
     let workspaces = workspace_access::decide(
         &spec.rbac,
         &grantee,
-        &seen.consent,
+        &observed.consent,
         rbac,
-        seen.has_moved(),
-        seen.privileged_rules,
+        observed.has_moved(),
+        observed.privileged_rules,
     );
     let finalizer = workspaces.reaches_outside(&grantee, rbac)
-        || coderd::access::needs_cleaning(&seen.object, &seen.coderd);
-    Plan { finalizer, wanted: Some(wanted(seen)), workspaces }
+        || coderd::access::needs_cleaning(&observed.object, &observed.coderd);
+    Plan { finalizer, desired: Some(desired(observed)), workspaces }
 }
 
-fn wanted(seen: &Seen) -> Wanted {
-    let (spec, name, selector) = (&seen.object.spec, seen.object.name_any(), seen.selector());
+fn desired(observed: &Observed) -> Desired {
+    let (spec, name, selector) = (&observed.object.spec, observed.object.name_any(), observed.selector());
     let tls = !spec.tls.secret_names.is_empty();
     let port = service::http_port(&spec.service, tls);
-    let held = &seen.children.service_accounts;
-    let accounts = account::decide(&spec.service_account, &seen.service_account(), held, seen.has_moved());
-    let handed_over = seen
+    let held = &observed.children.service_accounts;
+    let accounts =
+        account::decide(&spec.service_account, &observed.service_account(), held, observed.has_moved());
+    let handed_over = observed
         .children
         .deployment
         .as_ref()
         .is_some_and(|held| held.annotations().get(annotation::SCALING).is_some());
-    Wanted {
+    Desired {
         accounts,
         service: service::service(&name, &spec.service, service::HTTP, tls, &selector),
         hand_over_replicas: spec.scaling == Scaling::External
-            && seen.children.deployment.is_some()
+            && observed.children.deployment.is_some()
             && !handed_over,
-        exposure: exposure::wanted(&name, spec.expose.as_ref(), &name, port, seen.gateway_api),
-        budget: disruption::budget(&name, spec.pod_disruption_budget.as_ref(), seen.replicas(), &selector),
+        exposure: exposure::desired(&name, spec.expose.as_ref(), &name, port, observed.gateway_api),
+        budget: disruption::budget(
+            &name,
+            spec.pod_disruption_budget.as_ref(),
+            observed.replicas(),
+            &selector,
+        ),
     }
 }
 

@@ -4,92 +4,95 @@
 //! what to do next, and what pods are to run with in the meantime.
 
 mod status;
+mod verdict;
 
 use std::time::Duration;
 
-pub use self::status::{Standing, say_control_plane, say_going, usable};
+pub use self::{
+    status::{CredentialStanding, set_control_plane_ready, set_deleting, usable},
+    verdict::{CredentialConditions, CredentialProgress, CredentialVerdict},
+};
 use crate::{
-    finding::Finding,
-    outcome::{Note, Trouble},
-    place::{Obstacle, SecretPlace, Version},
+    outcome::{Blocker, EventNote},
+    target::{Obstacle, SecretDataRef, Version},
     workload::Run,
 };
 
 /// What was decided. `L` is what can be looked at, `R` what is recorded, `S` what can be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision<L, R, S> {
+pub struct Decision<Q, R, E> {
     /// What is next.
-    pub next: Next<L, R, S>,
+    pub next: NextStep<Q, R, E>,
     /// What pods are to run with. None: there is no credential for them yet, or the object is going.
     pub run: Option<Run>,
     /// What to say.
-    pub finding: Finding,
+    pub verdict: CredentialVerdict,
     /// When to look again, if nothing else happens.
     pub again: Option<Duration>,
     /// What to tell people, before anything else is done.
-    pub notes: Vec<Note>,
+    pub events: Vec<EventNote>,
 }
 
-impl<L, R, S> Decision<L, R, S> {
+impl<Q, R, E> Decision<Q, R, E> {
     /// Nothing is to be done.
-    pub(crate) fn rest(run: Option<Run>, finding: Finding) -> Self {
-        Self { next: Next::Rest, run, finding, again: None, notes: Vec::new() }
+    pub(crate) fn rest(run: Option<Run>, verdict: CredentialVerdict) -> Self {
+        Self { next: NextStep::Done, run, verdict, again: None, events: Vec::new() }
     }
 }
 
 /// What is next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Next<L, R, S> {
+pub enum NextStep<Q, R, E> {
     /// Look, and decide again.
-    Look(L),
+    Ask(Q),
     /// Write the status. The pass ends.
     Record(Box<R>),
     /// Do this. The pass ends.
-    Do(Box<S>),
+    Act(Box<E>),
     /// Nothing is left outside, or what is left was named: the object may go.
-    Release,
+    RemoveFinalizer,
     /// Nothing.
-    Rest,
+    Done,
 }
 
-impl<L, R, S> Next<L, R, S> {
+impl<Q, R, E> NextStep<Q, R, E> {
     /// Whether another pass has something to do at once.
     pub fn goes_on(&self) -> bool {
-        matches!(self, Self::Record(_) | Self::Do(_) | Self::Release)
+        matches!(self, Self::Record(_) | Self::Act(_) | Self::RemoveFinalizer)
     }
 }
 
 /// An effect. `A` is what can be done in coderd, `M` what annotations say.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Step<A, M> {
+pub enum Effect<C, M> {
     /// Put the finalizer on the object.
-    Hold,
+    AddFinalizer,
     /// Change something in coderd.
-    Coderd(A),
+    Coderd(C),
     /// Copy what a Secret holds, with its annotations, from one place to another.
-    Copy {
+    CopySecret {
         /// From here.
-        from: SecretPlace,
+        from: SecretDataRef,
         /// To here.
-        to: SecretPlace,
+        to: SecretDataRef,
         /// The Secret that is expected there.
         version: Version,
         /// The annotations.
         marks: M,
     },
     /// Write the annotations of a Secret anew, and leave its data.
-    Annotate {
+    AnnotateSecret {
         /// Which.
-        secret: SecretPlace,
+        secret: SecretDataRef,
         /// The Secret that is expected there.
         version: Version,
         /// The annotations.
         marks: M,
     },
     /// Take a place that nothing reads any more: its data key, and with the last of ours the Secret.
-    Remove {
+    RemoveSecret {
         /// Which.
-        secret: SecretPlace,
+        secret: SecretDataRef,
         /// The Secret that is expected there.
         version: Version,
     },
@@ -97,28 +100,28 @@ pub enum Step<A, M> {
 
 /// Why a rule does not get to its end.
 #[derive(Debug)]
-pub(crate) enum Stop<L, R, S> {
+pub(crate) enum Stop<Q, R, E> {
     /// This comes first.
-    Next(Box<Next<L, R, S>>),
+    NextStep(Box<NextStep<Q, R, E>>),
     /// Something is in the way.
-    Wait(Finding),
+    Wait(CredentialVerdict),
 }
 
-impl<L, R, S> Stop<L, R, S> {
-    pub(crate) fn look(look: L) -> Self {
-        Self::Next(Box::new(Next::Look(look)))
+impl<Q, R, E> Stop<Q, R, E> {
+    pub(crate) fn ask(query: Q) -> Self {
+        Self::NextStep(Box::new(NextStep::Ask(query)))
     }
 
-    pub(crate) fn step(step: S) -> Self {
-        Self::Next(Box::new(Next::Do(Box::new(step))))
+    pub(crate) fn act(effect: E) -> Self {
+        Self::NextStep(Box::new(NextStep::Act(Box::new(effect))))
     }
 
     pub(crate) fn record(record: R) -> Self {
-        Self::Next(Box::new(Next::Record(Box::new(record))))
+        Self::NextStep(Box::new(NextStep::Record(Box::new(record))))
     }
 
-    pub(crate) fn unsure(trouble: &Trouble) -> Self {
-        Self::Wait(Finding::unsure(trouble))
+    pub(crate) fn unsure(blocker: &Blocker) -> Self {
+        Self::Wait(CredentialVerdict::unsure(blocker))
     }
 }
 
@@ -139,20 +142,20 @@ pub enum Secret<H, M> {
     /// It cannot be written.
     Blocked(Obstacle),
     /// It could not be read.
-    Unknown(Trouble),
+    Unknown(Blocker),
 }
 
 impl<H, M> Secret<H, M> {
     /// The version that a write expects, or why it cannot be written. `field` of the spec chooses another Secret.
     pub(crate) fn writable(
         this: Option<&Self>,
-        place: &SecretPlace,
+        place: &SecretDataRef,
         field: &str,
-    ) -> Result<Version, Finding> {
+    ) -> Result<Version, CredentialVerdict> {
         match this {
             Some(Self::Ours { version, .. }) => Ok(Version::Is(version.clone())),
-            Some(Self::Blocked(obstacle)) => Err(Finding::blocked(place, obstacle, field)),
-            Some(Self::Unknown(trouble)) => Err(Finding::unsure(trouble)),
+            Some(Self::Blocked(obstacle)) => Err(CredentialVerdict::blocked(place, obstacle, field)),
+            Some(Self::Unknown(blocker)) => Err(CredentialVerdict::unsure(blocker)),
             Some(Self::Absent) | None => Ok(Version::Absent),
         }
     }
@@ -164,7 +167,7 @@ pub enum Listing<T> {
     /// All of it that the credentials may see.
     Known(Vec<T>),
     /// No definite answer.
-    Unknown(Trouble),
+    Unknown(Blocker),
     /// Nothing is left to ask with: neither the control plane nor the credentials exist, or another deployment answers.
     Gone,
 }

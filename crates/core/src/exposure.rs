@@ -25,7 +25,7 @@ pub struct Addresses {
 
 /// What is written for an exposure. At most one of both.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
+pub struct DesiredExposure {
     /// The Ingress.
     pub ingress: Option<Ingress>,
     /// The route. None also while the cluster has no Gateway API.
@@ -35,11 +35,17 @@ pub struct Wanted {
 }
 
 /// What is to be written, under one name, to the port of a Service.
-pub fn wanted(name: &str, expose: Option<&Expose>, service: &str, port: i32, gateway_api: bool) -> Wanted {
+pub fn desired(
+    name: &str,
+    expose: Option<&Expose>,
+    service: &str,
+    port: i32,
+    gateway_api: bool,
+) -> DesiredExposure {
     let ingress_of = |settings| ingress(name, settings, service, port);
     let route_of = |settings| http_route(name, settings, service, port);
     let route = expose.and_then(|expose| expose.gateway.as_ref()).map(route_of);
-    Wanted {
+    DesiredExposure {
         ingress: expose.and_then(|expose| expose.ingress.as_ref()).map(ingress_of),
         gateway_api_missing: route.is_some() && !gateway_api,
         route: route.filter(|_| gateway_api),

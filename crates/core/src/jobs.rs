@@ -5,13 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coder_k8s_api::condition::kind;
+use coder_k8s_api::{Reason, condition::kind};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{
-    condition::{Conditions, State},
-    provisioner::keys::Trouble,
-    roll::{Job, Roll, Tags},
+    condition::{ConditionStatus, Conditions},
+    daemon_listing::{DaemonListing, Job, Tags},
+    provisioner::keys::Blocker,
 };
 
 /// How long a job waits before it is worth a word: a daemon may be about to take it.
@@ -53,7 +53,7 @@ pub struct Organization<'a> {
     /// Its name.
     pub name: &'a str,
     /// What coderd said.
-    pub roll: &'a Roll,
+    pub listing: &'a DaemonListing,
 }
 
 /// A pool of ours.
@@ -75,33 +75,33 @@ pub enum Jobs {
     /// There is no pool, so that nobody asks.
     Unasked,
     /// Not known yet in this process: what was said stays said.
-    Unheard,
+    NotPolledYet,
     /// All that wait can run.
     Runnable,
     /// Some can not.
     Stuck(String),
     /// It could not be asked.
-    Unknown(Trouble),
+    Unknown(Blocker),
 }
 
 impl Jobs {
     /// Says it.
-    pub fn tell(&self, conditions: &mut Conditions<'_>) {
+    pub fn set_conditions(&self, conditions: &mut Conditions<'_>) {
         let type_ = kind::JOBS_RUNNABLE;
         match self {
             Self::Unasked => conditions.clear(type_),
-            Self::Unheard => {}
+            Self::NotPolledYet => {}
             Self::Runnable => {
                 conditions.set(
                     type_,
                     true,
-                    "Runnable",
+                    Reason::Runnable,
                     "every job that waits has a daemon that could run it",
                 );
             }
-            Self::Stuck(message) => conditions.set(type_, false, "NoDaemonMatches", message.clone()),
-            Self::Unknown(trouble) => {
-                conditions.set(type_, State::Unknown, trouble.reason, trouble.message.clone());
+            Self::Stuck(message) => conditions.set(type_, false, Reason::NoDaemonMatches, message.clone()),
+            Self::Unknown(blocker) => {
+                conditions.set(type_, ConditionStatus::Unknown, blocker.reason, blocker.message.clone());
             }
         }
     }
@@ -112,12 +112,12 @@ pub fn judge(organizations: &[Organization<'_>], pools: &[Pool], now: Timestamp)
     let mut sentences = BTreeSet::new();
     let mut unknown = None;
     for organization in organizations {
-        match &organization.roll.jobs {
-            Some(jobs) if !organization.roll.outdated => {
-                let stuck = stuck(jobs, organization.roll, now);
+        match &organization.listing.jobs {
+            Some(jobs) if !organization.listing.outdated => {
+                let stuck = stuck(jobs, organization.listing, now);
                 sentences.extend(stuck.into_iter().map(|tags| sentence(tags, organization, pools)));
             }
-            _ => unknown = unknown.or_else(|| organization.roll.trouble.clone()),
+            _ => unknown = unknown.or_else(|| organization.listing.blocker.clone()),
         }
     }
     let more = sentences.len() > NAMED;
@@ -132,14 +132,14 @@ pub fn judge(organizations: &[Organization<'_>], pools: &[Pool], now: Timestamp)
 }
 
 /// The tags of jobs that wait too long and that nobody who is alive can run.
-fn stuck<'a>(jobs: &'a [Job], roll: &Roll, now: Timestamp) -> BTreeSet<&'a Tags> {
+fn stuck<'a>(jobs: &'a [Job], listing: &DaemonListing, now: Timestamp) -> BTreeSet<&'a Tags> {
     let waits = |job: &&Job| job.since.is_none_or(|since| now.duration_since(since) > PATIENCE);
-    let nobody = |job: &&Job| !roll.daemons.iter().any(|daemon| can_run(&job.tags, &daemon.tags));
+    let nobody = |job: &&Job| !listing.daemons.iter().any(|daemon| can_run(&job.tags, &daemon.tags));
     jobs.iter().filter(waits).filter(nobody).map(|job| &job.tags).collect()
 }
 
 fn sentence(tags: &Tags, organization: &Organization<'_>, pools: &[Pool]) -> String {
-    let Organization { id, name, roll: _ } = organization;
+    let Organization { id, name, listing: _ } = organization;
     let called = match shown(tags) {
         None => "without tags".to_owned(),
         Some(tags) => format!("with the tags {tags}"),

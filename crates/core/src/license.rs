@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 /// A license that coderd lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct InstalledLicense {
     /// Its number.
     pub id: i64,
     /// Its UUID.
@@ -17,7 +17,7 @@ pub struct Listed {
 
 /// What is known of earlier conversations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recorded {
+pub struct LicenseRecord {
     /// SHA-256 of the value that was applied last.
     pub hash: Option<String>,
     /// UUID of the license that was ours last.
@@ -28,11 +28,11 @@ pub struct Recorded {
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum LicenseStep {
     /// It is there. Nothing is to be done.
     Rest,
     /// It is there, and the one that it replaces can go.
-    Remove(Listed),
+    Remove(InstalledLicense),
     /// It is to be sent.
     Send,
     /// It was sent, and refused: nothing changes until it, or the server, does.
@@ -45,23 +45,27 @@ pub fn step(
     hash: &str,
     version: &str,
     readable: bool,
-    ours: Option<&Listed>,
-    listed: &[Listed],
-    recorded: &Recorded,
+    ours: Option<&InstalledLicense>,
+    listed: &[InstalledLicense],
+    recorded: &LicenseRecord,
     remove_replaced: bool,
-) -> Step {
+) -> LicenseStep {
     if let Some(ours) = ours {
         let replaced = recorded.uuid.as_ref().filter(|uuid| **uuid != ours.uuid && !uuid.is_empty());
         let replaced = replaced.and_then(|uuid| listed.iter().find(|other| other.uuid == *uuid));
         return match replaced {
-            Some(old) if remove_replaced => Step::Remove(old.clone()),
-            _ => Step::Rest,
+            Some(old) if remove_replaced => LicenseStep::Remove(old.clone()),
+            _ => LicenseStep::Rest,
         };
     }
     if !readable && recorded.hash.as_deref() == Some(hash) && !listed.is_empty() {
-        return Step::Rest;
+        return LicenseStep::Rest;
     }
-    if recorded.refused.as_ref() == Some(&mark(hash, version)) { Step::Refused } else { Step::Send }
+    if recorded.refused.as_ref() == Some(&mark(hash, version)) {
+        LicenseStep::Refused
+    } else {
+        LicenseStep::Send
+    }
 }
 
 /// SHA-256 of a license without surrounding blanks, as status records it.
@@ -78,14 +82,14 @@ pub fn mark(hash: &str, version: &str) -> String {
 mod tests {
     use super::*;
 
-    fn listed(list: &[&str]) -> Vec<Listed> {
+    fn listed(list: &[&str]) -> Vec<InstalledLicense> {
         list.iter()
             .enumerate()
-            .map(|(n, uuid)| Listed { id: i64::try_from(n).unwrap() + 1, uuid: (*uuid).to_owned() })
+            .map(|(n, uuid)| InstalledLicense { id: i64::try_from(n).unwrap() + 1, uuid: (*uuid).to_owned() })
             .collect()
     }
 
-    fn next(ours: Option<&str>, list: &[&str], recorded: &Recorded, remove: bool) -> Step {
+    fn next(ours: Option<&str>, list: &[&str], recorded: &LicenseRecord, remove: bool) -> LicenseStep {
         let all = listed(list);
         let ours = ours.map(|uuid| all.iter().find(|l| l.uuid == uuid).unwrap().clone());
         step("h", "v1", true, ours.as_ref(), &all, recorded, remove)
@@ -100,37 +104,48 @@ mod tests {
 
     #[test]
     fn it_is_sent_when_the_list_does_not_show_it() {
-        let before = Recorded { hash: Some("h".into()), ..Recorded::default() };
-        assert_eq!(next(None, &[], &Recorded::default(), false), Step::Send);
-        assert_eq!(next(None, &["other"], &before, false), Step::Send, "any license is not this license");
+        let before = LicenseRecord { hash: Some("h".into()), ..LicenseRecord::default() };
+        assert_eq!(next(None, &[], &LicenseRecord::default(), false), LicenseStep::Send);
         assert_eq!(
-            next(Some("a"), &["a"], &Recorded::default(), false),
-            Step::Rest,
+            next(None, &["other"], &before, false),
+            LicenseStep::Send,
+            "any license is not this license"
+        );
+        assert_eq!(
+            next(Some("a"), &["a"], &LicenseRecord::default(), false),
+            LicenseStep::Rest,
             "an upload that was not recorded"
         );
     }
 
     #[test]
     fn its_predecessor_goes_only_when_asked_and_only_after_it_is_there() {
-        let before = Recorded { uuid: Some("a".into()), ..Recorded::default() };
-        assert_eq!(next(None, &["a"], &before, true), Step::Send);
-        assert_eq!(next(Some("b"), &["a", "b"], &before, false), Step::Rest);
-        assert_eq!(next(Some("b"), &["a", "b", "c"], &before, true), Step::Remove(listed(&["a"]).remove(0)));
-        assert_eq!(next(Some("b"), &["b", "c"], &before, true), Step::Rest, "somebody else's stays");
+        let before = LicenseRecord { uuid: Some("a".into()), ..LicenseRecord::default() };
+        assert_eq!(next(None, &["a"], &before, true), LicenseStep::Send);
+        assert_eq!(next(Some("b"), &["a", "b"], &before, false), LicenseStep::Rest);
+        assert_eq!(
+            next(Some("b"), &["a", "b", "c"], &before, true),
+            LicenseStep::Remove(listed(&["a"]).remove(0))
+        );
+        assert_eq!(next(Some("b"), &["b", "c"], &before, true), LicenseStep::Rest, "somebody else's stays");
     }
 
     #[test]
     fn what_was_refused_is_not_sent_again_to_the_same_server() {
-        let before = Recorded { refused: Some(mark("h", "v1")), ..Recorded::default() };
-        assert_eq!(next(None, &[], &before, false), Step::Refused);
-        assert_eq!(step("h", "v2", true, None, &[], &before, false), Step::Send);
-        assert_eq!(step("i", "v1", true, None, &[], &before, false), Step::Send);
+        let before = LicenseRecord { refused: Some(mark("h", "v1")), ..LicenseRecord::default() };
+        assert_eq!(next(None, &[], &before, false), LicenseStep::Refused);
+        assert_eq!(step("h", "v2", true, None, &[], &before, false), LicenseStep::Send);
+        assert_eq!(step("i", "v1", true, None, &[], &before, false), LicenseStep::Send);
     }
 
     #[test]
     fn one_that_cannot_be_recognised_is_trusted_to_be_there_while_any_is() {
-        let before = Recorded { hash: Some("h".into()), ..Recorded::default() };
-        assert_eq!(step("h", "v1", false, None, &listed(&["x"]), &before, false), Step::Rest);
-        assert_eq!(step("h", "v1", false, None, &[], &before, false), Step::Send, "the database was reset");
+        let before = LicenseRecord { hash: Some("h".into()), ..LicenseRecord::default() };
+        assert_eq!(step("h", "v1", false, None, &listed(&["x"]), &before, false), LicenseStep::Rest);
+        assert_eq!(
+            step("h", "v1", false, None, &[], &before, false),
+            LicenseStep::Send,
+            "the database was reset"
+        );
     }
 }

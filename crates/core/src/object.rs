@@ -9,7 +9,7 @@ use crate::names::instance_label;
 
 /// What is known of an object that is being deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Going {
+pub struct Deletion {
     /// Whether the time for cleaning up is over.
     pub overdue: bool,
 }
@@ -32,19 +32,19 @@ pub fn is_paused<K: Resource>(object: &K) -> bool {
 }
 
 /// Whether the object is being deleted.
-pub fn is_going<K: Resource>(object: &K) -> bool {
+pub fn is_deleting<K: Resource>(object: &K) -> bool {
     object.meta().deletion_timestamp.is_some()
 }
 
 /// Whether a finalizer is on the object.
-pub fn is_held<K: Resource>(object: &K, finalizer: &str) -> bool {
+pub fn has_finalizer<K: Resource>(object: &K, finalizer: &str) -> bool {
     object.meta().finalizers.iter().flatten().any(|name| name == finalizer)
 }
 
 /// The finalizers that the object is to have. None: it has them.
-pub fn finalizers<K: Resource>(object: &K, finalizer: &str, wanted: bool) -> Option<Vec<String>> {
+pub fn finalizers<K: Resource>(object: &K, finalizer: &str, desired: bool) -> Option<Vec<String>> {
     let current = object.meta().finalizers.iter().flatten();
-    match (is_held(object, finalizer), wanted) {
+    match (has_finalizer(object, finalizer), desired) {
         (false, true) => Some(current.cloned().chain([finalizer.to_owned()]).collect()),
         (true, false) => Some(current.filter(|name| *name != finalizer).cloned().collect()),
         _ => None,

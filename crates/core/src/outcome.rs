@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use coder_k8s_api::Reason;
+
 /// An object of others that bears the name of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Foreign {
+pub struct ForeignObject {
     /// Kind of the object.
     pub kind: String,
     /// Its name.
@@ -13,28 +15,37 @@ pub struct Foreign {
     pub hand_over: String,
 }
 
-/// An effect that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// The reason, one word: for the condition, the event and the metric.
-    pub reason: &'static str,
-    /// What failed, in a sentence that names the object. Stable from try to try.
+/// Why the operator cannot do, or does not know, something.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Blocker {
+    /// For the condition, the event and the metric.
+    pub reason: Reason,
+    /// What is wrong, on which object, and what to do. The same text on every retry, so that the status is not rewritten.
     pub message: String,
-    /// When to try again.
+    /// When another attempt may succeed.
     pub retry: Retry,
 }
 
-/// What is in the way, or why something is not known.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Trouble {
-    /// One word.
-    pub reason: &'static str,
-    /// A sentence, the same from try to try.
-    pub message: String,
+impl Blocker {
+    /// A blocker that may pass by itself: retried with backoff.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), retry: Retry::Backoff }
+    }
+
+    /// A blocker that only an edit, a changed Secret or another server removes.
+    pub fn until_change(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), retry: Retry::OnChange }
+    }
+
+    /// The same blocker with another time for the next attempt.
+    #[must_use]
+    pub fn with_retry(self, retry: Retry) -> Self {
+        Self { retry, ..self }
+    }
 }
 
 /// When to try again after a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Retry {
     /// At once: our view was out of date.
     Soon,
@@ -42,23 +53,25 @@ pub enum Retry {
     Backoff,
     /// After a growing delay, and not before this time.
     After(Duration),
+    /// When the object, a Secret that it refers to, or the server changes: the same attempt would fail the same way.
+    OnChange,
 }
 
 /// What was done of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct ActResult {
     /// Objects of others in the way of children.
-    pub foreign: Vec<Foreign>,
+    pub foreign: Vec<ForeignObject>,
     /// The parts that failed. One failing part does not stop the others.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<Blocker>,
 }
 
-impl Done {
+impl ActResult {
     /// When to try again: not before anybody who asked to be left alone is ready for it.
     pub fn retry(&self) -> Option<Retry> {
         let asked = self.failures.iter().filter_map(|failure| match failure.retry {
             Retry::After(asked) => Some(asked),
-            Retry::Soon | Retry::Backoff => None,
+            Retry::Soon | Retry::Backoff | Retry::OnChange => None,
         });
         let first = self.failures.first().map(|failure| failure.retry);
         asked.max().map(Retry::After).or(first)
@@ -67,11 +80,11 @@ impl Done {
 
 /// Something worth telling a person when it happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct EventNote {
     /// Whether it is bad news.
     pub warning: bool,
-    /// The reason, one word.
-    pub reason: String,
+    /// The reason of the event.
+    pub reason: Reason,
     /// The sentence.
     pub message: String,
 }
@@ -82,11 +95,11 @@ mod tests {
 
     #[test]
     fn the_longest_wait_that_was_asked_for_counts() {
-        let failure = |retry| Failure { reason: "x", message: String::new(), retry };
+        let failure = |retry| Blocker::new(Reason::Pending, String::new(), retry);
         let after = |seconds| Retry::After(Duration::from_secs(seconds));
-        let done = |retries: &[Retry]| Done {
+        let done = |retries: &[Retry]| ActResult {
             failures: retries.iter().copied().map(failure).collect(),
-            ..Done::default()
+            ..ActResult::default()
         };
         assert_eq!(done(&[]).retry(), None);
         assert_eq!(done(&[Retry::Backoff, after(7), after(60)]).retry(), Some(after(60)));

@@ -23,7 +23,7 @@ use k8s_openapi::{
 use kube::core::ObjectMeta;
 
 use self::files::Files;
-use crate::sources::{AllFound, checksum};
+use crate::sources::{SourceContents, checksum};
 
 /// Seconds that a pod goes on serving after it was taken out of the Service, so that no request meets a closed door.
 const DRAIN: i64 = 10;
@@ -179,7 +179,7 @@ pub fn port(name: &str, number: i32) -> ContainerPort {
 /// The annotations of pods of any kind: a checksum of what they read, and how Prometheus finds them.
 pub fn annotations(
     settings: &PodSettings,
-    sources: &AllFound,
+    sources: &SourceContents,
     prometheus: &Prometheus,
 ) -> BTreeMap<String, String> {
     let checksum = checksum(settings, sources).map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum));

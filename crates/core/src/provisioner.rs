@@ -1,6 +1,6 @@
 //! What becomes of a CoderProvisioner: a key in coderd, the Secret that holds it, and the pods that connect with it.
 //!
-//! The key has a protocol of its own ([`keys`]), and so has the license ([`crate::gate`]). The rest is decided here, and goes on
+//! The key has a protocol of its own ([`keys`]), and so has the license ([`crate::license_gate`]). The rest is decided here, and goes on
 //! whatever the key and the license are doing.
 
 pub mod daemons;
@@ -16,20 +16,20 @@ use k8s_openapi::api::{apps::v1::Deployment, core::v1::ServiceAccount, policy::v
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, control_plane, paused, status};
-pub use crate::gate;
+pub use crate::license_gate;
 use crate::{
     account::{self, Accounts},
     controlplane::access_url,
     disruption, object,
-    outcome::Failure,
-    sources::AllFound,
+    outcome::Blocker,
+    sources::SourceContents,
     workload,
     workspace_access::{self, Consent, Existing, Grantee},
 };
 
 /// What was observed, besides what concerns the key.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct Observed {
     /// The object.
     pub object: Arc<CoderProvisioner>,
     /// The control plane that it names.
@@ -39,17 +39,17 @@ pub struct Seen {
     /// Its children, as far as they bear our label.
     pub children: Children,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.
-    pub sources: Result<AllFound, Failure>,
+    pub sources: Result<SourceContents, Blocker>,
     /// Whether other namespaces consent to workspaces.
     pub consent: BTreeMap<String, Consent>,
     /// Whether workspaces may be given Secrets, RBAC and tokens.
     pub privileged_rules: bool,
     /// Whether the license covers it.
-    pub gate: gate::Gate,
+    pub gate: license_gate::LicenseGate,
     /// Whether the credentials for managing keys are there.
-    pub credentials: Result<(), keys::Trouble>,
+    pub credentials: Result<(), keys::Blocker>,
     /// What is known of its daemons.
-    pub daemons: daemons::Seen,
+    pub daemons: daemons::ObservedDaemons,
 }
 
 /// Children as last seen.
@@ -71,21 +71,21 @@ pub struct Plan {
     /// Whether the finalizer is to be there for what is in other namespaces.
     pub reaches_outside: bool,
     /// The wanted children. None: the object is going.
-    pub wanted: Option<Wanted>,
+    pub desired: Option<Desired>,
     /// Access for workspaces.
     pub workspaces: workspace_access::Plan,
 }
 
 /// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once there is a key.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct Desired {
     /// The ServiceAccount, and what becomes of others.
     pub accounts: Accounts,
     /// The disruption budget.
     pub budget: Option<PodDisruptionBudget>,
 }
 
-impl Seen {
+impl Observed {
     /// The labels that all children bear and that select the pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
         object::selector(&*self.object, component::PROVISIONER)
@@ -133,25 +133,36 @@ pub fn daemon_url(plane: &CoderControlPlane) -> String {
 }
 
 /// Decides what is to be done.
-pub fn decide(seen: &Seen) -> Plan {
-    let (grantee, rbac) = (seen.grantee(), &seen.children.rbac);
-    let spec = &seen.object.spec;
-    let going = object::is_going(&*seen.object);
+pub fn decide(observed: &Observed) -> Plan {
+    let (grantee, rbac) = (observed.grantee(), &observed.children.rbac);
+    let spec = &observed.object.spec;
+    let going = object::is_deleting(&*observed.object);
     let nothing = WorkspaceRbac { workspace_perms: false, ..WorkspaceRbac::default() };
     let asked = if going { &nothing } else { &spec.rbac };
-    let account = seen.service_account();
-    let moved = account::have_moved(seen.children.deployment.as_deref(), &account);
-    let workspaces =
-        workspace_access::decide(asked, &grantee, &seen.consent, rbac, going || moved, seen.privileged_rules);
-    let wanted = (!going).then(|| Wanted {
-        accounts: account::decide(&spec.service_account, &account, &seen.children.service_accounts, moved),
+    let account = observed.service_account();
+    let moved = account::have_moved(observed.children.deployment.as_deref(), &account);
+    let workspaces = workspace_access::decide(
+        asked,
+        &grantee,
+        &observed.consent,
+        rbac,
+        going || moved,
+        observed.privileged_rules,
+    );
+    let desired = (!going).then(|| Desired {
+        accounts: account::decide(
+            &spec.service_account,
+            &account,
+            &observed.children.service_accounts,
+            moved,
+        ),
         budget: disruption::budget(
-            &names::deployment(&seen.object.name_any()),
+            &names::deployment(&observed.object.name_any()),
             spec.pod_disruption_budget.as_ref(),
             // A budget is made only when it is asked for: an evicted daemon finishes its build in its grace period.
-            spec.pod_disruption_budget.as_ref().map_or(0, |_| seen.replicas()),
-            &seen.selector(),
+            spec.pod_disruption_budget.as_ref().map_or(0, |_| observed.replicas()),
+            &observed.selector(),
         ),
     });
-    Plan { reaches_outside: workspaces.reaches_outside(&grantee, rbac), wanted, workspaces }
+    Plan { reaches_outside: workspaces.reaches_outside(&grantee, rbac), desired, workspaces }
 }

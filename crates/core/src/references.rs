@@ -82,7 +82,9 @@ impl References for CoderWorkspaceProxy {
             all.extend(bootstrap.ca_secret_ref.iter().map(|secret| secret_named(&secret.name)));
         }
         all.extend(spec.tls.secret_names.iter().map(secret_named));
-        all.extend(workspaceproxy::wanted_registration(self).map(|wanted| secret_named(wanted.secret.name)));
+        all.extend(
+            workspaceproxy::wanted_registration(self).map(|desired| secret_named(desired.secret.name)),
+        );
         all
     }
 }

@@ -1,13 +1,13 @@
 //! How far a Deployment has come, and what to say about it.
 
-use coder_k8s_api::condition::reason;
+use coder_k8s_api::Reason;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 
 /// How far a Deployment has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
     /// Its stage.
-    pub stage: Stage,
+    pub stage: RolloutStage,
     /// Pods that it asks for.
     pub desired: i32,
     /// Pods that there are.
@@ -18,7 +18,7 @@ pub struct Rollout {
 
 /// The stage of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum RolloutStage {
     /// There is no Deployment.
     Missing,
     /// Every pod is of the newest template and available.
@@ -39,7 +39,7 @@ impl Rollout {
     /// How far a Deployment has come.
     pub fn of(deployment: Option<&Deployment>) -> Self {
         let Some(deployment) = deployment else {
-            return Self { stage: Stage::Missing, desired: 0, replicas: 0, ready: 0 };
+            return Self { stage: RolloutStage::Missing, desired: 0, replicas: 0, ready: 0 };
         };
         let spec = deployment.spec.as_ref();
         let status = deployment.status.clone().unwrap_or_default();
@@ -54,41 +54,41 @@ impl Rollout {
         };
         let stalled = said("Progressing", "False");
         let stage = if !observed {
-            Stage::Progressing
+            RolloutStage::Progressing
         } else if updated == desired && replicas == desired && available == desired {
-            if desired == 0 { Stage::ScaledToZero } else { Stage::Complete }
+            if desired == 0 { RolloutStage::ScaledToZero } else { RolloutStage::Complete }
         } else if let Some(why) = stalled {
-            Stage::DeadlineExceeded(why)
+            RolloutStage::DeadlineExceeded(why)
         } else if let Some(why) = said("ReplicaFailure", "True") {
-            Stage::Refused(why)
+            RolloutStage::Refused(why)
         } else if spec.is_some_and(|spec| spec.paused == Some(true)) {
-            Stage::Paused
+            RolloutStage::Paused
         } else {
-            Stage::Progressing
+            RolloutStage::Progressing
         };
         Self { stage, desired, replicas, ready }
     }
 
     /// Whether there is nothing left to wait for.
     pub fn is_settled(&self) -> bool {
-        matches!(self.stage, Stage::Complete | Stage::ScaledToZero)
+        matches!(self.stage, RolloutStage::Complete | RolloutStage::ScaledToZero)
     }
 
     /// Whether only a person can get it going again.
     pub fn is_stalled(&self) -> bool {
-        matches!(self.stage, Stage::DeadlineExceeded(_) | Stage::Paused)
+        matches!(self.stage, RolloutStage::DeadlineExceeded(_) | RolloutStage::Paused)
     }
 
     /// The reason, one word.
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self.stage {
-            Stage::Missing => reason::PENDING,
-            Stage::Complete => reason::ROLLED_OUT,
-            Stage::ScaledToZero => reason::SCALED_TO_ZERO,
-            Stage::Progressing => reason::PROGRESSING,
-            Stage::Paused => reason::DEPLOYMENT_PAUSED,
-            Stage::Refused(_) => reason::PODS_REFUSED,
-            Stage::DeadlineExceeded(_) => reason::PROGRESS_DEADLINE_EXCEEDED,
+            RolloutStage::Missing => Reason::Pending,
+            RolloutStage::Complete => Reason::RolledOut,
+            RolloutStage::ScaledToZero => Reason::ScaledToZero,
+            RolloutStage::Progressing => Reason::Progressing,
+            RolloutStage::Paused => Reason::DeploymentPaused,
+            RolloutStage::Refused(_) => Reason::PodsRefused,
+            RolloutStage::DeadlineExceeded(_) => Reason::ProgressDeadlineExceeded,
         }
     }
 
@@ -97,15 +97,15 @@ impl Rollout {
         let Self { stage, desired, ready, .. } = self;
         let pods = format!("{ready} of {desired} pods are ready");
         match stage {
-            Stage::Missing => "the Deployment is not there yet".to_owned(),
-            Stage::Complete => pods,
-            Stage::ScaledToZero => "no pods are asked for".to_owned(),
-            Stage::Progressing => format!("rolling out: {pods}"),
-            Stage::Paused => {
+            RolloutStage::Missing => "the Deployment is not there yet".to_owned(),
+            RolloutStage::Complete => pods,
+            RolloutStage::ScaledToZero => "no pods are asked for".to_owned(),
+            RolloutStage::Progressing => format!("rolling out: {pods}"),
+            RolloutStage::Paused => {
                 format!("somebody paused the Deployment (kubectl rollout resume continues it): {pods}")
             }
-            Stage::Refused(why) => format!("the cluster refuses to make pods: {why}"),
-            Stage::DeadlineExceeded(why) => format!("the rollout does not get on: {why}; {pods}"),
+            RolloutStage::Refused(why) => format!("the cluster refuses to make pods: {why}"),
+            RolloutStage::DeadlineExceeded(why) => format!("the rollout does not get on: {why}; {pods}"),
         }
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[expect(clippy::needless_pass_by_value, reason = "so that tests read as tables")]
-    fn stage(generation: i64, spec: Value, status: Value) -> Stage {
+    fn stage(generation: i64, spec: Value, status: Value) -> RolloutStage {
         let deployment = json!({
             "metadata": {"generation": generation}, "spec": spec, "status": status,
         });
@@ -139,15 +139,19 @@ mod tests {
     #[test]
     fn a_rollout_is_complete_only_when_every_pod_is_new_and_available() {
         let two = json!({"replicas": 2});
-        assert_eq!(stage(3, two.clone(), counts(3, 2, 2, 2)), Stage::Complete);
-        assert_eq!(stage(3, two.clone(), counts(2, 2, 2, 2)), Stage::Progressing, "not seen yet");
-        assert_eq!(stage(3, two.clone(), counts(3, 3, 2, 3)), Stage::Progressing, "an old pod is left");
-        assert_eq!(stage(3, two.clone(), counts(3, 2, 1, 2)), Stage::Progressing, "one is old");
-        assert_eq!(stage(3, two, counts(3, 2, 2, 1)), Stage::Progressing, "one is not ready");
-        assert_eq!(stage(1, json!({"replicas": 0}), counts(1, 0, 0, 0)), Stage::ScaledToZero);
-        assert_eq!(stage(1, json!({"replicas": 0}), counts(1, 1, 1, 1)), Stage::Progressing);
-        assert_eq!(stage(1, json!({}), json!({})), Stage::Progressing);
-        assert_eq!(Rollout::of(None).stage, Stage::Missing);
+        assert_eq!(stage(3, two.clone(), counts(3, 2, 2, 2)), RolloutStage::Complete);
+        assert_eq!(stage(3, two.clone(), counts(2, 2, 2, 2)), RolloutStage::Progressing, "not seen yet");
+        assert_eq!(
+            stage(3, two.clone(), counts(3, 3, 2, 3)),
+            RolloutStage::Progressing,
+            "an old pod is left"
+        );
+        assert_eq!(stage(3, two.clone(), counts(3, 2, 1, 2)), RolloutStage::Progressing, "one is old");
+        assert_eq!(stage(3, two, counts(3, 2, 2, 1)), RolloutStage::Progressing, "one is not ready");
+        assert_eq!(stage(1, json!({"replicas": 0}), counts(1, 0, 0, 0)), RolloutStage::ScaledToZero);
+        assert_eq!(stage(1, json!({"replicas": 0}), counts(1, 1, 1, 1)), RolloutStage::Progressing);
+        assert_eq!(stage(1, json!({}), json!({})), RolloutStage::Progressing);
+        assert_eq!(Rollout::of(None).stage, RolloutStage::Missing);
     }
 
     #[test]
@@ -160,17 +164,20 @@ mod tests {
         let one = json!({"replicas": 1});
         assert_eq!(
             stage(1, one.clone(), with("Progressing", "False")),
-            Stage::DeadlineExceeded("why".into())
+            RolloutStage::DeadlineExceeded("why".into())
         );
-        assert_eq!(stage(1, one.clone(), with("ReplicaFailure", "True")), Stage::Refused("why".into()));
+        assert_eq!(
+            stage(1, one.clone(), with("ReplicaFailure", "True")),
+            RolloutStage::Refused("why".into())
+        );
         assert_eq!(
             stage(1, json!({"replicas": 1, "paused": true}), with("Progressing", "Unknown")),
-            Stage::Paused
+            RolloutStage::Paused
         );
-        assert_eq!(stage(1, one.clone(), with("Progressing", "True")), Stage::Progressing);
+        assert_eq!(stage(1, one.clone(), with("Progressing", "True")), RolloutStage::Progressing);
         assert_eq!(
             stage(2, one, with("Progressing", "False")),
-            Stage::Progressing,
+            RolloutStage::Progressing,
             "what was said of the last generation is not said of this one"
         );
     }

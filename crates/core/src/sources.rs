@@ -19,7 +19,7 @@ pub enum Source {
 
 /// The keys of a source that matter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct NeededKeys {
     /// Whether all of its data matters.
     pub all: bool,
     /// Else these keys.
@@ -30,7 +30,7 @@ pub struct Wanted {
 
 /// What is known of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum SourceContent {
     /// It does not exist.
     Absent,
     /// It exists.
@@ -45,28 +45,28 @@ pub enum Found {
 }
 
 /// What was found, by source.
-pub type AllFound = BTreeMap<Source, Found>;
+pub type SourceContents = BTreeMap<Source, SourceContent>;
 
 /// What the pods read. `inspected` are variables whose definition by `envFrom` is asked for.
-pub fn wanted(pod: &PodSettings, tls: &Tls, inspected: &[&str]) -> BTreeMap<Source, Wanted> {
-    let mut all: BTreeMap<Source, Wanted> = BTreeMap::new();
+pub fn desired(pod: &PodSettings, tls: &Tls, inspected: &[&str]) -> BTreeMap<Source, NeededKeys> {
+    let mut all: BTreeMap<Source, NeededKeys> = BTreeMap::new();
     if pod.restart_on_config_change {
         for secret in &tls.secret_names {
-            let wanted = all.entry(Source::Secret(secret.to_string())).or_default();
-            wanted.keys.extend(["tls.crt".to_owned(), "tls.key".to_owned()]);
+            let desired = all.entry(Source::Secret(secret.to_string())).or_default();
+            desired.keys.extend(["tls.crt".to_owned(), "tls.key".to_owned()]);
         }
         for cert in &pod.certs.secrets {
-            let wanted = all.entry(Source::Secret(cert.name.to_string())).or_default();
-            wanted.keys.insert(cert.key.to_string());
+            let desired = all.entry(Source::Secret(cert.name.to_string())).or_default();
+            desired.keys.insert(cert.key.to_string());
         }
         for from in pod.extra_env.iter().filter_map(|env| env.value_from.as_ref()) {
             if let Some(secret) = &from.secret_key_ref {
-                let wanted = all.entry(Source::Secret(secret.name.clone())).or_default();
-                wanted.keys.insert(secret.key.clone());
+                let desired = all.entry(Source::Secret(secret.name.clone())).or_default();
+                desired.keys.insert(secret.key.clone());
             }
             if let Some(map) = &from.config_map_key_ref {
-                let wanted = all.entry(Source::ConfigMap(map.name.clone())).or_default();
-                wanted.keys.insert(map.key.clone());
+                let desired = all.entry(Source::ConfigMap(map.name.clone())).or_default();
+                desired.keys.insert(map.key.clone());
             }
         }
     }
@@ -77,9 +77,9 @@ pub fn wanted(pod: &PodSettings, tls: &Tls, inspected: &[&str]) -> BTreeMap<Sour
             continue;
         }
         if let Some(source) = source_of(from) {
-            let wanted = all.entry(source).or_default();
-            wanted.all |= pod.restart_on_config_change;
-            wanted.values.extend(defining);
+            let desired = all.entry(source).or_default();
+            desired.all |= pod.restart_on_config_change;
+            desired.values.extend(defining);
         }
     }
     all
@@ -105,20 +105,20 @@ pub enum Defined {
     /// By a ConfigMap, with this value.
     As(String),
     /// By a Secret.
-    Secretly,
+    FromSecret,
 }
 
 /// Whether, and how, `envFrom` defines a variable. Of several sources the last wins, as it does in Kubernetes.
-pub fn definition(env_from: &[EnvFromSource], variable: &str, found: &AllFound) -> Defined {
+pub fn definition(env_from: &[EnvFromSource], variable: &str, found: &SourceContents) -> Defined {
     let mut defined = Defined::No;
     for from in env_from {
         let Some(key) = key_for(from, variable) else { continue };
         let Some(source) = source_of(from) else { continue };
-        if let Some(Found::Data { keys, values, .. }) = found.get(&source)
+        if let Some(SourceContent::Data { keys, values, .. }) = found.get(&source)
             && keys.contains(key)
         {
             let value = values.get(key).filter(|_| matches!(source, Source::ConfigMap(_)));
-            defined = value.map_or(Defined::Secretly, |value| Defined::As(value.clone()));
+            defined = value.map_or(Defined::FromSecret, |value| Defined::As(value.clone()));
         }
     }
     defined
@@ -154,7 +154,7 @@ pub fn digest<'a>(
 }
 
 /// The checksum of everything that the pods read. None: nothing does, or nothing shall restart them.
-pub fn checksum(pod: &PodSettings, found: &AllFound) -> Option<String> {
+pub fn checksum(pod: &PodSettings, found: &SourceContents) -> Option<String> {
     if !pod.restart_on_config_change || found.is_empty() {
         return None;
     }
@@ -162,8 +162,8 @@ pub fn checksum(pod: &PodSettings, found: &AllFound) -> Option<String> {
     for (source, found) in found {
         hash.update(format!("{source:?}="));
         match found {
-            Found::Absent => hash.update("absent;"),
-            Found::Data { digest, .. } => hash.update(format!("{digest};")),
+            SourceContent::Absent => hash.update("absent;"),
+            SourceContent::Data { digest, .. } => hash.update(format!("{digest};")),
         }
     }
     Some(hex(&hash.finalize()))
@@ -185,10 +185,10 @@ mod tests {
         serde_json::from_value(spec).unwrap()
     }
 
-    fn data(values: &[(&str, &str)]) -> Found {
+    fn data(values: &[(&str, &str)]) -> SourceContent {
         let values: BTreeMap<_, _> =
             values.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        Found::Data { digest: "d".into(), keys: values.keys().cloned().collect(), values }
+        SourceContent::Data { digest: "d".into(), keys: values.keys().cloned().collect(), values }
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
             "extraEnv": [{"name": "DB", "valueFrom": {"secretKeyRef": {"name": "db", "key": "url"}}}],
         }));
         let tls = Tls { secret_names: vec!["cert".into()] };
-        let all = wanted(&pod, &tls, &[URL]);
+        let all = desired(&pod, &tls, &[URL]);
         let secret = |name: &str| &all[&Source::Secret(name.to_owned())];
         assert_eq!(secret("cert").keys, ["tls.crt".to_owned(), "tls.key".to_owned()].into());
         assert_eq!(secret("ca").keys, ["ca.crt".to_owned()].into());
@@ -220,7 +220,7 @@ mod tests {
                 {"prefix": URL, "configMapRef": {"name": "whole"}},
             ],
         }));
-        let all = wanted(&pod, &Tls::default(), &[URL]);
+        let all = desired(&pod, &Tls::default(), &[URL]);
         assert_eq!(all.keys().cloned().collect::<Vec<_>>(), [Source::ConfigMap("settings".into())]);
         assert_eq!(checksum(&pod, &[(Source::ConfigMap("settings".into()), data(&[]))].into()), None);
     }
@@ -230,7 +230,7 @@ mod tests {
         let from = |list: Value| pod(json!({"envFrom": list})).env_from;
         let map = Source::ConfigMap("m".into());
         let secret = Source::Secret("s".into());
-        let given: AllFound =
+        let given: SourceContents =
             [(map, data(&[("ACCESS_URL", "http://a")])), (secret, data(&[(URL, "http://secret")]))].into();
         for (list, expected) in [
             (
@@ -239,7 +239,7 @@ mod tests {
             ),
             (json!([{"configMapRef": {"name": "m"}}]), Defined::No),
             (json!([{"prefix": URL, "configMapRef": {"name": "m"}}]), Defined::No),
-            (json!([{"secretRef": {"name": "s"}}]), Defined::Secretly),
+            (json!([{"secretRef": {"name": "s"}}]), Defined::FromSecret),
             (json!([{"configMapRef": {"name": "missing", "optional": true}}]), Defined::No),
         ] {
             assert_eq!(definition(&from(list.clone()), URL, &given), expected, "{list}");
@@ -254,8 +254,8 @@ mod tests {
         assert_ne!(one("u", Some(b"a")), one("u", Some(b"b")));
         assert_ne!(one("u", Some(b"a")), one("v", Some(b"a")), "salted");
         assert_ne!(one("u", Some(b"a")), one("u", None));
-        let sum = |found: Found| checksum(&PodSettings::default(), &[(source.clone(), found)].into());
-        assert_ne!(sum(Found::Absent), sum(data(&[])));
-        assert_eq!(checksum(&PodSettings::default(), &AllFound::new()), None);
+        let sum = |found: SourceContent| checksum(&PodSettings::default(), &[(source.clone(), found)].into());
+        assert_ne!(sum(SourceContent::Absent), sum(data(&[])));
+        assert_eq!(checksum(&PodSettings::default(), &SourceContents::new()), None);
     }
 }

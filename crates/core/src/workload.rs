@@ -1,17 +1,13 @@
 //! What every kind says about its workload, whatever the kind.
 
-use coder_k8s_api::{
-    WorkloadStatus,
-    condition::{kind, reason},
-    names::annotation,
-};
+use coder_k8s_api::{Reason, WorkloadStatus, condition::kind, names::annotation};
 use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::PodTemplateSpec};
 
 use crate::{
     condition::{Conditions, Progress, Verdict, phase},
-    place::SecretPlace,
     rollout::Rollout,
+    target::SecretDataRef,
 };
 
 /// A Deployment.
@@ -27,7 +23,7 @@ pub struct Workload {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     /// Where they read their key or token.
-    pub secret: SecretPlace,
+    pub secret: SecretDataRef,
     /// The checksum on them.
     pub checksum: String,
     /// The address that they connect to.
@@ -51,7 +47,7 @@ impl Run {
         let entry = |name: &str| container.env.iter().flatten().find(|entry| entry.name == name);
         let secret = entry(secret)?.value_from.as_ref()?.secret_key_ref.as_ref()?;
         Some(Self {
-            secret: SecretPlace { name: secret.name.clone(), key: secret.key.clone() },
+            secret: SecretDataRef { name: secret.name.clone(), key: secret.key.clone() },
             checksum,
             url: entry(url).and_then(|entry| entry.value.clone()).unwrap_or_default(),
         })
@@ -82,29 +78,29 @@ pub fn status(
 }
 
 /// Says how far the Deployment has come.
-pub fn say_rollout(conditions: &mut Conditions<'_>, rollout: &Rollout, pods_say: Option<&str>) {
-    let message = with_words(rollout, pods_say);
+pub fn set_deployment_ready(conditions: &mut Conditions<'_>, rollout: &Rollout, pod_message: Option<&str>) {
+    let message = with_words(rollout, pod_message);
     conditions.set(kind::DEPLOYMENT_READY, rollout.is_settled(), rollout.reason(), message);
 }
 
 /// The verdict about an object whose pods have not rolled out.
-pub fn unsettled(rollout: &Rollout, pods_say: Option<&str>) -> Verdict {
+pub fn unsettled(rollout: &Rollout, pod_message: Option<&str>) -> Verdict {
     let progress = if rollout.is_stalled() { Progress::Stalled } else { Progress::Working };
-    Verdict { ready: false, progress, reason: rollout.reason(), message: with_words(rollout, pods_say) }
+    Verdict { ready: false, progress, reason: rollout.reason(), message: with_words(rollout, pod_message) }
 }
 
 /// Says that nothing moves, and nothing else: what was said before is neither renewed nor withdrawn.
-pub fn say_paused(status: &mut WorkloadStatus, generation: Option<i64>, now: Timestamp) {
+pub fn set_paused(status: &mut WorkloadStatus, generation: Option<i64>, now: Timestamp) {
     let before = std::mem::take(&mut status.conditions);
     let mut conditions = Conditions::new(&before, generation, now);
     let message = format!("the annotation {} stops the operator; remove it to go on", annotation::PAUSED);
-    conditions.set(kind::PAUSED, true, reason::ANNOTATED, message);
+    conditions.set(kind::PAUSED, true, Reason::Annotated, message);
     status.conditions = conditions.into_vec();
 }
 
 /// What is said of a rollout, with what its pods say.
-pub fn with_words(rollout: &Rollout, pods_say: Option<&str>) -> String {
-    match pods_say {
+pub fn with_words(rollout: &Rollout, pod_message: Option<&str>) -> String {
+    match pod_message {
         Some(words) => format!("{}; {words}", rollout.message()),
         None => rollout.message(),
     }

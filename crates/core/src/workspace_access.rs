@@ -10,8 +10,8 @@ use std::{
 };
 
 use coder_k8s_api::{
-    WorkspaceRbac,
-    condition::{kind, reason},
+    Reason, WorkspaceRbac,
+    condition::kind,
     names::{annotation, label},
 };
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
@@ -20,7 +20,7 @@ use kube::{Resource, ResourceExt, core::ObjectMeta};
 use crate::{
     condition::Conditions,
     names::{self, instance_label},
-    outcome::Failure,
+    outcome::Blocker,
     provisioner,
 };
 
@@ -115,10 +115,10 @@ pub fn targets(rbac: &WorkspaceRbac, own: &str) -> Vec<String> {
     if !rbac.workspace_perms {
         return Vec::new();
     }
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     let own = rbac.own_namespace.then(|| own.to_owned());
     let others = rbac.workspace_namespaces.iter().map(ToString::to_string);
-    own.into_iter().chain(others).filter(|namespace| seen.insert(namespace.clone())).collect()
+    own.into_iter().chain(others).filter(|namespace| observed.insert(namespace.clone())).collect()
 }
 
 /// Decides what is to be done.
@@ -154,14 +154,14 @@ pub fn decide(
     }
     let kept = |object: &dyn Held| {
         let namespace = object.home();
-        let wanted = plan.grants.iter().any(|grant| grant.namespace == namespace && object.is_of(grant));
+        let desired = plan.grants.iter().any(|grant| grant.namespace == namespace && object.is_of(grant));
         let replaced = plan.grants.iter().any(|grant| grant.namespace == namespace);
         let tolerated = plan
             .without_consent
             .iter()
             .any(|(asked, given, kept)| *kept && *given != Consent::NoNamespace && *asked == namespace)
             && object.is_unhashed();
-        wanted || (replaced && !settled) || tolerated
+        desired || (replaced && !settled) || tolerated
     };
     let roles = existing.roles.iter().filter(|role| grantee.made(&***role) || grantee.left_role(role));
     plan.obsolete_roles = roles.filter(|role| !kept(&***role)).cloned().collect();
@@ -316,11 +316,11 @@ fn base_rules(rbac: &WorkspaceRbac) -> Vec<PolicyRule> {
 
 /// The part of a rule that workspaces are never given, in words.
 fn forbidden_part(rule: &PolicyRule) -> Option<String> {
-    let has = |list: &Option<Vec<String>>, wanted: &[&str]| {
-        list.iter().flatten().any(|item| wanted.contains(&item.as_str()))
+    let has = |list: &Option<Vec<String>>, desired: &[&str]| {
+        list.iter().flatten().any(|item| desired.contains(&item.as_str()))
     };
     let core = has(&rule.api_groups, &["", "*"]);
-    let verb = |wanted: &[&str]| rule.verbs.iter().any(|verb| wanted.contains(&verb.as_str()));
+    let verb = |desired: &[&str]| rule.verbs.iter().any(|verb| desired.contains(&verb.as_str()));
     let all = has(&rule.resources, &["*", "*/*"]);
     let part = if core && (all || has(&rule.resources, &["secrets", "secrets/*"])) {
         "Secrets"
@@ -343,20 +343,25 @@ fn forbidden_part(rule: &PolicyRule) -> Option<String> {
     ))
 }
 
-/// Says where workspaces may run, and where they may not. `ungranted` are grants that failed, with the namespace.
-pub fn tell(conditions: &mut Conditions<'_>, own: &str, plan: &Plan, ungranted: &[(String, Failure)]) {
+/// Says where workspaces may run, and where they may not. `grant_blockers` are grants that failed, with the namespace.
+pub fn set_conditions(
+    conditions: &mut Conditions<'_>,
+    own: &str,
+    plan: &Plan,
+    grant_blockers: &[(String, Blocker)],
+) {
     let Plan { grants, without_consent, refused_rules, .. } = plan;
-    let mut troubles: Vec<(&str, String)> = refused_rules
+    let mut blockers: Vec<(Reason, String)> = refused_rules
         .iter()
         .map(|rule| {
             (
-                reason::RULE_NOT_ALLOWED,
+                Reason::RuleNotAllowed,
                 format!("{rule}, which the operator grants only with --allow-privileged-workspace-rules"),
             )
         })
         .collect();
-    troubles.extend(ungranted.iter().map(|(_, failure)| (failure.reason, failure.message.clone())));
-    troubles.extend(without_consent.iter().map(|(namespace, consent, kept)| {
+    blockers.extend(grant_blockers.iter().map(|(_, failure)| (failure.reason, failure.message.clone())));
+    blockers.extend(without_consent.iter().map(|(namespace, consent, kept)| {
         let what = match consent {
             Consent::NoNamespace => format!("namespace {namespace} does not exist"),
             Consent::Unwatched => {
@@ -373,21 +378,21 @@ pub fn tell(conditions: &mut Conditions<'_>, own: &str, plan: &Plan, ungranted: 
         };
         let kept =
             if *kept { "; what an earlier operator granted there is kept for this release" } else { "" };
-        (reason::CONSENT_MISSING, format!("{what}{kept}"))
+        (Reason::ConsentMissing, format!("{what}{kept}"))
     }));
-    if let Some((reason, _)) = troubles.first() {
-        let all: Vec<_> = troubles.iter().map(|(_, what)| what.as_str()).collect();
-        conditions.set(kind::WORKSPACE_ACCESS, false, reason, all.join("; "));
+    if let Some((reason, _)) = blockers.first() {
+        let all: Vec<_> = blockers.iter().map(|(_, what)| what.as_str()).collect();
+        conditions.set(kind::WORKSPACE_ACCESS, false, *reason, all.join("; "));
         return;
     }
     if grants.is_empty() {
         let message = "no namespace for workspaces is asked for";
-        conditions.set(kind::WORKSPACE_ACCESS, false, reason::DISABLED, message);
+        conditions.set(kind::WORKSPACE_ACCESS, false, Reason::Disabled, message);
         return;
     }
     let all: Vec<_> = grants.iter().map(|grant| grant.namespace.as_str()).collect();
     let message = format!("workspaces may run in {}", all.join(", "));
-    conditions.set(kind::WORKSPACE_ACCESS, true, reason::GRANTED, message);
+    conditions.set(kind::WORKSPACE_ACCESS, true, Reason::Granted, message);
 }
 
 #[cfg(test)]

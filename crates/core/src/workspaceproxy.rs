@@ -26,13 +26,13 @@ use crate::{
     controlplane::access_url::{self, Defaults},
     disruption,
     exposure::{self, route::HTTPRoute},
-    gate::Gate,
+    license_gate::LicenseGate,
     object,
-    outcome::{Failure, Trouble},
-    place::SecretPlace,
+    outcome::Blocker,
     provisioner::daemon_url,
     service,
-    sources::AllFound,
+    sources::SourceContents,
+    target::SecretDataRef,
     workload,
 };
 
@@ -44,7 +44,7 @@ pub const TOKEN: &str = "token";
 
 /// What was observed, besides what concerns the registration.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct Observed {
     /// The object.
     pub object: Arc<CoderWorkspaceProxy>,
     /// The control plane that it names.
@@ -52,13 +52,13 @@ pub struct Seen {
     /// Its children, as far as they bear our label.
     pub children: Children,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.
-    pub sources: Result<AllFound, Failure>,
+    pub sources: Result<SourceContents, Blocker>,
     /// Whether the cluster has the Gateway API.
     pub gateway_api: bool,
     /// Whether the license covers it. None: nothing is to be registered.
-    pub gate: Option<Gate>,
+    pub gate: Option<LicenseGate>,
     /// Whether the credentials for registering can be used. None: nothing is to be registered.
-    pub credentials: Option<Result<(), Trouble>>,
+    pub credentials: Option<Result<(), Blocker>>,
 }
 
 /// Children as last seen.
@@ -80,18 +80,18 @@ pub struct Children {
 
 /// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once there is a token.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct Desired {
     /// The ServiceAccount, and what becomes of others.
     pub accounts: Accounts,
     /// The Service.
     pub service: Service,
     /// The Ingress or route.
-    pub exposure: exposure::Wanted,
+    pub exposure: exposure::DesiredExposure,
     /// The disruption budget.
     pub budget: Option<PodDisruptionBudget>,
 }
 
-impl Seen {
+impl Observed {
     /// The labels that all children bear and that select the pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
         object::selector(&*self.object, component::WORKSPACE_PROXY)
@@ -131,7 +131,7 @@ pub fn primary_url(object: &CoderWorkspaceProxy, plane: Option<&CoderControlPlan
 }
 
 /// How the proxy is to be registered. None: a person supplies the token.
-pub fn wanted_registration(object: &CoderWorkspaceProxy) -> Option<registration::Wanted> {
+pub fn wanted_registration(object: &CoderWorkspaceProxy) -> Option<registration::DesiredRegistration> {
     let spec = &object.spec;
     if spec.proxy_session_token_secret_ref.is_some() {
         return None;
@@ -143,7 +143,7 @@ pub fn wanted_registration(object: &CoderWorkspaceProxy) -> Option<registration:
     };
     let Registration { proxy_name, display_name, icon, generated_token_secret_name } = asked;
     let name = object.name_any();
-    Some(registration::Wanted {
+    Some(registration::DesiredRegistration {
         control_plane: spec
             .control_plane_ref
             .as_ref()
@@ -152,7 +152,7 @@ pub fn wanted_registration(object: &CoderWorkspaceProxy) -> Option<registration:
         name: proxy_name.as_ref().map_or_else(|| name.clone(), ToString::to_string),
         display_name: display_name.as_ref().map(ToString::to_string),
         icon: icon.as_ref().map(ToString::to_string),
-        secret: SecretPlace {
+        secret: SecretDataRef {
             name: generated_token_secret_name
                 .as_ref()
                 .map_or_else(|| names::secret(&name), ToString::to_string),
@@ -176,19 +176,25 @@ pub fn addresses(object: &CoderWorkspaceProxy) -> Defaults {
 }
 
 /// Decides which children are wanted. None: the object is going.
-pub fn decide(seen: &Seen) -> Option<Wanted> {
-    if object::is_going(&*seen.object) {
+pub fn decide(observed: &Observed) -> Option<Desired> {
+    if object::is_deleting(&*observed.object) {
         return None;
     }
-    let (spec, name, selector) = (&seen.object.spec, names::child(&seen.object.name_any()), seen.selector());
+    let (spec, name, selector) =
+        (&observed.object.spec, names::child(&observed.object.name_any()), observed.selector());
     let tls = !spec.tls.secret_names.is_empty();
     let port = service::http_port(&spec.service, tls);
-    let account = seen.service_account();
-    let moved = account::have_moved(seen.children.deployment.as_deref(), &account);
-    Some(Wanted {
-        accounts: account::decide(&spec.service_account, &account, &seen.children.service_accounts, moved),
+    let account = observed.service_account();
+    let moved = account::have_moved(observed.children.deployment.as_deref(), &account);
+    Some(Desired {
+        accounts: account::decide(
+            &spec.service_account,
+            &account,
+            &observed.children.service_accounts,
+            moved,
+        ),
         service: service::service(&name, &spec.service, HTTP, tls, &selector),
-        exposure: exposure::wanted(&name, spec.expose.as_ref(), &name, port, seen.gateway_api),
+        exposure: exposure::desired(&name, spec.expose.as_ref(), &name, port, observed.gateway_api),
         budget: disruption::budget(&name, spec.pod_disruption_budget.as_ref(), spec.replicas, &selector),
     })
 }

@@ -51,7 +51,7 @@ impl Failures {
         let asked = match retry {
             // The first retry of an outdated view is quick; a view that stays outdated backs off like the rest.
             Retry::Soon if *count == 1 => return Duration::from_millis(50),
-            Retry::Soon | Retry::Backoff => None,
+            Retry::Soon | Retry::Backoff | Retry::OnChange => None,
             Retry::After(asked) => Some(asked),
         };
         self.backoff.delay(*count, asked, jitter())

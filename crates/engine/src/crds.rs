@@ -19,9 +19,9 @@ use tokio::{
 };
 
 use crate::{
-    health::{Gate, Readiness},
+    health::{Readiness, ReadyCheck},
+    metadata_watch::{MetadataEvent, MetadataWatch},
     metrics::Metrics,
-    tripwire::{Tripped, Tripwire},
 };
 
 /// How long after a failed look the next one comes.
@@ -62,19 +62,19 @@ impl Crds {
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();
         for (name, fields) in required {
-            let gate = readiness.gate(format!("crd {name}"));
-            gate.fail("not looked at yet");
-            wanted.insert(name.to_owned(), Wanted { fields, version: None, gate: Some(gate) });
+            let check = readiness.ready_check(format!("crd {name}"));
+            check.fail("not looked at yet");
+            wanted.insert(name.to_owned(), Wanted { fields, version: None, check: Some(check) });
         }
         for (name, version) in optional {
-            let optional = Wanted { fields: Vec::new(), version: Some(version), gate: None };
+            let optional = Wanted { fields: Vec::new(), version: Some(version), check: None };
             wanted.insert((*name).to_owned(), optional);
         }
         let states = wanted.keys().map(|name| (name.clone(), Served::Unknown)).collect();
         let (sender, receiver) = watch::channel(states);
-        let tripwire: Tripwire<CustomResourceDefinition> = Tripwire {
+        let metadata_watch: MetadataWatch<CustomResourceDefinition> = MetadataWatch {
             api: Api::all(client.clone()),
-            synced: readiness.gate("watch customresourcedefinitions"),
+            synced: readiness.ready_check("watch customresourcedefinitions"),
             metrics,
         };
         let looking = async move {
@@ -85,9 +85,9 @@ impl Crds {
             for name in &names {
                 let _ = look.send(name.clone());
             }
-            let telling = tripwire.run(move |tripped| match tripped {
-                Tripped::Touched { name, .. } => drop(look.send(name.to_owned())),
-                Tripped::Gap => names.iter().for_each(|name| drop(look.send(name.clone()))),
+            let telling = metadata_watch.run(move |tripped| match tripped {
+                MetadataEvent::Touched { name, .. } => drop(look.send(name.to_owned())),
+                MetadataEvent::Gap => names.iter().for_each(|name| drop(look.send(name.clone()))),
             });
             tokio::join!(telling, keep(Api::all(client), wanted, looks, again, sender));
         };
@@ -127,7 +127,7 @@ struct Wanted {
     fields: Vec<&'static str>,
     /// The version that must be served, where fields do not tell.
     version: Option<&'static str>,
-    gate: Option<Gate>,
+    check: Option<ReadyCheck>,
 }
 
 async fn keep(
@@ -156,7 +156,7 @@ async fn keep(
                     states.insert(name.clone(), state.clone()).as_ref() != Some(&state)
                 });
                 if changed {
-                    report(&name, &state, wanted.gate.as_ref());
+                    report(&name, &state, wanted.check.as_ref());
                 }
             })
         }))
@@ -181,21 +181,21 @@ async fn look(api: &Api<CustomResourceDefinition>, name: &str, wanted: &Wanted) 
     }
 }
 
-fn report(name: &str, state: &Served, gate: Option<&Gate>) {
-    let Some(gate) = gate else {
+fn report(name: &str, state: &Served, check: Option<&ReadyCheck>) {
+    let Some(check) = check else {
         tracing::info!(crd = name, ?state, "how an optional API stands");
         return;
     };
     let help = "run `coder-k8s crds | kubectl apply --server-side -f -`";
     match state {
-        Served::Ready => gate.pass(),
-        Served::Unknown | Served::Pending => gate.fail("installed and not yet served"),
-        Served::Absent => gate.fail(format!("not installed; {help}")),
+        Served::Ready => check.pass(),
+        Served::Unknown | Served::Pending => check.fail("installed and not yet served"),
+        Served::Absent => check.fail(format!("not installed; {help}")),
         Served::Older(missing) => {
             let shown = missing.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
             let more =
                 if missing.len() > 5 { format!(" and {} more", missing.len() - 5) } else { String::new() };
-            gate.fail(format!("older than this operator: it lacks {shown}{more}; {help}"));
+            check.fail(format!("older than this operator: it lacks {shown}{more}; {help}"));
         }
     }
     if *state != Served::Ready {

@@ -1,7 +1,7 @@
 //! Events on transitions. They tell a story to people; nothing depends on them, so that a failure to write one
 //! is a log line.
 
-use coder_k8s_core::outcome::Note;
+use coder_k8s_core::outcome::EventNote;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client,
@@ -25,16 +25,16 @@ impl Events {
     }
 
     /// Publishes a note about an object.
-    pub async fn publish(&self, about: &ObjectReference, note: &Note) {
+    pub async fn publish(&self, about: &ObjectReference, event: &EventNote) {
         let event = Event {
-            type_: if note.warning { EventType::Warning } else { EventType::Normal },
-            reason: note.reason.clone(),
-            note: Some(shortened(&note.message)),
+            type_: if event.warning { EventType::Warning } else { EventType::Normal },
+            reason: event.reason.to_string(),
+            note: Some(shortened(&event.message)),
             action: "Reconcile".to_owned(),
             secondary: None,
         };
         if let Err(error) = self.recorder.publish(&event, about).await {
-            tracing::warn!(reason = note.reason, "event not written: {}", crate::client::describe(&error));
+            tracing::warn!(reason = event.reason, "event not written: {}", crate::client::describe(&error));
         }
     }
 }

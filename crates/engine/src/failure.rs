@@ -2,37 +2,34 @@
 
 use std::time::Duration;
 
-use coder_k8s_api::condition::reason;
-use coder_k8s_core::outcome::{Failure, Retry};
+use coder_k8s_api::Reason;
+use coder_k8s_core::outcome::{Blocker, Retry};
 
 use crate::client;
 
-/// The reason of a write that was not sent because another process leads, or may.
-pub const NOT_LEADING: &str = "NotLeading";
-
 /// Judges an error. `what` says what was tried, such as `write ServiceAccount coder`.
-pub fn judge(what: &str, error: &kube::Error) -> Failure {
+pub fn from_kube(what: &str, error: &kube::Error) -> Blocker {
     let (reason, retry) = match error {
         kube::Error::Api(status) => {
             let asked = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
             let asked = (asked > 0).then(|| Duration::from_secs(asked.into()));
             let wait = asked.map_or(Retry::Backoff, Retry::After);
             match status.code {
-                _ if is_skew(&status.message) => ("SchemaSkew", Retry::Backoff),
-                401 | 403 => (reason::FORBIDDEN, Retry::Backoff),
-                404 => ("NotFound", Retry::Backoff),
-                409 => ("Outdated", Retry::Soon),
-                422 if status.message.contains("metadata.uid") => ("Outdated", Retry::Soon),
-                400 | 422 => (reason::INVALID, Retry::Backoff),
-                429 => ("RateLimited", wait),
-                _ => ("APIServerError", wait),
+                _ if is_skew(&status.message) => (Reason::SchemaSkew, Retry::Backoff),
+                401 | 403 => (Reason::Forbidden, Retry::Backoff),
+                404 => (Reason::NotFound, Retry::Backoff),
+                409 => (Reason::Outdated, Retry::Soon),
+                422 if status.message.contains("metadata.uid") => (Reason::Outdated, Retry::Soon),
+                400 | 422 => (Reason::Invalid, Retry::Backoff),
+                429 => (Reason::RateLimited, wait),
+                _ => (Reason::ApiServerError, wait),
             }
         }
-        error if client::is_not_leading(error) => (NOT_LEADING, Retry::Backoff),
-        error if client::is_timeout(error) => ("Timeout", Retry::Backoff),
-        _ => ("APIServerUnreachable", Retry::Backoff),
+        error if client::is_not_leading(error) => (Reason::NotLeading, Retry::Backoff),
+        error if client::is_timeout(error) => (Reason::Timeout, Retry::Backoff),
+        _ => (Reason::ApiServerUnreachable, Retry::Backoff),
     };
-    Failure { reason, message: format!("cannot {what}: {}", client::describe(error)), retry }
+    Blocker::new(reason, format!("cannot {what}: {}", client::describe(error))).with_retry(retry)
 }
 
 /// Server-side apply answers a field that the server does not know with 500 and this text.
@@ -56,15 +53,23 @@ mod tests {
     fn each_answer_has_its_reason_and_its_patience() {
         for (error, reason, retry) in [
             (api(403, "cannot patch resource", None), "Forbidden", Retry::Backoff),
-            (api(409, "conflict", None), "Outdated", Retry::Soon),
-            (api(422, "metadata.uid: Invalid value: field is immutable", None), "Outdated", Retry::Soon),
+            (api(409, "conflict", None), Reason::Outdated, Retry::Soon),
+            (
+                api(422, "metadata.uid: Invalid value: field is immutable", None),
+                Reason::Outdated,
+                Retry::Soon,
+            ),
             (api(422, "spec.selector: Invalid value: field is immutable", None), "Invalid", Retry::Backoff),
             (api(422, "spec.ports: Required value", None), "Invalid", Retry::Backoff),
-            (api(429, "slow down", Some(7)), "RateLimited", Retry::After(Duration::from_secs(7))),
-            (api(500, "x: field not declared in schema", None), "SchemaSkew", Retry::Backoff),
-            (api(503, "shutting down", Some(1)), "APIServerError", Retry::After(Duration::from_secs(1))),
+            (api(429, "slow down", Some(7)), Reason::RateLimited, Retry::After(Duration::from_secs(7))),
+            (api(500, "x: field not declared in schema", None), Reason::SchemaSkew, Retry::Backoff),
+            (
+                api(503, "shutting down", Some(1)),
+                Reason::ApiServerError,
+                Retry::After(Duration::from_secs(1)),
+            ),
         ] {
-            let failure = judge("write ServiceAccount coder", &error);
+            let failure = from_kube("write ServiceAccount coder", &error);
             assert_eq!((failure.reason, failure.retry), (reason, retry), "{error}");
         }
     }
@@ -72,7 +77,7 @@ mod tests {
     #[test]
     fn a_forbidden_call_names_verb_and_resource() {
         let text = r#"serviceaccounts "coder" is forbidden: User "u" cannot patch resource "serviceaccounts" in API group "" in the namespace "ns""#;
-        let failure = judge("write ServiceAccount coder", &api(403, text, None));
+        let failure = from_kube("write ServiceAccount coder", &api(403, text, None));
         assert_eq!(failure.message, format!("cannot write ServiceAccount coder: {text}"));
     }
 }

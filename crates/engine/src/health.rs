@@ -23,7 +23,7 @@ use crate::{
 };
 
 pub use listener::{BindError, Bound, bind, serve};
-pub use readiness::{Gate, Readiness};
+pub use readiness::{Readiness, ReadyCheck};
 
 /// Called before each scrape, to set what is only worth counting when somebody looks.
 pub type Refresh = Arc<dyn Fn() + Send + Sync>;

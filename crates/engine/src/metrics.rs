@@ -7,6 +7,7 @@
 mod lint;
 mod process;
 
+use coder_k8s_api::Reason;
 use std::{
     fmt,
     sync::{
@@ -248,8 +249,8 @@ impl Metrics {
     }
 
     /// A reconcile of `kind` ended.
-    pub fn reconciled(&self, kind: &'static str, outcome: Outcome, reason: &str, took: Duration) {
-        let labels = Reconciled { kind, outcome: outcome.as_str(), reason: reason.to_owned() };
+    pub fn reconciled(&self, kind: &'static str, outcome: Outcome, reason: Reason, took: Duration) {
+        let labels = Reconciled { kind, outcome: outcome.as_str(), reason: reason.to_string() };
         self.reconciles.get_or_create(&labels).inc();
         self.reconcile_duration.get_or_create(&Kind { kind }).observe(took.as_secs_f64());
     }

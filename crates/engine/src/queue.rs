@@ -27,11 +27,11 @@ use crate::{key::Key, metrics::Metrics};
 
 /// When an object wants to run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum Action {
     /// When something wakes it.
-    OnChange,
+    AwaitChange,
     /// After this time at the latest.
-    After(Duration),
+    RequeueAfter(Duration),
 }
 
 /// The queue. Clones share it.
@@ -69,7 +69,7 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
     Waiting { since: Instant },
-    Running { woken: bool },
+    Running { enqueued: bool },
     Sleeping { until: Instant },
 }
 
@@ -89,12 +89,12 @@ impl Queue {
     }
 
     /// Runs the object as soon as possible.
-    pub fn wake(&self, key: Key) {
+    pub fn enqueue(&self, key: Key) {
         let mut state = self.shared.state.lock();
         match state.doing.get_mut(&key) {
             Some(Doing::Waiting { .. }) => return,
-            Some(Doing::Running { woken }) => {
-                *woken = true;
+            Some(Doing::Running { enqueued }) => {
+                *enqueued = true;
                 return;
             }
             Some(Doing::Sleeping { .. }) | None => state.make_ready(key, Instant::now()),
@@ -105,13 +105,13 @@ impl Queue {
     }
 
     /// Runs the object after `delay` at the latest. One that runs now is run again when it has ended.
-    pub fn wake_within(&self, key: Key, delay: Duration) {
+    pub fn enqueue_within(&self, key: Key, delay: Duration) {
         let until = Instant::now() + delay;
         let mut state = self.shared.state.lock();
         match state.doing.get_mut(&key) {
             Some(Doing::Waiting { .. }) => return,
-            Some(Doing::Running { woken }) => {
-                *woken = true;
+            Some(Doing::Running { enqueued }) => {
+                *enqueued = true;
                 return;
             }
             Some(Doing::Sleeping { until: sooner }) if *sooner <= until => return,
@@ -128,7 +128,7 @@ impl Queue {
     pub fn forget(&self, key: &Key) {
         let mut state = self.shared.state.lock();
         match state.doing.get_mut(key) {
-            Some(Doing::Running { woken }) => *woken = false,
+            Some(Doing::Running { enqueued }) => *enqueued = false,
             Some(Doing::Waiting { .. } | Doing::Sleeping { .. }) => {
                 state.doing.remove(key);
                 state.ready.retain(|waiting| waiting != key);
@@ -155,7 +155,7 @@ impl Queue {
     ) -> bool
     where
         F: Fn(Key) -> Fut,
-        Fut: Future<Output = Next> + Send + 'static,
+        Fut: Future<Output = Action> + Send + 'static,
     {
         self.start_the_clock();
         let mut running = JoinSet::new();
@@ -202,7 +202,7 @@ impl Queue {
         let mut state = self.shared.state.lock();
         state.promote(now);
         let key = state.ready.pop_front()?;
-        let before = state.doing.insert(key.clone(), Doing::Running { woken: false });
+        let before = state.doing.insert(key.clone(), Doing::Running { enqueued: false });
         if let (Some(Doing::Waiting { since }), Some(metrics)) = (before, &self.shared.metrics) {
             metrics.queue_wait(now.saturating_duration_since(since));
         }
@@ -210,14 +210,14 @@ impl Queue {
         Some(key)
     }
 
-    fn finish(&self, key: Key, next: Next) {
+    fn finish(&self, key: Key, next: Action) {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
-        let woken = matches!(state.doing.remove(&key), Some(Doing::Running { woken: true }));
+        let enqueued = matches!(state.doing.remove(&key), Some(Doing::Running { enqueued: true }));
         match next {
-            _ if woken => state.make_ready(key, now),
-            Next::OnChange => {}
-            Next::After(delay) => {
+            _ if enqueued => state.make_ready(key, now),
+            Action::AwaitChange => {}
+            Action::RequeueAfter(delay) => {
                 let until = now + delay;
                 state.doing.insert(key.clone(), Doing::Sleeping { until });
                 state.delays.push(Reverse((until, key)));
@@ -266,7 +266,7 @@ impl Drop for Ended {
     fn drop(&mut self) {
         if let Some(key) = self.key.take().filter(|_| std::thread::panicking()) {
             tracing::error!(object = %key, "the reconcile panicked; it is tried again in 60 s");
-            self.queue.finish(key, Next::After(Duration::from_mins(1)));
+            self.queue.finish(key, Action::RequeueAfter(Duration::from_mins(1)));
         }
     }
 }

@@ -14,7 +14,7 @@ use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use serde::Deserialize;
 
 pub use self::write::{Change, Entry, change, remove, write};
-use crate::gate::Owner;
+use crate::apply::Owner;
 
 /// Why a Secret could not be read.
 #[derive(Debug, thiserror::Error)]

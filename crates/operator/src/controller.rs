@@ -10,15 +10,16 @@ pub(crate) mod children;
 pub(crate) mod coderd;
 mod context;
 pub(crate) mod credential;
+mod enqueue;
 pub(crate) mod environment;
 pub(crate) mod exposure;
 pub(crate) mod finalizer;
-mod lookups;
 pub(crate) mod options;
 pub(crate) mod places;
 pub(crate) mod pods;
+mod referenced;
 pub(crate) mod secrets;
-mod wakes;
+pub(crate) mod verify_schedule;
 mod watches;
 pub(crate) mod workspaces;
 
@@ -38,7 +39,7 @@ use coder_k8s_engine::{
     lease::{self, Ended, Heartbeat},
     logs,
     metrics::Metrics,
-    queue::Next,
+    queue::Action,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{
@@ -53,10 +54,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use caches::{kind, served_by};
-pub(crate) use context::{Context, Reported};
+pub(crate) use context::{CoderResource, Context};
 pub(crate) use options::Options;
 
-use context::Outside;
+use context::ExternalClients;
 use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;
@@ -156,14 +157,14 @@ pub(crate) async fn control(
         let reconcile = |key| crate::controlplane::reconcile(key, ctx.clone());
         let converse = |key| crate::controlplane::talk::converse(key, ctx.clone());
         let pool = |key| reconcile_slowly(key, ctx.clone());
-        let roll_call = |key| crate::controlplane::rollcall::call(key, ctx.clone());
-        let (passes, talks, pools, roll_calls) = tokio::join!(
+        let roll_call = |key| crate::controlplane::daemon_poll::call(key, ctx.clone());
+        let (passes, talks, pools, daemon_poller) = tokio::join!(
             ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile),
             ctx.talks.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, converse),
-            ctx.pools.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, pool),
-            ctx.roll_calls.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, roll_call),
+            ctx.verify_schedule.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, pool),
+            ctx.daemon_poller.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, roll_call),
         );
-        passes && talks && pools && roll_calls
+        passes && talks && pools && daemon_poller
     };
     let drained = tokio::select! {
         drained = work => drained,
@@ -193,7 +194,7 @@ pub(crate) async fn control(
 }
 
 /// The ways out of the cluster: clients of coderd, and of its database. Each call is counted and has a deadline.
-fn outside(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Resolve>>) -> Outside {
+fn outside(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Resolve>>) -> ExternalClients {
     struct Counted(Arc<Metrics>);
     impl coder_k8s_coderd::Observer for Counted {
         fn called(&self, call: &'static str, outcome: &str, elapsed: Duration) {
@@ -205,7 +206,7 @@ fn outside(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Re
     let settings = coder_k8s_coderd::Settings { deadline, observer, resolver, ..Default::default() };
     #[cfg(feature = "dev")]
     let settings = crate::faults::of_coderd(settings);
-    let postgres = postgres::Settings {
+    let postgres = postgres::PostgresSettings {
         whole: options.database_timeout,
         connect: options.database_timeout / 2,
         statement: options.database_timeout / 2,
@@ -213,7 +214,7 @@ fn outside(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Re
         observer: settings.observer.clone(),
         faults: settings.faults.clone(),
     };
-    Outside { connector: Connector::new(settings), postgres: Postgres::new(postgres) }
+    ExternalClients { connector: Connector::new(settings), postgres: Postgres::new(postgres) }
 }
 
 /// Faults that a test asks for. A released binary knows none.
@@ -252,7 +253,7 @@ fn elect(
 }
 
 /// A pass over an object that talks to coderd itself, and so may take its time.
-async fn reconcile_slowly(key: Key, ctx: Arc<Context>) -> Next {
+async fn reconcile_slowly(key: Key, ctx: Arc<Context>) -> Action {
     match key.kind {
         kind::PROVISIONER => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
         _ => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
@@ -323,13 +324,13 @@ fn count_objects(ctx: &Context) {
         }
     });
     ctx.metrics.licenses_expire(ends);
-    ctx.metrics.job_queues(ctx.roll_calls.queues(ctx.now()));
+    ctx.metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
     count(ctx, &ctx.caches.control_planes);
     count(ctx, &ctx.caches.provisioners);
     count(ctx, &ctx.caches.workspace_proxies);
 }
 
-fn count<K: Reported>(ctx: &Context, cache: &coder_k8s_engine::cache::Cache<K>) {
+fn count<K: CoderResource>(ctx: &Context, cache: &coder_k8s_engine::cache::Cache<K>) {
     let [mut ready, mut unready, mut unknown] = [0; 3];
     cache.each(|object| {
         let conditions = object.status().map_or(&[][..], K::conditions);

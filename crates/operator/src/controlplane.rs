@@ -1,20 +1,20 @@
 //! CoderControlPlane: what is read before a decision and what is done after it.
 
 mod act;
+pub(crate) mod daemon_poll;
 mod observe;
-pub(crate) mod rollcall;
 pub(crate) mod talk;
 
 use std::sync::Arc;
 
-use coder_k8s_core::{controlplane, object, outcome::Done};
-use coder_k8s_engine::{key::Key, queue::Next};
+use coder_k8s_core::{controlplane, object, outcome::ActResult};
+use coder_k8s_engine::{key::Key, queue::Action};
 use tokio::time::Instant;
 
 use crate::controller::Context;
 
 /// One pass over one object.
-pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
+pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
     let object = match ctx.look(&ctx.caches.control_planes, &key) {
         Ok(object) => object,
@@ -22,20 +22,20 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     };
     if object::is_paused(&*object) {
         let status = controlplane::paused(&object, ctx.now());
-        return ctx.conclude(&key, &*object, &status, Done::default(), started).await;
+        return ctx.finish(&key, &*object, &status, ActResult::default(), started).await;
     }
-    let (seen, unasked) = observe::observe(&key, object, &ctx).await;
-    let plan = controlplane::decide(&seen);
-    let mut outcome = act::act(&seen, &plan, &ctx).await;
-    if outcome.touched {
-        return Next::After(ctx.own_write());
+    let (observed, unasked) = observe::observe(&key, object, &ctx).await;
+    let plan = controlplane::decide(&observed);
+    let mut outcome = act::act(&observed, &plan, &ctx).await;
+    if outcome.object_written {
+        return Action::RequeueAfter(ctx.own_write());
     }
-    outcome.ungranted.extend(unasked);
-    if seen.is_going() {
-        ctx.talks.clean_up(&key, &seen.object);
+    outcome.grant_blockers.extend(unasked);
+    if observed.is_deleting() {
+        ctx.talks.clean_up(&key, &observed.object);
     } else {
-        ctx.talks.consider(&key, &seen.object, outcome.deployment.as_deref());
+        ctx.talks.consider(&key, &observed.object, outcome.deployment.as_deref());
     }
-    let status = controlplane::status(&seen, &plan, &outcome, ctx.now());
-    ctx.conclude(&key, &*seen.object, &status, outcome.into_done(), started).await
+    let status = controlplane::status(&observed, &plan, &outcome, ctx.now());
+    ctx.finish(&key, &*observed.object, &status, outcome.into_done(), started).await
 }

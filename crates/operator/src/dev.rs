@@ -80,11 +80,11 @@ async fn dev(options: &Options) -> Result<()> {
 async fn start(options: &Options, say: &Teller) -> Result<(Cluster, Option<PathBuf>)> {
     let binaries = Binaries::build(&mut |progress| say.line(&progress.to_string())).await?;
     let coder = if options.with_coderd { Some(real::program(say).await?) } else { None };
-    let tell = say.clone();
+    let set_conditions = say.clone();
     let cluster = Cluster::builder()
         .binaries(binaries)
         .crds(coder_k8s_api::crds())
-        .progress(move |line| tell.line(line))
+        .progress(move |line| set_conditions.line(line))
         .start()
         .await?;
     Ok((cluster, coder))

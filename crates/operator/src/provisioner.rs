@@ -4,23 +4,22 @@
 //! enough that a server that hangs holds up its own pools alone.
 
 mod act;
-mod health;
+mod daemons;
+mod drain;
 mod keys;
-mod leave;
 mod observe;
-pub(crate) mod pools;
-mod shrink;
+mod scale_down;
 
 use std::sync::Arc;
 
-use coder_k8s_core::{object, outcome::Done, provisioner};
-use coder_k8s_engine::{key::Key, queue::Next};
+use coder_k8s_core::{object, outcome::ActResult, provisioner};
+use coder_k8s_engine::{key::Key, queue::Action};
 use tokio::time::Instant;
 
 use crate::controller::{Context, credential};
 
 /// One pass over one object.
-pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
+pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
     let object = match ctx.look(&ctx.caches.provisioners, &key) {
         Ok(object) => object,
@@ -28,35 +27,35 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Next {
     };
     if object::is_paused(&*object) {
         let status = provisioner::paused(&object, ctx.now());
-        return ctx.conclude(&key, &*object, &status, Done::default(), started).await;
+        return ctx.finish(&key, &*object, &status, ActResult::default(), started).await;
     }
-    let verify_due = ctx.pools.verify_due(&key, &object);
-    let (seen, unasked) = observe::observe(&key, object, verify_due, &ctx).await;
-    let plan = provisioner::decide(&seen);
-    let Some(mut dealings) = keys::Dealings::begin(&key, &seen, verify_due, &ctx).await else {
-        return Next::OnChange;
+    let verify_due = ctx.verify_schedule.verify_due(&key, &object);
+    let (observed, unasked) = observe::observe(&key, object, verify_due, &ctx).await;
+    let plan = provisioner::decide(&observed);
+    let Some(mut keys) = keys::KeyReconciler::begin(&key, &observed, verify_due, &ctx).await else {
+        return Action::AwaitChange;
     };
     // What pods run with so far: they are scaled and updated whatever coderd says.
-    let mut outcome = act::act(&seen, &plan, dealings.course.first_run.as_ref(), &ctx).await;
-    let decision = match leave::first(&seen, &ctx, &mut outcome.done).await {
+    let mut outcome = act::act(&observed, &plan, keys.state.first_run.as_ref(), &ctx).await;
+    let decision = match drain::first(&observed, &ctx, &mut outcome.done).await {
         Some(leaving) => leaving,
-        None => credential::carry_on(&mut dealings).await,
+        None => credential::run_steps(&mut keys).await,
     };
-    if dealings.course.touched {
-        let soon = Next::After(ctx.own_write());
-        return dealings.course.retry.map_or(soon, |retry| ctx.pools.failed(&key, retry));
+    if keys.state.object_written {
+        let soon = Action::RequeueAfter(ctx.own_write());
+        return keys.state.retry.map_or(soon, |retry| ctx.verify_schedule.failed(&key, retry));
     }
-    if decision.run.as_ref() != dealings.course.first_run.as_ref() {
-        act::roll_out(&seen, decision.run.as_ref(), &ctx, &mut outcome).await;
+    if decision.run.as_ref() != keys.state.first_run.as_ref() {
+        act::roll_out(&observed, decision.run.as_ref(), &ctx, &mut outcome).await;
     }
-    outcome.ungranted.extend(unasked);
-    if act::release(&seen, &plan, &decision, &ctx, &mut outcome).await {
-        return Next::After(ctx.own_write());
+    outcome.grant_blockers.extend(unasked);
+    if act::release(&observed, &plan, &decision, &ctx, &mut outcome).await {
+        return Action::RequeueAfter(ctx.own_write());
     }
-    let health = provisioner::daemons::judge(&seen, outcome.deployment.as_deref(), &decision, ctx.now());
-    health::repair(&health, &seen, &ctx).await;
-    let status = provisioner::status(&seen, &plan, &outcome, &decision, &health, ctx.now());
-    let next = ctx.conclude(&key, &*seen.object, &status, outcome.into_done(), started).await;
-    ctx.roll_calls.consider(&seen.object, &health);
-    ctx.pools.next(&key, next, &decision, [seen.gate.again, health.again], dealings.course.retry)
+    let health = provisioner::daemons::judge(&observed, outcome.deployment.as_deref(), &decision, ctx.now());
+    daemons::restart_stopped(&health, &observed, &ctx).await;
+    let status = provisioner::status(&observed, &plan, &outcome, &decision, &health, ctx.now());
+    let next = ctx.finish(&key, &*observed.object, &status, outcome.into_done(), started).await;
+    ctx.daemon_poller.consider(&observed.object, &health);
+    ctx.verify_schedule.next(&key, next, &decision, [observed.gate.again, health.again], keys.state.retry)
 }

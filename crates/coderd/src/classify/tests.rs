@@ -10,12 +10,12 @@ fn answer(status: u16, media: Media, body: &str) -> Answer {
     Answer { status, media, retry_after: None, location: None, marked: true, body }
 }
 
-fn of(answer: &Answer, surface: Surface, secrets: &[&str]) -> Option<Kind> {
+fn of(answer: &Answer, surface: Surface, secrets: &[&str]) -> Option<ErrorKind> {
     let own = Url::parse("http://coder.example:7080").unwrap();
     refusal(answer, surface, &own, secrets.iter().copied())
 }
 
-fn says(status: u16, message: &str, detail: &str, surface: Surface) -> Kind {
+fn says(status: u16, message: &str, detail: &str, surface: Surface) -> ErrorKind {
     let body = serde_json::json!({ "message": message, "detail": detail }).to_string();
     of(&answer(status, Media::Json, &body), surface, &[]).unwrap()
 }
@@ -26,44 +26,44 @@ fn refusals_of_coderd_are_told_apart_by_status_and_text() {
     let duplicate = r#"insert: pq: duplicate key value violates unique constraint "licenses_jwt_key""#;
     let table = [
         (400, "Validation failed.", "", Plain, "Invalid"),
-        (400, "Invalid license", "license has multiple issues", AddsLicense, "InvalidLicense"),
-        (400, "License cannot be used on this deployment!", "", AddsLicense, "InvalidLicense"),
-        (400, "Validation failed.", "", AddsLicense, "InvalidLicense"),
+        (400, "Invalid license", "license has multiple issues", AddsLicense, Reason::InvalidLicense),
+        (400, "License cannot be used on this deployment!", "", AddsLicense, Reason::InvalidLicense),
+        (400, "Validation failed.", "", AddsLicense, Reason::InvalidLicense),
         (
             401,
             "You are signed out or your session has expired.",
             "API key is invalid.",
             Plain,
-            "Unauthenticated",
+            Reason::Unauthenticated,
         ),
         (403, "Forbidden.", "", Plain, "Forbidden"),
         (403, "Forbidden.", "", AddsLicense, "Forbidden"),
-        (403, "Workspace Proxy is a Premium feature. Contact sales!", "", Plain, "NotEntitled"),
+        (403, "Workspace Proxy is a Premium feature. Contact sales!", "", Plain, Reason::NotEntitled),
         (
             403,
             "External provisioner daemons is an Enterprise feature. Contact sales!",
             "",
             Plain,
-            "NotEntitled",
+            Reason::NotEntitled,
         ),
-        (404, "Route not found.", "", Plain, "NotSupported"),
+        (404, "Route not found.", "", Plain, Reason::NotSupported),
         (404, "Resource not found or you do not have access to this resource", "", Plain, "NotFound"),
         (404, "Unknown license ID", "", Plain, "NotFound"),
         (404, "The initial user has not been created!", "", Plain, "NotFound"),
-        (408, "", "", Plain, "ServerError"),
-        (409, "User already exists.", "", Plain, "Duplicate"),
+        (408, "", "", Plain, Reason::ServerError),
+        (409, "User already exists.", "", Plain, Reason::Duplicate),
         (413, "Request body too large.", "", Plain, "Invalid"),
         (418, "teapot", "", Plain, "Invalid"),
-        (429, "You've been rate limited", "", Plain, "RateLimited"),
-        (500, "Failed to install license", duplicate, AddsLicense, "Duplicate"),
-        (409, "License already exists", "", AddsLicense, "Duplicate"),
-        (500, "Failed to install license", "disk full", AddsLicense, "ServerError"),
-        (500, "Internal", duplicate, Plain, "ServerError"),
+        (429, "You've been rate limited", "", Plain, Reason::RateLimited),
+        (500, "Failed to install license", duplicate, AddsLicense, Reason::Duplicate),
+        (409, "License already exists", "", AddsLicense, Reason::Duplicate),
+        (500, "Failed to install license", "disk full", AddsLicense, Reason::ServerError),
+        (500, "Internal", duplicate, Plain, Reason::ServerError),
         (500, "Internal error", "insert: unauthorized: rbac: forbidden", HidesForbidden, "Forbidden"),
-        (500, "Internal error", "insert: unauthorized: rbac: forbidden", Plain, "ServerError"),
-        (500, "Internal error", "connection refused", HidesForbidden, "ServerError"),
-        (502, "", "", Plain, "ServerError"),
-        (503, "Healthcheck timed out.", "", Plain, "ServerError"),
+        (500, "Internal error", "insert: unauthorized: rbac: forbidden", Plain, Reason::ServerError),
+        (500, "Internal error", "connection refused", HidesForbidden, Reason::ServerError),
+        (502, "", "", Plain, Reason::ServerError),
+        (503, "Healthcheck timed out.", "", Plain, Reason::ServerError),
     ];
     for (status, message, detail, surface, expected) in table {
         let kind = says(status, message, detail, surface);
@@ -78,18 +78,18 @@ fn who_is_not_coderd_is_not_taken_for_it() {
     for status in [400, 401, 403, 404, 409] {
         for (media, what) in [(Media::Html, Unexpected::WebPage), (Media::Other, Unexpected::ContentType)] {
             let kind = of(&answer(status, media, page), Surface::AddsLicense, &[]).unwrap();
-            assert_eq!(kind, Kind::UnexpectedAnswer { status, what });
+            assert_eq!(kind, ErrorKind::UnexpectedAnswer { status, what });
             assert_eq!(kind.retry(), Retry::Backoff);
         }
     }
     let mut gateway = answer(404, Media::Json, r#"{"message":"no Route matched with those values"}"#);
     gateway.marked = false;
     let kind = of(&gateway, Surface::Plain, &[]).unwrap();
-    assert_eq!(kind, Kind::UnexpectedAnswer { status: 404, what: Unexpected::NotCoderd });
+    assert_eq!(kind, ErrorKind::UnexpectedAnswer { status: 404, what: Unexpected::NotCoderd });
     let down = of(&answer(503, Media::Html, page), Surface::Plain, &[]).unwrap();
-    assert_eq!(down.reason(), "ServerError");
+    assert_eq!(down.reason(), Reason::ServerError);
     let limited = of(&answer(429, Media::Html, page), Surface::Plain, &[]).unwrap();
-    assert_eq!(limited.reason(), "RateLimited");
+    assert_eq!(limited.reason(), Reason::RateLimited);
 }
 
 #[test]
@@ -99,11 +99,11 @@ fn a_redirect_names_the_other_host_and_nothing_more() {
         answer.location = location.map(str::to_owned);
         of(&answer, Surface::Plain, &[]).unwrap()
     };
-    let redirected = |to: &str| Kind::Redirected { to: to.to_owned() };
+    let redirected = |to: &str| ErrorKind::Redirected { to: to.to_owned() };
     assert_eq!(to(Some("https://me:secret@sso.example/login?token=x")), redirected("sso.example"));
     assert_eq!(to(Some("http://sso.example:8443/")), redirected("sso.example:8443"));
     assert_eq!(to(Some("/login")), redirected("coder.example:7080"));
-    assert_eq!(to(None).reason(), "UnexpectedAnswer");
+    assert_eq!(to(None).reason(), Reason::UnexpectedAnswer);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_message_is_short_and_free_of_what_was_sent() {
     for part in [token, jwt, "klmnopqrstuvwxyz012345", "eyJqdGkiOiJm", "the detail", "\n"] {
         assert!(!text.contains(part), "{part} in {text}");
     }
-    let Kind::Invalid { message } = kind else { panic!("{kind:?}") };
+    let ErrorKind::Invalid { message } = kind else { panic!("{kind:?}") };
     assert!(message.starts_with("bad [hidden] and [hidden] or [hidden] xxx"), "{message}");
     assert!(message.len() <= LONGEST_MESSAGE);
 }
@@ -139,8 +139,8 @@ fn a_message_is_short_and_free_of_what_was_sent() {
 fn the_fields_of_a_failed_validation_are_named_without_their_details() {
     let body = r#"{"message":"Validation failed.","validations":[{"field":"name","detail":"S3CR3T"}]}"#;
     let kind = of(&answer(400, Media::Json, body), Surface::Plain, &[]).unwrap();
-    assert_eq!(kind, Kind::Invalid { message: "Validation failed. (name)".to_owned() });
+    assert_eq!(kind, ErrorKind::Invalid { message: "Validation failed. (name)".to_owned() });
     let odd = r#"{"message":null,"validations":null}"#;
     let kind = of(&answer(400, Media::Json, odd), Surface::Plain, &[]).unwrap();
-    assert_eq!(kind, Kind::Invalid { message: "status 400 without a message".to_owned() });
+    assert_eq!(kind, ErrorKind::Invalid { message: "status 400 without a message".to_owned() });
 }

@@ -7,16 +7,16 @@ use std::time::Duration;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::dsn::Dsn;
-use super::error::Kind;
+use super::error::DatabaseErrorKind;
 
 /// While a connection is made.
-pub(super) fn connecting(error: &tokio_postgres::Error, dsn: &Dsn, deadline: Duration) -> Kind {
+pub(super) fn connecting(error: &tokio_postgres::Error, dsn: &Dsn, deadline: Duration) -> DatabaseErrorKind {
     const DOING: &str = "log in";
-    let auth = |code: &str| Kind::AuthFailed { user: dsn.user.clone(), code: code.to_owned() };
+    let auth = |code: &str| DatabaseErrorKind::AuthFailed { user: dsn.user.clone(), code: code.to_owned() };
     match error.as_db_error() {
         Some(db) if is_class(db, "28") => auth(db.code().code()),
         Some(db) if *db.code() == SqlState::INVALID_CATALOG_NAME => {
-            Kind::Unreachable("there is no such database (SQLSTATE 3D000)".to_owned())
+            DatabaseErrorKind::Unreachable("there is no such database (SQLSTATE 3D000)".to_owned())
         }
         Some(db) => refused(db, DOING, deadline),
         // The server asks for a password, and the URL has none.
@@ -30,18 +30,26 @@ fn is_network(error: &tokio_postgres::Error) -> bool {
 }
 
 /// While a statement runs.
-pub(super) fn running(error: &tokio_postgres::Error, doing: &'static str, deadline: Duration) -> Kind {
+pub(super) fn running(
+    error: &tokio_postgres::Error,
+    doing: &'static str,
+    deadline: Duration,
+) -> DatabaseErrorKind {
     match error.as_db_error() {
         Some(db) => refused(db, doing, deadline),
         None => unanswered(error, doing),
     }
 }
 
-fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> Kind {
+fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> DatabaseErrorKind {
     let code = db.code();
     let at = |what: &str, name: Option<&str>| {
         let table = db.table().map(|table| format!(" of {table}")).unwrap_or_default();
-        Kind::unknown(format!("{what} {}{table} (SQLSTATE {})", name.unwrap_or("of its own"), code.code()))
+        DatabaseErrorKind::unknown(format!(
+            "{what} {}{table} (SQLSTATE {})",
+            name.unwrap_or("of its own"),
+            code.code()
+        ))
     };
     match code {
         // Ours, set on the server: the statement or the wait for a lock took too long.
@@ -49,10 +57,10 @@ fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> Kind {
             || *c == SqlState::LOCK_NOT_AVAILABLE
             || *c == SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT =>
         {
-            Kind::Timeout(deadline)
+            DatabaseErrorKind::Timeout(deadline)
         }
-        c if *c == SqlState::READ_ONLY_SQL_TRANSACTION => Kind::ReadOnly,
-        c if *c == SqlState::INSUFFICIENT_PRIVILEGE => Kind::PermissionDenied { doing },
+        c if *c == SqlState::READ_ONLY_SQL_TRANSACTION => DatabaseErrorKind::ReadOnly,
+        c if *c == SqlState::INSUFFICIENT_PRIVILEGE => DatabaseErrorKind::PermissionDenied { doing },
         c if *c == SqlState::NOT_NULL_VIOLATION => at("it asks for a value in the column", db.column()),
         c if *c == SqlState::CHECK_VIOLATION => at("it has the check", db.constraint()),
         c if *c == SqlState::FOREIGN_KEY_VIOLATION => at("it has the foreign key", db.constraint()),
@@ -63,13 +71,16 @@ fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> Kind {
             || *c == SqlState::CANNOT_COERCE
             || *c == SqlState::INVALID_TEXT_REPRESENTATION =>
         {
-            Kind::unknown(format!("the server cannot {doing} (SQLSTATE {})", code.code()))
+            DatabaseErrorKind::unknown(format!("the server cannot {doing} (SQLSTATE {})", code.code()))
         }
         // Starting, stopping, or out of connections.
         _ if is_class(db, "57") || is_class(db, "53") || is_class(db, "08") => {
-            Kind::Unreachable(format!("the server does not serve now (SQLSTATE {})", code.code()))
+            DatabaseErrorKind::Unreachable(format!(
+                "the server does not serve now (SQLSTATE {})",
+                code.code()
+            ))
         }
-        _ => Kind::Failed { doing, code: code.code().to_owned() },
+        _ => DatabaseErrorKind::Failed { doing, code: code.code().to_owned() },
     }
 }
 
@@ -77,24 +88,26 @@ fn is_class(db: &DbError, class: &str) -> bool {
     db.code().code().starts_with(class)
 }
 
-fn unanswered(error: &tokio_postgres::Error, doing: &'static str) -> Kind {
+fn unanswered(error: &tokio_postgres::Error, doing: &'static str) -> DatabaseErrorKind {
     let source = error.source();
     if let Some(source) = source.and_then(|source| source.downcast_ref::<io::Error>()) {
         return broken(source);
     }
     if error.is_closed() {
-        Kind::Unreachable("the connection broke".to_owned())
+        DatabaseErrorKind::Unreachable("the connection broke".to_owned())
     } else {
-        Kind::Unexpected(doing)
+        DatabaseErrorKind::Unexpected(doing)
     }
 }
 
 /// An error of the network. Only the system's own texts are shown.
-pub(super) fn broken(error: &io::Error) -> Kind {
+pub(super) fn broken(error: &io::Error) -> DatabaseErrorKind {
     match error.kind() {
-        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => Kind::Unexpected("read its answer"),
-        io::ErrorKind::UnexpectedEof => Kind::Unreachable("the connection broke".to_owned()),
-        _ if error.raw_os_error().is_some() => Kind::Unreachable(error.to_string()),
-        kind => Kind::Unreachable(kind.to_string()),
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+            DatabaseErrorKind::Unexpected("read its answer")
+        }
+        io::ErrorKind::UnexpectedEof => DatabaseErrorKind::Unreachable("the connection broke".to_owned()),
+        _ if error.raw_os_error().is_some() => DatabaseErrorKind::Unreachable(error.to_string()),
+        kind => DatabaseErrorKind::Unreachable(kind.to_string()),
     }
 }

@@ -7,6 +7,7 @@
 mod pairs;
 mod url;
 
+use coder_k8s_api::Reason;
 use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -108,8 +109,8 @@ pub enum BadDsn {
 
 impl BadDsn {
     /// One stable word, for conditions.
-    pub fn reason(&self) -> &'static str {
-        "BadConnectionURL"
+    pub fn reason(&self) -> Reason {
+        Reason::BadConnectionUrl
     }
 }
 

@@ -3,23 +3,26 @@
 use jiff::{SignedDuration, Timestamp, Unit};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::error::Kind;
-use super::plan::{self, AccountPlan, Plan, Seen, TokenPlan};
+use super::error::DatabaseErrorKind;
+use super::plan::{self, AccessPlan, AccountPlan, ObservedAccount, TokenPlan};
 use super::rows::{self, NewToken};
 use super::schema::{Found, Schema};
 use super::session::Session;
 use super::token::{self, Names};
-use super::{Change, Ensured, Wanted};
+use super::{Change, Ensured, TokenRequest};
 
-pub(super) async fn ensure(session: &Session<'_>, wanted: &Wanted<'_>) -> Result<Ensured, Kind> {
+pub(super) async fn ensure(
+    session: &Session<'_>,
+    wanted: &TokenRequest<'_>,
+) -> Result<Ensured, DatabaseErrorKind> {
     // As precise as the database is, so that a time that comes back is the one that was written.
     let now = wanted.now.round(Unit::Microsecond).unwrap_or(wanted.now);
-    let wanted = &Wanted { now, ..*wanted };
+    let wanted = &TokenRequest { now, ..*wanted };
     session.begin().await?;
     let found = Found::read(session).await?;
     let schema = found.check()?;
     if rows::is_dirty(session).await? {
-        return Err(Kind::NotMigrated("a migration was cut short"));
+        return Err(DatabaseErrorKind::NotMigrated("a migration was cut short"));
     }
     let names = Names::of(wanted.token_name);
     let deployment_id = if schema.deployment_id { rows::deployment_id(session).await? } else { None };
@@ -27,10 +30,13 @@ pub(super) async fn ensure(session: &Session<'_>, wanted: &Wanted<'_>) -> Result
     let seen = rows::read(session, schema, &names).await?;
     let first = plan::plan(&seen, wanted)?;
     let (held, changes) = match (first.is_empty(), first) {
-        (true, Plan { token: TokenPlan::Keep { id, .. }, .. }) => (kept(&seen, &id, wanted), Vec::new()),
+        (true, AccessPlan { token: TokenPlan::Keep { id, .. }, .. }) => {
+            (kept(&seen, &id, wanted), Vec::new())
+        }
         (_, first) => write(session, schema, &names, wanted, &first).await?,
     };
-    let Held { token, expires, renew_at, made, settled } = held.ok_or(Kind::Unexpected("keep its token"))?;
+    let Held { token, expires, renew_at, made, settled } =
+        held.ok_or(DatabaseErrorKind::Unexpected("keep its token"))?;
     Ok(Ensured { token, expires, renew_at, made, settled, deployment_id, changes })
 }
 
@@ -43,7 +49,7 @@ struct Held {
     settled: bool,
 }
 
-fn kept(seen: &Seen, id: &str, wanted: &Wanted<'_>) -> Option<Held> {
+fn kept(seen: &ObservedAccount, id: &str, wanted: &TokenRequest<'_>) -> Option<Held> {
     let row = seen.tokens.iter().find(|token| token.id == id)?;
     // Without the newline that a Secret made by hand may end with: no header can hold it.
     let token = SecretString::from(wanted.existing?.expose_secret().trim());
@@ -55,15 +61,15 @@ async fn write(
     session: &Session<'_>,
     schema: Schema,
     names: &Names,
-    wanted: &Wanted<'_>,
-    first: &Plan,
-) -> Result<(Option<Held>, Vec<Change>), Kind> {
+    wanted: &TokenRequest<'_>,
+    first: &AccessPlan,
+) -> Result<(Option<Held>, Vec<Change>), DatabaseErrorKind> {
     let now = wanted.now;
     let make = first.account == AccountPlan::Make;
     let made = rows::lock_account(session, schema, make, now).await?;
     // Somebody else may have written in between; from here on nobody of us does.
     let seen = rows::read(session, schema, names).await?;
-    let Plan { account, join, promote, token } = plan::plan(&seen, wanted)?;
+    let AccessPlan { account, join, promote, token } = plan::plan(&seen, wanted)?;
     let mut changes = Vec::new();
     if made {
         changes.push(Change::AccountMade);
@@ -76,7 +82,7 @@ async fn write(
             id
         }
         // Deleted in between; the next call makes it again.
-        AccountPlan::Make => return Err(Kind::Unexpected("make its account")),
+        AccountPlan::Make => return Err(DatabaseErrorKind::Unexpected("make its account")),
     };
     if join + promote > 0 {
         let (joined, promoted) = rows::join(session, schema, &id, now).await?;
@@ -91,10 +97,10 @@ async fn write_token(
     session: &Session<'_>,
     schema: Schema,
     names: &Names,
-    wanted: &Wanted<'_>,
-    (seen, account, plan): (&Seen, &str, TokenPlan),
+    wanted: &TokenRequest<'_>,
+    (seen, account, plan): (&ObservedAccount, &str, TokenPlan),
     changes: &mut Vec<Change>,
-) -> Result<Option<Held>, Kind> {
+) -> Result<Option<Held>, DatabaseErrorKind> {
     let now = wanted.now;
     let (TokenPlan::Keep { remove, .. } | TokenPlan::Make { remove, .. }) = &plan;
     if !remove.is_empty() {

@@ -4,6 +4,7 @@
 //! requeue, [`Error::stalled`] for whether waiting helps, `Display` for a person. Of what the server said only its
 //! SQLSTATE and the names of tables, columns and constraints are kept: its messages quote values.
 
+use coder_k8s_api::Reason;
 use std::time::Duration;
 
 use super::dsn::BadDsn;
@@ -18,13 +19,13 @@ pub struct Error {
     /// Host, port and database.
     pub server: String,
     /// What went wrong.
-    pub kind: Kind,
+    pub kind: DatabaseErrorKind,
     pub(super) uncertain: bool,
 }
 
 /// What went wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Kind {
+pub enum DatabaseErrorKind {
     /// The connection URL cannot be used.
     #[error("{0}")]
     BadUrl(#[from] BadDsn),
@@ -99,14 +100,14 @@ pub enum Kind {
 
 impl Error {
     /// One stable word, for conditions and metrics.
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         self.kind.reason()
     }
 
     /// When to try again.
     pub fn retry(&self) -> Retry {
         match self.kind {
-            Kind::BadUrl(_) | Kind::BadAuthorities(_) => Retry::OnChange,
+            DatabaseErrorKind::BadUrl(_) | DatabaseErrorKind::BadAuthorities(_) => Retry::OnChange,
             // The database changes without anything in Kubernetes telling.
             _ => Retry::Backoff,
         }
@@ -115,20 +116,20 @@ impl Error {
     /// Whether somebody has to do something: waiting alone does not help.
     pub fn stalled(&self) -> bool {
         match self.kind {
-            Kind::BadUrl(_)
-            | Kind::BadAuthorities(_)
-            | Kind::AuthFailed { .. }
-            | Kind::Tls(_)
-            | Kind::ReadOnly
-            | Kind::PermissionDenied { .. }
-            | Kind::SchemaUnknown { .. }
-            | Kind::AccountTaken { .. } => true,
-            Kind::Unreachable(_)
-            | Kind::Timeout(_)
-            | Kind::NotMigrated(_)
-            | Kind::NoOrganization
-            | Kind::Failed { .. }
-            | Kind::Unexpected(_) => false,
+            DatabaseErrorKind::BadUrl(_)
+            | DatabaseErrorKind::BadAuthorities(_)
+            | DatabaseErrorKind::AuthFailed { .. }
+            | DatabaseErrorKind::Tls(_)
+            | DatabaseErrorKind::ReadOnly
+            | DatabaseErrorKind::PermissionDenied { .. }
+            | DatabaseErrorKind::SchemaUnknown { .. }
+            | DatabaseErrorKind::AccountTaken { .. } => true,
+            DatabaseErrorKind::Unreachable(_)
+            | DatabaseErrorKind::Timeout(_)
+            | DatabaseErrorKind::NotMigrated(_)
+            | DatabaseErrorKind::NoOrganization
+            | DatabaseErrorKind::Failed { .. }
+            | DatabaseErrorKind::Unexpected(_) => false,
         }
     }
 
@@ -138,23 +139,23 @@ impl Error {
     }
 }
 
-impl Kind {
+impl DatabaseErrorKind {
     /// One stable word, for conditions and metrics.
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self {
             Self::BadUrl(bad) => bad.reason(),
-            Self::BadAuthorities(_) => "BadDatabaseCA",
-            Self::Unreachable(_) => "DatabaseUnreachable",
-            Self::Timeout(_) => "DatabaseTimeout",
-            Self::AuthFailed { .. } => "DatabaseAuthFailed",
-            Self::Tls(_) => "DatabaseTLS",
-            Self::ReadOnly => "DatabaseReadOnly",
-            Self::PermissionDenied { .. } => "DatabasePermissionDenied",
-            Self::NotMigrated(_) => "DatabaseNotMigrated",
-            Self::SchemaUnknown { .. } => "SchemaUnknown",
-            Self::AccountTaken { .. } => "AccountTaken",
-            Self::NoOrganization => "NoOrganization",
-            Self::Failed { .. } | Self::Unexpected(_) => "DatabaseError",
+            Self::BadAuthorities(_) => Reason::BadDatabaseCa,
+            Self::Unreachable(_) => Reason::DatabaseUnreachable,
+            Self::Timeout(_) => Reason::DatabaseTimeout,
+            Self::AuthFailed { .. } => Reason::DatabaseAuthFailed,
+            Self::Tls(_) => Reason::DatabaseTls,
+            Self::ReadOnly => Reason::DatabaseReadOnly,
+            Self::PermissionDenied { .. } => Reason::DatabasePermissionDenied,
+            Self::NotMigrated(_) => Reason::DatabaseNotMigrated,
+            Self::SchemaUnknown { .. } => Reason::SchemaUnknown,
+            Self::AccountTaken { .. } => Reason::AccountTaken,
+            Self::NoOrganization => Reason::NoOrganization,
+            Self::Failed { .. } | Self::Unexpected(_) => Reason::DatabaseError,
         }
     }
 

@@ -6,13 +6,13 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::error::Kind;
+use super::error::DatabaseErrorKind;
 use super::token::{Names, Parts};
-use super::{EMAIL, USERNAME, Wanted};
+use super::{EMAIL, TokenRequest, USERNAME};
 
 /// What the database holds that is of interest.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct ObservedAccount {
     /// Accounts with the operator's username or e-mail.
     pub(super) accounts: Vec<Account>,
     pub(super) memberships: Vec<Membership>,
@@ -78,7 +78,7 @@ pub(super) fn renew_at(created: Timestamp, life: SignedDuration) -> Timestamp {
 
 /// What is to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct AccessPlan {
     pub(super) account: AccountPlan,
     /// Organizations to join.
     pub(super) join: usize,
@@ -117,7 +117,7 @@ pub(super) enum TokenPlan {
     },
 }
 
-impl Plan {
+impl AccessPlan {
     /// Whether there is nothing to write.
     pub(super) fn is_empty(&self) -> bool {
         let Self { account, join, promote, token } = self;
@@ -127,14 +127,17 @@ impl Plan {
 }
 
 /// Decides what to write.
-pub(super) fn plan(seen: &Seen, wanted: &Wanted<'_>) -> Result<Plan, Kind> {
-    let Seen { accounts, memberships, tokens } = seen;
+pub(super) fn plan(
+    seen: &ObservedAccount,
+    wanted: &TokenRequest<'_>,
+) -> Result<AccessPlan, DatabaseErrorKind> {
+    let ObservedAccount { accounts, memberships, tokens } = seen;
     let account = account(accounts)?;
     if memberships.is_empty() {
-        return Err(Kind::NoOrganization);
+        return Err(DatabaseErrorKind::NoOrganization);
     }
     let count = |state| memberships.iter().filter(|membership| **membership == state).count();
-    Ok(Plan {
+    Ok(AccessPlan {
         account,
         join: count(Membership::Missing),
         promote: count(Membership::Lacking),
@@ -142,11 +145,11 @@ pub(super) fn plan(seen: &Seen, wanted: &Wanted<'_>) -> Result<Plan, Kind> {
     })
 }
 
-fn account(accounts: &[Account]) -> Result<AccountPlan, Kind> {
+fn account(accounts: &[Account]) -> Result<AccountPlan, DatabaseErrorKind> {
     if let Some(other) = accounts.iter().find(|account| !account.is_ours()) {
         let by_name = other.username.eq_ignore_ascii_case(USERNAME);
         let (what, value) = if by_name { ("username", USERNAME) } else { ("e-mail", EMAIL) };
-        return Err(Kind::AccountTaken { what, value });
+        return Err(DatabaseErrorKind::AccountTaken { what, value });
     }
     Ok(match accounts.first() {
         None => AccountPlan::Make,
@@ -155,7 +158,7 @@ fn account(accounts: &[Account]) -> Result<AccountPlan, Kind> {
     })
 }
 
-fn token(tokens: &[Token], names: &Names, wanted: &Wanted<'_>) -> TokenPlan {
+fn token(tokens: &[Token], names: &Names, wanted: &TokenRequest<'_>) -> TokenPlan {
     let brought = wanted.existing.and_then(Parts::of);
     let valid = tokens.iter().find(|token| {
         let same = |parts: &Parts| token.id == parts.id && token.digest == parts.digest;

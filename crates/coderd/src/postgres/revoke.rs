@@ -2,7 +2,7 @@
 
 use tokio_postgres::types::Type;
 
-use super::error::Kind;
+use super::error::DatabaseErrorKind;
 use super::schema::Found;
 use super::session::{Param, Session, value};
 use super::token::Names;
@@ -13,7 +13,7 @@ const OURS: &str = "is_system AND lower(email) = lower($1)";
 
 /// Removes the tokens of both names, and suspends the account when it has no other token of ours. Gives how many
 /// tokens are gone, and whether anything was written.
-pub(super) async fn revoke(session: &Session<'_>, names: &Names) -> Result<(u64, bool), Kind> {
+pub(super) async fn revoke(session: &Session<'_>, names: &Names) -> Result<(u64, bool), DatabaseErrorKind> {
     session.begin().await?;
     let found = Found::read(session).await?;
     // Without these tables or this mark there never was a token of ours.
@@ -55,7 +55,7 @@ fn used(besides: &str) -> String {
 }
 
 /// Whether there is anything to write. Reads alone.
-async fn is_needed(session: &Session<'_>, names: &Names) -> Result<bool, Kind> {
+async fn is_needed(session: &Session<'_>, names: &Names) -> Result<bool, DatabaseErrorKind> {
     let sql = format!(
         "SELECT EXISTS (SELECT FROM users WHERE {OURS} AND EXISTS (SELECT FROM api_keys AS k \
          WHERE k.user_id = users.id AND k.login_type = 'token' AND k.token_name = ANY ($2))) \

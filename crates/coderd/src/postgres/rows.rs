@@ -5,8 +5,8 @@ use secrecy::SecretString;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::error::Kind;
-use super::plan::{Account, Membership, Seen, Token};
+use super::error::DatabaseErrorKind;
+use super::plan::{Account, Membership, ObservedAccount, Token};
 use super::schema::{Schema, Scopes};
 use super::session::{Param, Session, value};
 use super::token::{Names, Parts};
@@ -24,18 +24,22 @@ fn right(schema: Schema) -> String {
 const IDENTITY: [Param<'static>; 2] = [(&EMAIL, Type::TEXT), (&USERNAME, Type::TEXT)];
 
 /// Reads all that matters. Locks nothing.
-pub(super) async fn read(session: &Session<'_>, schema: Schema, names: &Names) -> Result<Seen, Kind> {
+pub(super) async fn read(
+    session: &Session<'_>,
+    schema: Schema,
+    names: &Names,
+) -> Result<ObservedAccount, DatabaseErrorKind> {
     let accounts = accounts(session, schema).await?;
     // The zero id is nobody's: it finds the organizations, and no token.
     let id = accounts.iter().find(|account| account.is_ours()).map_or(NOBODY, |account| &account.id);
     let memberships = memberships(session, schema, id).await?;
     let tokens = tokens(session, schema, id, names).await?;
-    Ok(Seen { accounts, memberships, tokens })
+    Ok(ObservedAccount { accounts, memberships, tokens })
 }
 
 const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
 
-async fn accounts(session: &Session<'_>, schema: Schema) -> Result<Vec<Account>, Kind> {
+async fn accounts(session: &Session<'_>, schema: Schema) -> Result<Vec<Account>, DatabaseErrorKind> {
     let sql = format!(
         "SELECT id::text, email, username, is_system, {} FROM users \
          WHERE NOT deleted AND (lower(email) = lower($1) OR lower(username) = lower($2))",
@@ -58,7 +62,11 @@ fn live_organizations(schema: Schema) -> &'static str {
     if schema.organizations_are_kept { "NOT o.deleted" } else { "true" }
 }
 
-async fn memberships(session: &Session<'_>, schema: Schema, id: &str) -> Result<Vec<Membership>, Kind> {
+async fn memberships(
+    session: &Session<'_>,
+    schema: Schema,
+    id: &str,
+) -> Result<Vec<Membership>, DatabaseErrorKind> {
     let sql = format!(
         "SELECT m.user_id IS NOT NULL, coalesce(m.roles @> ARRAY['{ORGANIZATION_ROLE}'], false) \
          FROM organizations AS o LEFT JOIN organization_members AS m \
@@ -76,7 +84,12 @@ async fn memberships(session: &Session<'_>, schema: Schema, id: &str) -> Result<
     rows.iter().map(read).collect()
 }
 
-async fn tokens(session: &Session<'_>, schema: Schema, id: &str, names: &Names) -> Result<Vec<Token>, Kind> {
+async fn tokens(
+    session: &Session<'_>,
+    schema: Schema,
+    id: &str,
+    names: &Names,
+) -> Result<Vec<Token>, DatabaseErrorKind> {
     let full = match schema.scopes {
         Scopes::One(everything) => format!("scope::text = '{everything}'"),
         Scopes::Many(everything) => {
@@ -110,14 +123,14 @@ fn uuid_as_text(sql: &str) -> String {
 }
 
 /// The id of the deployment, when it has one already.
-pub(super) async fn deployment_id(session: &Session<'_>) -> Result<Option<String>, Kind> {
+pub(super) async fn deployment_id(session: &Session<'_>) -> Result<Option<String>, DatabaseErrorKind> {
     let sql = "SELECT value::text FROM site_configs WHERE key = 'deployment_id'";
     let rows = session.query("read the deployment's id", sql, &[]).await?;
     rows.first().map(|row| value(row, 0)).transpose()
 }
 
 /// Whether a migration of coderd was cut short.
-pub(super) async fn is_dirty(session: &Session<'_>) -> Result<bool, Kind> {
+pub(super) async fn is_dirty(session: &Session<'_>) -> Result<bool, DatabaseErrorKind> {
     let sql = "SELECT coalesce(bool_or(dirty), true) FROM schema_migrations";
     let rows = session.query("look at coderd's migrations", sql, &[]).await?;
     rows.first().map_or(Ok(true), |row| value(row, 0))
@@ -130,7 +143,7 @@ pub(super) async fn lock_account(
     schema: Schema,
     make: bool,
     now: Timestamp,
-) -> Result<bool, Kind> {
+) -> Result<bool, DatabaseErrorKind> {
     let mut made = 0;
     if make {
         let (column, value) = if schema.users_have_names { (", name", ", $2") } else { ("", "") };
@@ -154,7 +167,7 @@ pub(super) async fn repair_account(
     schema: Schema,
     id: &str,
     now: Timestamp,
-) -> Result<(), Kind> {
+) -> Result<(), DatabaseErrorKind> {
     let name = if schema.users_have_names { ", name = $2" } else { "" };
     let sql = format!(
         "UPDATE users SET email = $1, username = $2, status = 'active', login_type = 'none', \
@@ -173,7 +186,7 @@ pub(super) async fn join(
     schema: Schema,
     id: &str,
     now: Timestamp,
-) -> Result<(u64, u64), Kind> {
+) -> Result<(u64, u64), DatabaseErrorKind> {
     let live = live_organizations(schema);
     let params: [Param<'_>; 2] = [(&id, Type::TEXT), (&now, Type::TIMESTAMPTZ)];
     let sql = format!(
@@ -193,7 +206,11 @@ pub(super) async fn join(
 }
 
 /// Removes tokens of the account by their ids.
-pub(super) async fn remove_tokens(session: &Session<'_>, id: &str, tokens: &[String]) -> Result<u64, Kind> {
+pub(super) async fn remove_tokens(
+    session: &Session<'_>,
+    id: &str,
+    tokens: &[String],
+) -> Result<u64, DatabaseErrorKind> {
     let sql =
         "DELETE FROM api_keys WHERE user_id = $1::text::uuid AND login_type = 'token' AND id = ANY ($2)";
     let params: [Param<'_>; 2] = [(&id, Type::TEXT), (&tokens, Type::TEXT_ARRAY)];
@@ -207,7 +224,7 @@ pub(super) async fn rename_token(
     token: &str,
     name: &str,
     now: Timestamp,
-) -> Result<(), Kind> {
+) -> Result<(), DatabaseErrorKind> {
     let sql =
         "UPDATE api_keys SET token_name = $3, updated_at = $4 WHERE user_id = $1::text::uuid AND id = $2";
     let params: [Param<'_>; 4] =
@@ -229,10 +246,10 @@ pub(super) async fn insert_token(
     schema: Schema,
     id: &str,
     new: &NewToken<'_>,
-) -> Result<(), Kind> {
+) -> Result<(), DatabaseErrorKind> {
     const DOING: &str = "make its token";
     let NewToken { token, name, now, expires, lifetime } = new;
-    let parts = Parts::of(token).ok_or(Kind::Unexpected(DOING))?;
+    let parts = Parts::of(token).ok_or(DatabaseErrorKind::Unexpected(DOING))?;
     let (columns, values) = match schema.scopes {
         Scopes::One(everything) => ("scope", format!("'{everything}'")),
         Scopes::Many(everything) => {

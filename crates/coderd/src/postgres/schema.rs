@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::error::Kind;
+use super::error::DatabaseErrorKind;
 use super::session::{Session, value};
 
 /// One row a column, of the tables as this user finds them.
@@ -83,7 +83,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) async fn read(session: &Session<'_>) -> Result<Self, Kind> {
+    pub(super) async fn read(session: &Session<'_>) -> Result<Self, DatabaseErrorKind> {
         const DOING: &str = "look at coderd's tables";
         let rows = session.query(DOING, COLUMNS, &[(&TABLES.as_slice(), Type::TEXT_ARRAY)]).await?;
         let mut columns = BTreeMap::<String, BTreeMap<String, bool>>::new();
@@ -113,16 +113,16 @@ impl Found {
     }
 
     /// What is needed to take tokens away.
-    pub(super) fn check_revocation(&self) -> Result<(), Kind> {
+    pub(super) fn check_revocation(&self) -> Result<(), DatabaseErrorKind> {
         self.need("users", &["id", "email", "is_system", "deleted", "status", "rbac_roles", "updated_at"])?;
         self.need("api_keys", &["id", "user_id", "login_type", "token_name", "expires_at"])?;
         self.need_labels(&["user_status.suspended", "login_type.token"])
     }
 
     /// What is needed to make an account and its tokens.
-    pub(super) fn check(&self) -> Result<Schema, Kind> {
+    pub(super) fn check(&self) -> Result<Schema, DatabaseErrorKind> {
         if !self.migrated() {
-            return Err(Kind::NotMigrated("its tables are not there"));
+            return Err(DatabaseErrorKind::NotMigrated("its tables are not there"));
         }
         self.need("users", &USERS)?;
         self.need("organizations", &["id"])?;
@@ -143,11 +143,11 @@ impl Found {
         })
     }
 
-    fn scopes(&self) -> Result<Scopes, Kind> {
+    fn scopes(&self) -> Result<Scopes, DatabaseErrorKind> {
         let everything = ["coder:all", "all"]
             .into_iter()
             .find(|label| self.has_label(&format!("api_key_scope.{label}")))
-            .ok_or_else(|| Kind::unknown("the type api_key_scope has no label `coder:all`"))?;
+            .ok_or_else(|| DatabaseErrorKind::unknown("the type api_key_scope has no label `coder:all`"))?;
         if self.has("api_keys", "scopes") {
             self.need("api_keys", &["allow_list"])?;
             return Ok(Scopes::Many(everything));
@@ -156,31 +156,31 @@ impl Found {
         Ok(Scopes::One(everything))
     }
 
-    fn need(&self, table: &str, columns: &[&str]) -> Result<(), Kind> {
+    fn need(&self, table: &str, columns: &[&str]) -> Result<(), DatabaseErrorKind> {
         match columns.iter().find(|column| !self.has(table, column)) {
             None => Ok(()),
-            Some(column) => Err(Kind::unknown(format!("there is no column {table}.{column}"))),
+            Some(column) => Err(DatabaseErrorKind::unknown(format!("there is no column {table}.{column}"))),
         }
     }
 
-    fn need_labels(&self, labels: &[&str]) -> Result<(), Kind> {
+    fn need_labels(&self, labels: &[&str]) -> Result<(), DatabaseErrorKind> {
         match labels.iter().find(|label| !self.has_label(label)) {
             None => Ok(()),
             Some(label) => {
                 let (kind, label) = label.split_once('.').unwrap_or_default();
-                Err(Kind::unknown(format!("the type {kind} has no label `{label}`")))
+                Err(DatabaseErrorKind::unknown(format!("the type {kind} has no label `{label}`")))
             }
         }
     }
 
     /// A new row can be written only when every column that has to be named is known.
-    fn no_others(&self, table: &str, known: &[&str]) -> Result<(), Kind> {
+    fn no_others(&self, table: &str, known: &[&str]) -> Result<(), DatabaseErrorKind> {
         let columns = self.columns.get(table).into_iter().flatten();
         match columns.filter(|(_, named)| **named).find(|(column, _)| !known.contains(&column.as_str())) {
             None => Ok(()),
-            Some((column, _)) => {
-                Err(Kind::unknown(format!("the column {table}.{column} is not known and needs a value")))
-            }
+            Some((column, _)) => Err(DatabaseErrorKind::unknown(format!(
+                "the column {table}.{column} is not known and needs a value"
+            ))),
         }
     }
 }

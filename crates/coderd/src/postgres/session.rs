@@ -19,9 +19,9 @@ use tokio_postgres::{Client, Config, NoTls, Row};
 
 use super::classify;
 use super::dsn::Dsn;
-use super::error::{Error, Kind};
+use super::error::{DatabaseErrorKind, Error};
 use super::tls::Tls;
-use super::{COMMIT, CONNECT, Settings};
+use super::{COMMIT, CONNECT, PostgresSettings};
 use crate::{Call, EXIT_CODE, Fault};
 
 /// How much later than the server we give up: its own answer says more than silence.
@@ -42,24 +42,33 @@ pub(super) struct Session<'a> {
 /// What is the same for all steps of one call.
 #[derive(Clone, Copy)]
 pub(super) struct Scope<'a> {
-    settings: &'a Settings,
+    settings: &'a PostgresSettings,
     dsn: &'a Dsn,
     until: Instant,
 }
 
 impl<'a> Scope<'a> {
-    pub(super) fn new(settings: &'a Settings, dsn: &'a Dsn) -> Self {
+    pub(super) fn new(settings: &'a PostgresSettings, dsn: &'a Dsn) -> Self {
         Self { settings, dsn, until: Instant::now() + settings.whole }
     }
 
-    pub(super) fn error(&self, call: Call, kind: Kind) -> Error {
-        let uncertain =
-            call == COMMIT && matches!(kind, Kind::Timeout(_) | Kind::Unreachable(_) | Kind::Unexpected(_));
+    pub(super) fn error(&self, call: Call, kind: DatabaseErrorKind) -> Error {
+        let uncertain = call == COMMIT
+            && matches!(
+                kind,
+                DatabaseErrorKind::Timeout(_)
+                    | DatabaseErrorKind::Unreachable(_)
+                    | DatabaseErrorKind::Unexpected(_)
+            );
         Error { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain }
     }
 
     /// Runs one step: within the time of the whole call, counted, and with the faults that tests ask for.
-    async fn step<T>(&self, call: Call, work: impl Future<Output = Result<T, Kind>>) -> Result<T, Error> {
+    async fn step<T>(
+        &self,
+        call: Call,
+        work: impl Future<Output = Result<T, DatabaseErrorKind>>,
+    ) -> Result<T, Error> {
         let mut ticket =
             Ticket { settings: self.settings, call, started: std::time::Instant::now(), outcome: "canceled" };
         let mut sent = false;
@@ -72,8 +81,8 @@ impl<'a> Scope<'a> {
             result
         };
         let result = timeout_at(self.until, faulty).await;
-        let result = result.unwrap_or_else(|_| Err(Kind::Timeout(self.settings.whole)));
-        ticket.outcome = result.as_ref().map_or_else(Kind::reason, |_| "ok");
+        let result = result.unwrap_or_else(|_| Err(DatabaseErrorKind::Timeout(self.settings.whole)));
+        ticket.outcome = result.as_ref().map_or_else(|kind| kind.reason().as_str(), |_| "ok");
         result.map_err(|kind| {
             let error = self.error(call, kind);
             Error { uncertain: error.uncertain && sent, ..error }
@@ -91,7 +100,7 @@ impl<'a> Session<'a> {
             // On the heap: TLS makes it large, and it is short-lived.
             let connecting = Box::pin(connect(settings, dsn, tls, allowed));
             let connected = timeout(allowed, connecting).await;
-            connected.unwrap_or(Err(Kind::Timeout(allowed)))
+            connected.unwrap_or(Err(DatabaseErrorKind::Timeout(allowed)))
         };
         let (client, driver) = scope.step(CONNECT, connected).await?;
         Ok(Self { client, driver, scope })
@@ -101,15 +110,15 @@ impl<'a> Session<'a> {
     pub(super) async fn step<T>(
         &self,
         call: Call,
-        work: impl Future<Output = Result<T, Kind>>,
+        work: impl Future<Output = Result<T, DatabaseErrorKind>>,
     ) -> Result<T, Error> {
         self.scope.step(call, work).await
     }
 
     /// Begins the transaction of the call. Its deadlines and the URL's own settings hold for it alone, so that a
     /// pooler in between hands on a clean connection.
-    pub(super) async fn begin(&self) -> Result<(), Kind> {
-        let Settings { statement, whole, .. } = self.scope.settings;
+    pub(super) async fn begin(&self) -> Result<(), DatabaseErrorKind> {
+        let PostgresSettings { statement, whole, .. } = self.scope.settings;
         let (limit, idle) = (statement.as_millis().max(1), whole.as_millis().max(1));
         let begin = format!(
             "BEGIN; SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {limit}; \
@@ -132,7 +141,7 @@ impl<'a> Session<'a> {
         doing: &'static str,
         sql: &str,
         params: &[Param<'_>],
-    ) -> Result<Vec<Row>, Kind> {
+    ) -> Result<Vec<Row>, DatabaseErrorKind> {
         self.bounded(doing, self.client.query_typed(sql, params)).await
     }
 
@@ -141,7 +150,7 @@ impl<'a> Session<'a> {
         doing: &'static str,
         sql: &str,
         params: &[Param<'_>],
-    ) -> Result<u64, Kind> {
+    ) -> Result<u64, DatabaseErrorKind> {
         self.bounded(doing, self.client.execute_typed(sql, params)).await
     }
 
@@ -165,19 +174,20 @@ impl<'a> Session<'a> {
         &self,
         doing: &'static str,
         work: impl Future<Output = Result<T, tokio_postgres::Error>>,
-    ) -> Result<T, Kind> {
+    ) -> Result<T, DatabaseErrorKind> {
         let limit = self.scope.settings.statement;
         match timeout(limit + GRACE, work).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(classify::running(&error, doing, limit)),
-            Err(_) => Err(Kind::Timeout(limit)),
+            Err(_) => Err(DatabaseErrorKind::Timeout(limit)),
         }
     }
 }
 
 /// A value of a row, as a type.
-pub(super) fn value<'r, T: FromSql<'r>>(row: &'r Row, index: usize) -> Result<T, Kind> {
-    row.try_get(index).map_err(|_| Kind::unknown("a value is of another type than it always was"))
+pub(super) fn value<'r, T: FromSql<'r>>(row: &'r Row, index: usize) -> Result<T, DatabaseErrorKind> {
+    row.try_get(index)
+        .map_err(|_| DatabaseErrorKind::unknown("a value is of another type than it always was"))
 }
 
 /// Drives the connection; without it there is none.
@@ -190,11 +200,11 @@ impl Drop for Driver {
 }
 
 async fn connect(
-    settings: &Settings,
+    settings: &PostgresSettings,
     dsn: &Dsn,
     tls: Option<Tls>,
     allowed: Duration,
-) -> Result<(Client, Driver), Kind> {
+) -> Result<(Client, Driver), DatabaseErrorKind> {
     let stream = dial(settings, dsn, allowed).await?;
     match tls {
         None => log_in(dsn, stream, allowed).await,
@@ -202,13 +212,17 @@ async fn connect(
     }
 }
 
-async fn dial(settings: &Settings, dsn: &Dsn, allowed: Duration) -> Result<TcpStream, Kind> {
+async fn dial(
+    settings: &PostgresSettings,
+    dsn: &Dsn,
+    allowed: Duration,
+) -> Result<TcpStream, DatabaseErrorKind> {
     let began = Instant::now();
     let addresses = addresses(settings, dsn).await.map_err(|error| {
         let host = &dsn.dial;
-        Kind::Unreachable(format!("the name `{host}` does not resolve: {error}"))
+        DatabaseErrorKind::Unreachable(format!("the name `{host}` does not resolve: {error}"))
     })?;
-    let mut last = Kind::Unreachable(format!("the name `{}` has no address", dsn.dial));
+    let mut last = DatabaseErrorKind::Unreachable(format!("the name `{}` has no address", dsn.dial));
     let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
     // One that does not answer leaves time for the others.
     let each = allowed.saturating_sub(began.elapsed()) / count;
@@ -219,13 +233,13 @@ async fn dial(settings: &Settings, dsn: &Dsn, allowed: Duration) -> Result<TcpSt
                 return Ok(stream);
             }
             Ok(Err(error)) => last = classify::broken(&error),
-            Err(_) => last = Kind::Timeout(allowed),
+            Err(_) => last = DatabaseErrorKind::Timeout(allowed),
         }
     }
     Err(last)
 }
 
-async fn addresses(settings: &Settings, dsn: &Dsn) -> io::Result<Vec<SocketAddr>> {
+async fn addresses(settings: &PostgresSettings, dsn: &Dsn) -> io::Result<Vec<SocketAddr>> {
     let Dsn { dial, port, .. } = dsn;
     if let Ok(address) = dial.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, *port)]);
@@ -242,7 +256,7 @@ async fn addresses(settings: &Settings, dsn: &Dsn) -> io::Result<Vec<SocketAddr>
     }
 }
 
-async fn log_in<S>(dsn: &Dsn, stream: S, allowed: Duration) -> Result<(Client, Driver), Kind>
+async fn log_in<S>(dsn: &Dsn, stream: S, allowed: Duration) -> Result<(Client, Driver), DatabaseErrorKind>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -266,21 +280,23 @@ where
 }
 
 /// What a test made go wrong.
-async fn struck(fault: Option<Fault>) -> Result<(), Kind> {
+async fn struck(fault: Option<Fault>) -> Result<(), DatabaseErrorKind> {
     match fault {
         None => Ok(()),
         Some(Fault::Delay(delay)) => {
             sleep(delay).await;
             Ok(())
         }
-        Some(Fault::Error | Fault::Status(_)) => Err(Kind::Unreachable("injected fault".to_owned())),
+        Some(Fault::Error | Fault::Status(_)) => {
+            Err(DatabaseErrorKind::Unreachable("injected fault".to_owned()))
+        }
         Some(Fault::Exit) => std::process::exit(EXIT_CODE),
     }
 }
 
 /// Measures one step and counts it when dropped.
 struct Ticket<'a> {
-    settings: &'a Settings,
+    settings: &'a PostgresSettings,
     call: Call,
     started: std::time::Instant,
     outcome: &'static str,

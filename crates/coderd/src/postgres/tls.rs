@@ -21,7 +21,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::classify;
 use super::dsn::{BadDsn, Dsn, TlsMode};
-use super::error::Kind;
+use super::error::DatabaseErrorKind;
 
 /// The message that asks a server for TLS: its length, and a code in place of a protocol version.
 const REQUEST: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
@@ -33,7 +33,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    pub(super) fn of(dsn: &Dsn, ca: Option<&[u8]>) -> Result<Option<Self>, Kind> {
+    pub(super) fn of(dsn: &Dsn, ca: Option<&[u8]>) -> Result<Option<Self>, DatabaseErrorKind> {
         if dsn.tls == TlsMode::Disable {
             return Ok(None);
         }
@@ -46,12 +46,12 @@ impl Tls {
             (TlsMode::VerifyFull, _) => {
                 let roots = Arc::new(roots(ca)?);
                 let built = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
-                built.map_err(|_| Kind::BadAuthorities("there is no certificate in them"))?
+                built.map_err(|_| DatabaseErrorKind::BadAuthorities("there is no certificate in them"))?
             }
             _ => Arc::new(Verifier { roots: Some(roots(ca)?), provider: provider.clone() }),
         };
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| Kind::Tls(error.to_string()))?;
+        let builder = builder.map_err(|error| DatabaseErrorKind::Tls(error.to_string()))?;
         let config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
         let name = ServerName::try_from(dsn.host.clone());
         let name = name.map_err(|_| BadDsn::Syntax("its host is not a name or an address"))?;
@@ -59,7 +59,10 @@ impl Tls {
     }
 
     /// Asks for TLS and shakes hands.
-    pub(super) async fn connect(self, mut stream: TcpStream) -> Result<TlsStream<TcpStream>, Kind> {
+    pub(super) async fn connect(
+        self,
+        mut stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, DatabaseErrorKind> {
         let mut answer = [0];
         let asked = async {
             stream.write_all(&REQUEST).await?;
@@ -70,30 +73,30 @@ impl Tls {
             [b'S'] => {}
             [b'N'] => {
                 let text = "the server does not speak TLS; enable it there, or use sslmode=disable";
-                return Err(Kind::Tls(text.to_owned()));
+                return Err(DatabaseErrorKind::Tls(text.to_owned()));
             }
             // An error message in place of the answer, as from a server that cannot serve.
-            [b'E'] => return Err(Kind::Unreachable("the server does not serve now".to_owned())),
-            _ => return Err(Kind::Unexpected("ask for TLS")),
+            [b'E'] => return Err(DatabaseErrorKind::Unreachable("the server does not serve now".to_owned())),
+            _ => return Err(DatabaseErrorKind::Unexpected("ask for TLS")),
         }
         let shaken = TlsConnector::from(self.config).connect(self.name, stream).await;
         shaken.map_err(|error| failed(&error))
     }
 }
 
-fn failed(error: &io::Error) -> Kind {
+fn failed(error: &io::Error) -> DatabaseErrorKind {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(tls) => Kind::Tls(tls.to_string()),
+        Some(tls) => DatabaseErrorKind::Tls(tls.to_string()),
         None => classify::broken(error),
     }
 }
 
-fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, Kind> {
+fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, DatabaseErrorKind> {
     let mut roots = RootCertStore::empty();
     let Some(pem) = ca else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if roots.is_empty() {
-            return Err(Kind::Tls(
+            return Err(DatabaseErrorKind::Tls(
                 "the system trusts nobody; name an authority in `operatorAccess.databaseCASecretRef`"
                     .to_owned(),
             ));
@@ -101,11 +104,13 @@ fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, Kind> {
         return Ok(roots);
     };
     for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|_| Kind::BadAuthorities("they are not PEM"))?;
-        roots.add(certificate).map_err(|_| Kind::BadAuthorities("one of them is not a certificate"))?;
+        let certificate = certificate.map_err(|_| DatabaseErrorKind::BadAuthorities("they are not PEM"))?;
+        roots
+            .add(certificate)
+            .map_err(|_| DatabaseErrorKind::BadAuthorities("one of them is not a certificate"))?;
     }
     if roots.is_empty() {
-        return Err(Kind::BadAuthorities("there is no certificate in them"));
+        return Err(DatabaseErrorKind::BadAuthorities("there is no certificate in them"));
     }
     Ok(roots)
 }

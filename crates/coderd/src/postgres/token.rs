@@ -5,7 +5,7 @@ use secrecy::zeroize::Zeroizing;
 use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
-use super::error::Kind;
+use super::error::DatabaseErrorKind;
 
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 /// The largest multiple of 62 that a byte can count to: above it, some characters would come more often.
@@ -32,17 +32,17 @@ impl Parts {
 }
 
 /// A new token.
-pub(super) fn make() -> Result<SecretString, Kind> {
+pub(super) fn make() -> Result<SecretString, DatabaseErrorKind> {
     let [id, secret] = [random(ID)?, random(SECRET)?];
     Ok(SecretString::from(format!("{}-{}", *id, *secret)))
 }
 
-fn random(length: usize) -> Result<Zeroizing<String>, Kind> {
+fn random(length: usize) -> Result<Zeroizing<String>, DatabaseErrorKind> {
     let source = aws_lc_rs::default_provider().secure_random;
     let mut text = Zeroizing::new(String::with_capacity(length));
     let mut bytes = Zeroizing::new([0_u8; 64]);
     while text.len() < length {
-        source.fill(bytes.as_mut_slice()).map_err(|_| Kind::Unexpected("make a token"))?;
+        source.fill(bytes.as_mut_slice()).map_err(|_| DatabaseErrorKind::Unexpected("make a token"))?;
         let fair = bytes.iter().filter(|byte| **byte < FAIR);
         let characters = fair.filter_map(|byte| ALPHABET.get(usize::from(*byte) % ALPHABET.len()));
         let missing = length - text.len();

@@ -48,7 +48,7 @@ pub struct Admitted {
 
 /// What a request showed about its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum CallOutcome {
     /// It answers, whatever it says.
     Answered,
     /// It asks to be left alone for this long.
@@ -80,19 +80,19 @@ impl Pace {
     }
 
     /// Notes what came of a request.
-    pub fn saw(&mut self, request: Admitted, now: Instant, seen: Seen) {
+    pub fn saw(&mut self, request: Admitted, now: Instant, seen: CallOutcome) {
         if request.trial {
             self.trying = false;
         }
         match seen {
-            Seen::Nothing => {}
-            Seen::Answered => self.answered(now),
-            Seen::RateLimited(patience) => {
+            CallOutcome::Nothing => {}
+            CallOutcome::Answered => self.answered(now),
+            CallOutcome::RateLimited(patience) => {
                 self.answered(now);
                 let until = now + patience.min(LONGEST_PATIENCE);
                 self.limited_until = Some(self.limited_until.map_or(until, |other| other.max(until)));
             }
-            Seen::Unreachable => self.failed(request, now),
+            CallOutcome::Unreachable => self.failed(request, now),
         }
     }
 
@@ -124,7 +124,7 @@ mod tests {
 
     fn fail(pace: &mut Pace, now: Instant) -> Duration {
         let request = pace.ask(now).unwrap();
-        pace.saw(request, now, Seen::Unreachable);
+        pace.saw(request, now, CallOutcome::Unreachable);
         pace.look(now).unwrap_err().remaining
     }
 
@@ -149,7 +149,7 @@ mod tests {
         let trial = pace.ask(now).unwrap();
         assert!(trial.trial);
         assert_eq!(pace.ask(now).unwrap_err().why, Why::OutOfReach);
-        pace.saw(trial, now, Seen::Answered);
+        pace.saw(trial, now, CallOutcome::Answered);
         assert!(!pace.ask(now).unwrap().trial);
         assert_eq!(fail(&mut pace, now + SECOND), FIRST_DELAY, "failures are counted anew");
     }
@@ -159,7 +159,7 @@ mod tests {
         let (mut pace, start) = (Pace::default(), Instant::now());
         fail(&mut pace, start);
         let trial = pace.ask(start + SECOND).unwrap();
-        pace.saw(trial, start + SECOND, Seen::Nothing);
+        pace.saw(trial, start + SECOND, CallOutcome::Nothing);
         assert!(pace.ask(start + SECOND).unwrap().trial);
     }
 
@@ -168,7 +168,7 @@ mod tests {
         let (mut pace, start) = (Pace::default(), Instant::now());
         let requests: Vec<_> = (0..4).map(|_| pace.ask(start).unwrap()).collect();
         for request in requests {
-            pace.saw(request, start + SECOND, Seen::Unreachable);
+            pace.saw(request, start + SECOND, CallOutcome::Unreachable);
         }
         assert_eq!(pace.look(start + SECOND).unwrap_err().remaining, FIRST_DELAY);
     }
@@ -178,8 +178,8 @@ mod tests {
         let (mut pace, start) = (Pace::default(), Instant::now());
         let slow = pace.ask(start).unwrap();
         let quick = pace.ask(start + SECOND).unwrap();
-        pace.saw(quick, start + SECOND, Seen::Answered);
-        pace.saw(slow, start + SECOND * 9, Seen::Unreachable);
+        pace.saw(quick, start + SECOND, CallOutcome::Answered);
+        pace.saw(slow, start + SECOND * 9, CallOutcome::Unreachable);
         assert_eq!(pace.look(start + SECOND * 9), Ok(()));
     }
 
@@ -187,13 +187,13 @@ mod tests {
     fn the_longest_patience_asked_for_holds_and_an_answer_does_not_end_it() {
         let (mut pace, start) = (Pace::default(), Instant::now());
         let [a, b, c] = [0; 3].map(|_| pace.ask(start).unwrap());
-        pace.saw(a, start, Seen::RateLimited(SECOND * 60));
-        pace.saw(b, start, Seen::RateLimited(SECOND * 5));
-        pace.saw(c, start, Seen::Answered);
+        pace.saw(a, start, CallOutcome::RateLimited(SECOND * 60));
+        pace.saw(b, start, CallOutcome::RateLimited(SECOND * 5));
+        pace.saw(c, start, CallOutcome::Answered);
         assert_eq!(pace.look(start), Err(Hold { why: Why::RateLimited, remaining: SECOND * 60 }));
         assert_eq!(pace.look(start + SECOND * 60), Ok(()));
         let request = pace.ask(start + SECOND * 60).unwrap();
-        pace.saw(request, start + SECOND * 60, Seen::RateLimited(SECOND * 86_400));
+        pace.saw(request, start + SECOND * 60, CallOutcome::RateLimited(SECOND * 86_400));
         assert_eq!(pace.look(start + SECOND * 60).unwrap_err().remaining, LONGEST_PATIENCE);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coder_k8s_coderd::{Connector, Kind, Retry, Settings, Target, Trouble, servers::IN_FLIGHT};
+use coder_k8s_coderd::{Connector, ErrorKind, Outage, Retry, Settings, Target, servers::IN_FLIGHT};
 use coder_k8s_testbed::{
     codersim::{Mode, SimFault},
     eventually,
@@ -17,7 +17,7 @@ async fn a_server_that_asks_for_patience_is_left_alone_by_everybody() {
     let one = connector.to(&Target::new(busy.url()).with_token(busy.owner_token())).unwrap();
     busy.fault("GET", "/api/v2/licenses", SimFault::rate_limited(Duration::from_mins(1)), Some(1));
     let error = one.licenses().await.unwrap_err();
-    assert_eq!(error.kind, Kind::RateLimited { retry_after: Duration::from_mins(1) });
+    assert_eq!(error.kind, ErrorKind::RateLimited { retry_after: Duration::from_mins(1) });
 
     let mark = busy.mark();
     let two = connector.to(&Target::new(format!("{}/path", busy.url()))).unwrap();
@@ -39,7 +39,7 @@ async fn a_server_out_of_reach_fails_calls_at_once_and_is_found_when_it_is_back(
     let failed = client.build_info().await.unwrap_err();
     assert_eq!(failed.reason(), "Unreachable");
     let held = client.build_info().await.unwrap_err();
-    assert!(matches!(held.kind, Kind::Transient(Trouble::HeldOff { .. })), "{held:?}");
+    assert!(matches!(held.kind, ErrorKind::Transient(Outage::HeldOff { .. })), "{held:?}");
     assert_eq!((held.reason(), held.to_string()), (failed.reason(), failed.to_string()), "it reads the same");
     assert!(!held.may_have_happened() && matches!(held.retry(), Retry::After(_)));
 
@@ -88,5 +88,8 @@ async fn a_failing_handler_does_not_hold_back_the_others() {
     sim.fault("*", "/**", SimFault::html(503), Some(1));
     assert_eq!(client.build_info().await.unwrap_err().reason(), "ServerError");
     let held = client.build_info().await.unwrap_err();
-    assert!(matches!(held.kind, Kind::Transient(Trouble::HeldOff { .. })), "503 is about the whole server");
+    assert!(
+        matches!(held.kind, ErrorKind::Transient(Outage::HeldOff { .. })),
+        "503 is about the whole server"
+    );
 }

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use coder_k8s_coderd::{BadTarget, Connector, Kind, Resolve, Retry, Settings, Target, Trouble, Unexpected};
+use coder_k8s_coderd::{
+    BadTarget, Connector, ErrorKind, Outage, Resolve, Retry, Settings, Target, Unexpected,
+};
 use coder_k8s_testbed::{
     CoderSim,
     codersim::{Mode, SimFault},
@@ -20,7 +22,7 @@ async fn a_redirect_is_not_followed_and_the_credential_stays() {
     here.fault("*", "/api/v2/licenses", SimFault::redirect(&location), None);
     let license = CoderSim::license().build();
     for error in [client.licenses().await.unwrap_err(), client.add_license(&license).await.unwrap_err()] {
-        assert_eq!(error.kind, Kind::Redirected { to: there.address().to_string() });
+        assert_eq!(error.kind, ErrorKind::Redirected { to: there.address().to_string() });
         assert_eq!(error.retry(), Retry::OnChange);
         assert!(!error.to_string().contains("hunter2"));
     }
@@ -53,7 +55,7 @@ async fn a_web_page_is_no_answer_even_with_status_200() {
     let sim = sim(Mode::Licensed).await;
     let client = owner(&sim);
     sim.fault("*", "/**", SimFault::html(200), None);
-    let page = Kind::UnexpectedAnswer { status: 200, what: Unexpected::WebPage };
+    let page = ErrorKind::UnexpectedAnswer { status: 200, what: Unexpected::WebPage };
     assert_eq!(client.build_info().await.unwrap_err().kind, page);
     assert_eq!(client.healthz().await.unwrap_err().kind, page);
     assert_eq!(client.has_first_user().await.unwrap_err().kind, page);
@@ -94,7 +96,7 @@ async fn an_answer_is_read_up_to_four_mebibytes() {
     assert!(client.licenses().await.unwrap().is_empty());
     sim.fault("GET", "/api/v2/licenses", answer(4 * 1024 * 1024 + 1), Some(1));
     let error = client.licenses().await.unwrap_err();
-    assert_eq!(error.kind, Kind::UnexpectedAnswer { status: 200, what: Unexpected::TooLarge });
+    assert_eq!(error.kind, ErrorKind::UnexpectedAnswer { status: 200, what: Unexpected::TooLarge });
 }
 
 #[tokio::test]
@@ -103,7 +105,7 @@ async fn a_call_ends_at_its_deadline() {
     let client = Connector::new(hasty()).to(&Target::new(sim.url())).unwrap();
     sim.fault("*", "/**", SimFault::Latency(Duration::from_secs(30)), None);
     let error = client.build_info().await.unwrap_err();
-    assert_eq!(error.kind, Kind::Transient(Trouble::Timeout(hasty().deadline)));
+    assert_eq!(error.kind, ErrorKind::Transient(Outage::Timeout(hasty().deadline)));
     assert!(error.may_have_happened());
 }
 

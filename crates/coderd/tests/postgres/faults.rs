@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coder_k8s_coderd::postgres::{Postgres, Settings};
+use coder_k8s_coderd::postgres::{Postgres, PostgresSettings};
 use coder_k8s_coderd::{Call, Fault, Faults, Observer, Resolve, Retry};
-use coder_k8s_testbed::postgres::{Postgres as Server, Proxy, Trouble, shared};
+use coder_k8s_testbed::postgres::{Outage, Postgres as Server, Proxy, shared};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
@@ -25,15 +25,15 @@ async fn troubles_of_the_network_are_told_in_time_and_got_over() {
     let through = dsn(&scene.database.url_through(proxy.port()));
     let operator = Postgres::new(hasty());
     for (trouble, reason, uncertain, written) in [
-        (Trouble::Close, "DatabaseUnreachable", false, false),
-        (Trouble::Hang, "DatabaseTimeout", false, false),
-        (Trouble::CutBefore("BEGIN"), "DatabaseUnreachable", false, false),
-        (Trouble::CutBefore("FOR UPDATE"), "DatabaseUnreachable", false, false),
-        (Trouble::CutAfter("INSERT INTO api_keys"), "DatabaseUnreachable", false, false),
-        (Trouble::SilentAfter("INSERT INTO api_keys"), "DatabaseTimeout", false, false),
-        (Trouble::CutBefore("COMMIT"), "DatabaseUnreachable", true, false),
-        (Trouble::CutAfter("COMMIT"), "DatabaseUnreachable", true, true),
-        (Trouble::SilentAfter("COMMIT"), "DatabaseTimeout", true, true),
+        (Outage::Close, "DatabaseUnreachable", false, false),
+        (Outage::Hang, "DatabaseTimeout", false, false),
+        (Outage::CutBefore("BEGIN"), "DatabaseUnreachable", false, false),
+        (Outage::CutBefore("FOR UPDATE"), "DatabaseUnreachable", false, false),
+        (Outage::CutAfter("INSERT INTO api_keys"), "DatabaseUnreachable", false, false),
+        (Outage::SilentAfter("INSERT INTO api_keys"), "DatabaseTimeout", false, false),
+        (Outage::CutBefore("COMMIT"), "DatabaseUnreachable", true, false),
+        (Outage::CutAfter("COMMIT"), "DatabaseUnreachable", true, true),
+        (Outage::SilentAfter("COMMIT"), "DatabaseTimeout", true, true),
     ] {
         let before = scene.tokens().await;
         proxy.set(trouble);
@@ -46,7 +46,7 @@ async fn troubles_of_the_network_are_told_in_time_and_got_over() {
         assert_eq!(scene.tokens().await != before, written, "{trouble:?}");
         assert!(scene.accepts(&held).await, "{trouble:?} withdrew what worked");
     }
-    proxy.set(Trouble::None);
+    proxy.set(Outage::None);
     let next = operator.ensure(&through, None, &scene.wanted(Some(&held))).await.unwrap();
     operator.ensure(&through, None, &scene.wanted(Some(&next.token))).await.unwrap();
     assert_eq!(scene.token_names().await, [NAME]);
@@ -58,7 +58,7 @@ async fn a_first_token_whose_commit_was_not_heard_of_is_replaced_by_one() {
     let scene = Scene::new().await;
     let proxy = Proxy::start(shared().await.port()).await.unwrap();
     let through = dsn(&scene.database.url_through(proxy.port()));
-    proxy.set(Trouble::CutAfter("COMMIT"));
+    proxy.set(Outage::CutAfter("COMMIT"));
     for _ in 0..3 {
         let error = scene.operator.ensure(&through, None, &scene.wanted(None)).await.unwrap_err();
         assert!(error.may_have_happened());
@@ -74,7 +74,7 @@ async fn a_server_that_is_not_there_or_not_known_is_unreachable() {
     let server = Server::start().await.unwrap();
     let url = server.database().await.unwrap().url();
     server.stop().unwrap();
-    let settings = Settings { resolver: Some(Arc::new(Unknown)), ..hasty() };
+    let settings = PostgresSettings { resolver: Some(Arc::new(Unknown)), ..hasty() };
     let operator = Postgres::new(settings);
     for url in [&url, "postgres://u:p@db.example/c", "postgres://u:p@127.0.0.1:1/c?sslmode=disable"] {
         let error = operator.revoke(&dsn(url), None, NAME).await.unwrap_err();
@@ -87,7 +87,7 @@ struct Unknown;
 
 impl Resolve for Unknown {
     fn resolve(&self, _: String, _: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
-        Box::pin(async { Err(io::ErrorKind::NotFound.into()) })
+        Box::pin(async { Err(io::DatabaseErrorKind::NotFound.into()) })
     }
 }
 
@@ -139,7 +139,7 @@ async fn the_whole_call_has_a_deadline_too() {
                LANGUAGE plpgsql; CREATE TRIGGER slow BEFORE INSERT ON users FOR EACH ROW EXECUTE FUNCTION slow(); \
                CREATE TRIGGER slow BEFORE INSERT ON organization_members FOR EACH ROW EXECUTE FUNCTION slow()")
         .await;
-    let settings = Settings { whole: Duration::from_millis(450), ..Settings::default() };
+    let settings = PostgresSettings { whole: Duration::from_millis(450), ..PostgresSettings::default() };
     let began = Instant::now();
     let error = Postgres::new(settings).ensure(&scene.dsn, None, &scene.wanted(None)).await.unwrap_err();
     assert_eq!((error.reason(), error.may_have_happened()), ("DatabaseTimeout", false));
@@ -235,7 +235,8 @@ async fn every_step_can_be_made_to_fail_before_and_after_its_effect() {
         let fault = Some(Fault::Error);
         let (before, after) = if after { (None, fault) } else { (fault, None) };
         let faults: Arc<dyn Faults> = Arc::new(Once { call, before, after });
-        let operator = Postgres::new(Settings { faults: Some(faults), ..Settings::default() });
+        let operator =
+            Postgres::new(PostgresSettings { faults: Some(faults), ..PostgresSettings::default() });
         let error = operator.ensure(&scene.dsn, None, &scene.wanted(None)).await.unwrap_err();
         let seen = (error.call, scene.tokens().await.len(), error.may_have_happened());
         assert_eq!(seen, (call, tokens, uncertain), "{before:?} {after:?}");
@@ -258,7 +259,8 @@ impl Observer for Notes {
 async fn every_step_is_counted_with_its_outcome() {
     let scene = Scene::new().await;
     let notes = Arc::new(Notes::default());
-    let operator = Postgres::new(Settings { observer: Some(notes.clone()), ..Settings::default() });
+    let operator =
+        Postgres::new(PostgresSettings { observer: Some(notes.clone()), ..PostgresSettings::default() });
     let token = operator.ensure(&scene.dsn, None, &scene.wanted(None)).await.unwrap().token;
     operator.ensure(&scene.dsn, None, &scene.wanted(Some(&token))).await.unwrap();
     operator.revoke(&scene.dsn, None, NAME).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coder_k8s_coderd::postgres::{Dsn, DsnContext, Ensured, Error, Postgres, Settings, Wanted};
+use coder_k8s_coderd::postgres::{Dsn, DsnContext, Ensured, Error, Postgres, PostgresSettings, TokenRequest};
 use coder_k8s_testbed::postgres::{Client, Database, migrated};
 use jiff::{SignedDuration, Timestamp, Unit};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -18,12 +18,12 @@ pub fn dsn(url: &str) -> Dsn {
 }
 
 /// Short deadlines, so that tests of them are short too, and long enough for a busy machine.
-pub fn hasty() -> Settings {
-    Settings {
+pub fn hasty() -> PostgresSettings {
+    PostgresSettings {
         connect: Duration::from_secs(3),
         statement: Duration::from_millis(1500),
         whole: Duration::from_secs(9),
-        ..Settings::default()
+        ..PostgresSettings::default()
     }
 }
 
@@ -56,21 +56,21 @@ impl Scene {
     pub async fn of(database: Database<'static>) -> Self {
         let dsn = dsn(&database.url());
         let client = database.connect_as_superuser().await.unwrap();
-        let operator = Postgres::new(Settings::default());
+        let operator = Postgres::new(PostgresSettings::default());
         // As precise as a database is.
         let now = Timestamp::now().round(Unit::Microsecond).unwrap();
         Self { database, dsn, operator, now, client }
     }
 
-    pub fn wanted<'a>(&self, existing: Option<&'a SecretString>) -> Wanted<'a> {
-        Wanted { token_name: NAME, existing, lifetime: LIFETIME, now: self.now, replace: false }
+    pub fn wanted<'a>(&self, existing: Option<&'a SecretString>) -> TokenRequest<'a> {
+        TokenRequest { token_name: NAME, existing, lifetime: LIFETIME, now: self.now, replace: false }
     }
 
     pub async fn ensure(&self, existing: Option<&SecretString>) -> Result<Ensured, Error> {
         self.ensure_as(&self.wanted(existing)).await
     }
 
-    pub async fn ensure_as(&self, wanted: &Wanted<'_>) -> Result<Ensured, Error> {
+    pub async fn ensure_as(&self, wanted: &TokenRequest<'_>) -> Result<Ensured, Error> {
         self.operator.ensure(&self.dsn, None, wanted).await
     }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use coder_k8s_coderd::Resolve;
-use coder_k8s_coderd::postgres::{Postgres, Settings};
+use coder_k8s_coderd::postgres::{Postgres, PostgresSettings};
 use coder_k8s_testbed::postgres::{Database, Postgres as Server, shared};
 use futures::future::BoxFuture;
 use rcgen::{CertificateParams, KeyPair};
@@ -28,7 +28,8 @@ async fn outcome(
     ca: Option<&str>,
 ) -> (&'static str, String) {
     let url = database.url().replace("127.0.0.1", host).replace("sslmode=disable", mode);
-    let operator = Postgres::new(Settings { resolver: Some(Arc::new(Here)), ..Settings::default() });
+    let operator =
+        Postgres::new(PostgresSettings { resolver: Some(Arc::new(Here)), ..PostgresSettings::default() });
     match operator.revoke(&dsn(&url), ca.map(str::as_bytes), NAME).await {
         Ok(_) => ("ok", String::new()),
         Err(error) => (error.reason(), error.to_string()),

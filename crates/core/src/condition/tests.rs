@@ -1,16 +1,16 @@
 use super::*;
-use crate::outcome::{Failure, Foreign, Retry};
+use crate::outcome::{Blocker, ForeignObject, Retry};
 
 fn settled() -> Verdict {
     let message = "all is well".to_owned();
-    Verdict { ready: true, progress: Progress::Settled, reason: "RolledOut", message }
+    Verdict { ready: true, progress: Progress::Settled, reason: Reason::RolledOut, message }
 }
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-fn pass(before: &[Condition], done: &Done, now: i64) -> Vec<Condition> {
+fn pass(before: &[Condition], done: &ActResult, now: i64) -> Vec<Condition> {
     let mut conditions = Conditions::new(before, Some(3), at(now));
     conditions.set_common(done, settled());
     conditions.into_vec()
@@ -21,20 +21,21 @@ fn status(all: &[Condition], type_: &str) -> (String, String) {
     (found.status.clone(), found.reason.clone())
 }
 
-fn failed() -> Done {
-    let failure = Failure { reason: reason::FORBIDDEN, message: "no".into(), retry: Retry::Backoff };
-    Done { failures: vec![failure], ..Done::default() }
+fn failed() -> ActResult {
+    let failure = Blocker::new(Reason::Forbidden, "no".into()).with_retry(Retry::Backoff);
+    ActResult { failures: vec![failure], ..ActResult::default() }
 }
 
-fn in_the_way() -> Done {
-    let foreign = Foreign { kind: "ServiceAccount".into(), name: "coder".into(), hand_over: "a=b".into() };
-    Done { foreign: vec![foreign], ..Done::default() }
+fn in_the_way() -> ActResult {
+    let foreign =
+        ForeignObject { kind: "ServiceAccount".into(), name: "coder".into(), hand_over: "a=b".into() };
+    ActResult { foreign: vec![foreign], ..ActResult::default() }
 }
 
 #[test]
 fn a_time_moves_only_when_a_status_flips() {
-    let first = pass(&[], &Done::default(), 10);
-    let second = pass(&first, &Done::default(), 20);
+    let first = pass(&[], &ActResult::default(), 10);
+    let second = pass(&first, &ActResult::default(), 20);
     assert_eq!(first, second);
     let third = pass(&second, &failed(), 30);
     let ready = third.iter().find(|c| c.type_ == kind::READY).unwrap();
@@ -50,7 +51,7 @@ fn a_failure_is_worked_on_and_a_conflict_waits_for_a_person() {
     assert_eq!(status(&failing, kind::RECONCILING).0, "True");
     assert_eq!(status(&failing, kind::STALLED).0, "False");
     let conflict = pass(&[], &in_the_way(), 1);
-    assert_eq!(status(&conflict, kind::READY), ("False".into(), "ForeignObject".into()));
+    assert_eq!(status(&conflict, kind::READY), ("False".into(), Reason::ForeignObject.into()));
     assert_eq!(status(&conflict, kind::RECONCILING).0, "False");
     assert_eq!(status(&conflict, kind::STALLED).0, "True");
     assert_eq!(status(&conflict, kind::CONFLICT).0, "True");
@@ -59,22 +60,22 @@ fn a_failure_is_worked_on_and_a_conflict_waits_for_a_person() {
 #[test]
 fn what_a_pass_says_last_counts() {
     let mut conditions = Conditions::new(&[], Some(1), at(5));
-    conditions.set(kind::RECONCILING, false, reason::RECONCILED, "there is nothing left to do");
-    conditions.set(kind::READY, true, "RolledOut", "it runs");
-    conditions.set(kind::RECONCILING, true, "Redirected", "an edit is not known to be done");
+    conditions.set(kind::RECONCILING, false, Reason::Reconciled, "there is nothing left to do");
+    conditions.set(kind::READY, true, Reason::RolledOut, "it runs");
+    conditions.set(kind::RECONCILING, true, Reason::Redirected, "an edit is not known to be done");
     let all = conditions.into_vec();
     assert_eq!(all.len(), 2, "{all:?}");
-    assert_eq!(status(&all, kind::RECONCILING), ("True".into(), "Redirected".into()));
+    assert_eq!(status(&all, kind::RECONCILING), ("True".into(), Reason::Redirected.into()));
 }
 
 #[test]
 fn what_a_pass_says_nothing_about_stays() {
     let mut others = Conditions::new(&[], Some(1), at(5));
-    others.set(kind::LICENSE_APPLIED, State::Unknown, reason::PENDING, "no license is asked for");
+    others.set(kind::LICENSE_APPLIED, ConditionStatus::Unknown, Reason::Pending, "no license is asked for");
     let others = others.into_vec();
-    let after = pass(&others, &Done::default(), 9);
+    let after = pass(&others, &ActResult::default(), 9);
     assert_eq!(status(&after, kind::LICENSE_APPLIED), ("Unknown".into(), "Pending".into()));
-    assert_eq!(pass(&after, &Done::default(), 10), after);
+    assert_eq!(pass(&after, &ActResult::default(), 10), after);
 }
 
 #[test]
@@ -89,13 +90,13 @@ fn times_alone_say_nothing() {
 
 #[test]
 fn only_a_transition_is_told() {
-    let well = pass(&[], &Done::default(), 1);
+    let well = pass(&[], &ActResult::default(), 1);
     let bad = pass(&well, &in_the_way(), 2);
     assert_eq!(transitions(&[], &well).len(), 1);
     assert_eq!(transitions(&well, &well), []);
-    let notes = transitions(&well, &bad);
-    assert!(notes[0].warning && notes[0].reason == "ForeignObject");
-    assert!(!transitions(&bad, &pass(&bad, &Done::default(), 3))[0].warning);
+    let events = transitions(&well, &bad);
+    assert!(events[0].warning && events[0].reason == Reason::ForeignObject);
+    assert!(!transitions(&bad, &pass(&bad, &ActResult::default(), 3))[0].warning);
 }
 
 #[test]
@@ -104,35 +105,36 @@ fn a_new_object_on_its_way_is_no_news() {
         let mut conditions = Conditions::new(before, Some(1), at(1));
         let message = "rolling out".to_owned();
         let verdict =
-            Verdict { ready: false, progress: Progress::Working, reason: reason::PROGRESSING, message };
-        conditions.set_common(&Done::default(), verdict);
+            Verdict { ready: false, progress: Progress::Working, reason: Reason::Progressing, message };
+        conditions.set_common(&ActResult::default(), verdict);
         conditions.into_vec()
     };
     assert_eq!(transitions(&[], &rolling(&[])), []);
-    let well = pass(&[], &Done::default(), 1);
-    let notes = transitions(&well, &rolling(&well));
-    assert!(notes.len() == 1 && !notes[0].warning);
+    let well = pass(&[], &ActResult::default(), 1);
+    let events = transitions(&well, &rolling(&well));
+    assert!(events.len() == 1 && !events[0].warning);
 }
 
 #[test]
 fn bad_news_of_a_part_is_told_once_and_so_is_its_end() {
-    let with = |state: State, reason: &str| {
+    let with = |state: ConditionStatus, reason: Reason| {
         let mut conditions = Conditions::new(&[], Some(1), at(1));
         conditions.set(kind::WORKSPACE_ACCESS, state, reason, "m");
         conditions.into_vec()
     };
-    let (fine, bad) = (with(State::True, reason::GRANTED), with(State::False, reason::CONSENT_MISSING));
+    let (fine, bad) =
+        (with(ConditionStatus::True, Reason::Granted), with(ConditionStatus::False, Reason::ConsentMissing));
     assert_eq!(transitions(&[], &fine), []);
     assert!(transitions(&fine, &bad)[0].warning);
     assert_eq!(transitions(&bad, &bad), []);
     assert!(!transitions(&bad, &fine)[0].warning);
-    assert_eq!(transitions(&[], &with(State::False, reason::DISABLED)), []);
+    assert_eq!(transitions(&[], &with(ConditionStatus::False, Reason::Disabled)), []);
 }
 
 #[test]
 fn what_the_api_server_refuses_waits_for_a_person() {
-    let failure = Failure { reason: reason::INVALID, message: "no".into(), retry: Retry::Backoff };
-    let refused = pass(&[], &Done { failures: vec![failure], ..Done::default() }, 1);
+    let failure = Blocker::new(Reason::Invalid, "no".into()).with_retry(Retry::Backoff);
+    let refused = pass(&[], &ActResult { failures: vec![failure], ..ActResult::default() }, 1);
     assert_eq!(status(&refused, kind::STALLED), ("True".into(), "Invalid".into()));
     assert_eq!(status(&refused, kind::RECONCILING).0, "False");
     assert_eq!(status(&refused, kind::READY), ("False".into(), "Invalid".into()));
@@ -141,7 +143,7 @@ fn what_the_api_server_refuses_waits_for_a_person() {
 #[test]
 fn what_was_cleared_is_gone() {
     let mut conditions = Conditions::new(&[], None, at(1));
-    conditions.set(kind::PAUSED, true, "Annotated", "m");
+    conditions.set(kind::PAUSED, true, Reason::Annotated, "m");
     let before = conditions.into_vec();
     let mut conditions = Conditions::new(&before, None, at(2));
     conditions.clear(kind::PAUSED);

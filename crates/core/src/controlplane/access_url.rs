@@ -10,7 +10,7 @@ use crate::{
     exposure,
     pod::{env, variable},
     service,
-    sources::{AllFound, Defined, definition},
+    sources::{Defined, SourceContents, definition},
 };
 
 /// The address for people.
@@ -33,7 +33,7 @@ pub fn inspected(object: &CoderControlPlane) -> Vec<&'static str> {
 }
 
 /// The addresses, given what the sources of the environment say.
-pub fn addresses(object: &CoderControlPlane, found: &AllFound) -> Addresses {
+pub fn addresses(object: &CoderControlPlane, found: &SourceContents) -> Addresses {
     defaults(object).settled(&object.spec.pod, found)
 }
 
@@ -62,13 +62,18 @@ impl Defaults {
     }
 
     /// The addresses, given what the sources of the environment say.
-    pub fn settled(self, pod: &PodSettings, found: &AllFound) -> Addresses {
+    pub fn settled(self, pod: &PodSettings, found: &SourceContents) -> Addresses {
         let Self { url, wildcard } = self;
         settled(pod, found, url, wildcard)
     }
 }
 
-fn settled(pod: &PodSettings, found: &AllFound, url: Option<String>, wildcard: Option<String>) -> Addresses {
+fn settled(
+    pod: &PodSettings,
+    found: &SourceContents,
+    url: Option<String>,
+    wildcard: Option<String>,
+) -> Addresses {
     let mut all = Addresses::default();
     let mut settle = |name: &str, default: Option<String>| {
         if let Some(entry) = env::find(&pod.extra_env, name) {
@@ -76,7 +81,7 @@ fn settled(pod: &PodSettings, found: &AllFound, url: Option<String>, wildcard: O
         }
         match definition(&pod.env_from, name, found) {
             Defined::As(value) => Some(value),
-            Defined::Secretly => None,
+            Defined::FromSecret => None,
             Defined::No => {
                 all.env.extend(default.iter().map(|value| variable(name, value.clone())));
                 default
@@ -148,7 +153,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::sources::{Found, Source};
+    use crate::sources::{Source, SourceContent};
 
     fn plane(spec: Value) -> CoderControlPlane {
         let mut object = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
@@ -157,7 +162,7 @@ mod tests {
     }
 
     fn url(spec: Value) -> (Option<String>, Option<String>) {
-        let all = addresses(&plane(spec), &AllFound::new());
+        let all = addresses(&plane(spec), &SourceContents::new());
         let set = all.env.iter().find(|entry| entry.name == ACCESS_URL).and_then(|entry| entry.value.clone());
         (set, all.shown)
     }
@@ -186,22 +191,22 @@ mod tests {
     #[test]
     fn a_source_of_the_environment_wins_over_the_default() {
         let object = plane(json!({"envFrom": [{"configMapRef": {"name": "m"}}]}));
-        let data = |key: &str| Found::Data {
+        let data = |key: &str| SourceContent::Data {
             digest: String::new(),
             keys: [key.to_owned()].into(),
             values: [(key.to_owned(), "https://map".to_owned())].into(),
         };
-        let of = |found: Found| addresses(&object, &[(Source::ConfigMap("m".into()), found)].into());
+        let of = |found: SourceContent| addresses(&object, &[(Source::ConfigMap("m".into()), found)].into());
         assert_eq!(of(data(ACCESS_URL)), Addresses { env: vec![], shown: Some("https://map".into()) });
         assert_eq!(of(data("OTHER")).env.len(), 1);
-        assert_eq!(of(Found::Absent).env.len(), 1);
+        assert_eq!(of(SourceContent::Absent).env.len(), 1);
     }
 
     #[test]
     fn the_wildcard_host_feeds_its_own_variable() {
         let exposed =
             json!({"expose": {"ingress": {"host": "c.example.com", "wildcardHost": "*--apps.example.com"}}});
-        let all = addresses(&plane(exposed.clone()), &AllFound::new());
+        let all = addresses(&plane(exposed.clone()), &SourceContents::new());
         assert_eq!(all.env[1], variable(WILDCARD_ACCESS_URL, "*--apps.example.com"));
         assert_eq!(inspected(&plane(exposed)), [ACCESS_URL, WILDCARD_ACCESS_URL]);
         assert_eq!(inspected(&plane(json!({"envUseClusterAccessURL": false}))), [""; 0]);

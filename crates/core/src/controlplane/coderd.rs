@@ -6,18 +6,18 @@
 pub mod access;
 
 use coder_k8s_api::{
-    CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, LicenseStatus, ReportedSecretRef,
-    condition::{kind, reason},
+    CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, LicenseStatus, Reason, ReportedSecretRef,
+    condition::kind,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 pub use self::access::{Access, Grant, Revocation};
-pub use crate::outcome::Trouble;
+pub use crate::outcome::Blocker;
 use crate::{
-    condition::{Conditions, Progress, State, whole_seconds},
+    condition::{ConditionStatus, Conditions, Progress, whole_seconds},
     entitlements::Tier,
-    outcome::Foreign,
+    outcome::ForeignObject,
 };
 
 /// What conversations with coderd have brought so far, in this process.
@@ -34,7 +34,7 @@ pub struct Report {
     /// What became of a token that is to be given back.
     pub revocation: Option<Revocation>,
     /// A Secret of others where the operator's token is to be.
-    pub foreign: Option<Foreign>,
+    pub foreign: Option<ForeignObject>,
     /// The license that the spec asks for.
     pub license: Option<License>,
     /// What the license allows.
@@ -63,11 +63,11 @@ pub enum License {
         installed: Option<Installed>,
     },
     /// Not applied, for a reason that may pass.
-    Trouble(Trouble),
+    Blocker(Blocker),
     /// coderd does not take it, and will not until it, or the server, is another one.
     Refused {
         /// Why.
-        trouble: Trouble,
+        blocker: Blocker,
         /// Which value on which server was refused.
         mark: String,
     },
@@ -104,10 +104,11 @@ pub struct Entitlements {
 }
 
 /// How many days before its end a license is first warned about, and again.
-const WARN_DAYS: [(i64, &str); 3] = [(1, "ExpiresIn1Day"), (7, "ExpiresIn7Days"), (30, "ExpiresIn30Days")];
+const WARN_DAYS: [(i64, Reason); 3] =
+    [(1, Reason::ExpiresIn1Day), (7, Reason::ExpiresIn7Days), (30, Reason::ExpiresIn30Days)];
 
 /// Puts a report into a status, and says what follows from it.
-pub(super) fn tell(
+pub(super) fn set_conditions(
     object: &CoderControlPlane,
     report: &Report,
     conditions: &mut Conditions<'_>,
@@ -118,36 +119,41 @@ pub(super) fn tell(
         status.version = Some(server.version.clone());
         status.deployment_id = Some(server.deployment_id.clone());
     }
-    access::tell(object, report, conditions, status);
-    tell_license(object, report, conditions, status);
-    tell_expiry(conditions, status, now);
-    tell_entitlements(object, report, conditions, status);
+    access::set_conditions(object, report, conditions, status);
+    set_license_applied(object, report, conditions, status);
+    set_license_expiring(conditions, status, now);
+    set_entitlements(object, report, conditions, status);
 }
 
-fn tell_license(
+fn set_license_applied(
     object: &CoderControlPlane,
     report: &Report,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
     if object.spec.license_secret_ref.is_none() {
-        conditions.set(kind::LICENSE_APPLIED, State::Unknown, reason::PENDING, "no license is asked for");
+        conditions.set(
+            kind::LICENSE_APPLIED,
+            ConditionStatus::Unknown,
+            Reason::Pending,
+            "no license is asked for",
+        );
         return;
     }
-    let mut say = |state: bool, reason: &str, message: &str| {
+    let mut say = |state: bool, reason: Reason, message: &str| {
         conditions.set(kind::LICENSE_APPLIED, state, reason, message);
     };
     match &report.license {
         None if is_said(status, kind::LICENSE_APPLIED) && said_is_about_a_license(status) => {}
-        None => say(false, reason::PENDING, "the license waits for the operator's access to coderd"),
-        Some(License::Trouble(trouble)) => say(false, trouble.reason, &trouble.message),
-        Some(License::Refused { trouble, mark }) => {
-            say(false, trouble.reason, &trouble.message);
+        None => say(false, Reason::Pending, "the license waits for the operator's access to coderd"),
+        Some(License::Blocker(blocker)) => say(false, blocker.reason, &blocker.message),
+        Some(License::Refused { blocker, mark }) => {
+            say(false, blocker.reason, &blocker.message);
             let refused = status.license.get_or_insert_default();
             refused.refused = Some(mark.clone());
         }
         Some(License::Applied { hash, accepted, installed }) => {
-            say(true, "Applied", "coderd holds the license of the Secret");
+            say(true, Reason::Applied, "coderd holds the license of the Secret");
             if let Some(at) = accepted {
                 status.license_last_applied = Some(Time(whole_seconds(*at)));
             }
@@ -176,7 +182,11 @@ fn shown(installed: &Installed) -> LicenseStatus {
 }
 
 /// Days left, and a warning when they are few.
-fn tell_expiry(conditions: &mut Conditions<'_>, status: &mut CoderControlPlaneStatus, now: Timestamp) {
+fn set_license_expiring(
+    conditions: &mut Conditions<'_>,
+    status: &mut CoderControlPlaneStatus,
+    now: Timestamp,
+) {
     let Some(license) = &mut status.license else {
         conditions.clear(kind::LICENSE_EXPIRING);
         return;
@@ -192,18 +202,23 @@ fn tell_expiry(conditions: &mut Conditions<'_>, status: &mut CoderControlPlaneSt
     let date = expires.strftime("%Y-%m-%d");
     if left < SignedDuration::ZERO {
         let message = format!("the license ended on {date}; coderd may still be in its grace period");
-        conditions.set(kind::LICENSE_EXPIRING, true, "Expired", message);
+        conditions.set(kind::LICENSE_EXPIRING, true, Reason::Expired, message);
         return;
     }
     match WARN_DAYS.iter().find(|(limit, _)| days < *limit) {
         Some((_, reason)) => {
-            conditions.set(kind::LICENSE_EXPIRING, true, reason, format!("the license ends on {date}"));
+            conditions.set(kind::LICENSE_EXPIRING, true, *reason, format!("the license ends on {date}"));
         }
-        None => conditions.set(kind::LICENSE_EXPIRING, false, "Valid", format!("the license ends on {date}")),
+        None => conditions.set(
+            kind::LICENSE_EXPIRING,
+            false,
+            Reason::Valid,
+            format!("the license ends on {date}"),
+        ),
     }
 }
 
-fn tell_entitlements(
+fn set_entitlements(
     object: &CoderControlPlane,
     report: &Report,
     conditions: &mut Conditions<'_>,
@@ -227,15 +242,15 @@ fn tell_entitlements(
         return;
     };
     let (state, reason, message) = if let Some(error) = joined(&known.errors) {
-        (false, "Errors", error)
+        (false, Reason::Errors, error)
     } else if object.spec.replicas > 1 && !known.features.contains_key("high_availability") {
         let message = "more than one replica needs a license for high availability: \
                        connections to workspaces break when they meet another replica";
-        (false, "HighAvailabilityNotEntitled", message.to_owned())
+        (false, Reason::HighAvailabilityNotEntitled, message.to_owned())
     } else if let Some(warning) = joined(&known.warnings) {
-        (false, "Warnings", warning)
+        (false, Reason::Warnings, warning)
     } else {
-        (true, "Healthy", "coderd has no complaint about its license".to_owned())
+        (true, Reason::Healthy, "coderd has no complaint about its license".to_owned())
     };
     conditions.set(kind::ENTITLEMENTS_HEALTHY, state, reason, message);
 }
@@ -252,9 +267,19 @@ pub(super) fn license_verdict(
     if said.status == "True" {
         return None;
     }
-    let settled =
-        ["InvalidLicense", "NotSupported", "Unauthenticated", "Forbidden", "Redirected", "NotALicense"];
-    let progress = if settled.contains(&&*said.reason) { Progress::Stalled } else { Progress::Working };
+    let settled = [
+        Reason::InvalidLicense,
+        Reason::NotSupported,
+        Reason::Unauthenticated,
+        Reason::Forbidden,
+        Reason::Redirected,
+        Reason::NotALicense,
+    ];
+    let progress = if Reason::of(said).is_some_and(|reason| settled.contains(&reason)) {
+        Progress::Stalled
+    } else {
+        Progress::Working
+    };
     Some((progress, format!("the license is not applied: {}", said.message)))
 }
 

@@ -7,11 +7,11 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::{Seen, access_url};
+use super::{Observed, access_url};
 use crate::{
     pod::{self, Needs, files, listen},
     service::{HTTP, HTTPS},
-    sources::AllFound,
+    sources::SourceContents,
 };
 
 /// Name of the container.
@@ -21,8 +21,8 @@ pub const CONTAINER: &str = "coder";
 const GRACE: i64 = 70;
 
 /// The Deployment, given what its sources say and whether the pods have IPv6 addresses.
-pub fn build(seen: &Seen, sources: &AllFound, ipv6: bool) -> Deployment {
-    let spec = &seen.object.spec;
+pub fn build(observed: &Observed, sources: &SourceContents, ipv6: bool) -> Deployment {
+    let spec = &observed.object.spec;
     let tls = !spec.tls.secret_names.is_empty();
     let mut ports = vec![pod::port("http", HTTP)];
     if tls {
@@ -35,7 +35,7 @@ pub fn build(seen: &Seen, sources: &AllFound, ipv6: bool) -> Deployment {
         name: CONTAINER.to_owned(),
         image: Some(spec.image.to_string()),
         args: Some(vec![format!("--http-address={}", listen(ipv6, HTTP))]),
-        env: Some(environment(seen, sources, ipv6)),
+        env: Some(environment(observed, sources, ipv6)),
         ports: Some(ports),
         readiness_probe: pod::probe(&spec.readiness_probe, true, "/healthz", "http"),
         liveness_probe: pod::probe(&spec.liveness_probe, false, "/healthz", "http"),
@@ -43,12 +43,12 @@ pub fn build(seen: &Seen, sources: &AllFound, ipv6: bool) -> Deployment {
     };
     let external = spec.scaling == Scaling::External;
     let needs = Needs {
-        name: seen.object.name_any(),
-        selector: seen.selector(),
+        name: observed.object.name_any(),
+        selector: observed.selector(),
         replicas: (!external).then_some(spec.replicas),
         container,
         files: files::certificates(&spec.tls, &spec.pod.certs.secrets, &spec.pod.volumes),
-        service_account: seen.service_account(),
+        service_account: observed.service_account(),
         annotations: external
             .then(|| (annotation::SCALING.to_owned(), "External".to_owned()))
             .into_iter()
@@ -62,10 +62,10 @@ pub fn build(seen: &Seen, sources: &AllFound, ipv6: bool) -> Deployment {
 }
 
 /// The operator's entries, in an order that others rely on: `$(KUBE_POD_IP)` is known to those after it.
-fn environment(seen: &Seen, sources: &AllFound, ipv6: bool) -> Vec<EnvVar> {
-    let spec = &seen.object.spec;
+fn environment(observed: &Observed, sources: &SourceContents, ipv6: bool) -> Vec<EnvVar> {
+    let spec = &observed.object.spec;
     let mut all = pod::relay(ipv6, HTTP).to_vec();
-    all.extend(access_url::addresses(&seen.object, sources).env);
+    all.extend(access_url::addresses(&observed.object, sources).env);
     if !spec.tls.secret_names.is_empty() {
         all.extend(files::serving(&spec.tls, &listen(ipv6, HTTPS)));
     }

@@ -2,19 +2,16 @@
 
 use std::sync::Arc;
 
-use coder_k8s_api::{
-    CoderControlPlane, CoderControlPlaneStatus,
-    condition::{kind, reason},
-};
+use coder_k8s_api::{CoderControlPlane, CoderControlPlaneStatus, Reason, condition::kind};
 use jiff::Timestamp;
 use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::ResourceExt;
 
-use super::{Plan, Seen, access_url, coderd, downgrade};
+use super::{Observed, Plan, access_url, coderd, downgrade};
 use crate::{
     condition::{Conditions, Progress, Verdict},
     exposure::Exposure,
-    outcome::{Done, Failure},
+    outcome::{ActResult, Blocker},
     rollout::Rollout,
     workload, workspace_access,
 };
@@ -23,36 +20,41 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// What went wrong with children.
-    pub done: Done,
+    pub done: ActResult,
     /// The Deployment as it is now.
     pub deployment: Option<Arc<Deployment>>,
     /// What pods of a rollout that does not get on say.
-    pub pods_say: Option<String>,
+    pub pod_message: Option<String>,
     /// What became of the exposure.
     pub exposure: Exposure,
     /// Grants that failed, with the namespace.
-    pub ungranted: Vec<(String, Failure)>,
+    pub grant_blockers: Vec<(String, Blocker)>,
     /// Whether the object itself was written, so that what was seen of it is outdated and another pass follows.
-    pub touched: bool,
+    pub object_written: bool,
 }
 
 impl Outcome {
     /// All that failed, for the retry.
-    pub fn into_done(self) -> Done {
+    pub fn into_done(self) -> ActResult {
         let mut done = self.done;
-        done.failures.extend(self.ungranted.into_iter().map(|(_, failure)| failure));
+        done.failures.extend(self.grant_blockers.into_iter().map(|(_, failure)| failure));
         done
     }
 }
 
 /// Says how things stand after the plan was carried out as far as the outcome tells.
-pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> CoderControlPlaneStatus {
-    let object = &*seen.object;
+pub fn status(
+    observed: &Observed,
+    plan: &Plan,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> CoderControlPlaneStatus {
+    let object = &*observed.object;
     let before = object.status.clone().unwrap_or_default();
     let rollout = Rollout::of(outcome.deployment.as_deref());
     let mut conditions = Conditions::new(&before.workload.conditions, object.metadata.generation, now);
-    if seen.is_going() {
-        say_going(&mut conditions, seen, outcome);
+    if observed.is_deleting() {
+        set_deleting(&mut conditions, observed, outcome);
         let workload = coder_k8s_api::WorkloadStatus {
             observed_generation: object.metadata.generation,
             conditions: conditions.into_vec(),
@@ -61,17 +63,17 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
         return CoderControlPlaneStatus { workload, ..before };
     }
     let mut next = before.clone();
-    coderd::tell(object, &seen.coderd, &mut conditions, &mut next, now);
+    coderd::set_conditions(object, &observed.coderd, &mut conditions, &mut next, now);
     let verdict = verdict(object, outcome, &rollout, conditions.said(kind::LICENSE_APPLIED));
     conditions.set_common(&outcome.done, verdict);
-    workload::say_rollout(&mut conditions, &rollout, outcome.pods_say.as_deref());
-    outcome.exposure.tell(object.spec.expose.as_ref(), &mut conditions);
+    workload::set_deployment_ready(&mut conditions, &rollout, outcome.pod_message.as_deref());
+    outcome.exposure.set_conditions(object.spec.expose.as_ref(), &mut conditions);
     let own = object.namespace().unwrap_or_default();
-    workspace_access::tell(&mut conditions, &own, &plan.workspaces, &outcome.ungranted);
-    seen.jobs.tell(&mut conditions);
+    workspace_access::set_conditions(&mut conditions, &own, &plan.workspaces, &outcome.grant_blockers);
+    observed.jobs.set_conditions(&mut conditions);
     conditions.clear(kind::PAUSED);
     match downgrade::warning(object.spec.image.as_str(), next.version.as_deref()) {
-        Some(why) => conditions.set(kind::DOWNGRADE, true, reason::OLDER_THAN_DATABASE, why),
+        Some(why) => conditions.set(kind::DOWNGRADE, true, Reason::OlderThanDatabase, why),
         None => conditions.clear(kind::DOWNGRADE),
     }
     let workload = workload::status(
@@ -81,7 +83,7 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
         &rollout,
         conditions,
     );
-    let shown = match &seen.sources {
+    let shown = match &observed.sources {
         Ok(found) => access_url::addresses(object, found).shown,
         Err(_) => before.access_url.clone(),
     };
@@ -96,7 +98,7 @@ pub fn status(seen: &Seen, plan: &Plan, outcome: &Outcome, now: Timestamp) -> Co
 /// The status of an object that is not to be touched: as it was, and why nothing moves.
 pub fn paused(object: &CoderControlPlane, now: Timestamp) -> CoderControlPlaneStatus {
     let mut status = object.status.clone().unwrap_or_default();
-    workload::say_paused(&mut status.workload, object.metadata.generation, now);
+    workload::set_paused(&mut status.workload, object.metadata.generation, now);
     status
 }
 
@@ -108,31 +110,31 @@ fn verdict(
     license: Option<&Condition>,
 ) -> Verdict {
     if !rollout.is_settled() {
-        return workload::unsettled(rollout, outcome.pods_say.as_deref());
+        return workload::unsettled(rollout, outcome.pod_message.as_deref());
     }
     if let Some(waiting) = outcome.exposure.verdict() {
         return waiting;
     }
     if let Some((progress, message)) = coderd::license_verdict(object, license) {
-        let reason = if progress == Progress::Stalled { reason::LICENSE_REFUSED } else { reason::PENDING };
+        let reason = if progress == Progress::Stalled { Reason::LicenseRefused } else { Reason::Pending };
         return Verdict { ready: false, progress, reason, message };
     }
     Verdict { ready: true, progress: Progress::Settled, reason: rollout.reason(), message: rollout.message() }
 }
 
-fn say_going(conditions: &mut Conditions<'_>, seen: &Seen, outcome: &Outcome) {
+fn set_deleting(conditions: &mut Conditions<'_>, observed: &Observed, outcome: &Outcome) {
     let failure =
-        outcome.done.failures.first().or_else(|| outcome.ungranted.first().map(|(_, failure)| failure));
-    let (reason, message) = match (failure, &seen.coderd.revocation) {
+        outcome.done.failures.first().or_else(|| outcome.grant_blockers.first().map(|(_, failure)| failure));
+    let (reason, message) = match (failure, &observed.coderd.revocation) {
         (Some(failure), _) => (failure.reason, failure.message.clone()),
-        (None, Some(coderd::Revocation::Failing(trouble))) => {
-            (trouble.reason, format!("the operator's token is still to be revoked: {}", trouble.message))
+        (None, Some(coderd::Revocation::Failing(blocker))) => {
+            (blocker.reason, format!("the operator's token is still to be revoked: {}", blocker.message))
         }
-        (None, None) if coderd::access::needs_cleaning(&seen.object, &seen.coderd) => {
-            (reason::REVOKING, "the operator's token is being revoked".to_owned())
+        (None, None) if coderd::access::needs_cleaning(&observed.object, &observed.coderd) => {
+            (Reason::Revoking, "the operator's token is being revoked".to_owned())
         }
-        (None, _) => (reason::DELETING, "the object is being deleted".to_owned()),
+        (None, _) => (Reason::Deleting, "the object is being deleted".to_owned()),
     };
-    conditions.set(kind::READY, false, reason::DELETING, "the object is being deleted");
+    conditions.set(kind::READY, false, Reason::Deleting, "the object is being deleted");
     conditions.set(kind::RECONCILING, true, reason, message);
 }

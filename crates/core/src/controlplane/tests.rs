@@ -1,4 +1,4 @@
-use coder_k8s_api::condition::{kind, reason};
+use coder_k8s_api::condition::kind;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use serde_json::{Value, json};
@@ -7,29 +7,29 @@ use super::*;
 use crate::object::{finalizers, is_paused};
 use crate::{
     exposure::{Exposure, route::Acceptance},
-    outcome::Done,
+    outcome::ActResult,
 };
 use coder_k8s_api::names::finalizer;
 
-fn seen(spec: Value) -> Seen {
+fn observed(spec: Value) -> Observed {
     let mut object = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
     object.metadata.namespace = Some("ns".into());
     object.metadata.uid = Some("uid".into());
     object.metadata.generation = Some(4);
-    Seen {
+    Observed {
         object: Arc::new(object),
         children: Children::default(),
-        sources: Ok(AllFound::new()),
+        sources: Ok(SourceContents::new()),
         consent: BTreeMap::new(),
         gateway_api: true,
         privileged_rules: false,
         coderd: coderd::Report::default(),
-        jobs: Jobs::Unheard,
+        jobs: Jobs::NotPolledYet,
     }
 }
 
 fn container(spec: Value) -> Container {
-    let made = deployment::build(&seen(spec), &AllFound::new(), false);
+    let made = deployment::build(&observed(spec), &SourceContents::new(), false);
     made.spec.unwrap().template.spec.unwrap().containers.remove(0)
 }
 
@@ -39,8 +39,8 @@ fn env(container: &Container) -> Vec<(String, String)> {
 }
 
 /// The Deployment that the plan makes, with all its pods ready.
-fn rolled_out(seen: &Seen) -> Arc<Deployment> {
-    let mut made = deployment::build(seen, &AllFound::new(), false);
+fn rolled_out(observed: &Observed) -> Arc<Deployment> {
+    let mut made = deployment::build(observed, &SourceContents::new(), false);
     let replicas = made.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     made.status = serde_json::from_value(json!({
         "replicas": replicas, "readyReplicas": replicas, "updatedReplicas": replicas, "availableReplicas": replicas,
@@ -49,8 +49,8 @@ fn rolled_out(seen: &Seen) -> Arc<Deployment> {
     Arc::new(made)
 }
 
-fn conditions(seen: &Seen, outcome: &Outcome) -> BTreeMap<String, (String, String)> {
-    let status = status(seen, &decide(seen), outcome, Timestamp::UNIX_EPOCH);
+fn conditions(observed: &Observed, outcome: &Outcome) -> BTreeMap<String, (String, String)> {
+    let status = status(observed, &decide(observed), outcome, Timestamp::UNIX_EPOCH);
     status.workload.conditions.into_iter().map(|c| (c.type_, (c.status, c.reason))).collect()
 }
 
@@ -87,7 +87,7 @@ fn the_environment_has_its_order() {
 #[test]
 fn ipv6_pods_listen_and_relay_on_ipv6() {
     let spec = json!({"tls": {"secretNames": ["s"]}});
-    let made = deployment::build(&seen(spec), &AllFound::new(), true);
+    let made = deployment::build(&observed(spec), &SourceContents::new(), true);
     let container = made.spec.unwrap().template.spec.unwrap().containers.remove(0);
     assert_eq!(container.args.clone().unwrap(), ["--http-address=[::]:8080"]);
     let all: BTreeMap<_, _> = env(&container).into_iter().collect();
@@ -105,27 +105,27 @@ fn arguments_of_users_follow() {
 
 #[test]
 fn somebody_else_may_scale() {
-    let mut seen = seen(json!({"scaling": "External", "replicas": 3}));
-    let made = deployment::build(&seen, &AllFound::new(), false);
+    let mut observed = observed(json!({"scaling": "External", "replicas": 3}));
+    let made = deployment::build(&observed, &SourceContents::new(), false);
     assert_eq!(made.spec.as_ref().unwrap().replicas, None);
-    assert!(!decide(&seen).wanted.unwrap().hand_over_replicas, "there is nothing to hand over yet");
+    assert!(!decide(&observed).desired.unwrap().hand_over_replicas, "there is nothing to hand over yet");
     let mut held = made.clone();
     held.metadata.annotations = None;
-    seen.children.deployment = Some(Arc::new(held));
-    assert!(decide(&seen).wanted.unwrap().hand_over_replicas);
-    seen.children.deployment = Some(Arc::new(made));
-    assert!(!decide(&seen).wanted.unwrap().hand_over_replicas);
+    observed.children.deployment = Some(Arc::new(held));
+    assert!(decide(&observed).desired.unwrap().hand_over_replicas);
+    observed.children.deployment = Some(Arc::new(made));
+    assert!(!decide(&observed).desired.unwrap().hand_over_replicas);
 }
 
 #[test]
 fn the_budget_follows_whoever_scales() {
-    assert!(decide(&seen(json!({"replicas": 1}))).wanted.unwrap().budget.is_none());
-    assert!(decide(&seen(json!({"replicas": 2}))).wanted.unwrap().budget.is_some());
-    let mut external = seen(json!({"scaling": "External"}));
-    let mut held = deployment::build(&external, &AllFound::new(), false);
+    assert!(decide(&observed(json!({"replicas": 1}))).desired.unwrap().budget.is_none());
+    assert!(decide(&observed(json!({"replicas": 2}))).desired.unwrap().budget.is_some());
+    let mut external = observed(json!({"scaling": "External"}));
+    let mut held = deployment::build(&external, &SourceContents::new(), false);
     held.spec.as_mut().unwrap().replicas = Some(4);
     external.children.deployment = Some(Arc::new(held));
-    assert!(decide(&external).wanted.unwrap().budget.is_some());
+    assert!(decide(&external).desired.unwrap().budget.is_some());
 }
 
 #[test]
@@ -135,33 +135,33 @@ fn an_earlier_service_account_goes_when_no_pod_uses_it() {
             kube::core::ObjectMeta { name: Some(name.to_owned()), ..kube::core::ObjectMeta::default() };
         Arc::new(ServiceAccount { metadata, ..ServiceAccount::default() })
     };
-    let mut seen = seen(json!({"serviceAccount": {"name": " robot "}}));
-    seen.children.service_accounts = vec![account("coder"), account("robot")];
-    assert_eq!(decide(&seen).wanted.unwrap().accounts.wanted.unwrap().name_any(), "robot");
-    assert!(decide(&seen).wanted.unwrap().accounts.obsolete.is_empty(), "no pod runs yet");
-    seen.children.deployment = Some(rolled_out(&seen));
-    let obsolete = decide(&seen).wanted.unwrap().accounts.obsolete;
+    let mut observed = observed(json!({"serviceAccount": {"name": " robot "}}));
+    observed.children.service_accounts = vec![account("coder"), account("robot")];
+    assert_eq!(decide(&observed).desired.unwrap().accounts.desired.unwrap().name_any(), "robot");
+    assert!(decide(&observed).desired.unwrap().accounts.obsolete.is_empty(), "no pod runs yet");
+    observed.children.deployment = Some(rolled_out(&observed));
+    let obsolete = decide(&observed).desired.unwrap().accounts.obsolete;
     assert_eq!(obsolete.iter().map(|a| a.name_any()).collect::<Vec<_>>(), ["coder"]);
 }
 
 #[test]
 fn disabling_creation_detaches_what_there_is() {
-    let mut seen = seen(json!({"serviceAccount": {"disableCreate": true}}));
-    seen.children.service_accounts = vec![Arc::default()];
-    let wanted = decide(&seen).wanted.unwrap();
+    let mut observed = observed(json!({"serviceAccount": {"disableCreate": true}}));
+    observed.children.service_accounts = vec![Arc::default()];
+    let desired = decide(&observed).desired.unwrap();
     assert_eq!(
-        (wanted.accounts.wanted, wanted.accounts.detached.len(), wanted.accounts.obsolete.len()),
+        (desired.accounts.desired, desired.accounts.detached.len(), desired.accounts.obsolete.len()),
         (None, 1, 0)
     );
 }
 
 #[test]
 fn a_going_object_wants_nothing_but_to_clean_up() {
-    let mut seen = seen(json!({"rbac": {"workspaceNamespaces": ["dev"]}}));
+    let mut observed = observed(json!({"rbac": {"workspaceNamespaces": ["dev"]}}));
     let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
-    Arc::make_mut(&mut seen.object).metadata.deletion_timestamp = Some(time);
-    let plan = decide(&seen);
-    assert_eq!((plan.wanted.is_none(), plan.finalizer, plan.workspaces.grants.len()), (true, false, 0));
+    Arc::make_mut(&mut observed.object).metadata.deletion_timestamp = Some(time);
+    let plan = decide(&observed);
+    assert_eq!((plan.desired.is_none(), plan.finalizer, plan.workspaces.grants.len()), (true, false, 0));
 }
 
 #[test]
@@ -178,46 +178,49 @@ fn the_finalizer_of_others_is_left_alone() {
 
 #[test]
 fn ready_means_rolled_out_and_exposed() {
-    let seen = seen(json!({"expose": {"gateway": {"host": "a.b", "parentRefs": [{"name": "gw"}]}}}));
-    let outcome = |exposure| Outcome { deployment: Some(rolled_out(&seen)), exposure, ..Outcome::default() };
-    let all = conditions(&seen, &outcome(Exposure::Route(Acceptance::Pending)));
-    is(&all, kind::READY, "True", reason::ROLLED_OUT);
-    is(&all, kind::RECONCILING, "False", reason::RECONCILED);
-    is(&all, kind::EXPOSED, "Unknown", reason::PENDING);
-    is(&all, kind::DEPLOYMENT_READY, "True", reason::ROLLED_OUT);
-    is(&all, kind::WORKSPACE_ACCESS, "True", reason::GRANTED);
-    let all = conditions(&seen, &outcome(Exposure::GatewayApiMissing));
-    is(&all, kind::READY, "False", reason::GATEWAY_API_MISSING);
-    is(&all, kind::RECONCILING, "True", reason::GATEWAY_API_MISSING);
-    let all = conditions(&seen, &outcome(Exposure::Route(Acceptance::Refused("no".into()))));
-    is(&all, kind::EXPOSED, "False", reason::ROUTE_NOT_ACCEPTED);
-    is(&all, kind::READY, "True", reason::ROLLED_OUT);
+    let observed = observed(json!({"expose": {"gateway": {"host": "a.b", "parentRefs": [{"name": "gw"}]}}}));
+    let outcome =
+        |exposure| Outcome { deployment: Some(rolled_out(&observed)), exposure, ..Outcome::default() };
+    let all = conditions(&observed, &outcome(Exposure::Route(Acceptance::Pending)));
+    is(&all, kind::READY, "True", Reason::RolledOut);
+    is(&all, kind::RECONCILING, "False", Reason::Reconciled);
+    is(&all, kind::EXPOSED, "Unknown", Reason::Pending);
+    is(&all, kind::DEPLOYMENT_READY, "True", Reason::RolledOut);
+    is(&all, kind::WORKSPACE_ACCESS, "True", Reason::Granted);
+    let all = conditions(&observed, &outcome(Exposure::GatewayApiMissing));
+    is(&all, kind::READY, "False", Reason::GatewayApiMissing);
+    is(&all, kind::RECONCILING, "True", Reason::GatewayApiMissing);
+    let all = conditions(&observed, &outcome(Exposure::Route(Acceptance::Refused("no".into()))));
+    is(&all, kind::EXPOSED, "False", Reason::RouteNotAccepted);
+    is(&all, kind::READY, "True", Reason::RolledOut);
 }
 
 #[test]
 fn no_pods_asked_for_is_a_settled_state() {
-    let seen = seen(json!({"replicas": 0}));
-    let all = conditions(&seen, &Outcome { deployment: Some(rolled_out(&seen)), ..Outcome::default() });
-    is(&all, kind::READY, "True", reason::SCALED_TO_ZERO);
+    let observed = observed(json!({"replicas": 0}));
+    let all =
+        conditions(&observed, &Outcome { deployment: Some(rolled_out(&observed)), ..Outcome::default() });
+    is(&all, kind::READY, "True", Reason::ScaledToZero);
 }
 
 #[test]
 fn a_license_that_is_asked_for_must_be_applied() {
-    let seen = seen(json!({"licenseSecretRef": {"name": "license"}}));
-    let all = conditions(&seen, &Outcome { deployment: Some(rolled_out(&seen)), ..Outcome::default() });
-    is(&all, kind::READY, "False", reason::PENDING);
-    is(&all, kind::LICENSE_APPLIED, "False", reason::PENDING);
+    let observed = observed(json!({"licenseSecretRef": {"name": "license"}}));
+    let all =
+        conditions(&observed, &Outcome { deployment: Some(rolled_out(&observed)), ..Outcome::default() });
+    is(&all, kind::READY, "False", Reason::Pending);
+    is(&all, kind::LICENSE_APPLIED, "False", Reason::Pending);
 }
 
 #[test]
 fn a_missing_consent_holds_nothing_up() {
-    let mut seen = seen(json!({"rbac": {"workspaceNamespaces": ["dev"]}}));
-    seen.consent.insert("dev".into(), Consent::Missing);
-    let outcome = Outcome { deployment: Some(rolled_out(&seen)), ..Outcome::default() };
-    let all = conditions(&seen, &outcome);
-    is(&all, kind::WORKSPACE_ACCESS, "False", reason::CONSENT_MISSING);
-    is(&all, kind::READY, "True", reason::ROLLED_OUT);
-    let status = status(&seen, &decide(&seen), &outcome, Timestamp::UNIX_EPOCH);
+    let mut observed = observed(json!({"rbac": {"workspaceNamespaces": ["dev"]}}));
+    observed.consent.insert("dev".into(), Consent::Missing);
+    let outcome = Outcome { deployment: Some(rolled_out(&observed)), ..Outcome::default() };
+    let all = conditions(&observed, &outcome);
+    is(&all, kind::WORKSPACE_ACCESS, "False", Reason::ConsentMissing);
+    is(&all, kind::READY, "True", Reason::RolledOut);
+    let status = status(&observed, &decide(&observed), &outcome, Timestamp::UNIX_EPOCH);
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::WORKSPACE_ACCESS).unwrap();
     assert!(
         said.message.contains("kubectl label namespace dev workspaces.coder.com/ns=allow"),
@@ -228,9 +231,9 @@ fn a_missing_consent_holds_nothing_up() {
 
 #[test]
 fn the_number_of_pods_alone_is_not_worth_a_write_while_they_roll_out() {
-    let mut seen = seen(json!({}));
+    let mut observed = observed(json!({}));
     let with = |count: i32, ready: i32, generation: i64| {
-        let mut made = deployment::build(&seen, &AllFound::new(), false);
+        let mut made = deployment::build(&observed, &SourceContents::new(), false);
         made.metadata.generation = Some(1);
         made.status = serde_json::from_value(
             json!({"observedGeneration": generation, "replicas": count, "updatedReplicas": count, "readyReplicas": ready, "availableReplicas": ready}),
@@ -239,27 +242,29 @@ fn the_number_of_pods_alone_is_not_worth_a_write_while_they_roll_out() {
         Outcome { deployment: Some(Arc::new(made)), ..Outcome::default() }
     };
     let (fresh, rolling, ready) = (with(0, 0, 0), with(1, 0, 1), with(1, 1, 1));
-    let of = |seen: &Seen, outcome: &Outcome| status(seen, &decide(seen), outcome, Timestamp::UNIX_EPOCH);
-    let first = of(&seen, &fresh);
-    Arc::make_mut(&mut seen.object).status = Some(first.clone());
-    assert_eq!(of(&seen, &rolling), first);
-    assert_eq!(of(&seen, &ready).workload.replicas, Some(1));
+    let of = |observed: &Observed, outcome: &Outcome| {
+        status(observed, &decide(observed), outcome, Timestamp::UNIX_EPOCH)
+    };
+    let first = of(&observed, &fresh);
+    Arc::make_mut(&mut observed.object).status = Some(first.clone());
+    assert_eq!(of(&observed, &rolling), first);
+    assert_eq!(of(&observed, &ready).workload.replicas, Some(1));
 }
 
 #[test]
 fn a_downgrade_is_warned_about() {
-    let mut seen = seen(json!({"image": "ghcr.io/coder/coder:v2.30.0"}));
+    let mut observed = observed(json!({"image": "ghcr.io/coder/coder:v2.30.0"}));
     let ran =
         coder_k8s_api::CoderControlPlaneStatus { version: Some("v2.31.0".into()), ..Default::default() };
-    Arc::make_mut(&mut seen.object).status = Some(ran);
-    is(&conditions(&seen, &Outcome::default()), kind::DOWNGRADE, "True", reason::OLDER_THAN_DATABASE);
+    Arc::make_mut(&mut observed.object).status = Some(ran);
+    is(&conditions(&observed, &Outcome::default()), kind::DOWNGRADE, "True", Reason::OlderThanDatabase);
 }
 
 #[test]
 fn a_pause_says_so_and_leaves_the_rest() {
-    let mut seen = seen(json!({}));
-    let before = status(&seen, &decide(&seen), &Outcome::default(), Timestamp::UNIX_EPOCH);
-    let object = Arc::make_mut(&mut seen.object);
+    let mut observed = observed(json!({}));
+    let before = status(&observed, &decide(&observed), &Outcome::default(), Timestamp::UNIX_EPOCH);
+    let object = Arc::make_mut(&mut observed.object);
     object.status = Some(before.clone());
     object.metadata.annotations = Some([(annotation::PAUSED.to_owned(), "true".to_owned())].into());
     assert!(is_paused(object));
@@ -268,18 +273,21 @@ fn a_pause_says_so_and_leaves_the_rest() {
     assert_eq!(paused(object, Timestamp::UNIX_EPOCH), during);
     object.status = Some(during);
     assert_eq!(
-        status(&seen, &decide(&seen), &Outcome::default(), Timestamp::UNIX_EPOCH).workload.conditions.len(),
+        status(&observed, &decide(&observed), &Outcome::default(), Timestamp::UNIX_EPOCH)
+            .workload
+            .conditions
+            .len(),
         before.workload.conditions.len()
     );
 }
 
 #[test]
 fn the_status_belongs_to_the_generation_that_was_seen() {
-    let seen = seen(json!({"service": {"port": 8080}}));
+    let observed = observed(json!({"service": {"port": 8080}}));
     let status = status(
-        &seen,
-        &decide(&seen),
-        &Outcome { done: Done::default(), ..Outcome::default() },
+        &observed,
+        &decide(&observed),
+        &Outcome { done: ActResult::default(), ..Outcome::default() },
         Timestamp::UNIX_EPOCH,
     );
     assert_eq!(status.workload.observed_generation, Some(4));

@@ -1,56 +1,55 @@
 //! What an object with a credential in coderd says about itself, whatever the kind.
 
-use coder_k8s_api::{
-    CoderControlPlane,
-    condition::{kind, reason},
-};
+use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
 
 use crate::{
     condition::{Conditions, Progress, Verdict},
-    finding::{Finding, Stage},
-    gate::{self, Gate},
-    outcome::Failure,
+    credential::{CredentialProgress, CredentialVerdict},
+    license_gate::{self, LicenseGate},
+    outcome::Blocker,
     rollout::Rollout,
     workload,
 };
 
 /// How things stand with an object whose children could be written.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing<'a> {
+pub struct CredentialStanding<'a> {
     /// What was found of the credential.
-    pub finding: &'a Finding,
+    pub verdict: &'a CredentialVerdict,
     /// Whether it was last said to be as the spec asks.
     pub said_good: bool,
     /// The license, where one is needed.
-    pub gate: Option<&'a Gate>,
+    pub gate: Option<&'a LicenseGate>,
     /// Whether there is a Deployment, or an image to make one with.
     pub can_run: bool,
     /// How far the pods are.
     pub rollout: &'a Rollout,
     /// What they say, if they do not get on.
-    pub pods_say: Option<&'a str>,
+    pub pod_message: Option<&'a str>,
 }
 
-impl Standing<'_> {
+impl CredentialStanding<'_> {
     /// Why the object is not as its spec asks. None: nothing is in the way.
-    pub fn hindrance(&self) -> Option<Verdict> {
-        let finding = self.finding;
-        let good = finding.is_ready() || (finding.stage == Stage::Unsure && self.said_good);
+    pub fn not_ready(&self) -> Option<Verdict> {
+        let verdict = self.verdict;
+        let good = verdict.is_ready() || (verdict.stage == CredentialProgress::Unsure && self.said_good);
         if !good {
             // Without a license nothing moves until somebody installs one.
-            let closed = |gate: &Gate| gate.verdict == gate::Verdict::Closed && finding.reason == gate.reason;
-            let stalled = finding.stage == Stage::Stalled || self.gate.is_some_and(closed);
+            let closed = |gate: &LicenseGate| {
+                gate.state == license_gate::GateState::Closed && verdict.reason == gate.reason
+            };
+            let stalled = verdict.stage == CredentialProgress::Stalled || self.gate.is_some_and(closed);
             let progress = if stalled { Progress::Stalled } else { Progress::Working };
-            let message = finding.message.clone();
-            return Some(Verdict { ready: false, progress, reason: finding.reason, message });
+            let message = verdict.message.clone();
+            return Some(Verdict { ready: false, progress, reason: verdict.reason, message });
         }
         if !self.can_run {
             let message =
                 "the control plane has not rolled out an image yet, and spec.image is not set".to_owned();
-            let (progress, reason) = (Progress::Working, reason::PENDING);
+            let (progress, reason) = (Progress::Working, Reason::Pending);
             return Some(Verdict { ready: false, progress, reason, message });
         }
-        (!self.rollout.is_settled()).then(|| workload::unsettled(self.rollout, self.pods_say))
+        (!self.rollout.is_settled()).then(|| workload::unsettled(self.rollout, self.pod_message))
     }
 
     /// The verdict about an object that nothing hinders.
@@ -61,12 +60,12 @@ impl Standing<'_> {
 }
 
 /// Says that the object is going, and what holds it up.
-pub fn say_going(conditions: &mut Conditions<'_>, failure: Option<&Failure>, finding: &Finding) {
+pub fn set_deleting(conditions: &mut Conditions<'_>, failure: Option<&Blocker>, verdict: &CredentialVerdict) {
     let (reason, message) = match failure {
         Some(failure) => (failure.reason, failure.message.clone()),
-        None => (finding.reason, finding.message.clone()),
+        None => (verdict.reason, verdict.message.clone()),
     };
-    conditions.set(kind::READY, false, reason::DELETING, "the object is being deleted");
+    conditions.set(kind::READY, false, Reason::Deleting, "the object is being deleted");
     conditions.set(kind::RECONCILING, true, reason, message);
 }
 
@@ -84,10 +83,10 @@ pub fn usable<'a>(
 }
 
 /// Says whether the control plane can be used.
-pub fn say_control_plane<T>(conditions: &mut Conditions<'_>, name: &str, usable: Result<T, String>) {
+pub fn set_control_plane_ready<T>(conditions: &mut Conditions<'_>, name: &str, usable: Result<T, String>) {
     let (ready, reason, message) = match usable {
-        Ok(_) => (true, "ControlPlaneAvailable", format!("{name} can be used")),
-        Err(message) => (false, "ControlPlaneUnavailable", message),
+        Ok(_) => (true, Reason::ControlPlaneAvailable, format!("{name} can be used")),
+        Err(message) => (false, Reason::ControlPlaneUnavailable, message),
     };
     conditions.set(kind::CONTROL_PLANE_READY, ready, reason, message);
 }

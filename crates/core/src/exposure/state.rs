@@ -1,12 +1,9 @@
 //! What became of an exposure, and what is said of it.
 
-use coder_k8s_api::{
-    Expose,
-    condition::{kind, reason},
-};
+use coder_k8s_api::{Expose, Reason, condition::kind};
 
 use super::{addresses, route::Acceptance};
-use crate::condition::{Conditions, Progress, State, Verdict};
+use crate::condition::{ConditionStatus, Conditions, Progress, Verdict};
 
 /// What became of the exposure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,29 +27,35 @@ impl Exposure {
     /// Why an object with this exposure is not ready yet. None: it does not stand in the way.
     pub fn verdict(&self) -> Option<Verdict> {
         let (reason, message) = match self {
-            Self::GatewayApiMissing => (reason::GATEWAY_API_MISSING, GATEWAY_API_MISSING),
-            Self::Unwritten => (reason::PENDING, "the exposure is not written yet"),
+            Self::GatewayApiMissing => (Reason::GatewayApiMissing, GATEWAY_API_MISSING),
+            Self::Unwritten => (Reason::Pending, "the exposure is not written yet"),
             Self::Unasked | Self::Ingress | Self::Route(_) => return None,
         };
         Some(Verdict { ready: false, progress: Progress::Working, reason, message: message.to_owned() })
     }
 
     /// Says it.
-    pub fn tell(&self, expose: Option<&Expose>, conditions: &mut Conditions<'_>) {
+    pub fn set_conditions(&self, expose: Option<&Expose>, conditions: &mut Conditions<'_>) {
         let url = expose.and_then(addresses).map(|addresses| addresses.url).unwrap_or_default();
         let (state, reason, message) = match self {
-            Self::Unasked => (State::False, reason::DISABLED, "nothing is exposed".to_owned()),
-            Self::Unwritten => (State::False, reason::PENDING, "the exposure is not written yet".to_owned()),
-            Self::Ingress => (State::True, reason::EXPOSED, format!("the Ingress for {url} is written")),
+            Self::Unasked => (ConditionStatus::False, Reason::Disabled, "nothing is exposed".to_owned()),
+            Self::Unwritten => {
+                (ConditionStatus::False, Reason::Pending, "the exposure is not written yet".to_owned())
+            }
+            Self::Ingress => {
+                (ConditionStatus::True, Reason::Exposed, format!("the Ingress for {url} is written"))
+            }
             Self::Route(Acceptance::Accepted) => {
-                (State::True, reason::EXPOSED, format!("a Gateway accepts the route for {url}"))
+                (ConditionStatus::True, Reason::Exposed, format!("a Gateway accepts the route for {url}"))
             }
             Self::Route(Acceptance::Pending) => {
-                (State::Unknown, reason::PENDING, format!("no Gateway has answered for {url} yet"))
+                (ConditionStatus::Unknown, Reason::Pending, format!("no Gateway has answered for {url} yet"))
             }
-            Self::Route(Acceptance::Refused(why)) => (State::False, reason::ROUTE_NOT_ACCEPTED, why.clone()),
+            Self::Route(Acceptance::Refused(why)) => {
+                (ConditionStatus::False, Reason::RouteNotAccepted, why.clone())
+            }
             Self::GatewayApiMissing => {
-                (State::False, reason::GATEWAY_API_MISSING, GATEWAY_API_MISSING.to_owned())
+                (ConditionStatus::False, Reason::GatewayApiMissing, GATEWAY_API_MISSING.to_owned())
             }
         };
         conditions.set(kind::EXPOSED, state, reason, message);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::roll::Daemon;
+use crate::daemon_listing::Daemon;
 
 fn tags(list: &str) -> Tags {
     let pairs = list.split(',').filter_map(|pair| pair.split_once('='));
@@ -16,13 +16,13 @@ fn job(list: &str, waits: i64) -> Job {
     Job { tags, since: Some(at(1000 - waits)) }
 }
 
-fn roll(daemons: &[&str], jobs: Vec<Job>) -> Roll {
+fn roll(daemons: &[&str], jobs: Vec<Job>) -> DaemonListing {
     let daemons = daemons.iter().enumerate().map(|(n, list)| Daemon {
         name: format!("daemon-{n}"),
         tags: normal(&tags(list)),
         ..Daemon::default()
     });
-    Roll { daemons: daemons.collect(), jobs: Some(jobs), ..Roll::default() }
+    DaemonListing { daemons: daemons.collect(), jobs: Some(jobs), ..DaemonListing::default() }
 }
 
 fn pool(name: &str, list: &str) -> Pool {
@@ -34,7 +34,7 @@ fn pool(name: &str, list: &str) -> Pool {
     }
 }
 
-fn verdict(roll: &Roll, pools: &[Pool]) -> Jobs {
+fn verdict(listing: &DaemonListing, pools: &[Pool]) -> Jobs {
     judge(&[Organization { id: "org", name: "default", roll }], pools, at(1000))
 }
 
@@ -116,12 +116,13 @@ fn the_message_is_the_same_from_look_to_look_and_bounded() {
 
 #[test]
 fn what_could_not_be_asked_is_unknown_unless_a_job_is_known_to_be_stuck() {
-    let trouble = Trouble { reason: "Forbidden", message: "not permitted".into() };
-    let blind = Roll { jobs: None, trouble: Some(trouble.clone()), ..Roll::default() };
-    assert_eq!(verdict(&blind, &[]), Jobs::Unknown(trouble.clone()));
-    let old = Roll { outdated: true, trouble: Some(trouble.clone()), ..roll(&[], vec![job("", 100)]) };
-    assert_eq!(verdict(&old, &[]), Jobs::Unknown(trouble.clone()));
-    let recent = Roll { outdated: false, ..old };
+    let blocker = Blocker::new(Reason::Forbidden, "not permitted".into());
+    let blind = DaemonListing { jobs: None, blocker: Some(blocker.clone()), ..DaemonListing::default() };
+    assert_eq!(verdict(&blind, &[]), Jobs::Unknown(blocker.clone()));
+    let old =
+        DaemonListing { outdated: true, blocker: Some(blocker.clone()), ..listing(&[], vec![job("", 100)]) };
+    assert_eq!(verdict(&old, &[]), Jobs::Unknown(blocker.clone()));
+    let recent = DaemonListing { outdated: false, ..old };
     assert!(matches!(verdict(&recent, &[]), Jobs::Stuck(_)), "one failure withdraws nothing");
     let stuck = roll(&[], vec![job("", 100)]);
     let both = [("a", &blind), ("b", &stuck)].map(|(id, roll)| Organization { id, name: id, roll });

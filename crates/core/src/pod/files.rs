@@ -120,8 +120,8 @@ fn mount(volume: &str, path: String, key: Option<&str>) -> VolumeMount {
 
 /// The items without repetition, in order.
 fn unique<T: Ord + Copy>(items: impl Iterator<Item = T>) -> Vec<T> {
-    let mut seen = BTreeSet::new();
-    items.filter(|item| seen.insert(*item)).collect()
+    let mut observed = BTreeSet::new();
+    items.filter(|item| observed.insert(*item)).collect()
 }
 
 #[cfg(test)]

@@ -9,18 +9,18 @@ mod report;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use coder_k8s_api::condition::{kind, reason};
+use coder_k8s_api::{Reason, condition::kind};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Condition};
 
 pub use self::pod::Pod;
 use super::{
-    gate::{self, Gate},
-    keys::{Decision, Finding, Stage},
+    keys::{CredentialProgress, CredentialVerdict, Decision},
+    license_gate::{self, LicenseGate},
 };
 use crate::{
-    condition::{Conditions, State},
-    roll::{Daemon, Roll},
+    condition::{ConditionStatus, Conditions},
+    daemon_listing::{Daemon, DaemonListing},
     rollout::Rollout,
     version,
 };
@@ -30,9 +30,9 @@ const NAMED: usize = 3;
 
 /// What was observed.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct ObservedDaemons {
     /// What coderd last said of the organization. None: it was not asked yet in this process.
-    pub roll: Option<Arc<Roll>>,
+    pub listing: Option<Arc<DaemonListing>>,
     /// The pods. None: not looked at, or not to be had.
     pub pods: Option<Arc<Vec<Pod>>>,
     /// How long a daemon may take to connect after its pod is ready.
@@ -43,7 +43,7 @@ pub struct Seen {
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     /// What the condition says. None: what it said before.
-    verdict: Option<(State, &'static str, String)>,
+    verdict: Option<(ConditionStatus, Reason, String)>,
     /// The daemons that count. None: not known, and said as before.
     daemons: Option<Vec<Daemon>>,
     /// The version of coderd.
@@ -56,17 +56,17 @@ pub struct Health {
 
 /// What a verdict rests on.
 struct Facts<'a> {
-    wanted: i32,
+    desired: i32,
     ready: i32,
-    roll: Option<&'a Roll>,
+    listing: Option<&'a DaemonListing>,
     pods: Option<&'a [Pod]>,
     patience: SignedDuration,
     /// UUIDs of the keys of the pool.
     keys: Vec<String>,
-    gate: &'a Gate,
+    gate: &'a LicenseGate,
     /// Since when the license covers the pool.
     entitled: Option<Timestamp>,
-    key: &'a Finding,
+    key: &'a CredentialVerdict,
     /// The version of coderd.
     server: Option<&'a str>,
     /// What was said before.
@@ -83,27 +83,32 @@ pub fn keys(status: &coder_k8s_api::CoderProvisionerStatus) -> Vec<String> {
 }
 
 /// Judges, given the Deployment as it is now and what was decided of the key.
-pub fn judge(seen: &super::Seen, deployment: Option<&Deployment>, key: &Decision, now: Timestamp) -> Health {
-    let Some(status) = seen.object.status.as_ref() else { return Health::default() };
+pub fn judge(
+    observed: &super::Observed,
+    deployment: Option<&Deployment>,
+    key: &Decision,
+    now: Timestamp,
+) -> Health {
+    let Some(status) = observed.object.status.as_ref() else { return Health::default() };
     let rollout = Rollout::of(deployment);
     let condition = |type_: &str| status.workload.conditions.iter().find(|c| c.type_ == type_);
     let entitled = match condition(kind::EXTERNAL_PROVISIONERS_ENTITLED) {
         Some(said) if said.status == "True" => Some(said.last_transition_time.0),
         // It is about to be said.
-        Some(_) if seen.gate.verdict == gate::Verdict::Open => Some(now),
+        Some(_) if observed.gate.state == license_gate::GateState::Open => Some(now),
         _ => None,
     };
     let facts = Facts {
-        wanted: rollout.desired,
+        desired: rollout.desired,
         ready: rollout.ready,
-        roll: seen.daemons.roll.as_deref(),
-        pods: seen.daemons.pods.as_ref().map(|pods| pods.as_slice()),
-        patience: SignedDuration::try_from(seen.daemons.patience).unwrap_or(SignedDuration::MAX),
+        listing: observed.daemons.listing.as_deref(),
+        pods: observed.daemons.pods.as_ref().map(|pods| pods.as_slice()),
+        patience: SignedDuration::try_from(observed.daemons.patience).unwrap_or(SignedDuration::MAX),
         keys: keys(status),
-        gate: &seen.gate,
+        gate: &observed.gate,
         entitled,
-        key: &key.finding,
-        server: seen.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.version.as_deref()),
+        key: &key.verdict,
+        server: observed.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.version.as_deref()),
         said: condition(kind::DAEMONS_CONNECTED),
         now,
     };
@@ -112,7 +117,7 @@ pub fn judge(seen: &super::Seen, deployment: Option<&Deployment>, key: &Decision
 
 /// Why daemons are missing.
 enum Cause {
-    Said(&'static str, String),
+    Said(Reason, String),
     /// They never try again by themselves.
     Stopped(Vec<Pod>),
     /// They have so much time left.
@@ -121,35 +126,39 @@ enum Cause {
 
 impl<'a> Facts<'a> {
     fn judge(&self) -> Health {
-        let roll = self.roll.filter(|roll| !roll.outdated);
+        let roll = self.listing.filter(|roll| !roll.outdated);
         let live = roll.map(|roll| self.live(roll));
         let daemons = live.as_ref().map(|live| live.iter().map(|daemon| (*daemon).clone()).collect());
         let health = Health { daemons, server: self.server.map(str::to_owned), ..Health::default() };
-        let say = |state: State, reason, message: &str| Some((state, reason, message.to_owned()));
+        let say = |state: ConditionStatus, reason, message: &str| Some((state, reason, message.to_owned()));
         if self.ready == 0 {
-            let verdict = if self.wanted == 0 {
-                say(State::True, reason::SCALED_TO_ZERO, "no pods are asked for")
+            let verdict = if self.desired == 0 {
+                say(ConditionStatus::True, Reason::ScaledToZero, "no pods are asked for")
             } else {
-                say(State::False, reason::NO_PODS_READY, "no pod is ready")
+                say(ConditionStatus::False, Reason::NoPodsReady, "no pod is ready")
             };
             return Health { verdict, ..health };
         }
-        if let Some(trouble) = self.roll.filter(|roll| roll.outdated).and_then(|roll| roll.trouble.as_ref()) {
-            let message = format!("the daemons cannot be listed: {}", trouble.message);
-            return Health { verdict: say(State::Unknown, trouble.reason, &message), ..health };
+        if let Some(blocker) =
+            self.listing.filter(|roll| roll.outdated).and_then(|roll| roll.blocker.as_ref())
+        {
+            let message = format!("the daemons cannot be listed: {}", blocker.message);
+            return Health { verdict: say(ConditionStatus::Unknown, blocker.reason, &message), ..health };
         }
         let Some(live) = live else {
             // Asked within moments; what was said of daemons before stays said.
             let was_said = self.said.is_some_and(|said| {
-                said.reason != reason::NO_PODS_READY && said.reason != reason::SCALED_TO_ZERO
+                !matches!(Reason::of(said), Some(Reason::NoPodsReady | Reason::ScaledToZero))
             });
-            let verdict = if was_said { None } else { say(State::False, reason::CONNECTING, CONNECTING) };
+            let verdict =
+                if was_said { None } else { say(ConditionStatus::False, Reason::Connecting, CONNECTING) };
             return Health { verdict, ..health };
         };
         let shared = self.shared_name();
         let missing = self.missing(&live);
         if shared.is_none() && missing.is_empty() {
-            let verdict = say(State::True, reason::CONNECTED, "the daemon of every ready pod is connected");
+            let verdict =
+                say(ConditionStatus::True, Reason::Connected, "the daemon of every ready pod is connected");
             return Health { verdict, ..health };
         }
         let cause = shared
@@ -157,16 +166,22 @@ impl<'a> Facts<'a> {
             .or_else(|| self.taken(&missing))
             .unwrap_or_else(|| self.by_time(&missing, &live));
         match cause {
-            Cause::Said(reason, message) => Health { verdict: say(State::False, reason, &message), ..health },
+            Cause::Said(reason, message) => {
+                Health { verdict: say(ConditionStatus::False, reason, &message), ..health }
+            }
             Cause::Stopped(restart) => {
                 let names = some_of(restart.iter().map(|pod| &*pod.name));
                 let message = format!(
                     "daemons that coderd refused for want of a license never try again: {names} start anew"
                 );
-                Health { verdict: say(State::False, "StoppedTrying", &message), restart, ..health }
+                Health {
+                    verdict: say(ConditionStatus::False, Reason::StoppedTrying, &message),
+                    restart,
+                    ..health
+                }
             }
             Cause::Connecting(left) => Health {
-                verdict: say(State::False, reason::CONNECTING, CONNECTING),
+                verdict: say(ConditionStatus::False, Reason::Connecting, CONNECTING),
                 again: Duration::try_from(left).ok(),
                 ..health
             },
@@ -174,8 +189,8 @@ impl<'a> Facts<'a> {
     }
 
     /// The daemons of the pool that coderd lists and whose pods there are. coderd lists one for 90 seconds after it left.
-    fn live(&self, roll: &'a Roll) -> Vec<&'a Daemon> {
-        let ours = roll.daemons.iter().filter(|daemon| self.keys.contains(&daemon.key));
+    fn live(&self, listing: &'a DaemonListing) -> Vec<&'a Daemon> {
+        let ours = listing.daemons.iter().filter(|daemon| self.keys.contains(&daemon.key));
         match self.pods.filter(|pods| pods.iter().all(|pod| pod.daemon.is_some())) {
             None => ours.collect(),
             Some(pods) => ours
@@ -185,7 +200,7 @@ impl<'a> Facts<'a> {
     }
 
     fn ready_pods(&self) -> impl Iterator<Item = &'a Pod> {
-        self.pods.unwrap_or_default().iter().filter(|pod| pod.ready_since.is_some() && !pod.is_going)
+        self.pods.unwrap_or_default().iter().filter(|pod| pod.ready_since.is_some() && !pod.is_deleting)
     }
 
     /// Ready pods without a daemon. Where it cannot be told which: all of them, if daemons are too few.
@@ -215,12 +230,12 @@ impl<'a> Facts<'a> {
              out of the spec, or let them differ with $(POD_NAME)",
             some_of(pods)
         );
-        Some(Cause::Said("DuplicateName", message))
+        Some(Cause::Said(Reason::DuplicateName, message))
     }
 
     /// The license keeps them out.
     fn closed(&self) -> Option<Cause> {
-        (self.gate.verdict == gate::Verdict::Closed).then(|| {
+        (self.gate.state == license_gate::GateState::Closed).then(|| {
             let message = format!("coderd refuses the daemons: {}", self.gate.message);
             Cause::Said(self.gate.reason, message)
         })
@@ -230,20 +245,20 @@ impl<'a> Facts<'a> {
     fn taken(&self, missing: &[Pod]) -> Option<Cause> {
         let name = missing.iter().find_map(|pod| {
             let name = pod.daemon.as_ref()?;
-            let holder = self.roll?.daemons.iter().find(|daemon| daemon.name == *name)?;
+            let holder = self.listing?.daemons.iter().find(|daemon| daemon.name == *name)?;
             (!self.keys.contains(&holder.key)).then_some(name)
         })?;
         let message =
             format!("a daemon with another key is called {name}: names are unique in an organization");
-        Some(Cause::Said("DuplicateName", message))
+        Some(Cause::Said(Reason::DuplicateName, message))
     }
 
     /// coderd does not know the key any more. A key that is merely being replaced keeps its sessions.
     fn dead_key(&self, live: &[&Daemon]) -> Option<Cause> {
-        let is_replaced = matches!(self.key.stage, Stage::Working | Stage::Stalled);
+        let is_replaced = matches!(self.key.stage, CredentialProgress::Working | CredentialProgress::Stalled);
         (is_replaced && live.is_empty()).then(|| {
             let message = format!("coderd does not accept the key that the pods have: {}", self.key.message);
-            Cause::Said("KeyNotAccepted", message)
+            Cause::Said(Reason::KeyNotAccepted, message)
         })
     }
 
@@ -256,7 +271,7 @@ impl<'a> Facts<'a> {
              leave it out",
             self.server.unwrap_or_default()
         );
-        Some(Cause::Said("VersionRefused", message))
+        Some(Cause::Said(Reason::VersionRefused, message))
     }
 
     fn is_newer(&self, image: &str) -> bool {
@@ -276,7 +291,7 @@ impl<'a> Facts<'a> {
         let longest = missing.iter().map(left).max().unwrap_or_default();
         let overdue = missing.iter().filter(|pod| !left(pod).is_positive());
         let stopped: Vec<_> = overdue.filter(|pod| self.is_before_license(pod)).cloned().collect();
-        if !stopped.is_empty() && self.gate.verdict == gate::Verdict::Open {
+        if !stopped.is_empty() && self.gate.state == license_gate::GateState::Open {
             return Cause::Stopped(stopped);
         }
         if longest.is_positive() {
@@ -288,9 +303,9 @@ impl<'a> Facts<'a> {
         let names = some_of(missing.iter().map(|pod| &*pod.name).filter(|name| !name.is_empty()));
         let of = if names.is_empty() { String::new() } else { format!(" of {names}") };
         let (reason, what) = if live.is_empty() {
-            ("NoneConnected", "no daemon is connected to coderd".to_owned())
+            (Reason::NoneConnected, "no daemon is connected to coderd".to_owned())
         } else {
-            ("SomeConnected", format!("the daemon{of} is not connected to coderd"))
+            (Reason::SomeConnected, format!("the daemon{of} is not connected to coderd"))
         };
         Cause::Said(reason, format!("{what}, though the pods are ready: {}", self.hint(missing)))
     }
@@ -321,13 +336,13 @@ const CONNECTING: &str = "the pods are ready, and not every daemon is connected 
 impl Health {
     /// Whether somebody is waited for who may connect any moment.
     pub fn is_expecting(&self) -> bool {
-        self.verdict.as_ref().is_some_and(|(_, reason, _)| *reason == reason::CONNECTING)
+        self.verdict.as_ref().is_some_and(|(_, reason, _)| *reason == Reason::Connecting)
     }
 
     /// Says it.
-    pub fn tell(&self, conditions: &mut Conditions<'_>) {
+    pub fn set_conditions(&self, conditions: &mut Conditions<'_>) {
         if let Some((state, reason, message)) = &self.verdict {
-            conditions.set(kind::DAEMONS_CONNECTED, *state, reason, message.clone());
+            conditions.set(kind::DAEMONS_CONNECTED, *state, *reason, message.clone());
         }
     }
 }

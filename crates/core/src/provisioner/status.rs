@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderProvisionerStatus, condition::kind};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderProvisionerStatus, Reason, condition::kind};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
 use super::{
-    Plan, Seen,
+    Observed, Plan,
     daemons::Health,
-    gate,
-    keys::{Decision, Next, TOLD},
+    keys::{CONDITIONS, Decision, NextStep},
+    license_gate,
 };
 use crate::{
     condition::Conditions,
-    credential::{self, Standing},
+    credential::{self, CredentialStanding},
     object,
-    outcome::{Done, Failure},
+    outcome::{ActResult, Blocker},
     rollout::Rollout,
     workload, workspace_access,
 };
@@ -26,46 +26,46 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// What went wrong with children.
-    pub done: Done,
+    pub done: ActResult,
     /// The Deployment as it is now.
     pub deployment: Option<Arc<Deployment>>,
     /// What pods of a rollout that does not get on say.
-    pub pods_say: Option<String>,
+    pub pod_message: Option<String>,
     /// Grants that failed, with the namespace.
-    pub ungranted: Vec<(String, Failure)>,
+    pub grant_blockers: Vec<(String, Blocker)>,
 }
 
 impl Outcome {
     /// All that failed, for the retry.
-    pub fn into_done(self) -> Done {
+    pub fn into_done(self) -> ActResult {
         let mut done = self.done;
-        done.failures.extend(self.ungranted.into_iter().map(|(_, failure)| failure));
+        done.failures.extend(self.grant_blockers.into_iter().map(|(_, failure)| failure));
         done
     }
 }
 
 /// Says how things stand after the plan was carried out as far as the outcome tells, and the key as far as decided.
 pub fn status(
-    seen: &Seen,
+    observed: &Observed,
     plan: &Plan,
     outcome: &Outcome,
     key: &Decision,
     daemons: &Health,
     now: Timestamp,
 ) -> CoderProvisionerStatus {
-    let object = &*seen.object;
+    let object = &*observed.object;
     let generation = object.metadata.generation;
     let before = object.status.clone().unwrap_or_default();
     let mut next = before.clone();
-    if let Next::Record(record) = &key.next {
+    if let NextStep::Record(record) = &key.next {
         record.write(&mut next);
     }
     let rollout = Rollout::of(outcome.deployment.as_deref());
     let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
-    if object::is_going(object) {
-        let ungranted = || outcome.ungranted.first().map(|(_, failure)| failure);
-        let failure = outcome.done.failures.first().or_else(ungranted);
-        credential::say_going(&mut conditions, failure, &key.finding);
+    if object::is_deleting(object) {
+        let grant_blockers = || outcome.grant_blockers.first().map(|(_, failure)| failure);
+        let failure = outcome.done.failures.first().or_else(grant_blockers);
+        credential::set_deleting(&mut conditions, failure, &key.verdict);
         let workload = coder_k8s_api::WorkloadStatus {
             observed_generation: generation,
             conditions: conditions.into_vec(),
@@ -74,27 +74,27 @@ pub fn status(
         return CoderProvisionerStatus { workload, ..next };
     }
     let plane = object.spec.control_plane_ref.name.as_str();
-    credential::say_control_plane(&mut conditions, plane, control_plane(seen));
-    say_credentials(&mut conditions, seen);
-    let gate::Gate { reason: why, message, .. } = &seen.gate;
-    conditions.set(kind::EXTERNAL_PROVISIONERS_ENTITLED, seen.gate.state(), why, message.clone());
-    key.finding.tell(&mut conditions, &TOLD);
+    credential::set_control_plane_ready(&mut conditions, plane, control_plane(observed));
+    set_credentials_ready(&mut conditions, observed);
+    let license_gate::LicenseGate { reason: why, message, .. } = &observed.gate;
+    conditions.set(kind::EXTERNAL_PROVISIONERS_ENTITLED, observed.gate.state(), *why, message.clone());
+    key.verdict.set_conditions(&mut conditions, &CONDITIONS);
     let said_ready = conditions.said(kind::PROVISIONER_KEY_READY).is_some_and(|c| c.status == "True");
-    let standing = Standing {
-        finding: &key.finding,
+    let standing = CredentialStanding {
+        verdict: &key.verdict,
         said_good: said_ready,
-        gate: Some(&seen.gate),
-        can_run: outcome.deployment.is_some() || seen.image().is_some(),
+        gate: Some(&observed.gate),
+        can_run: outcome.deployment.is_some() || observed.image().is_some(),
         rollout: &rollout,
-        pods_say: outcome.pods_say.as_deref(),
+        pod_message: outcome.pod_message.as_deref(),
     };
-    let verdict = standing.hindrance().unwrap_or_else(|| standing.ready());
+    let verdict = standing.not_ready().unwrap_or_else(|| standing.ready());
     conditions.set_common(&outcome.done, verdict);
-    say_deployment(&mut conditions, &rollout, outcome.pods_say.as_deref());
-    daemons.tell(&mut conditions);
+    set_deployment_ready(&mut conditions, &rollout, outcome.pod_message.as_deref());
+    daemons.set_conditions(&mut conditions);
     next.daemons = daemons.report(before.daemons.as_ref(), now);
     let own = object.namespace().unwrap_or_default();
-    workspace_access::tell(&mut conditions, &own, &plan.workspaces, &outcome.ungranted);
+    workspace_access::set_conditions(&mut conditions, &own, &plan.workspaces, &outcome.grant_blockers);
     conditions.clear(kind::PAUSED);
     let workload =
         workload::status(&before.workload, generation, outcome.deployment.as_deref(), &rollout, conditions);
@@ -104,36 +104,41 @@ pub fn status(
 /// The status of an object that is not to be touched: as it was, and why nothing moves.
 pub fn paused(object: &CoderProvisioner, now: Timestamp) -> CoderProvisionerStatus {
     let mut status = object.status.clone().unwrap_or_default();
-    workload::say_paused(&mut status.workload, object.metadata.generation, now);
+    workload::set_paused(&mut status.workload, object.metadata.generation, now);
     status
 }
 
 /// The control plane, if daemons can join it.
-pub fn control_plane(seen: &Seen) -> Result<&CoderControlPlane, String> {
-    let name = seen.object.spec.control_plane_ref.name.as_str();
-    credential::usable(name, seen.control_plane.as_deref(), seen.deployment_id.as_ref())
+pub fn control_plane(observed: &Observed) -> Result<&CoderControlPlane, String> {
+    let name = observed.object.spec.control_plane_ref.name.as_str();
+    credential::usable(name, observed.control_plane.as_deref(), observed.deployment_id.as_ref())
 }
 
 /// Of a pool the existing operator says whether any pod is ready, and so do scripts that wait for it. Whether all are as
 /// the spec asks is what `Ready` says.
-fn say_deployment(conditions: &mut Conditions<'_>, rollout: &Rollout, pods_say: Option<&str>) {
-    let (ready, reason) =
-        if rollout.ready > 0 { (true, "MinimumReplicasReady") } else { (false, "NoReplicasReady") };
-    conditions.set(kind::DEPLOYMENT_READY, ready, reason, workload::with_words(rollout, pods_say));
+fn set_deployment_ready(conditions: &mut Conditions<'_>, rollout: &Rollout, pod_message: Option<&str>) {
+    let (ready, reason) = if rollout.ready > 0 {
+        (true, Reason::MinimumReplicasReady)
+    } else {
+        (false, Reason::NoReplicasReady)
+    };
+    conditions.set(kind::DEPLOYMENT_READY, ready, reason, workload::with_words(rollout, pod_message));
 }
 
-fn say_credentials(conditions: &mut Conditions<'_>, seen: &Seen) {
-    let (type_, other) = if seen.object.spec.bootstrap.is_some() {
+fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
+    let (type_, other) = if observed.object.spec.bootstrap.is_some() {
         (kind::BOOTSTRAP_SECRET_READY, kind::OPERATOR_ACCESS_READY)
     } else {
         (kind::OPERATOR_ACCESS_READY, kind::BOOTSTRAP_SECRET_READY)
     };
     conditions.clear(other);
-    match &seen.credentials {
+    match &observed.credentials {
         Ok(()) if type_ == kind::BOOTSTRAP_SECRET_READY => {
-            conditions.set(type_, true, "BootstrapSecretAvailable", "the Secret holds a token");
+            conditions.set(type_, true, Reason::BootstrapSecretAvailable, "the Secret holds a token");
         }
-        Ok(()) => conditions.set(type_, true, "OperatorAccessReady", "the control plane's token is used"),
-        Err(trouble) => conditions.set(type_, false, trouble.reason, trouble.message.clone()),
+        Ok(()) => {
+            conditions.set(type_, true, Reason::OperatorAccessReady, "the control plane's token is used")
+        }
+        Err(blocker) => conditions.set(type_, false, blocker.reason, blocker.message.clone()),
     }
 }

@@ -9,11 +9,11 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::{HTTP, Seen, addresses, names};
+use super::{HTTP, Observed, addresses, names};
 use crate::{
     pod::{self, Needs, env, files, variable},
     service::HTTPS,
-    sources::AllFound,
+    sources::SourceContents,
     workload::Run,
 };
 
@@ -30,8 +30,8 @@ const DERP: &str = "CODER_DERP_SERVER_ENABLE";
 const GRACE: i64 = 70;
 
 /// The Deployment, given what pods are to run with and whether they have IPv6 addresses. None: no image is known yet.
-pub fn build(seen: &Seen, sources: &AllFound, run: &Run, ipv6: bool) -> Option<Deployment> {
-    let spec = &seen.object.spec;
+pub fn build(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: bool) -> Option<Deployment> {
+    let spec = &observed.object.spec;
     let mut ports = vec![pod::port("http", HTTP)];
     if !spec.tls.secret_names.is_empty() {
         ports.push(pod::port("https", HTTPS));
@@ -44,25 +44,25 @@ pub fn build(seen: &Seen, sources: &AllFound, run: &Run, ipv6: bool) -> Option<D
     let derp_only = spec.derp_only.then(|| "--derp-only".to_owned());
     let container = Container {
         name: CONTAINER.to_owned(),
-        image: Some(seen.image()?),
+        image: Some(observed.image()?),
         // The entrypoint of the image starts a server.
         command: Some(vec!["coder".to_owned()]),
         args: Some(args.into_iter().chain(derp_only).collect()),
-        env: Some(environment(seen, sources, run, ipv6)),
+        env: Some(environment(observed, sources, run, ipv6)),
         ports: Some(ports),
         readiness_probe: pod::probe(&spec.readiness_probe, true, "/healthz", "http"),
         liveness_probe: pod::probe(&spec.liveness_probe, false, "/healthz", "http"),
         ..Container::default()
     };
     let needs = Needs {
-        name: names::child(&seen.object.name_any()),
-        selector: seen.selector(),
+        name: names::child(&observed.object.name_any()),
+        selector: observed.selector(),
         replicas: Some(spec.replicas),
         container,
         files: files::certificates(&spec.tls, &spec.pod.certs.secrets, &spec.pod.volumes),
-        service_account: seen.service_account(),
+        service_account: observed.service_account(),
         annotations: BTreeMap::new(),
-        pod_annotations: pod_annotations(seen, sources, run),
+        pod_annotations: pod_annotations(observed, sources, run),
         grace_seconds: GRACE,
         drains: true,
         spread: true,
@@ -71,8 +71,8 @@ pub fn build(seen: &Seen, sources: &AllFound, run: &Run, ipv6: bool) -> Option<D
 }
 
 /// The operator's entries. The first two are where the existing operator puts them.
-fn environment(seen: &Seen, sources: &AllFound, run: &Run, ipv6: bool) -> Vec<EnvVar> {
-    let spec = &seen.object.spec;
+fn environment(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: bool) -> Vec<EnvVar> {
+    let spec = &observed.object.spec;
     let token =
         SecretKeySelector { name: run.secret.name.clone(), key: run.secret.key.clone(), optional: None };
     let from = EnvVarSource { secret_key_ref: Some(token), ..EnvVarSource::default() };
@@ -85,7 +85,7 @@ fn environment(seen: &Seen, sources: &AllFound, run: &Run, ipv6: bool) -> Vec<En
         // Replicas relay for each other by the addresses of their pods. Set for one too, so that scaling restarts nobody.
         all.extend(pod::relay(ipv6, HTTP));
     }
-    all.extend(addresses(&seen.object).settled(&spec.pod, sources).env);
+    all.extend(addresses(&observed.object).settled(&spec.pod, sources).env);
     if !spec.tls.secret_names.is_empty() {
         all.extend(files::serving(&spec.tls, &pod::listen(ipv6, HTTPS)));
     }
@@ -95,8 +95,8 @@ fn environment(seen: &Seen, sources: &AllFound, run: &Run, ipv6: bool) -> Vec<En
     all
 }
 
-fn pod_annotations(seen: &Seen, sources: &AllFound, run: &Run) -> BTreeMap<String, String> {
-    let spec = &seen.object.spec;
+fn pod_annotations(observed: &Observed, sources: &SourceContents, run: &Run) -> BTreeMap<String, String> {
+    let spec = &observed.object.spec;
     let mut all = pod::annotations(&spec.pod, sources, &spec.prometheus);
     if !run.checksum.is_empty() {
         all.insert(annotation::PROXY_TOKEN_CHECKSUM.to_owned(), run.checksum.clone());
@@ -105,8 +105,8 @@ fn pod_annotations(seen: &Seen, sources: &AllFound, run: &Run) -> BTreeMap<Strin
 }
 
 /// Whether the user gives pods the address to connect to: it is none of the registration's business.
-pub fn own_url(seen: &Seen) -> bool {
-    env::find(&seen.object.spec.pod.extra_env, PRIMARY).is_some()
+pub fn own_url(observed: &Observed) -> bool {
+    env::find(&observed.object.spec.pod.extra_env, PRIMARY).is_some()
 }
 
 /// What the pods of a template run with. None: it is not that of a proxy.

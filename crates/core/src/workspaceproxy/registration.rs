@@ -2,7 +2,7 @@
 //! is, is lost or dead.
 //!
 //! A pass is a loop, as it is for the keys of pools: [`decide`] says what to look at, and is asked again with what was
-//! seen; or it says the one thing to do next. What is remembered is in the [`Record`], which is the object's status, and
+//! seen; or it says the one thing to do next. What is remembered is in the [`RegistrationRecord`], which is the object's status, and
 //! in the annotations of the Secret. The process may die before and after every effect.
 //!
 //! A token says itself which registration it is for. A registration is ours if its UUID is on the status, in the
@@ -13,28 +13,31 @@
 //! made that the status does not announce. No registration is deleted before its successor runs.
 //!
 //! What the one who carries it out must hold to:
-//! - [`Next::Record`] is written with the resourceVersion that was decided on, and ends the pass.
-//! - before [`Next::Do`] the object is read live; a Secret is written onto the version that was decided on.
-//! - what [`Decision::notes`] says is told before [`Next`] is done.
+//! - [`NextStep::Record`] is written with the resourceVersion that was decided on, and ends the pass.
+//! - before [`NextStep::Act`] the object is read live; a Secret is written onto the version that was decided on.
+//! - what [`Decision::events`] says is told before [`NextStep`] is done.
 
-mod called;
 mod decide;
+mod deletion;
 mod direct;
-mod finding;
-mod going;
+mod effect;
+mod naming;
+mod observed;
 mod record;
 mod retire;
-mod seen;
 mod status;
-mod step;
 #[cfg(test)]
 mod tests;
 mod token;
+mod verdict;
 
 pub use self::{
-    decide::{CREDENTIALS_MISSING, DEPLOYMENT_CHANGED, URL_NOT_ALLOWED, decide, health},
-    finding::{Finding, Stage, TOLD},
-    record::{Pending, Record, Registration, Stale},
-    seen::{Given, Listed, Listing, Marks, Proof, Secret, Seen, Token, Wanted, token_id},
-    step::{Act, Decision, Health, Look, Next, Settings, Step},
+    decide::{decide, health},
+    effect::{Decision, Effect, Health, NextStep, ProxyProfile, RegistrationEffect, RegistrationQuery},
+    observed::{
+        DesiredRegistration, ListedProxy, Listing, ObservedRegistration, RegistrationMarks, Secret,
+        SuppliedToken, TokenFacts, TokenProof, token_id,
+    },
+    record::{RegistrationIntent, RegistrationRecord, RegistrationRef, RetiredRegistration},
+    verdict::{CONDITIONS, CredentialProgress, CredentialVerdict},
 };

@@ -1,36 +1,36 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{place::SecretPlace, sources::AllFound, workload::Run};
+use crate::{sources::SourceContents, target::SecretDataRef, workload::Run};
 
-fn seen(spec: Value) -> Seen {
+fn observed(spec: Value) -> Observed {
     let mut object = CoderWorkspaceProxy::new("eu", serde_json::from_value(spec).unwrap());
     object.metadata.namespace = Some("ns".into());
-    Seen {
+    Observed {
         object: Arc::new(object),
         control_plane: None,
         children: Children::default(),
-        sources: Ok(AllFound::new()),
+        sources: Ok(SourceContents::new()),
         gateway_api: false,
         gate: None,
         credentials: None,
     }
 }
 
-fn direct(more: &Value) -> Seen {
+fn direct(more: &Value) -> Observed {
     let mut spec =
         json!({"primaryAccessURL": "https://coder.example.com", "proxySessionTokenSecretRef": {"name": "t"}});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    seen(spec)
+    observed(spec)
 }
 
 fn run() -> Run {
-    let secret = SecretPlace { name: "t".into(), key: "token".into() };
+    let secret = SecretDataRef { name: "t".into(), key: "token".into() };
     Run { secret, checksum: "sum".into(), url: "https://coder.example.com".into() }
 }
 
-fn container(seen: &Seen) -> Value {
-    let made = deployment::build(seen, &AllFound::new(), &run(), false).unwrap();
+fn container(observed: &Observed) -> Value {
+    let made = deployment::build(observed, &SourceContents::new(), &run(), false).unwrap();
     serde_json::to_value(made).unwrap()["spec"]["template"]["spec"]["containers"][0].clone()
 }
 
@@ -89,11 +89,11 @@ fn the_address_is_given_or_exposed_or_that_of_the_service() {
 
 #[test]
 fn certificates_make_the_proxy_and_its_service_speak_https() {
-    let seen = direct(&json!({"tls": {"secretNames": ["cert"]}}));
-    let made = container(&seen);
+    let observed = direct(&json!({"tls": {"secretNames": ["cert"]}}));
+    let made = container(&observed);
     assert_eq!(variable(&made, "CODER_TLS_ADDRESS")["value"], "0.0.0.0:8443");
     assert_eq!(made["ports"][1]["containerPort"], 8443);
-    let service = serde_json::to_value(decide(&seen).unwrap().service).unwrap();
+    let service = serde_json::to_value(decide(&observed).unwrap().service).unwrap();
     let ports: Vec<_> =
         service["spec"]["ports"].as_array().unwrap().iter().map(|port| port["targetPort"].clone()).collect();
     assert_eq!(ports, [json!(3001), json!(8443)]);
@@ -101,7 +101,7 @@ fn certificates_make_the_proxy_and_its_service_speak_https() {
 
 #[test]
 fn the_checksum_of_the_token_is_on_the_pods_and_read_back() {
-    let made = deployment::build(&direct(&json!({})), &AllFound::new(), &run(), false).unwrap();
+    let made = deployment::build(&direct(&json!({})), &SourceContents::new(), &run(), false).unwrap();
     let template = made.spec.unwrap().template;
     assert_eq!(deployment::run_of(&template), Some(run()));
     let all = template.metadata.unwrap().annotations.unwrap();
@@ -110,14 +110,14 @@ fn the_checksum_of_the_token_is_on_the_pods_and_read_back() {
 
 #[test]
 fn with_a_control_plane_the_image_and_the_address_follow_it() {
-    let mut seen = seen(json!({"controlPlaneRef": {"name": "coder"}}));
-    assert_eq!(seen.image(), None, "until it has rolled out");
+    let mut observed = observed(json!({"controlPlaneRef": {"name": "coder"}}));
+    assert_eq!(observed.image(), None, "until it has rolled out");
     let mut plane = CoderControlPlane::new("coder", serde_json::from_value(json!({})).unwrap());
     plane.metadata.namespace = Some("ns".into());
-    assert_eq!(primary_url(&seen.object, Some(&plane)).unwrap(), "http://coder.ns.svc.cluster.local:80");
+    assert_eq!(primary_url(&observed.object, Some(&plane)).unwrap(), "http://coder.ns.svc.cluster.local:80");
     let status = json!({"image": "i:1", "accessURL": "https://coder.example.com"});
     plane.status = Some(serde_json::from_value(status).unwrap());
-    assert_eq!(primary_url(&seen.object, Some(&plane)).unwrap(), "https://coder.example.com");
-    seen.control_plane = Some(Arc::new(plane));
-    assert_eq!(seen.image().unwrap(), "i:1");
+    assert_eq!(primary_url(&observed.object, Some(&plane)).unwrap(), "https://coder.example.com");
+    observed.control_plane = Some(Arc::new(plane));
+    assert_eq!(observed.image().unwrap(), "i:1");
 }

@@ -250,6 +250,6 @@ async fn a_busy_server_is_left_alone_for_as_long_as_it_asks() {
     let guard = Guard::new(settings()).unwrap();
     let client = ClientBuilder::new(service, "default").with_layer(&guard).build();
     let error = Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
-    let failure = crate::failure::judge("read x", &error);
+    let failure = crate::failure::from_kube("read x", &error);
     assert_eq!(failure.retry, coder_k8s_core::outcome::Retry::After(7 * SECOND));
 }

@@ -15,14 +15,14 @@ use tokio::sync::watch;
 /// The gates of the process. Clones share them. Without any gate it is not ready: nothing has started yet.
 #[derive(Clone)]
 pub struct Readiness {
-    gates: Arc<Mutex<Vec<Named>>>,
+    checks: Arc<Mutex<Vec<Named>>>,
     /// Counts the changes of gates, for those who wait for one.
     changes: watch::Sender<u64>,
 }
 
 impl Default for Readiness {
     fn default() -> Self {
-        Self { gates: Arc::default(), changes: watch::Sender::new(0) }
+        Self { checks: Arc::default(), changes: watch::Sender::new(0) }
     }
 }
 
@@ -34,7 +34,7 @@ struct Named {
 
 /// One condition of readiness, in the hands of its owner.
 #[derive(Clone, Debug)]
-pub struct Gate {
+pub struct ReadyCheck {
     failing: Arc<Mutex<Option<String>>>,
     refused: Arc<AtomicBool>,
     changes: watch::Sender<u64>,
@@ -53,15 +53,15 @@ impl Readiness {
     }
 
     /// Adds a gate that fails with "not started" until its owner says otherwise.
-    pub fn gate(&self, name: impl Into<String>) -> Gate {
-        let gate = Gate {
+    pub fn ready_check(&self, name: impl Into<String>) -> ReadyCheck {
+        let check = ReadyCheck {
             failing: Arc::new(Mutex::new(Some("not started".into()))),
             refused: Arc::default(),
             changes: self.changes.clone(),
         };
-        let asked = gate.clone();
+        let asked = check.clone();
         self.check(name, move || asked.failing.lock().clone().map_or(Ok(()), Err));
-        gate
+        check
     }
 
     /// Adds a gate that is computed each time; it must answer at once.
@@ -70,7 +70,7 @@ impl Readiness {
         name: impl Into<String>,
         ask: impl Fn() -> Result<(), String> + Send + Sync + 'static,
     ) {
-        self.gates.lock().push(Named { name: name.into(), ask: Arc::new(ask) });
+        self.checks.lock().push(Named { name: name.into(), ask: Arc::new(ask) });
     }
 
     /// Counts the changes of gates: take it, look at the gates, and wait for it to move on.
@@ -85,9 +85,9 @@ impl Readiness {
 
     pub(super) fn report(&self) -> Report {
         // A check may be slow or look at us: the lock is not held while asking.
-        let gates = self.gates.lock().clone();
-        let mut report = Report { ready: !gates.is_empty(), text: String::new() };
-        for Named { name, ask } in gates {
+        let checks = self.checks.lock().clone();
+        let mut report = Report { ready: !checks.is_empty(), text: String::new() };
+        for Named { name, ask } in checks {
             // invariant: writing to a String does not fail.
             let _ = match ask() {
                 Ok(()) => writeln!(report.text, "[+] {name} ok"),
@@ -102,7 +102,7 @@ impl Readiness {
     }
 }
 
-impl Gate {
+impl ReadyCheck {
     /// The condition holds.
     pub fn pass(&self) {
         self.refused.store(false, Ordering::SeqCst);
@@ -153,8 +153,8 @@ mod tests {
     fn it_is_ready_when_every_gate_passes() {
         let readiness = Readiness::new();
         assert!(!readiness.is_ready(), "nothing has started");
-        let planes = readiness.gate("watch codercontrolplanes");
-        let secrets = readiness.gate("watch secrets");
+        let planes = readiness.ready_check("watch codercontrolplanes");
+        let secrets = readiness.ready_check("watch secrets");
         let alive = Arc::new(AtomicBool::new(true));
         let asked = alive.clone();
         readiness.check("lease loop", move || {

@@ -27,12 +27,12 @@ async fn look(router: &Router, path: &str) -> (u16, String) {
 #[tokio::test]
 async fn probes_tell_life_from_readiness() {
     let readiness = Readiness::new();
-    let gate = readiness.gate("watch secrets");
+    let check = readiness.ready_check("watch secrets");
     let router = probes(readiness);
     assert_eq!(look(&router, "/livez").await, (200, "ok".into()));
     assert_eq!(look(&router, "/healthz").await, (200, "ok".into()));
     assert_eq!(look(&router, "/readyz").await, (503, "[-] watch secrets: not started\nnot ready\n".into()));
-    gate.pass();
+    check.pass();
     assert_eq!(look(&router, "/readyz").await, (200, "[+] watch secrets ok\nok\n".into()));
 }
 

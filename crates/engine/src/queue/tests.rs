@@ -11,7 +11,7 @@ fn queue() -> Queue {
 }
 
 /// Runs the queue for `time` with jobs that take `each`, and returns who ran when, in milliseconds.
-async fn run(queue: &Queue, time: Duration, each: Duration, next: Next) -> Vec<(String, u128)> {
+async fn run(queue: &Queue, time: Duration, each: Duration, next: Action) -> Vec<(String, u128)> {
     let (start, log) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let stop = CancellationToken::new();
     let jobs = queue.run(2, stop.clone(), Duration::from_secs(10), |key| {
@@ -38,36 +38,36 @@ async fn run(queue: &Queue, time: Duration, each: Duration, next: Next) -> Vec<(
 async fn an_object_waits_only_once() {
     let queue = queue();
     for _ in 0..5 {
-        queue.wake(key("a"));
+        queue.enqueue(key("a"));
     }
     assert_eq!(queue.depth(), 1);
-    let ran = run(&queue, Duration::from_secs(1), Duration::from_millis(10), Next::OnChange).await;
+    let ran = run(&queue, Duration::from_secs(1), Duration::from_millis(10), Action::AwaitChange).await;
     assert_eq!(ran.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_object_woken_while_it_runs_runs_once_more() {
     let queue = queue();
-    queue.wake(key("a"));
+    queue.enqueue(key("a"));
     let waker = queue.clone();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        waker.wake(key("a"));
-        waker.wake(key("a"));
+        waker.enqueue(key("a"));
+        waker.enqueue(key("a"));
     });
-    let ran = run(&queue, Duration::from_secs(1), Duration::from_millis(100), Next::OnChange).await;
+    let ran = run(&queue, Duration::from_secs(1), Duration::from_millis(100), Action::AwaitChange).await;
     assert_eq!(ran, [("a".to_owned(), 0), ("a".to_owned(), 100)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_wake_up_with_patience_never_postpones_another() {
     let queue = queue();
-    queue.wake_within(key("a"), Duration::from_secs(5));
-    queue.wake_within(key("a"), Duration::from_secs(2));
-    queue.wake_within(key("a"), Duration::from_secs(9));
-    queue.wake_within(key("b"), Duration::from_secs(5));
-    queue.wake(key("b"));
-    let ran = run(&queue, Duration::from_secs(20), Duration::ZERO, Next::OnChange).await;
+    queue.enqueue_within(key("a"), Duration::from_secs(5));
+    queue.enqueue_within(key("a"), Duration::from_secs(2));
+    queue.enqueue_within(key("a"), Duration::from_secs(9));
+    queue.enqueue_within(key("b"), Duration::from_secs(5));
+    queue.enqueue(key("b"));
+    let ran = run(&queue, Duration::from_secs(20), Duration::ZERO, Action::AwaitChange).await;
     assert_eq!(ran, [("b".to_owned(), 0), ("a".to_owned(), 2000)]);
 }
 
@@ -75,11 +75,11 @@ async fn a_wake_up_with_patience_never_postpones_another() {
 async fn nothing_is_kept_of_an_object_that_is_gone() {
     let queue = queue();
     for name in ["a", "b"] {
-        queue.wake(key(name));
+        queue.enqueue(key(name));
     }
     queue.forget(&key("a"));
     assert_eq!((queue.depth(), queue.shared.state.lock().doing.len()), (1, 1));
-    let ran = run(&queue, Duration::from_secs(1), Duration::ZERO, Next::OnChange).await;
+    let ran = run(&queue, Duration::from_secs(1), Duration::ZERO, Action::AwaitChange).await;
     assert_eq!(ran.len(), 1);
     assert!(queue.shared.state.lock().doing.is_empty());
 }
@@ -88,7 +88,7 @@ async fn nothing_is_kept_of_an_object_that_is_gone() {
 async fn a_slow_object_delays_no_other() {
     let queue = queue();
     for name in ["slow", "a", "b", "c"] {
-        queue.wake(key(name));
+        queue.enqueue(key(name));
     }
     let done = Arc::new(AtomicUsize::new(0));
     let stop = CancellationToken::new();
@@ -100,7 +100,7 @@ async fn a_slow_object_delays_no_other() {
                 tokio::time::sleep(Duration::from_hours(1)).await;
             }
             done.fetch_add(1, Ordering::SeqCst);
-            Next::OnChange
+            Action::AwaitChange
         }
     });
     let ((), drained) = tokio::join!(
@@ -117,13 +117,15 @@ async fn a_slow_object_delays_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_delay_ends_early_when_the_object_is_woken() {
     let queue = queue();
-    queue.wake(key("a"));
+    queue.enqueue(key("a"));
     let waker = queue.clone();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_secs(10)).await;
-        waker.wake(key("a"));
+        waker.enqueue(key("a"));
     });
-    let ran = run(&queue, Duration::from_secs(75), Duration::ZERO, Next::After(Duration::from_mins(1))).await;
+    let ran =
+        run(&queue, Duration::from_secs(75), Duration::ZERO, Action::RequeueAfter(Duration::from_mins(1)))
+            .await;
     let times: Vec<_> = ran.iter().map(|(_, at)| at / 1000).collect();
     assert_eq!(times, [0, 10, 70], "the alarm of the first delay was overtaken");
 }
@@ -131,14 +133,14 @@ async fn a_delay_ends_early_when_the_object_is_woken() {
 #[tokio::test(start_paused = true)]
 async fn a_job_that_panics_is_tried_again() {
     let queue = queue();
-    queue.wake(key("a"));
+    queue.enqueue(key("a"));
     let (count, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
     let counted = count.clone();
     let jobs = queue.run(1, stop.clone(), Duration::ZERO, move |_| {
         let count = counted.clone();
         async move {
             assert!(count.fetch_add(1, Ordering::SeqCst) > 0, "the first run fails");
-            Next::OnChange
+            Action::AwaitChange
         }
     });
     tokio::join!(

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{Error, SecretData};
-use crate::gate::Owner;
+use crate::apply::Owner;
 
 /// What is written.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,6 @@
     reason = "everything here is a test, its helper functions too"
 )]
 
-mod gate;
+mod apply;
 mod secret;
 mod watches;

@@ -14,8 +14,8 @@ use coder_k8s_engine::{
     client::{self, Settings},
     crds::{Crds, Served},
     health::Readiness,
+    metadata_watch::{MetadataEvent, MetadataWatch},
     metrics::Metrics,
-    tripwire::{Tripped, Tripwire},
 };
 use coder_k8s_testbed::{Shared, eventually, shared_with};
 use futures::stream;
@@ -105,16 +105,17 @@ async fn a_tripwire_tells_every_change_and_asks_for_one_object() {
         admin.create(&PostParams::default(), &secret(n)).await.unwrap();
     }
     let readiness = Readiness::default();
-    let synced = readiness.gate("watch secrets");
+    let synced = readiness.ready_check("watch secrets");
     let api = Api::namespaced(client_of(shared, "tripwire"), namespace.name());
-    let tripwire: Tripwire<Secret> = Tripwire { api, synced: synced.clone(), metrics: Metrics::new() };
+    let metadata_watch: MetadataWatch<Secret> =
+        MetadataWatch { api, synced: synced.clone(), metrics: Metrics::new() };
     let told = Arc::new(Mutex::new(Vec::new()));
     let heard = told.clone();
     let running = tokio::spawn(async move {
-        tripwire
+        metadata_watch
             .run(|tripped| match tripped {
-                Tripped::Touched { name, .. } => heard.lock().push(name.to_owned()),
-                Tripped::Gap => heard.lock().push("gap".to_owned()),
+                MetadataEvent::Touched { name, .. } => heard.lock().push(name.to_owned()),
+                MetadataEvent::Gap => heard.lock().push("gap".to_owned()),
             })
             .await;
     });
@@ -169,14 +170,14 @@ async fn a_watch_that_expired_starts_over_and_says_that_there_was_a_gap() {
     });
     let readiness = Readiness::default();
     let api = Api::all(Client::new(service, "default"));
-    let tripwire: Tripwire<Secret> =
-        Tripwire { api, synced: readiness.gate("watch secrets"), metrics: Metrics::new() };
+    let metadata_watch: MetadataWatch<Secret> =
+        MetadataWatch { api, synced: readiness.ready_check("watch secrets"), metrics: Metrics::new() };
     let gaps = Arc::new(AtomicUsize::new(0));
     let counted = gaps.clone();
     let running = tokio::spawn(async move {
-        tripwire
+        metadata_watch
             .run(|tripped| {
-                if matches!(tripped, Tripped::Gap) {
+                if matches!(tripped, MetadataEvent::Gap) {
                     counted.fetch_add(1, Ordering::SeqCst);
                 }
             })

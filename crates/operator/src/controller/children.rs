@@ -1,14 +1,15 @@
 //! Writing and removing children of any kind, with the outcome noted.
 
+use coder_k8s_api::Reason;
 use std::sync::Arc;
 
 use coder_k8s_core::{
     object,
-    outcome::{Done, Failure, Retry},
+    outcome::{ActResult, Blocker},
 };
 use coder_k8s_engine::{
+    apply::{Applied, Child, Claim, Owner},
     failure,
-    gate::{Applied, Child, Claim, Owner},
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Resource, ResourceExt};
@@ -29,25 +30,24 @@ pub(crate) async fn apply<K: Child>(
     owner: &Owner,
     desired: K,
     held: Option<Arc<K>>,
-    done: &mut Done,
+    done: &mut ActResult,
 ) -> Option<Arc<K>> {
     let name = desired.name_any();
     let kind = K::kind(&());
     // A Deployment is large, and so is whatever waits with one in hand.
-    match Box::pin(ctx.gate.apply(owner, desired, held.as_deref())).await {
+    match Box::pin(ctx.applier.apply(owner, desired, held.as_deref())).await {
         Ok(Applied::Unchanged(live)) => return live.map(Arc::new).or(held),
         Ok(Applied::Written(written)) => {
             tracing::info!("wrote {kind} {name}");
             return Some(Arc::new(written));
         }
-        Ok(Applied::Leftover) => done.failures.push(Failure {
-            reason: "AwaitingDeletion",
-            message: format!("{kind} {name} of a deleted object of the same name is still there"),
-            retry: Retry::Backoff,
-        }),
+        Ok(Applied::Leftover) => done.failures.push(Blocker::new(
+            Reason::AwaitingDeletion,
+            format!("{kind} {name} of a deleted object of the same name is still there"),
+        )),
         Ok(Applied::Foreign(foreign)) => done.foreign.push(foreign),
         Err(error) => {
-            done.failures.push(failure::judge(&format!("write {kind} {name}"), &error));
+            done.failures.push(failure::from_kube(&format!("write {kind} {name}"), &error));
             // What is there stays as it is.
             return held;
         }
@@ -56,13 +56,13 @@ pub(crate) async fn apply<K: Child>(
 }
 
 /// Removes a child that is no longer desired.
-pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, live: &K, done: &mut Done) {
+pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, live: &K, done: &mut ActResult) {
     let name = live.name_any();
     let kind = K::kind(&());
-    match ctx.gate.remove(owner, live).await {
+    match ctx.applier.remove(owner, live).await {
         Ok(true) => tracing::info!("removed {kind} {name}"),
         Ok(false) => {}
-        Err(error) => done.failures.push(failure::judge(&format!("remove {kind} {name}"), &error)),
+        Err(error) => done.failures.push(failure::from_kube(&format!("remove {kind} {name}"), &error)),
     }
 }
 
@@ -70,11 +70,11 @@ pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, live: &K, don
 pub(crate) async fn budget(
     ctx: &Context,
     owner: &Owner,
-    wanted: Option<&PodDisruptionBudget>,
+    desired: Option<&PodDisruptionBudget>,
     held: Option<Arc<PodDisruptionBudget>>,
-    done: &mut Done,
+    done: &mut ActResult,
 ) {
-    match (wanted, held) {
+    match (desired, held) {
         (Some(budget), held) => drop(apply(ctx, owner, budget.clone(), held, done).await),
         (None, Some(held)) => remove(ctx, owner, &*held, done).await,
         (None, None) => {}

@@ -1,12 +1,12 @@
 //! Clients of the coderd of a control plane, and the credentials and licenses that pools and proxies use there.
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, SecretKeyRef};
-use coder_k8s_coderd::{Client, Error, Kind, Target};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, SecretKeyRef};
+use coder_k8s_coderd::{Client, Error, ErrorKind, Target};
 use coder_k8s_core::{
     controlplane::access_url,
-    gate::{self, Answer, Feature, Gate, Published},
-    outcome::{Retry, Trouble},
-    place::{Credentials, CredentialsKind, SecretPlace},
+    license_gate::{self, EntitlementAnswer, Feature, LicenseGate, Published},
+    outcome::{Blocker, Retry},
+    target::{Credentials, CredentialsKind, SecretDataRef},
 };
 use coder_k8s_engine::secret;
 use kube::ResourceExt;
@@ -24,10 +24,10 @@ pub(crate) fn url(plane: &CoderControlPlane) -> String {
 }
 
 /// A client without a credential.
-pub(crate) async fn client(plane: &CoderControlPlane, ctx: &Context) -> Result<Client, Trouble> {
+pub(crate) async fn client(plane: &CoderControlPlane, ctx: &Context) -> Result<Client, Blocker> {
     let (ca, namespace) = (plane.spec.operator_access.ca_secret_ref.as_ref(), plane.namespace());
     let client = anonymous(url(plane), ca, &namespace.unwrap_or_default(), ctx).await;
-    client.map_err(|message| Trouble { reason: "ControlPlaneUnavailable", message })
+    client.map_err(|message| Blocker::new(Reason::ControlPlaneUnavailable, message))
 }
 
 /// A client without a credential of the coderd at an address, whose certificate a CA in a Secret may vouch for.
@@ -72,36 +72,36 @@ fn authority_key(reference: &SecretKeyRef) -> &str {
 pub(crate) fn credentials(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,
-) -> Result<Credentials, Trouble> {
+) -> Result<Credentials, Blocker> {
     if let Some(bootstrap) = &object.spec.bootstrap {
         let reference = &bootstrap.credentials_secret_ref;
         let key = reference.key.as_ref().map_or("token", AsRef::as_ref).to_owned();
-        let secret = Some(SecretPlace { name: reference.name.to_string(), key });
+        let secret = Some(SecretDataRef { name: reference.name.to_string(), key });
         return Ok(Credentials { kind: CredentialsKind::Bootstrap, secret });
     }
     operator_token(object.spec.control_plane_ref.name.as_str(), plane)
 }
 
 /// Where the operator's token of a control plane is.
-pub(crate) fn operator_token(name: &str, plane: Option<&CoderControlPlane>) -> Result<Credentials, Trouble> {
+pub(crate) fn operator_token(name: &str, plane: Option<&CoderControlPlane>) -> Result<Credentials, Blocker> {
     let status = plane.and_then(|plane| plane.status.as_ref());
     if status.is_none_or(|status| status.operator_access_ready != Some(true)) {
         let message = format!("waiting for status.operatorAccessReady=true on CoderControlPlane {name}");
-        return Err(Trouble { reason: "OperatorAccessNotReady", message });
+        return Err(Blocker::new(Reason::OperatorAccessNotReady, message));
     }
     match status.and_then(|status| status.operator_token_secret_ref.as_ref()) {
         None => {
             let message = format!("CoderControlPlane {name} names no Secret with its token");
-            Err(Trouble { reason: "OperatorTokenSecretRefMissing", message })
+            Err(Blocker::new(Reason::OperatorTokenSecretRefMissing, message))
         }
         Some(reference) if reference.name.trim().is_empty() => {
             let message = format!("CoderControlPlane {name} names a Secret with its token by an empty name");
-            Err(Trouble { reason: "OperatorTokenSecretRefInvalid", message })
+            Err(Blocker::new(Reason::OperatorTokenSecretRefInvalid, message))
         }
         Some(reference) => {
             let key = reference.key.clone().filter(|key| !key.is_empty());
             let key = key.unwrap_or_else(|| "token".to_owned());
-            let secret = Some(SecretPlace { name: reference.name.clone(), key });
+            let secret = Some(SecretDataRef { name: reference.name.clone(), key });
             Ok(Credentials { kind: CredentialsKind::Operator, secret })
         }
     }
@@ -121,31 +121,38 @@ pub(crate) fn later(so_far: Option<Retry>, error: &Error) -> Retry {
 }
 
 /// What an error says, the same from try to try.
-pub(crate) fn trouble(error: &Error) -> Trouble {
-    Trouble { reason: error.reason(), message: error.to_string() }
+pub(crate) fn blocker(error: &Error) -> Blocker {
+    Blocker::new(error.reason(), error.to_string())
 }
 
 /// Whether the license covers a feature. The control plane asks for all who need it.
-pub(crate) async fn gate(feature: Feature, plane: Option<&CoderControlPlane>, ctx: &Context) -> Gate {
+pub(crate) async fn gate(feature: Feature, plane: Option<&CoderControlPlane>, ctx: &Context) -> LicenseGate {
     let published = published(feature, plane);
     let asked = async {
-        let Some(plane) = plane else { return Answer::Failed("the control plane does not exist".to_owned()) };
+        let Some(plane) = plane else {
+            return EntitlementAnswer::Failed("the control plane does not exist".to_owned());
+        };
         match client(plane, ctx).await {
             Ok(client) => ask(feature, &client).await,
-            Err(trouble) => Answer::Failed(trouble.message),
+            Err(blocker) => EntitlementAnswer::Failed(blocker.message),
         }
     };
-    match gate::decide(feature, &published, None, ctx.now()) {
-        gate::Next::Know(gate) => gate,
-        gate::Next::Ask => answered(feature, &published, &asked.await, ctx),
+    match license_gate::decide(feature, &published, None, ctx.now()) {
+        license_gate::GateDecision::Know(gate) => gate,
+        license_gate::GateDecision::Ask => answered(feature, &published, &asked.await, ctx),
     }
 }
 
 /// The gate, given what coderd itself says.
-pub(crate) fn answered(feature: Feature, published: &Published, answer: &Answer, ctx: &Context) -> Gate {
-    match gate::decide(feature, published, Some(answer), ctx.now()) {
-        gate::Next::Know(gate) => gate,
-        gate::Next::Ask => Gate::unknown("coderd was not asked"),
+pub(crate) fn answered(
+    feature: Feature,
+    published: &Published,
+    answer: &EntitlementAnswer,
+    ctx: &Context,
+) -> LicenseGate {
+    match license_gate::decide(feature, published, Some(answer), ctx.now()) {
+        license_gate::GateDecision::Know(gate) => gate,
+        license_gate::GateDecision::Ask => LicenseGate::unknown("coderd was not asked"),
     }
 }
 
@@ -173,16 +180,16 @@ fn published(feature: Feature, plane: Option<&CoderControlPlane>) -> Published {
 }
 
 /// Asks coderd itself. Anybody may.
-pub(crate) async fn ask(feature: Feature, client: &Client) -> Answer {
+pub(crate) async fn ask(feature: Feature, client: &Client) -> EntitlementAnswer {
     match client.entitlements().await {
         Ok(all) => {
             let feature = all.features.get(feature.name());
-            Answer::Entitlement(feature.map(|feature| feature.entitlement.as_str().to_owned()))
+            EntitlementAnswer::Entitlement(feature.map(|feature| feature.entitlement.as_str().to_owned()))
         }
         Err(error) => match error.kind {
-            Kind::NotSupported => Answer::NotSupported,
-            Kind::Unauthenticated { .. } | Kind::Forbidden { .. } => Answer::Forbidden,
-            _ => Answer::Failed(error.to_string()),
+            ErrorKind::NotSupported => EntitlementAnswer::NotSupported,
+            ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. } => EntitlementAnswer::Forbidden,
+            _ => EntitlementAnswer::Failed(error.to_string()),
         },
     }
 }
@@ -208,19 +215,19 @@ mod tests {
     #[test]
     fn what_is_missing_of_the_control_planes_token_has_a_reason() {
         for (status, reason) in [
-            (json!({}), "OperatorAccessNotReady"),
-            (json!({"operatorAccessReady": false}), "OperatorAccessNotReady"),
-            (json!({"operatorAccessReady": true}), "OperatorTokenSecretRefMissing"),
+            (json!({}), Reason::OperatorAccessNotReady),
+            (json!({"operatorAccessReady": false}), Reason::OperatorAccessNotReady),
+            (json!({"operatorAccessReady": true}), Reason::OperatorTokenSecretRefMissing),
             (
                 json!({"operatorAccessReady": true, "operatorTokenSecretRef": {"name": " "}}),
-                "OperatorTokenSecretRefInvalid",
+                Reason::OperatorTokenSecretRefInvalid,
             ),
         ] {
-            let trouble = credentials(&pool(&json!({})), Some(&plane(status))).unwrap_err();
-            assert_eq!(trouble.reason, reason);
+            let blocker = credentials(&pool(&json!({})), Some(&plane(status))).unwrap_err();
+            assert_eq!(blocker.reason, reason);
         }
-        let trouble = credentials(&pool(&json!({})), None).unwrap_err();
-        assert!(trouble.message.contains("status.operatorAccessReady=true"));
+        let blocker = credentials(&pool(&json!({})), None).unwrap_err();
+        assert!(blocker.message.contains("status.operatorAccessReady=true"));
     }
 
     #[test]
@@ -229,7 +236,7 @@ mod tests {
             let status =
                 json!({"operatorAccessReady": true, "operatorTokenSecretRef": {"name": "t", "key": key}});
             let found = credentials(&pool(&json!({})), Some(&plane(status))).unwrap();
-            assert_eq!(found.secret, Some(SecretPlace { name: "t".into(), key: expected.into() }));
+            assert_eq!(found.secret, Some(SecretDataRef { name: "t".into(), key: expected.into() }));
         }
     }
 
@@ -238,6 +245,6 @@ mod tests {
         let own = pool(&json!({"bootstrap": {"credentialsSecretRef": {"name": "mine"}}}));
         let found = credentials(&own, None).unwrap();
         assert_eq!(found.kind, CredentialsKind::Bootstrap);
-        assert_eq!(found.secret, Some(SecretPlace { name: "mine".into(), key: "token".into() }));
+        assert_eq!(found.secret, Some(SecretDataRef { name: "mine".into(), key: "token".into() }));
     }
 }

@@ -8,25 +8,25 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition::reason};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, Reason};
 use coder_k8s_coderd::{Connector, postgres::Postgres};
 use coder_k8s_core::{
     condition::transitions,
-    object::Going,
-    outcome::{Done, Retry},
+    object::Deletion,
+    outcome::{ActResult, Retry},
 };
 use coder_k8s_engine::{
+    apply::Applier,
     backoff::Failures,
     cache::Cache,
     client,
     events::Events,
     failure,
     fence::Fence,
-    gate::Gate,
     index::References,
     key::Key,
     metrics::{Metrics, Outcome},
-    queue::{Next, Queue},
+    queue::{Action, Queue},
     status::{self, Written},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -38,16 +38,14 @@ use tokio::time::Instant;
 
 use super::{
     caches::{Caches, kind},
-    lookups::Lookups,
     options::Options,
+    referenced::ReferencedObjects,
+    verify_schedule::VerifySchedule,
     watches::Scope,
 };
-use crate::{
-    controlplane::{
-        rollcall::RollCalls,
-        talk::{Intervals, Talks},
-    },
-    provisioner::pools::Pools,
+use crate::controlplane::{
+    daemon_poll::DaemonPoller,
+    talk::{Intervals, Talks},
 };
 
 /// How soon to look again at an object of others that is in the way.
@@ -66,7 +64,7 @@ struct Wrote {
 }
 
 /// The ways out of the cluster.
-pub(crate) struct Outside {
+pub(crate) struct ExternalClients {
     pub(crate) connector: Connector,
     pub(crate) postgres: Postgres,
 }
@@ -76,19 +74,19 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) caches: Caches,
     pub(crate) references: References,
-    pub(crate) gate: Gate,
+    pub(crate) applier: Applier,
     pub(crate) events: Events,
     pub(crate) failures: Failures,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) queue: Queue,
     /// What is known of objects that ours refer to.
-    pub(crate) lookups: Lookups,
+    pub(crate) referenced: ReferencedObjects,
     /// Conversations with coderd.
     pub(crate) talks: Talks,
     /// Pools and proxies, whose passes talk to coderd themselves and so have a queue of their own.
-    pub(crate) pools: Pools,
+    pub(crate) verify_schedule: VerifySchedule,
     /// Who of the daemons is there.
-    pub(crate) roll_calls: RollCalls,
+    pub(crate) daemon_poller: DaemonPoller,
     /// Makes clients of coderd.
     pub(crate) connector: Connector,
     /// The way into its database.
@@ -96,7 +94,7 @@ pub(crate) struct Context {
     /// How long cleaning up outside the cluster may hold a deletion up.
     pub(crate) cleanup_timeout: Duration,
     /// How long a request to coderd may have an effect that nobody learned of.
-    pub(crate) straggler: SignedDuration,
+    pub(crate) late_effect_window: SignedDuration,
     /// Whether this process may write.
     pub(crate) fence: Fence,
     /// Where the operator looks.
@@ -112,7 +110,7 @@ pub(crate) struct Context {
 }
 
 /// An object with conditions on its status.
-pub(crate) trait Reported:
+pub(crate) trait CoderResource:
     Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned
 {
     /// The kind.
@@ -130,7 +128,7 @@ pub(crate) trait Reported:
 
 macro_rules! reported {
     ($($kind:ty => $called:expr, $status:ty;)+) => {$(
-        impl Reported for $kind {
+        impl CoderResource for $kind {
             const KIND: &'static str = $called;
             type Status = $status;
 
@@ -156,7 +154,7 @@ impl Context {
     pub(crate) fn new(
         client: Client,
         instance: String,
-        outside: Outside,
+        outside: ExternalClients,
         metrics: Arc<Metrics>,
         fence: Fence,
         options: &Options,
@@ -164,21 +162,21 @@ impl Context {
         let intervals = Intervals { refresh: options.entitlements_interval, verify: options.verify_interval };
         Self {
             talks: Talks::new(intervals),
-            pools: Pools::new(metrics.clone(), options.verify_interval),
-            roll_calls: RollCalls::new(options.daemons_interval, options.daemons_patience),
+            verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
+            daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
             connector: outside.connector,
             postgres: outside.postgres,
             cleanup_timeout: options.cleanup_timeout,
-            straggler: straggler(options.coderd_timeout),
+            late_effect_window: late_effect_window(options.coderd_timeout),
             fence,
-            lookups: Lookups::default(),
+            referenced: ReferencedObjects::default(),
             scope: Scope::new(&options.watch_namespaces),
             allowed_urls: options.allowed_coder_urls.clone(),
             privileged_rules: options.allow_privileged_workspace_rules,
             gateway_api: AtomicBool::new(false),
             caches: Caches::default(),
             references: References::default(),
-            gate: Gate::new(client.clone()),
+            applier: Applier::new(client.clone()),
             events: Events::new(client.clone(), instance),
             failures: Failures::default(),
             queue: Queue::new(metrics.clone()),
@@ -190,12 +188,12 @@ impl Context {
 
     /// Where an object waits.
     pub(crate) fn queue_of(&self, key: &Key) -> &Queue {
-        if key.kind == kind::CONTROL_PLANE { &self.queue } else { &self.pools.queue }
+        if key.kind == kind::CONTROL_PLANE { &self.queue } else { &self.verify_schedule.queue }
     }
 
     /// Has an object looked at.
-    pub(crate) fn wake(&self, key: Key) {
-        self.queue_of(&key).wake(key);
+    pub(crate) fn enqueue(&self, key: Key) {
+        self.queue_of(&key).enqueue(key);
     }
 
     /// The time.
@@ -206,10 +204,10 @@ impl Context {
 
     /// The object to work on. Else when to come back: it is gone, or what was seen of it is older than what this
     /// process itself wrote.
-    pub(crate) fn look<K: Resource>(&self, cache: &Cache<K>, key: &Key) -> Result<Arc<K>, Next> {
+    pub(crate) fn look<K: Resource>(&self, cache: &Cache<K>, key: &Key) -> Result<Arc<K>, Action> {
         let Some(object) = cache.get(&key.namespace, &key.name) else {
             self.forget(key);
-            return Err(Next::OnChange);
+            return Err(Action::AwaitChange);
         };
         let version = object.meta().resource_version.as_ref();
         let outdated = self
@@ -217,7 +215,7 @@ impl Context {
             .lock()
             .get(key)
             .is_some_and(|wrote| version.is_some() && wrote.onto.as_ref() == version);
-        if outdated { Err(Next::After(OWN_WRITE)) } else { Ok(object) }
+        if outdated { Err(Action::RequeueAfter(OWN_WRITE)) } else { Ok(object) }
     }
 
     /// How soon to look again at an object that this pass itself has written. The watch is quicker as a rule.
@@ -232,13 +230,13 @@ impl Context {
     }
 
     /// Remembers that something other than the status of an object was written: this view of it is outdated.
-    pub(super) fn overtaken<K: Reported>(&self, object: &K) {
+    pub(super) fn mark_stale<K: CoderResource>(&self, object: &K) {
         let mut all = self.written.lock();
         all.entry(Key::of(K::KIND, object)).or_default().onto.clone_from(&object.meta().resource_version);
     }
 
     /// Whether an object is still the one that was decided on, read live, and this process may still change anything.
-    pub(crate) async fn is_current<K: Reported>(&self, object: &K) -> bool {
+    pub(crate) async fn is_current<K: CoderResource>(&self, object: &K) -> bool {
         let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
         let live = match api.get_metadata_opt(&object.name_any()).await {
             Ok(Some(live)) => live.resource_version() == object.resource_version(),
@@ -248,27 +246,27 @@ impl Context {
     }
 
     /// How the deletion of an object stands. None: it is not being deleted.
-    pub(crate) fn going<K: Resource>(&self, object: &K) -> Option<Going> {
+    pub(crate) fn deletion<K: Resource>(&self, object: &K) -> Option<Deletion> {
         let since = object.meta().deletion_timestamp.as_ref()?;
         let limit = SignedDuration::try_from(self.cleanup_timeout).unwrap_or(SignedDuration::MAX);
-        Some(Going { overdue: self.now().duration_since(since.0) >= limit })
+        Some(Deletion { overdue: self.now().duration_since(since.0) >= limit })
     }
 
     /// Forgets an object that is gone.
     pub(crate) fn forget(&self, key: &Key) {
         self.written.lock().remove(key);
         self.failures.forget(key);
-        self.lookups.forget(key);
+        self.referenced.forget(key);
         self.talks.forget(key);
         self.talks.queue.forget(key);
-        self.pools.forget(key);
-        self.roll_calls.forget(key);
-        self.roll_calls.queue.forget(key);
+        self.verify_schedule.forget(key);
+        self.daemon_poller.forget(key);
+        self.daemon_poller.queue.forget(key);
     }
 
     /// Writes a status in the middle of a pass, before something that must not happen unrecorded. What was seen of the
     /// object no longer counts after it.
-    pub(crate) async fn note_status<K: Reported>(
+    pub(crate) async fn record_status<K: CoderResource>(
         &self,
         key: &Key,
         object: &K,
@@ -283,72 +281,69 @@ impl Context {
     }
 
     /// Ends a pass: writes the status if it changed, tells of transitions, and says when to come back.
-    pub(crate) async fn conclude<K: Reported>(
+    pub(crate) async fn finish<K: CoderResource>(
         &self,
         key: &Key,
         object: &K,
         next: &K::Status,
-        mut done: Done,
+        mut done: ActResult,
         started: Instant,
-    ) -> Next {
-        if done.failures.iter().any(|failure| failure.reason == failure::NOT_LEADING) {
+    ) -> Action {
+        if done.failures.iter().any(|failure| failure.reason == Reason::NotLeading) {
             // A deposed leader says nothing: the process is about to end.
-            return Next::After(Duration::from_secs(1));
+            return Action::RequeueAfter(Duration::from_secs(1));
         }
         let outdated =
             !done.failures.is_empty() && done.failures.iter().all(|failure| failure.retry == Retry::Soon);
         if outdated && !self.failures.any(key) {
             // Our view was old, as happens. That is worth another look and not a word.
-            return Next::After(self.failures.failed(key, Retry::Soon));
+            return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
         }
         self.written.lock().insert(key.clone(), Wrote { status: Some(hash(Some(next))), onto: None });
         match status::write(&self.client, object, object.status(), next).await {
             Ok(Written::Unchanged) => {}
             // Computed from an old view. The event that shows the new one may be one that wakes nobody.
             Ok(Written::Outdated) => {
-                self.metrics.reconciled(key.kind, Outcome::Waiting, "Outdated", started.elapsed());
-                return Next::After(self.failures.failed(key, Retry::Soon));
+                self.metrics.reconciled(key.kind, Outcome::Waiting, Reason::Outdated, started.elapsed());
+                return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
             }
             Ok(Written::Changed) => {
                 let onto = object.meta().resource_version.clone();
                 self.written.lock().insert(key.clone(), Wrote { status: Some(hash(Some(next))), onto });
                 let before = object.status().map_or(&[][..], K::conditions);
                 for note in transitions(before, K::conditions(next)) {
-                    tracing::info!(reason = note.reason, "{}", note.message);
+                    tracing::info!(reason = %note.reason, "{}", note.message);
                     self.events.publish(&object.object_ref(&()), &note).await;
                 }
             }
-            Err(error) if client::is_not_leading(&error) => return Next::After(Duration::from_secs(1)),
-            Err(error) => done.failures.push(failure::judge("write the status", &error)),
+            Err(error) if client::is_not_leading(&error) => {
+                return Action::RequeueAfter(Duration::from_secs(1));
+            }
+            Err(error) => done.failures.push(failure::from_kube("write the status", &error)),
         }
         let Some(first) = done.failures.first() else {
             if !done.foreign.is_empty() {
                 // No watch shows what belongs to others: look again now and then.
-                self.metrics.reconciled(
-                    key.kind,
-                    Outcome::Waiting,
-                    reason::FOREIGN_OBJECT,
-                    started.elapsed(),
-                );
-                return Next::After(self.failures.failed(key, Retry::After(FOREIGN)));
+                self.metrics.reconciled(key.kind, Outcome::Waiting, Reason::ForeignObject, started.elapsed());
+                return Action::RequeueAfter(self.failures.failed(key, Retry::After(FOREIGN)));
             }
             self.failures.forget(key);
-            self.metrics.reconciled(key.kind, Outcome::Settled, reason::RECONCILED, started.elapsed());
-            return Next::OnChange;
+            self.metrics.reconciled(key.kind, Outcome::Settled, Reason::Reconciled, started.elapsed());
+            return Action::AwaitChange;
         };
         self.metrics.reconciled(key.kind, Outcome::Failed, first.reason, started.elapsed());
         let delay = self.failures.failed(key, done.retry().unwrap_or(first.retry));
         if first.retry == Retry::Soon {
-            tracing::debug!(reason = first.reason, ?delay, "{}", first.message);
+            tracing::debug!(reason = %first.reason, ?delay, "{}", first.message);
         } else {
-            tracing::warn!(reason = first.reason, ?delay, "{}", first.message);
+            tracing::warn!(reason = %first.reason, ?delay, "{}", first.message);
         }
-        Next::After(delay)
+        Action::RequeueAfter(delay)
     }
 }
 
 /// Twelve times the deadline of a call, after which nobody waits for it any more: two minutes unless told otherwise.
-fn straggler(deadline: Duration) -> SignedDuration {
+fn late_effect_window(deadline: Duration) -> SignedDuration {
     SignedDuration::try_from(deadline.saturating_mul(12)).unwrap_or(SignedDuration::MAX)
 }
 

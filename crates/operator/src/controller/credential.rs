@@ -8,14 +8,14 @@ use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc};
 
 use coder_k8s_coderd::Error;
 use coder_k8s_core::{
-    credential::{Decision, Next, Step},
-    outcome::{Note, Retry, Trouble},
-    place::{SecretPlace, Version},
+    credential::{Decision, Effect, NextStep},
+    outcome::{Blocker, EventNote, Retry},
+    target::{SecretDataRef, Version},
     workload::Run,
 };
 use coder_k8s_engine::{
+    apply::Owner,
     failure,
-    gate::Owner,
     key::Key,
     secret::{self, SecretData},
     status::Written,
@@ -23,7 +23,7 @@ use coder_k8s_engine::{
 use secrecy::SecretString;
 
 use super::{
-    Context, Reported, coderd, finalizer,
+    CoderResource, Context, coderd, finalizer,
     places::{Unasked, told},
 };
 
@@ -33,7 +33,7 @@ const EFFECTS: usize = 6;
 const LOOKS: usize = 32;
 
 /// What one pass has at hand, and what came of it.
-pub(crate) struct Course<K> {
+pub(crate) struct StepState<K> {
     pub(crate) ctx: Arc<Context>,
     pub(crate) key: Key,
     pub(crate) object: Arc<K>,
@@ -43,23 +43,23 @@ pub(crate) struct Course<K> {
     /// What pods are to run with, as far as it was known at the beginning.
     pub(crate) first_run: Option<Run>,
     /// Whether the object itself was written, so that what was seen of it is outdated.
-    pub(crate) touched: bool,
+    pub(crate) object_written: bool,
     /// When to try again what was not answered.
     pub(crate) retry: Option<Retry>,
     /// Why the last step failed.
-    pub(crate) trouble: Option<Trouble>,
+    pub(crate) blocker: Option<Blocker>,
 }
 
 /// The decisions and effects of one kind of credential.
-pub(crate) trait Dealings {
+pub(crate) trait CredentialReconciler {
     /// The kind of the object.
-    type Kind: Reported;
+    type Kind: CoderResource;
     /// What can be looked at.
-    type Look: Clone;
+    type Query: Clone;
     /// What is recorded.
     type Record;
     /// What can be done in coderd.
-    type Act: Clone;
+    type Effect: Clone;
     /// What the annotations of a Secret say.
     type Marks: Clone;
 
@@ -69,52 +69,52 @@ pub(crate) trait Dealings {
     /// Decides what is next.
     fn decide(&self) -> Decided<Self>;
     /// Whether something is made by it that would be lost if it cannot be kept.
-    fn makes(act: &Self::Act) -> bool;
+    fn makes(act: &Self::Effect) -> bool;
     /// What the pass has at hand.
-    fn course(&mut self) -> &mut Course<Self::Kind>;
+    fn state(&mut self) -> &mut StepState<Self::Kind>;
     /// Looks, and notes what was seen.
-    async fn look(&mut self, look: Self::Look);
+    async fn look(&mut self, look: Self::Query);
     /// Changes something in coderd. False: the pass must not go on.
-    async fn change(&mut self, act: Self::Act) -> bool;
+    async fn change(&mut self, act: Self::Effect) -> bool;
     /// Writes material, or annotations alone, onto exactly the Secret that was decided on.
     async fn store(
         &mut self,
-        place: &SecretPlace,
+        place: &SecretDataRef,
         version: &Version,
         material: Option<&SecretString>,
         marks: &Self::Marks,
     ) -> bool;
     /// Takes a place away that nothing reads any more.
-    async fn remove(&mut self, place: &SecretPlace, version: &Version) -> bool;
+    async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool;
     /// Reads the Secrets anew, after something was done.
     async fn read_again(&mut self);
 }
 
 /// What a kind of credential decides.
 pub(crate) type Decided<D> = Decision<
-    <D as Dealings>::Look,
-    <D as Dealings>::Record,
-    Step<<D as Dealings>::Act, <D as Dealings>::Marks>,
+    <D as CredentialReconciler>::Query,
+    <D as CredentialReconciler>::Record,
+    Effect<<D as CredentialReconciler>::Effect, <D as CredentialReconciler>::Marks>,
 >;
 
 /// Looks and does, until there is nothing more to do, or what is next must be recorded first.
-pub(crate) async fn carry_on<D: Dealings>(dealings: &mut D) -> Decided<D> {
+pub(crate) async fn run_steps<D: CredentialReconciler>(dealings: &mut D) -> Decided<D> {
     let (mut looks, mut effects) = (0, 0);
     loop {
         let mut decision = dealings.decide();
         match &decision.next {
-            Next::Look(look) if looks < LOOKS => {
+            NextStep::Ask(look) if looks < LOOKS => {
                 looks += 1;
                 dealings.look(look.clone()).await;
                 continue;
             }
-            Next::Do(step) if effects < EFFECTS && may_go_on(dealings, step) => {
+            NextStep::Act(step) if effects < EFFECTS && may_go_on(dealings, step) => {
                 effects += 1;
-                dealings.course().tell(&decision.notes).await;
-                let step = Step::clone(step);
+                dealings.state().set_conditions(&decision.events).await;
+                let step = Effect::clone(step);
                 if perform(dealings, step).await.is_break() {
-                    if let Some(trouble) = dealings.course().trouble.take() {
-                        decision.finding = decision.finding.delayed(trouble);
+                    if let Some(blocker) = dealings.state().blocker.take() {
+                        decision.verdict = decision.verdict.delayed(blocker);
                     }
                     return decision;
                 }
@@ -122,53 +122,58 @@ pub(crate) async fn carry_on<D: Dealings>(dealings: &mut D) -> Decided<D> {
             }
             _ => {}
         }
-        dealings.course().tell(&decision.notes).await;
+        dealings.state().set_conditions(&decision.events).await;
         return decision;
     }
 }
 
 /// Whether a step may be taken in this pass: none after a failure, and nothing is made before its time.
-fn may_go_on<D: Dealings>(dealings: &mut D, step: &Step<D::Act, D::Marks>) -> bool {
-    let course = dealings.course();
-    let makes = matches!(step, Step::Coderd(act) if D::makes(act));
-    course.retry.is_none() && !(makes && course.ctx.pools.hold(&course.key).is_some())
+fn may_go_on<D: CredentialReconciler>(dealings: &mut D, step: &Effect<D::Effect, D::Marks>) -> bool {
+    let state = dealings.state();
+    let makes = matches!(step, Effect::Coderd(act) if D::makes(act));
+    state.retry.is_none() && !(makes && state.ctx.verify_schedule.hold(&state.key).is_some())
 }
 
 /// Does one thing. Breaks where the pass must not go on: something failed, or is no longer as it was.
-async fn perform<D: Dealings>(dealings: &mut D, step: Step<D::Act, D::Marks>) -> ControlFlow<()> {
-    if let Step::Hold = step {
-        return dealings.course().hold(D::FINALIZER).await;
+async fn perform<D: CredentialReconciler>(
+    dealings: &mut D,
+    step: Effect<D::Effect, D::Marks>,
+) -> ControlFlow<()> {
+    if let Effect::AddFinalizer = step {
+        return dealings.state().hold(D::FINALIZER).await;
     }
-    let course = dealings.course();
+    let state = dealings.state();
     // Whether it is still the object that was decided on, and this process may still change anything.
-    if !course.ctx.is_current(&*course.object).await {
-        course.outdated();
+    if !state.ctx.is_current(&*state.object).await {
+        state.outdated();
         return ControlFlow::Break(());
     }
     let done = match step {
-        Step::Hold => true,
-        Step::Coderd(act) => dealings.change(act).await,
-        Step::Copy { from, to, version, marks } => {
-            let material = course.held.get(&from.name).and_then(|held| held.text(&from.key));
+        Effect::AddFinalizer => true,
+        Effect::Coderd(act) => dealings.change(act).await,
+        Effect::CopySecret { from, to, version, marks } => {
+            let material = state.held.get(&from.name).and_then(|held| held.text(&from.key));
             match material {
                 Some(material) => dealings.store(&to, &version, Some(&material), &marks).await,
-                None => course.outdated(),
+                None => state.outdated(),
             }
         }
-        Step::Annotate { secret, version, marks } => dealings.store(&secret, &version, None, &marks).await,
-        Step::Remove { secret, version } => dealings.remove(&secret, &version).await,
+        Effect::AnnotateSecret { secret, version, marks } => {
+            dealings.store(&secret, &version, None, &marks).await
+        }
+        Effect::RemoveSecret { secret, version } => dealings.remove(&secret, &version).await,
     };
-    if !done || dealings.course().touched {
+    if !done || dealings.state().object_written {
         return ControlFlow::Break(());
     }
     dealings.read_again().await;
     ControlFlow::Continue(())
 }
 
-impl<K: Reported> Course<K> {
-    async fn tell(&self, notes: &[Note]) {
-        for note in notes {
-            tracing::info!(reason = note.reason, "{}", note.message);
+impl<K: CoderResource> StepState<K> {
+    async fn set_conditions(&self, events: &[EventNote]) {
+        for note in events {
+            tracing::info!(reason = %note.reason, "{}", note.message);
             self.ctx.events.publish(&self.object.object_ref(&()), note).await;
         }
     }
@@ -177,7 +182,7 @@ impl<K: Reported> Course<K> {
         let held = finalizer::hold(&*self.object, finalizer, &self.ctx).await;
         held.map_break(|failed| {
             self.retry = failed;
-            self.touched = failed.is_none();
+            self.object_written = failed.is_none();
         })
     }
 
@@ -195,21 +200,21 @@ impl<K: Reported> Course<K> {
     /// Notes that coderd cannot be asked.
     pub(crate) fn unasked(&mut self, unasked: Unasked) -> bool {
         self.retry = Some(Retry::Backoff);
-        self.trouble = Some(told(unasked));
+        self.blocker = Some(told(unasked));
         false
     }
 
     /// Writes the status in the middle of a pass, which ends with what it is for.
-    pub(crate) async fn is_noted(&mut self, status: &K::Status) -> bool {
-        match self.ctx.note_status(&self.key, &*self.object, status).await {
+    pub(crate) async fn record_status(&mut self, status: &K::Status) -> bool {
+        match self.ctx.record_status(&self.key, &*self.object, status).await {
             Ok(Written::Changed) => {
-                self.touched = true;
+                self.object_written = true;
                 true
             }
             Ok(Written::Unchanged | Written::Outdated) => self.outdated(),
             Err(error) => {
-                let failure = failure::judge("write the status", &error);
-                tracing::warn!(reason = failure.reason, "{}", failure.message);
+                let failure = failure::from_kube("write the status", &error);
+                tracing::warn!(reason = %failure.reason, "{}", failure.message);
                 self.retry = Some(failure.retry);
                 false
             }

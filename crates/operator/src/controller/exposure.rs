@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use coder_k8s_core::{
     exposure::{
-        Exposure, Wanted,
+        DesiredExposure, Exposure,
         route::{Acceptance, HTTPRoute, acceptance},
     },
-    outcome::Done,
+    outcome::ActResult,
 };
-use coder_k8s_engine::gate::Owner;
+use coder_k8s_engine::apply::Owner;
 use k8s_openapi::api::networking::v1::Ingress;
 
 use super::{
@@ -19,18 +19,18 @@ use super::{
 
 /// Writes what exposes an object, of which there is an Ingress or a route already. What exposed it before goes when that works without it.
 pub(crate) async fn expose(
-    wanted: &Wanted,
+    desired: &DesiredExposure,
     ingress: Option<Arc<Ingress>>,
     route: Option<Arc<HTTPRoute>>,
     owner: &Owner,
     ctx: &Context,
-    done: &mut Done,
+    done: &mut ActResult,
 ) -> Exposure {
-    if wanted.gateway_api_missing {
+    if desired.gateway_api_missing {
         return Exposure::GatewayApiMissing;
     }
     let failures = done.failures.len();
-    if let Some(desired) = &wanted.ingress {
+    if let Some(desired) = &desired.ingress {
         let written = apply(ctx, owner, desired.clone(), ingress, done).await;
         if written.is_none() || done.failures.len() > failures {
             return Exposure::Unwritten;
@@ -40,7 +40,7 @@ pub(crate) async fn expose(
         }
         return Exposure::Ingress;
     }
-    if let Some(desired) = &wanted.route {
+    if let Some(desired) = &desired.route {
         let written = apply(ctx, owner, desired.clone(), route, done).await;
         let Some(written) = written.filter(|_| done.failures.len() == failures) else {
             return Exposure::Unwritten;

@@ -1,14 +1,15 @@
 //! Secrets of ours with what an object holds of coderd: read live, and written onto exactly the version that was read.
 
+use coder_k8s_api::Reason;
 use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_api::names::{annotation, label};
 use coder_k8s_core::{
-    outcome::Trouble,
-    place::{Obstacle, SecretPlace, Version},
+    outcome::Blocker,
+    target::{Obstacle, SecretDataRef, Version},
 };
 use coder_k8s_engine::{
-    gate::Owner,
+    apply::Owner,
     secret::{self, Belongs, Change, Entry, SecretData},
 };
 use k8s_openapi::api::core::v1::Secret;
@@ -24,7 +25,7 @@ use super::Context;
 #[derive(Default)]
 pub(crate) struct Held {
     pub(crate) data: BTreeMap<String, SecretData>,
-    pub(crate) failed: BTreeMap<String, Trouble>,
+    pub(crate) failed: BTreeMap<String, Blocker>,
 }
 
 /// Reads Secrets.
@@ -35,8 +36,8 @@ pub(crate) async fn read(names: BTreeSet<String>, owner: &Owner, ctx: &Context) 
             Ok(Some(data)) => drop(held.data.insert(name, data)),
             Ok(None) => {}
             Err(error) => {
-                let trouble = Trouble { reason: "SecretUnreadable", message: error.to_string() };
-                held.failed.insert(name, trouble);
+                let blocker = Blocker::new(Reason::SecretUnreadable, error.to_string());
+                held.failed.insert(name, blocker);
             }
         }
     }
@@ -48,7 +49,7 @@ pub(crate) enum NotOurs {
     /// As long as nobody changes that.
     Blocked(Obstacle),
     /// For a while.
-    Leftover(Trouble),
+    Leftover(Blocker),
 }
 
 /// Whether a Secret is ours to write.
@@ -56,10 +57,10 @@ pub(crate) fn is_ours(name: &str, data: &SecretData, owner: &Owner) -> Result<()
     match data.belongs(owner) {
         Belongs::Ours if data.immutable => Err(NotOurs::Blocked(Obstacle::Immutable)),
         Belongs::Ours => Ok(()),
-        Belongs::Leftover => Err(NotOurs::Leftover(Trouble {
-            reason: "AwaitingDeletion",
-            message: format!("Secret {name} of a deleted object of the same name is still there"),
-        })),
+        Belongs::Leftover => Err(NotOurs::Leftover(Blocker::new(
+            Reason::AwaitingDeletion,
+            format!("Secret {name} of a deleted object of the same name is still there"),
+        ))),
         Belongs::Others => {
             let reference = &owner.reference;
             let hand_over = format!("{}={}/{}", annotation::ADOPT_BY, reference.kind, reference.name);
@@ -85,7 +86,7 @@ pub(crate) async fn marked(owner: &Owner, annotation: &str, ctx: &Context) -> Ve
 
 /// Writes a value, or annotations alone, onto exactly the Secret that was decided on. None: it is no longer that one.
 pub(crate) async fn store(
-    place: &SecretPlace,
+    place: &SecretDataRef,
     version: &Version,
     held: Option<&SecretData>,
     value: Option<&SecretString>,

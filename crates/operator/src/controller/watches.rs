@@ -11,10 +11,10 @@ use coder_k8s_core::{exposure::route::HTTPRoute, references::References};
 use coder_k8s_engine::{
     cache::Cache,
     crds::{Crds, Served},
-    health::{Gate, Readiness},
+    health::{Readiness, ReadyCheck},
     key::Key,
-    tripwire::{Tripped, Tripwire},
-    watch::Follow,
+    metadata_watch::{MetadataEvent, MetadataWatch},
+    object_watch::ObjectWatch,
 };
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -33,8 +33,8 @@ use tokio::task::JoinSet;
 use super::{
     Context,
     caches::kind,
-    context::Reported,
-    wakes::{child_changed, root_changed, wake, wake_routed},
+    context::CoderResource,
+    enqueue::{child_changed, enqueue, enqueue_routed, root_changed},
 };
 
 /// CRDs of others that children may need.
@@ -84,19 +84,20 @@ pub(crate) struct Watches<'a> {
 /// What must have been listed before the first object is worked on.
 #[derive(Default)]
 pub(crate) struct Synced {
-    gates: Vec<Gate>,
-    kinds: Vec<(String, Vec<Gate>)>,
+    checks: Vec<ReadyCheck>,
+    kinds: Vec<(String, Vec<ReadyCheck>)>,
 }
 
 impl Synced {
     /// Waits until everything was listed. A kind whose CRD is missing, and a watch that is not allowed, hold up
     /// nobody else: a child that was not listed is still never adopted or made twice.
     pub(crate) async fn wait(&self, readiness: &Readiness, crds: &Crds) {
-        let listed = |gates: &[Gate]| gates.iter().all(Gate::settled);
+        let listed = |checks: &[ReadyCheck]| checks.iter().all(ReadyCheck::settled);
         let waived =
             |crd: &str| matches!(crds.state(crd), Served::Absent | Served::Pending | Served::Older(_));
         let mut changes = readiness.changes();
-        while !(listed(&self.gates) && self.kinds.iter().all(|(crd, gates)| listed(gates) || waived(crd))) {
+        while !(listed(&self.checks) && self.kinds.iter().all(|(crd, checks)| listed(checks) || waived(crd)))
+        {
             // The registry of gates is never dropped while the controller runs.
             let _ = changes.changed().await;
         }
@@ -113,7 +114,7 @@ impl Watches<'_> {
             self.root(namespace, caches.control_planes, &mut synced);
             self.root(namespace, caches.provisioners, &mut synced);
             self.root(namespace, caches.workspace_proxies, &mut synced);
-            synced.gates.extend([
+            synced.checks.extend([
                 self.children::<ServiceAccount>(namespace, caches.service_accounts),
                 self.children::<Service>(namespace, caches.services),
                 self.children::<Deployment>(namespace, caches.deployments),
@@ -123,8 +124,12 @@ impl Watches<'_> {
                 self.children::<RoleBinding>(namespace, caches.bindings),
                 self.routes(namespace, caches.routes),
             ]);
-            synced.gates.push(self.tripwire::<Secret>(api(self.client, namespace), namespace, kind::SECRET));
-            synced.gates.push(self.tripwire::<ConfigMap>(
+            synced.checks.push(self.metadata_watch::<Secret>(
+                api(self.client, namespace),
+                namespace,
+                kind::SECRET,
+            ));
+            synced.checks.push(self.metadata_watch::<ConfigMap>(
                 api(self.client, namespace),
                 namespace,
                 kind::CONFIG_MAP,
@@ -132,7 +137,7 @@ impl Watches<'_> {
         }
         self.gateway();
         if matches!(scope, Scope::Everywhere) {
-            synced.gates.push(self.tripwire::<Namespace>(
+            synced.checks.push(self.metadata_watch::<Namespace>(
                 Api::all(self.client.clone()),
                 None,
                 kind::NAMESPACE,
@@ -144,21 +149,21 @@ impl Watches<'_> {
     /// Follows one of our kinds, once its CRD is as this release needs it.
     fn root<K>(&mut self, namespace: Option<&str>, cache: Cache<K>, synced: &mut Synced)
     where
-        K: Reported + References + Send + Sync + 'static,
+        K: CoderResource + References + Send + Sync + 'static,
     {
         let crd = format!("{}.{}", K::plural(&()), names::GROUP);
         let follow = self.follow(namespace, cache, watcher::Config::default());
-        let gate = follow.synced.clone();
+        let check = follow.synced.clone();
         match synced.kinds.iter_mut().find(|(name, _)| *name == crd) {
-            Some((_, gates)) => gates.push(gate.clone()),
-            None => synced.kinds.push((crd.clone(), vec![gate.clone()])),
+            Some((_, checks)) => checks.push(check.clone()),
+            None => synced.kinds.push((crd.clone(), vec![check.clone()])),
         }
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
             loop {
-                gate.fail("waits for its CRD");
+                check.fail("waits for its CRD");
                 crds.ready(&crd).await;
-                gate.fail("not listed yet");
+                check.fail("not listed yet");
                 tokio::select! {
                     () = follow.run(|change| root_changed(&ctx, &change)) => {}
                     () = crds.unready(&crd) => {}
@@ -176,18 +181,18 @@ impl Watches<'_> {
             loop {
                 crds.ready(HTTP_ROUTES).await;
                 ctx.gateway_api.store(true, Ordering::SeqCst);
-                wake_routed(&ctx);
+                enqueue_routed(&ctx);
                 crds.unready(HTTP_ROUTES).await;
                 ctx.gateway_api.store(false, Ordering::SeqCst);
-                wake_routed(&ctx);
+                enqueue_routed(&ctx);
             }
         });
     }
 
     /// Follows our routes while the cluster has the Gateway API. Without it there is nothing to list.
-    fn routes(&mut self, namespace: Option<&str>, cache: Cache<HTTPRoute>) -> Gate {
+    fn routes(&mut self, namespace: Option<&str>, cache: Cache<HTTPRoute>) -> ReadyCheck {
         let follow = self.follow(namespace, cache, labelled());
-        let gate = follow.synced.clone();
+        let check = follow.synced.clone();
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
             loop {
@@ -203,11 +208,11 @@ impl Watches<'_> {
                 follow.clear(|change| child_changed(&ctx, &change));
             }
         });
-        gate
+        check
     }
 
     /// Follows the children of one kind that bear our label.
-    fn children<K>(&mut self, namespace: Option<&str>, cache: Cache<K>) -> Gate
+    fn children<K>(&mut self, namespace: Option<&str>, cache: Cache<K>) -> ReadyCheck
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -218,72 +223,72 @@ impl Watches<'_> {
             + 'static,
     {
         let follow = self.follow(namespace, cache, labelled());
-        let gate = follow.synced.clone();
+        let check = follow.synced.clone();
         let ctx = self.ctx.clone();
         self.tasks.spawn(async move { follow.run(|change| child_changed(&ctx, &change)).await });
-        gate
+        check
     }
 
-    fn follow<K>(&self, namespace: Option<&str>, cache: Cache<K>, config: watcher::Config) -> Follow<K>
+    fn follow<K>(&self, namespace: Option<&str>, cache: Cache<K>, config: watcher::Config) -> ObjectWatch<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
-        Follow {
+        ObjectWatch {
             api: api::<DeserializeGuard<K>>(self.client, namespace),
             config,
             namespace: namespace.map(str::to_owned),
             cache,
-            synced: self.readiness.gate(gate_name(&K::plural(&()), namespace)),
+            synced: self.readiness.ready_check(check_name(&K::plural(&()), namespace)),
             metrics: self.ctx.metrics.clone(),
         }
     }
 
     /// Notices changes of objects of others; wakes those who refer to them.
-    fn tripwire<K>(
+    fn metadata_watch<K>(
         &mut self,
         api: Api<kube::api::PartialObjectMeta<K>>,
         namespace: Option<&str>,
         kind: &'static str,
-    ) -> Gate
+    ) -> ReadyCheck
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     {
-        let synced = self.readiness.gate(gate_name(&K::plural(&()), namespace));
-        let tripwire = Tripwire { api, synced: synced.clone(), metrics: self.ctx.metrics.clone() };
+        let synced = self.readiness.ready_check(check_name(&K::plural(&()), namespace));
+        let metadata_watch = MetadataWatch { api, synced: synced.clone(), metrics: self.ctx.metrics.clone() };
         let ctx = self.ctx.clone();
         self.tasks.spawn(async move {
-            tripwire
+            metadata_watch
                 .run(|tripped| match tripped {
-                    Tripped::Touched { namespace, name } => {
+                    MetadataEvent::Touched { namespace, name } => {
                         let target = Key::new(kind, namespace, name);
                         let askers = ctx.references.of(&target);
                         for asker in &askers {
-                            ctx.lookups.changed(asker, &target);
+                            ctx.referenced.changed(asker, &target);
                             match asker.kind {
                                 kind::CONTROL_PLANE if kind != kind::NAMESPACE => {
                                     ctx.talks.touch(asker, &target.name);
                                 }
                                 kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
-                                    ctx.pools.touch(asker);
+                                    ctx.verify_schedule.touch(asker);
                                 }
                                 _ => {}
                             }
                         }
-                        wake(&ctx, askers);
+                        enqueue(&ctx, askers);
                     }
-                    Tripped::Gap => {
+                    MetadataEvent::Gap => {
                         let askers = ctx.references.of_kind(kind);
                         for asker in &askers {
-                            ctx.lookups.gap(asker, kind);
+                            ctx.referenced.gap(asker, kind);
                             match asker.kind {
                                 kind::CONTROL_PLANE if kind != kind::NAMESPACE => ctx.talks.touch(asker, ""),
                                 kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
-                                    ctx.pools.gap(asker);
+                                    ctx.verify_schedule.gap(asker);
                                 }
                                 _ => {}
                             }
                         }
-                        wake(&ctx, askers);
+                        enqueue(&ctx, askers);
                     }
                 })
                 .await;
@@ -297,7 +302,7 @@ fn labelled() -> watcher::Config {
     watcher::Config::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGER))
 }
 
-fn gate_name(plural: &str, namespace: Option<&str>) -> String {
+fn check_name(plural: &str, namespace: Option<&str>) -> String {
     namespace.map_or_else(|| format!("watch {plural}"), |namespace| format!("watch {plural} in {namespace}"))
 }
 

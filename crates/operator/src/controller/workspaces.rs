@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{WorkspaceRbac, condition::reason, names::label};
+use coder_k8s_api::{Reason, WorkspaceRbac, names::label};
 use coder_k8s_core::{
-    outcome::{Done, Failure, Retry},
+    outcome::{ActResult, Blocker, Retry},
     workspace_access::{self, Consent, Existing, Grant, Grantee, Plan},
 };
 use coder_k8s_engine::{
+    apply::{Child, Owner},
     failure,
-    gate::{Child, Owner},
     key::Key,
 };
 use k8s_openapi::{
@@ -25,7 +25,7 @@ use super::{
 };
 
 /// Grants that failed, with their namespaces.
-pub(crate) type Ungranted = Vec<(String, Failure)>;
+pub(crate) type GrantBlockers = Vec<(String, Blocker)>;
 
 /// Whether the other namespaces that are asked for consent. One that cannot be asked is taken to think as it did, and is
 /// among the second values.
@@ -34,7 +34,7 @@ pub(crate) async fn consent(
     rbac: &WorkspaceRbac,
     existing: &Existing,
     ctx: &Context,
-) -> (BTreeMap<String, Consent>, Ungranted) {
+) -> (BTreeMap<String, Consent>, GrantBlockers) {
     let (mut all, mut unasked) = (BTreeMap::new(), Vec::new());
     for namespace in workspace_access::targets(rbac, &key.namespace) {
         if namespace == key.namespace {
@@ -43,7 +43,7 @@ pub(crate) async fn consent(
         let consent = match &ctx.scope {
             Scope::Namespaces(_) if ctx.scope.includes(&namespace) => Consent::Given,
             Scope::Namespaces(_) => Consent::Unwatched,
-            Scope::Everywhere => match ctx.lookups.consent(&ctx.client, key, &namespace).await {
+            Scope::Everywhere => match ctx.referenced.consent(&ctx.client, key, &namespace).await {
                 Ok(consent) => consent,
                 Err(failure) => {
                     let stands = existing.bindings.iter().any(|b| b.namespace().as_ref() == Some(&namespace));
@@ -62,36 +62,36 @@ pub(crate) async fn act(
     plan: &Plan,
     owner: &Owner,
     ctx: &Context,
-    done: &mut Done,
-    ungranted: &mut Ungranted,
+    done: &mut ActResult,
+    grant_blockers: &mut GrantBlockers,
 ) {
     for grant in &plan.grants {
         let owner = at(owner, &grant.namespace);
-        let mut part = Done::default();
+        let mut part = ActResult::default();
         write(grant, &owner, ctx, &mut part).await;
-        note(&grant.namespace, part, done, ungranted);
+        note(&grant.namespace, part, done, grant_blockers);
     }
     // Who may do something goes before what may be done.
     for binding in &plan.obsolete_bindings {
-        withdraw(&**binding, owner, ctx, done, ungranted).await;
+        withdraw(&**binding, owner, ctx, done, grant_blockers).await;
     }
     for role in &plan.obsolete_roles {
-        withdraw(&**role, owner, ctx, done, ungranted).await;
+        withdraw(&**role, owner, ctx, done, grant_blockers).await;
     }
 }
 
 /// Whether nothing is left outside, asked of the API server itself: the caches may not have seen what was just written.
-pub(crate) async fn nothing_left(grantee: &Grantee, ctx: &Context, done: &mut Done) -> bool {
+pub(crate) async fn nothing_left(grantee: &Grantee, ctx: &Context, done: &mut ActResult) -> bool {
     let left = match (left::<RoleBinding>(grantee, ctx).await, left::<Role>(grantee, ctx).await) {
         (Ok(bindings), Ok(roles)) => bindings + roles,
         (Err(error), _) | (_, Err(error)) => {
-            done.failures.push(failure::judge("look for workspace access in other namespaces", &error));
+            done.failures.push(failure::from_kube("look for workspace access in other namespaces", &error));
             return false;
         }
     };
     if left > 0 {
         let message = format!("{left} Roles and RoleBindings in other namespaces are still to be removed");
-        done.failures.push(Failure { reason: reason::DELETING, message, retry: Retry::Soon });
+        done.failures.push(Blocker { reason: Reason::Deleting, message, retry: Retry::Soon });
     }
     left == 0
 }
@@ -124,12 +124,12 @@ where
     Ok(count)
 }
 
-async fn write(grant: &Grant, owner: &Owner, ctx: &Context, done: &mut Done) {
+async fn write(grant: &Grant, owner: &Owner, ctx: &Context, done: &mut ActResult) {
     let (role, binding) = (grant.role.name_any(), grant.binding.name_any());
     let held_role = ctx.caches.roles.get(&grant.namespace, &role);
     apply(ctx, owner, grant.role.clone(), held_role.clone(), done).await;
     if let Some(plain) = &grant.plain
-        && done.failures.iter().any(|failure| failure.reason == reason::FORBIDDEN)
+        && done.failures.iter().any(|failure| failure.reason == Reason::Forbidden)
     {
         // What users add cannot be granted; workspaces still run with what they always need, and with nothing that
         // the spec no longer gives.
@@ -143,13 +143,13 @@ async fn withdraw<K: Child>(
     object: &K,
     owner: &Owner,
     ctx: &Context,
-    done: &mut Done,
-    ungranted: &mut Ungranted,
+    done: &mut ActResult,
+    grant_blockers: &mut GrantBlockers,
 ) {
     let namespace = object.namespace().unwrap_or_default();
-    let mut part = Done::default();
+    let mut part = ActResult::default();
     remove(ctx, &at(owner, &namespace), object, &mut part).await;
-    note(&namespace, part, done, ungranted);
+    note(&namespace, part, done, grant_blockers);
 }
 
 /// The owner of what is in a namespace.
@@ -157,7 +157,7 @@ fn at(owner: &Owner, namespace: &str) -> Owner {
     if namespace == owner.namespace { owner.clone() } else { owner.outside(namespace) }
 }
 
-fn note(namespace: &str, part: Done, done: &mut Done, ungranted: &mut Ungranted) {
+fn note(namespace: &str, part: ActResult, done: &mut ActResult, grant_blockers: &mut GrantBlockers) {
     done.foreign.extend(part.foreign);
-    ungranted.extend(part.failures.into_iter().map(|failure| (namespace.to_owned(), failure)));
+    grant_blockers.extend(part.failures.into_iter().map(|failure| (namespace.to_owned(), failure)));
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, atomic::Ordering};
 
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_core::{
-    controlplane::{Children, Seen, access_url},
-    outcome::Failure,
+    controlplane::{Children, Observed, access_url},
+    outcome::Blocker,
     sources,
     workspace_access::{self, Existing},
 };
@@ -21,18 +21,18 @@ pub(super) async fn observe(
     key: &Key,
     object: Arc<CoderControlPlane>,
     ctx: &Context,
-) -> (Seen, Vec<(String, Failure)>) {
+) -> (Observed, Vec<(String, Blocker)>) {
     let children = children(key, &object, ctx);
     let inspected = access_url::inspected(&object);
-    let wanted = sources::wanted(&object.spec.pod, &object.spec.tls, &inspected);
+    let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
-    let sources = ctx.lookups.sources(&ctx.client, key, &uid, wanted).await;
+    let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
     let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
     let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
     let privileged_rules = ctx.privileged_rules;
     let coderd = ctx.talks.report(key, object.uid().as_ref());
-    let jobs = ctx.roll_calls.jobs(key, ctx);
-    (Seen { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs }, unasked)
+    let jobs = ctx.daemon_poller.jobs(key, ctx);
+    (Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs }, unasked)
 }
 
 fn children(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Children {

@@ -14,12 +14,12 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, condition::kind};
+use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
 use coder_k8s_coderd as coderd;
 use coder_k8s_core::{
     controlplane::{
         self,
-        coderd::{Access, License, Report, Server, Trouble},
+        coderd::{Access, Blocker, License, Report, Server},
     },
     object, outcome,
     rollout::Rollout,
@@ -27,7 +27,7 @@ use coder_k8s_core::{
 use coder_k8s_engine::{
     backoff::{Failures, jitter},
     key::Key,
-    queue::{Next, Queue},
+    queue::{Action, Queue},
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -57,7 +57,7 @@ pub(crate) struct Talks {
     pub(crate) failures: Failures,
     known: Mutex<HashMap<Key, Talk>>,
     /// What has changed of the Secrets and ConfigMaps of each, by name.
-    touched: Mutex<HashMap<Key, BTreeSet<String>>>,
+    object_written: Mutex<HashMap<Key, BTreeSet<String>>>,
     intervals: Intervals,
 }
 
@@ -108,7 +108,7 @@ impl Talks {
             queue: Queue::uncounted(),
             failures: Failures::default(),
             known: Mutex::default(),
-            touched: Mutex::default(),
+            object_written: Mutex::default(),
             intervals,
         }
     }
@@ -128,45 +128,45 @@ impl Talks {
         let inputs = Inputs::of(object, deployment);
         let news = |talk: &Talk| talk.uid != object.uid() || talk.inputs != inputs;
         if self.known.lock().get(key).is_none_or(news) {
-            self.queue.wake(key.clone());
+            self.queue.enqueue(key.clone());
         }
     }
 
     /// A Secret or ConfigMap that a control plane refers to has changed.
     pub(crate) fn touch(&self, key: &Key, name: &str) {
-        self.touched.lock().entry(key.clone()).or_default().insert(name.to_owned());
-        self.queue.wake(key.clone());
+        self.object_written.lock().entry(key.clone()).or_default().insert(name.to_owned());
+        self.queue.enqueue(key.clone());
     }
 
     /// Starts a conversation about what is to be cleaned up.
     pub(crate) fn clean_up(&self, key: &Key, object: &CoderControlPlane) {
         if controlplane::coderd::access::needs_cleaning(object, &self.report(key, object.uid().as_ref())) {
-            self.queue.wake(key.clone());
+            self.queue.enqueue(key.clone());
         }
     }
 
     /// Forgets a control plane that is gone, or that wants no conversation.
     pub(crate) fn forget(&self, key: &Key) {
         self.known.lock().remove(key);
-        self.touched.lock().remove(key);
+        self.object_written.lock().remove(key);
         self.failures.forget(key);
     }
 }
 
 /// One conversation with the coderd of a control plane.
-pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Next {
+pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Action {
     let talks = &ctx.talks;
     let object = ctx.caches.control_planes.get(&key.namespace, &key.name);
     let Some(object) = object.filter(|object| !object::is_paused(&**object)) else {
         talks.forget(&key);
-        return Next::OnChange;
+        return Action::AwaitChange;
     };
     let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
     let inputs = Inputs::of(&object, deployment.as_deref());
-    let touched = talks.touched.lock().remove(&key).unwrap_or_default();
+    let object_written = talks.object_written.lock().remove(&key).unwrap_or_default();
     let before = talks.known.lock().get(&key).filter(|talk| talk.uid == object.uid()).cloned();
     let mut talk = before.clone().unwrap_or_else(|| resume(&object, &inputs, talks.intervals));
-    let changed = talk.inputs != inputs || is_news(&talk, &touched, &key, &object, &ctx).await;
+    let changed = talk.inputs != inputs || is_news(&talk, &object_written, &key, &object, &ctx).await;
     talk.inputs = inputs;
     let next = if object.metadata.deletion_timestamp.is_some() {
         access::go(&mut talk, &key, &object, &ctx).await
@@ -180,7 +180,7 @@ pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Next {
     let news = before.map(|before| before.report).unwrap_or_default() != talk.report;
     talks.known.lock().insert(key.clone(), talk);
     if news {
-        ctx.queue.wake(key);
+        ctx.queue.enqueue(key);
     }
     next
 }
@@ -188,17 +188,17 @@ pub(crate) async fn converse(key: Key, ctx: Arc<Context>) -> Next {
 /// Whether a change is one that somebody else made.
 async fn is_news(
     talk: &Talk,
-    touched: &BTreeSet<String>,
+    object_written: &BTreeSet<String>,
     key: &Key,
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> bool {
     let token = controlplane::coderd::access::secret_name(object);
-    let only_token = touched.len() == 1 && touched.contains(&token) && talk.stored.is_some();
+    let only_token = object_written.len() == 1 && object_written.contains(&token) && talk.stored.is_some();
     if only_token {
         return !access::is_own_write(talk, key, object, ctx).await;
     }
-    !touched.is_empty()
+    !object_written.is_empty()
 }
 
 impl Talk {
@@ -231,8 +231,10 @@ fn resume(object: &CoderControlPlane, inputs: &Inputs, intervals: Intervals) -> 
     let is_true = |type_: &str| {
         said(type_).is_some_and(|c| c.status == "True" && c.observed_generation == object.metadata.generation)
     };
-    let is_false = |type_: &str, reason: &str| {
-        said(type_).is_some_and(|c| c.reason == reason && c.observed_generation == object.metadata.generation)
+    let is_false = |type_: &str, reason: Reason| {
+        said(type_).is_some_and(|c| {
+            Reason::of(&c) == Some(reason) && c.observed_generation == object.metadata.generation
+        })
     };
     let renewal = status.and_then(|status| status.operator_token.as_ref()?.renew_after.as_ref());
     let in_time = renewal.is_none_or(|at| at.0 > Timestamp::now());
@@ -246,7 +248,7 @@ fn resume(object: &CoderControlPlane, inputs: &Inputs, intervals: Intervals) -> 
         token: None,
         ca: None,
         stored: None,
-        replaced: is_false(kind::OPERATOR_ACCESS_READY, "TokenRefused"),
+        replaced: is_false(kind::OPERATOR_ACCESS_READY, Reason::TokenRefused),
         unrecorded: false,
         refresh_at: now + age.map_or(Duration::ZERO, |age| jittered(intervals.refresh).saturating_sub(age)),
         verify_at: now + wait,
@@ -261,10 +263,10 @@ async fn speak(
     key: &Key,
     object: &CoderControlPlane,
     ctx: &Context,
-) -> Next {
+) -> Action {
     let intervals = ctx.talks.intervals;
     if !talk.inputs.serving {
-        return Next::OnChange;
+        return Action::AwaitChange;
     }
     let now = Instant::now();
     let exchanged = resumed && license::was_exchanged(key, object, ctx).await;
@@ -278,10 +280,10 @@ async fn speak(
         || matches!(talk.report.access, Some(Access::Degraded(_) | Access::Overdue(_)));
     talk.unrecorded = false;
     if !verify && now < talk.refresh_at {
-        return Next::After(talk.verify_at.min(talk.refresh_at).saturating_duration_since(now));
+        return Action::RequeueAfter(talk.verify_at.min(talk.refresh_at).saturating_duration_since(now));
     }
     match exchange(talk, verify, changed || exchanged, key, object, ctx).await {
-        Ok(()) if talk.unrecorded => Next::After(RECORDED),
+        Ok(()) if talk.unrecorded => Action::RequeueAfter(RECORDED),
         Ok(()) => {
             ctx.talks.failures.forget(key);
             let now = Instant::now();
@@ -291,9 +293,9 @@ async fn speak(
             let patience =
                 if entitlements::are_known_for_good(talk) { intervals.verify } else { intervals.refresh };
             talk.refresh_at = now + jittered(patience);
-            Next::After(talk.verify_at.min(talk.refresh_at).saturating_duration_since(now))
+            Action::RequeueAfter(talk.verify_at.min(talk.refresh_at).saturating_duration_since(now))
         }
-        Err(retry) => Next::After(ctx.talks.failures.failed(key, retry)),
+        Err(retry) => Action::RequeueAfter(ctx.talks.failures.failed(key, retry)),
     }
 }
 
@@ -309,7 +311,7 @@ async fn exchange(
     access::find_authority(talk, key, object, ctx).await?;
     let Some(anonymous) = access::client(talk, object, ctx) else { return Ok(()) };
     if verify {
-        let info = anonymous.build_info().await.map_err(|error| trouble(talk, object, &error))?;
+        let info = anonymous.build_info().await.map_err(|error| blocker(talk, object, &error))?;
         let known = object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
         let elsewhere = object.spec.operator_access.api_url.is_some()
             && known.is_some_and(|known| *known != info.deployment_id);
@@ -317,7 +319,7 @@ async fn exchange(
             let message = "another deployment answers at operatorAccess.apiURL than the one that the token belongs to; \
                            the token was not sent: give a token of this deployment"
                 .to_owned();
-            talk.report.access = Some(Access::Refused(Trouble { reason: "DeploymentChanged", message }));
+            talk.report.access = Some(Access::Refused(Blocker::new(Reason::DeploymentChanged, message)));
             return Ok(());
         }
         talk.report.server = Some(Server { version: info.version, deployment_id: info.deployment_id });
@@ -335,27 +337,27 @@ async fn exchange(
 }
 
 /// Notes that coderd could not be asked, and says when to try again. What works is not withdrawn.
-fn trouble(talk: &mut Talk, object: &CoderControlPlane, error: &coderd::Error) -> outcome::Retry {
+fn blocker(talk: &mut Talk, object: &CoderControlPlane, error: &coderd::Error) -> outcome::Retry {
     let what = as_trouble(error);
     if talk.token.is_some() || controlplane::coderd::access::has_way(object) {
         talk.report.access = Some(access::in_trouble(error));
         if object.spec.license_secret_ref.is_some() && !license::is_applied(talk, object) {
-            talk.report.license = Some(License::Trouble(what));
+            talk.report.license = Some(License::Blocker(what));
         }
     }
     retry(error)
 }
 
-fn as_trouble(error: &coderd::Error) -> Trouble {
+fn as_trouble(error: &coderd::Error) -> Blocker {
     let message = match &error.kind {
-        coderd::Kind::Redirected { to } => {
+        coderd::ErrorKind::Redirected { to } => {
             format!(
                 "coderd redirects to {to}, where the token is not sent: set operatorAccess.apiURL to the address that answers"
             )
         }
         _ => error.to_string(),
     };
-    Trouble { reason: error.reason(), message }
+    Blocker::new(error.reason(), message)
 }
 
 /// When to try again.

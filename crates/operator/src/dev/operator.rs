@@ -51,8 +51,8 @@ pub(super) async fn run(
 
 /// Applies the operator's namespace, account and rights.
 async fn grant(client: &Client, install: &Install) -> Result<()> {
-    let wanted = manifests::objects(install)?.into_iter().filter(|object| object["kind"] != "Deployment");
-    for object in wanted {
+    let desired = manifests::objects(install)?.into_iter().filter(|object| object["kind"] != "Deployment");
+    for object in desired {
         let object: DynamicObject = serde_json::from_value(object)?;
         let types = object.types.clone().unwrap_or_default();
         let (resource, _) = discovery::pinned_kind(client, &(&types).try_into()?).await?;

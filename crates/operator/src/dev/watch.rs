@@ -36,8 +36,8 @@ pub(crate) async fn everything(client: &Client, say: &Teller) {
         follow(Api::<Deployment>::all(client.clone()), managed.clone(), say, |o| {
             let status = o.status.as_ref();
             let ready = status.and_then(|s| s.ready_replicas).unwrap_or(0);
-            let wanted = o.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
-            format!("{ready} of {wanted} pods are ready")
+            let desired = o.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
+            format!("{ready} of {desired} pods are ready")
         }),
         follow(Api::<Pod>::all(client.clone()), managed.clone(), say, |o| {
             o.status.as_ref().and_then(|s| s.phase.clone()).unwrap_or_default()

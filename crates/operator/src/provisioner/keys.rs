@@ -1,24 +1,24 @@
 //! The dealings of a pass with coderd about keys: what [`decide`] asks for is looked at, what it says is done.
 
-mod look;
+mod act;
+mod ask;
 mod place;
 mod secrets;
-mod step;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
-    CoderProvisioner,
+    CoderProvisioner, Reason,
     names::{annotation, component, finalizer},
 };
 use coder_k8s_core::{
     object,
     provisioner::{
-        self, Seen,
+        self, Observed,
         deployment::{own_url, run_of},
         keys::{
-            self, Act, Claimant, Decision, Look, Marks, Place, Record, SecretPlace, Trouble, Version, Wanted,
-            Workload, decide,
+            self, Blocker, Claimant, CoderdTarget, Decision, DesiredKey, KeyEffect, KeyMarks, KeyQuery,
+            KeyRecord, SecretDataRef, Version, Workload, decide,
         },
         names,
     },
@@ -33,117 +33,122 @@ use secrecy::SecretString;
 
 use crate::controller::{
     Context, children, coderd,
-    credential::{self, Course},
+    credential::{self, StepState},
     secrets as storing,
 };
 
 /// The dealings of one pass.
-pub(super) struct Dealings {
-    pub(super) course: Course<CoderProvisioner>,
-    seen: keys::Seen,
+pub(super) struct KeyReconciler {
+    pub(super) state: StepState<CoderProvisioner>,
+    observed: keys::ObservedKeys,
     selector: BTreeMap<String, String>,
     /// Whether the user gives pods the address to connect to.
     own_url: bool,
 }
 
-impl Dealings {
+impl KeyReconciler {
     /// Reads what is known without coderd. None: the object was never stored.
-    pub(super) async fn begin(key: &Key, pool: &Seen, verify_due: bool, ctx: &Arc<Context>) -> Option<Self> {
+    pub(super) async fn begin(
+        key: &Key,
+        pool: &Observed,
+        verify_due: bool,
+        ctx: &Arc<Context>,
+    ) -> Option<Self> {
         let object = &*pool.object;
         let owner = children::owner_of(object, component::PROVISIONER)?;
-        let record = object.status.as_ref().map(Record::of).unwrap_or_default();
-        let wanted = wanted(object);
-        let (secrets, held) = secrets::read(&owner, &wanted.secret, &record, object, ctx).await;
-        let seen = keys::Seen {
+        let record = object.status.as_ref().map(KeyRecord::of).unwrap_or_default();
+        let desired = desired(object);
+        let (secrets, held) = secrets::read(&owner, &desired.secret, &record, object, ctx).await;
+        let observed = keys::ObservedKeys {
             object: claimant(object),
             claimants: claimants(object, pool, ctx),
-            wanted,
+            desired,
             record,
-            is_held: object::is_held(object, finalizer::PROVISIONER),
+            has_finalizer: object::has_finalizer(object, finalizer::PROVISIONER),
             verify_due,
             may_make: may_make(pool),
             target: target(pool),
             secrets,
             workload: workload(pool),
-            going: ctx.going(object),
+            deletion: ctx.deletion(object),
             organization: None,
             proofs: BTreeMap::new(),
             listings: BTreeMap::new(),
-            straggler: ctx.straggler,
+            late_effect_window: ctx.late_effect_window,
             old_pods: None,
         };
-        let first_run = decide(&seen, ctx.now()).run;
-        let course = Course {
+        let first_run = decide(&observed, ctx.now()).run;
+        let state = StepState {
             ctx: ctx.clone(),
             key: key.clone(),
             object: pool.object.clone(),
             owner,
             held,
             first_run,
-            touched: false,
+            object_written: false,
             retry: None,
-            trouble: None,
+            blocker: None,
         };
-        Some(Self { course, seen, selector: pool.selector(), own_url: own_url(pool) })
+        Some(Self { state, observed, selector: pool.selector(), own_url: own_url(pool) })
     }
 }
 
-impl credential::Dealings for Dealings {
+impl credential::CredentialReconciler for KeyReconciler {
     type Kind = CoderProvisioner;
-    type Look = Look;
-    type Record = Record;
-    type Act = Act;
-    type Marks = Marks;
+    type Query = KeyQuery;
+    type Record = KeyRecord;
+    type Effect = KeyEffect;
+    type Marks = KeyMarks;
 
     const FINALIZER: &'static str = finalizer::PROVISIONER;
 
     fn decide(&self) -> Decision {
-        decide(&self.seen, self.course.ctx.now())
+        decide(&self.observed, self.state.ctx.now())
     }
 
-    fn makes(act: &Act) -> bool {
-        matches!(act, Act::Make { .. })
+    fn makes(act: &KeyEffect) -> bool {
+        matches!(act, KeyEffect::Make { .. })
     }
 
-    fn course(&mut self) -> &mut Course<CoderProvisioner> {
-        &mut self.course
+    fn state(&mut self) -> &mut StepState<CoderProvisioner> {
+        &mut self.state
     }
 
-    async fn look(&mut self, look: Look) {
+    async fn look(&mut self, look: KeyQuery) {
         self.look_at(look).await;
     }
 
-    async fn change(&mut self, act: Act) -> bool {
+    async fn change(&mut self, act: KeyEffect) -> bool {
         match act {
-            Act::Make { key, tags, secret, version, marks } => {
+            KeyEffect::Make { key, tags, secret, version, marks } => {
                 self.make(&key, &tags, &secret, &version, marks).await
             }
-            Act::Delete { at, name, id } => self.delete(&at, &name, &id).await,
+            KeyEffect::Delete { at, name, id } => self.delete(&at, &name, &id).await,
         }
     }
 
     async fn store(
         &mut self,
-        place: &SecretPlace,
+        place: &SecretDataRef,
         version: &Version,
         material: Option<&SecretString>,
-        marks: &Marks,
+        marks: &KeyMarks,
     ) -> bool {
-        let Course { ctx, owner, held, .. } = &self.course;
+        let StepState { ctx, owner, held, .. } = &self.state;
         let held = held.get(&place.name);
         let mut annotations = secrets::annotations(marks);
         let mut data_keys = held.map(|held| secrets::data_keys(&held.annotations)).unwrap_or_default();
         data_keys.insert(place.key.clone());
         annotations.insert(annotation::KEY_DATA_KEYS.to_owned(), Some(secrets::list(data_keys)));
         let written = storing::store(place, version, held, material, annotations, owner, ctx).await;
-        self.course.is_stored(&place.name, written)
+        self.state.is_stored(&place.name, written)
     }
 
     /// Takes the data key, and with the last of ours the Secret.
-    async fn remove(&mut self, place: &SecretPlace, version: &Version) -> bool {
-        let Course { ctx, owner, held, .. } = &self.course;
+    async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool {
+        let StepState { ctx, owner, held, .. } = &self.state;
         let Some(held) = held.get(&place.name).filter(|held| storing::is_version(held, version)) else {
-            return self.course.outdated();
+            return self.state.outdated();
         };
         let mut ours = secrets::data_keys(&held.annotations);
         ours.remove(&place.key);
@@ -158,25 +163,25 @@ impl credential::Dealings for Dealings {
             };
             secret::change(&ctx.client, owner, &place.name, held, &change).await
         };
-        self.course.is_stored(&place.name, written)
+        self.state.is_stored(&place.name, written)
     }
 
     async fn read_again(&mut self) {
-        let Course { ctx, owner, object, .. } = &self.course;
+        let StepState { ctx, owner, object, .. } = &self.state;
         let (secrets, held) =
-            secrets::read(owner, &self.seen.wanted.secret, &self.seen.record, object, ctx).await;
-        self.seen.secrets = secrets;
-        self.course.held = held;
-        self.seen.proofs.clear();
+            secrets::read(owner, &self.observed.desired.secret, &self.observed.record, object, ctx).await;
+        self.observed.secrets = secrets;
+        self.state.held = held;
+        self.observed.proofs.clear();
     }
 }
 
-fn wanted(object: &CoderProvisioner) -> Wanted {
+fn desired(object: &CoderProvisioner) -> DesiredKey {
     let (spec, name) = (&object.spec, object.name_any());
     let namespace = object.namespace().unwrap_or_default();
     let key = spec.key.as_ref();
     let given = key.and_then(|key| key.name.as_ref()).map(AsRef::as_ref);
-    Wanted {
+    DesiredKey {
         control_plane: spec.control_plane_ref.name.to_string(),
         organization: spec
             .organization_name
@@ -184,7 +189,7 @@ fn wanted(object: &CoderProvisioner) -> Wanted {
             .map_or_else(|| "default".to_owned(), ToString::to_string),
         name: names::KeyBase::new(given, &namespace, &name),
         tags: spec.tags.clone(),
-        secret: SecretPlace {
+        secret: SecretDataRef {
             name: key
                 .and_then(|key| key.secret_name.as_ref())
                 .map_or_else(|| names::secret(&name), ToString::to_string),
@@ -204,17 +209,17 @@ fn claimant(object: &CoderProvisioner) -> Claimant {
 }
 
 /// Other pools that claim the name in the same organization of the same coderd.
-fn claimants(object: &CoderProvisioner, pool: &Seen, ctx: &Context) -> Vec<Claimant> {
+fn claimants(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> Vec<Claimant> {
     let deployment = |object: &CoderProvisioner, plane: Option<&coder_k8s_api::CoderControlPlane>| {
         let published = plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone());
         published.or_else(|| object.status.as_ref()?.deployment_id.clone())
     };
-    let own = (wanted(object), pool.deployment_id.clone());
+    let own = (desired(object), pool.deployment_id.clone());
     let others = ctx.caches.provisioners.filter(|other| {
-        if other.uid() == object.uid() || object::is_going(other) {
+        if other.uid() == object.uid() || object::is_deleting(other) {
             return false;
         }
-        let theirs = wanted(other);
+        let theirs = desired(other);
         if theirs.name.name != own.0.name.name || theirs.organization != own.0.organization {
             return false;
         }
@@ -226,19 +231,19 @@ fn claimants(object: &CoderProvisioner, pool: &Seen, ctx: &Context) -> Vec<Claim
 }
 
 /// Whether a key may be made now.
-fn may_make(pool: &Seen) -> Result<(), Trouble> {
+fn may_make(pool: &Observed) -> Result<(), Blocker> {
     pool.credentials.clone()?;
     if pool.gate.may_begin() {
         return Ok(());
     }
-    Err(Trouble { reason: pool.gate.reason, message: pool.gate.message.clone() })
+    Err(Blocker::new(pool.gate.reason, pool.gate.message.clone()))
 }
 
 /// The coderd that the spec leads to.
-fn target(pool: &Seen) -> Result<Place, Trouble> {
+fn target(pool: &Observed) -> Result<CoderdTarget, Blocker> {
     let plane = provisioner::control_plane(pool)
-        .map_err(|message| Trouble { reason: "ControlPlaneUnavailable", message })?;
-    Ok(Place {
+        .map_err(|message| Blocker::new(Reason::ControlPlaneUnavailable, message))?;
+    Ok(CoderdTarget {
         control_plane: plane.name_any(),
         url: provisioner::daemon_url(plane),
         deployment_id: pool.deployment_id.clone(),
@@ -246,7 +251,7 @@ fn target(pool: &Seen) -> Result<Place, Trouble> {
     })
 }
 
-fn workload(pool: &Seen) -> Option<Workload> {
+fn workload(pool: &Observed) -> Option<Workload> {
     let deployment = pool.children.deployment.as_deref()?;
     let mut run = run_of(&deployment.spec.as_ref()?.template)?;
     if let Some(plane) = pool.control_plane.as_deref().filter(|_| own_url(pool)) {

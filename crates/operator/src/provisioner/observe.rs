@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Tls};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, Tls};
 use coder_k8s_core::{
-    place::CredentialsKind,
-    provisioner::{Children, Seen, gate::Feature, keys::Trouble, names},
+    provisioner::{Children, Observed, keys::Blocker, license_gate::Feature, names},
     sources,
+    target::CredentialsKind,
     workspace_access::{self, Existing},
 };
 use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
-use super::health;
+use super::daemons;
 use crate::controller::{Context, coderd, places, served_by, workspaces};
 
 /// What there is of the object, its children, its control plane and what it refers to. The second value tells of
@@ -22,20 +22,20 @@ pub(super) async fn observe(
     object: Arc<CoderProvisioner>,
     verify_due: bool,
     ctx: &Context,
-) -> (Seen, workspaces::Ungranted) {
+) -> (Observed, workspaces::GrantBlockers) {
     let children = children(key, &object, ctx);
     let plane = object.spec.control_plane_ref.name.as_str();
     let control_plane = ctx.caches.control_planes.get(&key.namespace, plane);
-    let wanted = sources::wanted(&object.spec.pod, &Tls::default(), &[]);
+    let desired = sources::desired(&object.spec.pod, &Tls::default(), &[]);
     let uid = object.uid().unwrap_or_default();
-    let sources = ctx.lookups.sources(&ctx.client, key, &uid, wanted).await;
+    let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
     let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
     let deployment_id = identity(&object, control_plane.as_deref(), verify_due, ctx).await;
     let gate = coderd::gate(Feature::Provisioners, control_plane.as_deref(), ctx).await;
     let credentials = credentials(&object, control_plane.as_deref(), key, ctx).await;
     let privileged_rules = ctx.privileged_rules;
-    let daemons = health::look(key, &object, children.deployment.as_deref(), ctx).await;
-    let seen = Seen {
+    let daemons = daemons::observe(key, &object, children.deployment.as_deref(), ctx).await;
+    let observed = Observed {
         object,
         control_plane,
         deployment_id,
@@ -47,7 +47,7 @@ pub(super) async fn observe(
         credentials,
         daemons,
     };
-    (seen, unasked)
+    (observed, unasked)
 }
 
 fn children(key: &Key, object: &CoderProvisioner, ctx: &Context) -> Children {
@@ -91,11 +91,11 @@ async fn credentials(
     plane: Option<&CoderControlPlane>,
     key: &Key,
     ctx: &Context,
-) -> Result<(), Trouble> {
+) -> Result<(), Blocker> {
     let place = coderd::credentials(object, plane)?;
     let reason = match place.kind {
-        CredentialsKind::Bootstrap => "BootstrapSecretUnavailable",
-        CredentialsKind::Operator => "OperatorTokenSecretUnavailable",
+        CredentialsKind::Bootstrap => Reason::BootstrapSecretUnavailable,
+        CredentialsKind::Operator => Reason::OperatorTokenSecretUnavailable,
     };
     places::is_there(&place, reason, &key.namespace, ctx).await
 }

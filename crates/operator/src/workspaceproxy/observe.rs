@@ -5,12 +5,12 @@ use std::sync::{Arc, atomic::Ordering};
 use coder_k8s_api::CoderWorkspaceProxy;
 use coder_k8s_core::{
     sources,
-    workspaceproxy::{Children, Seen, addresses, names},
+    workspaceproxy::{Children, Observed, addresses, names},
 };
 use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
-use super::reach::Reached;
+use super::target::Reached;
 use crate::controller::Context;
 
 /// What there is of the object, its children, and what it refers to.
@@ -19,12 +19,12 @@ pub(super) async fn observe(
     object: Arc<CoderWorkspaceProxy>,
     reached: &Reached,
     ctx: &Context,
-) -> Seen {
+) -> Observed {
     let inspected = addresses(&object).inspected(&object.spec.pod);
-    let wanted = sources::wanted(&object.spec.pod, &object.spec.tls, &inspected);
+    let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
-    let sources = ctx.lookups.sources(&ctx.client, key, &uid, wanted).await;
-    Seen {
+    let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
+    Observed {
         children: children(key, &object, ctx),
         control_plane: reached.control_plane.clone(),
         object,

@@ -1,8 +1,8 @@
 //! The dealings of a pass with coderd about a registration: what [`decide`] asks for is looked at, what it says is done.
 
-mod look;
+mod act;
+mod ask;
 mod secrets;
-mod step;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,15 +13,18 @@ use coder_k8s_api::{
 use coder_k8s_coderd::Client;
 use coder_k8s_core::{
     object,
-    outcome::Trouble,
-    place::{Place, SecretPlace, Version},
+    outcome::Blocker,
     rollout::Rollout,
+    target::{CoderdTarget, SecretDataRef, Version},
     workload::Workload,
     workspaceproxy::{
-        Seen,
+        Observed,
         deployment::{own_url, run_of},
         primary_url,
-        registration::{self, Act, Decision, Health, Look, Marks, Record, decide, health},
+        registration::{
+            self, Decision, Health, RegistrationEffect, RegistrationMarks, RegistrationQuery,
+            RegistrationRecord, decide, health,
+        },
         wanted_registration,
     },
 };
@@ -29,151 +32,150 @@ use coder_k8s_engine::{key::Key, secret};
 use kube::ResourceExt;
 use secrecy::SecretString;
 
-use super::reach::Reached;
+use super::target::Reached;
 use crate::controller::{
     Context, children,
-    credential::{self, Course},
+    credential::{self, StepState},
     secrets as storing,
 };
 
 /// The dealings of one pass.
-pub(super) struct Dealings {
-    pub(super) course: Course<CoderWorkspaceProxy>,
-    seen: registration::Seen,
+pub(super) struct RegistrationReconciler {
+    pub(super) state: StepState<CoderWorkspaceProxy>,
+    observed: registration::ObservedRegistration,
     /// Clients of this pass.
-    clients: BTreeMap<Place, Client>,
+    clients: BTreeMap<CoderdTarget, Client>,
 }
 
-impl Dealings {
+impl RegistrationReconciler {
     /// Reads what is known without coderd. None: the object was never stored.
     pub(super) async fn begin(
         key: &Key,
-        proxy: &Seen,
+        proxy: &Observed,
         reached: Reached,
         verify_due: bool,
         ctx: &Arc<Context>,
     ) -> Option<Self> {
         let object = &*proxy.object;
         let owner = children::owner_of(object, component::WORKSPACE_PROXY)?;
-        let record = object.status.as_ref().map(Record::of).unwrap_or_default();
-        let wanted = wanted_registration(object);
-        let (secrets, held) = secrets::read(wanted.as_ref(), &record, object, &owner, ctx).await;
+        let record = object.status.as_ref().map(RegistrationRecord::of).unwrap_or_default();
+        let desired = wanted_registration(object);
+        let (secrets, held) = secrets::read(desired.as_ref(), &record, object, &owner, ctx).await;
         let given = secrets::given(object, key, ctx).await;
         let url = primary_url(object, proxy.control_plane.as_deref());
         let may_make = match (&proxy.credentials, &proxy.gate) {
-            (Some(Err(trouble)), _) => Err(trouble.clone()),
-            (_, Some(gate)) if !gate.may_begin() => {
-                Err(Trouble { reason: gate.reason, message: gate.message.clone() })
-            }
+            (Some(Err(blocker)), _) => Err(blocker.clone()),
+            (_, Some(gate)) if !gate.may_begin() => Err(Blocker::new(gate.reason, gate.message.clone())),
             _ => Ok(()),
         };
-        let elder = reached.target.as_ref().ok().and_then(|target| elder(object, target, ctx));
-        let seen = registration::Seen {
-            wanted,
+        let name_conflict =
+            reached.target.as_ref().ok().and_then(|target| name_conflict(object, target, ctx));
+        let observed = registration::ObservedRegistration {
+            desired,
             given,
             record,
-            is_held: object::is_held(object, finalizer::WORKSPACE_PROXY),
+            has_finalizer: object::has_finalizer(object, finalizer::WORKSPACE_PROXY),
             verify_due,
             may_make,
             target: reached.target,
-            elder,
+            name_conflict,
             workload: workload(proxy, url.as_ref()),
             url,
             secrets,
-            going: ctx.going(object),
+            deletion: ctx.deletion(object),
             proofs: BTreeMap::new(),
             listings: BTreeMap::new(),
         };
-        let first_run = decide(&seen, ctx.now()).run;
-        let course = Course {
+        let first_run = decide(&observed, ctx.now()).run;
+        let state = StepState {
             ctx: ctx.clone(),
             key: key.clone(),
             object: proxy.object.clone(),
             owner,
             held,
             first_run,
-            touched: false,
+            object_written: false,
             retry: reached.retry,
-            trouble: None,
+            blocker: None,
         };
-        Some(Self { course, seen, clients: BTreeMap::new() })
+        Some(Self { state, observed, clients: BTreeMap::new() })
     }
 
     /// What coderd sees of the proxy, if it was asked.
     pub(super) fn health(&self) -> Option<Health> {
-        health(&self.seen)
+        health(&self.observed)
     }
 }
 
-impl credential::Dealings for Dealings {
+impl credential::CredentialReconciler for RegistrationReconciler {
     type Kind = CoderWorkspaceProxy;
-    type Look = Look;
-    type Record = Record;
-    type Act = Act;
-    type Marks = Marks;
+    type Query = RegistrationQuery;
+    type Record = RegistrationRecord;
+    type Effect = RegistrationEffect;
+    type Marks = RegistrationMarks;
 
     const FINALIZER: &'static str = finalizer::WORKSPACE_PROXY;
 
     fn decide(&self) -> Decision {
-        decide(&self.seen, self.course.ctx.now())
+        decide(&self.observed, self.state.ctx.now())
     }
 
-    fn makes(act: &Act) -> bool {
-        matches!(act, Act::Make { .. })
+    fn makes(act: &RegistrationEffect) -> bool {
+        matches!(act, RegistrationEffect::Make { .. })
     }
 
-    fn course(&mut self) -> &mut Course<CoderWorkspaceProxy> {
-        &mut self.course
+    fn state(&mut self) -> &mut StepState<CoderWorkspaceProxy> {
+        &mut self.state
     }
 
-    async fn look(&mut self, look: Look) {
+    async fn look(&mut self, look: RegistrationQuery) {
         self.look_at(look).await;
     }
 
-    async fn change(&mut self, act: Act) -> bool {
+    async fn change(&mut self, act: RegistrationEffect) -> bool {
         match act {
-            Act::Make { pending, settings, secret, version } => {
+            RegistrationEffect::Make { pending, settings, secret, version } => {
                 self.make(&pending, settings, &secret, &version).await
             }
-            Act::Update { place, id, settings } => self.update(&place, &id, settings).await,
-            Act::Deregister { place, id, name } => self.deregister(&place, &id, &name).await,
+            RegistrationEffect::Update { place, id, settings } => self.update(&place, &id, settings).await,
+            RegistrationEffect::Deregister { place, id, name } => self.deregister(&place, &id, &name).await,
         }
     }
 
     async fn store(
         &mut self,
-        place: &SecretPlace,
+        place: &SecretDataRef,
         version: &Version,
         token: Option<&SecretString>,
-        marks: &Marks,
+        marks: &RegistrationMarks,
     ) -> bool {
-        let Course { ctx, owner, held, .. } = &self.course;
+        let StepState { ctx, owner, held, .. } = &self.state;
         let (held, annotations) = (held.get(&place.name), secrets::annotations(marks));
         let written = storing::store(place, version, held, token, annotations, owner, ctx).await;
-        self.course.is_stored(&place.name, written)
+        self.state.is_stored(&place.name, written)
     }
 
-    async fn remove(&mut self, place: &SecretPlace, version: &Version) -> bool {
-        let Course { ctx, owner, held, .. } = &self.course;
+    async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool {
+        let StepState { ctx, owner, held, .. } = &self.state;
         let Some(held) = held.get(&place.name).filter(|held| storing::is_version(held, version)) else {
-            return self.course.outdated();
+            return self.state.outdated();
         };
         let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, held).await;
-        self.course.is_stored(&place.name, removed.map(|_| Some(String::new())))
+        self.state.is_stored(&place.name, removed.map(|_| Some(String::new())))
     }
 
     async fn read_again(&mut self) {
-        let Course { ctx, owner, object, .. } = &self.course;
-        let wanted = self.seen.wanted.as_ref();
-        let (secrets, held) = secrets::read(wanted, &self.seen.record, object, owner, ctx).await;
-        self.seen.secrets = secrets;
-        self.course.held = held;
-        self.seen.proofs.clear();
+        let StepState { ctx, owner, object, .. } = &self.state;
+        let desired = self.observed.desired.as_ref();
+        let (secrets, held) = secrets::read(desired, &self.observed.record, object, owner, ctx).await;
+        self.observed.secrets = secrets;
+        self.state.held = held;
+        self.observed.proofs.clear();
     }
 }
 
 /// Another proxy that asks for the same name in the same coderd, and was there first.
-fn elder(object: &CoderWorkspaceProxy, target: &Place, ctx: &Context) -> Option<String> {
+fn name_conflict(object: &CoderWorkspaceProxy, target: &CoderdTarget, ctx: &Context) -> Option<String> {
     let name = wanted_registration(object)?.name;
     let age = |object: &CoderWorkspaceProxy| (object.creation_timestamp().map(|time| time.0), object.uid());
     let deployment = |other: &CoderWorkspaceProxy| {
@@ -185,16 +187,16 @@ fn elder(object: &CoderWorkspaceProxy, target: &Place, ctx: &Context) -> Option<
     };
     let others = ctx.caches.workspace_proxies.filter(|other| {
         other.uid() != object.uid()
-            && !object::is_going(other)
+            && !object::is_deleting(other)
             && age(other) < age(object)
-            && wanted_registration(other).is_some_and(|wanted| wanted.name.eq_ignore_ascii_case(&name))
+            && wanted_registration(other).is_some_and(|desired| desired.name.eq_ignore_ascii_case(&name))
             && target.deployment_id.is_some()
             && deployment(other) == target.deployment_id
     });
     others.first().map(|other| format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()))
 }
 
-fn workload(proxy: &Seen, url: Option<&String>) -> Option<Workload> {
+fn workload(proxy: &Observed, url: Option<&String>) -> Option<Workload> {
     let deployment = proxy.children.deployment.as_deref()?;
     let mut run = run_of(&deployment.spec.as_ref()?.template)?;
     if let Some(url) = url.filter(|_| own_url(proxy)) {

@@ -87,7 +87,7 @@ fn what_cannot_work_is_refused_with_a_sentence_that_quotes_nothing() {
         let shown = format!("{bad} {bad:?}");
         assert!(shown.contains(expected), "{text}: {shown}");
         assert!(!shown.contains("hunter2"), "{shown}");
-        assert_eq!(bad.reason(), "BadConnectionURL");
+        assert_eq!(bad.reason(), Reason::BadConnectionUrl);
     }
 }
 

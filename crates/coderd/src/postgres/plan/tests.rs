@@ -25,8 +25,13 @@ fn row(id: &str, name: &str, created: i32) -> Token {
 
 fn decide(tokens: &[Token], existing: Option<&str>, replace: bool) -> TokenPlan {
     let existing = existing.map(|id| SecretString::from(format!("{id}-{id}")));
-    let wanted =
-        Wanted { token_name: NAME, existing: existing.as_ref(), lifetime: HOUR * 30, now: at(0), replace };
+    let wanted = TokenRequest {
+        token_name: NAME,
+        existing: existing.as_ref(),
+        lifetime: HOUR * 30,
+        now: at(0),
+        replace,
+    };
     token(tokens, &Names::of(NAME), &wanted)
 }
 
@@ -126,7 +131,10 @@ fn only_the_account_with_both_marks_is_ours() {
     for (email, is_system) in [(EMAIL, false), ("ann@example.com", true), ("ann@example.com", false)] {
         let other = account(email, is_system);
         assert!(!other.is_ours());
-        assert!(matches!(super::account(&[other]), Err(Kind::AccountTaken { what: "username", .. })));
+        assert!(matches!(
+            super::account(&[other]),
+            Err(DatabaseErrorKind::AccountTaken { what: "username", .. })
+        ));
     }
     assert_eq!(super::account(&[]), Ok(AccountPlan::Make));
     let broken = Account { right: false, ..account(EMAIL, true) };

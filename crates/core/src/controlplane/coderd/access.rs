@@ -4,15 +4,14 @@
 //! there; the record goes when the token has gone.
 
 use coder_k8s_api::{
-    AccessMethod, CoderControlPlane, CoderControlPlaneStatus, OperatorTokenStatus, ReplacedToken,
-    condition::{kind, reason},
-    names::finalizer,
+    AccessMethod, CoderControlPlane, CoderControlPlaneStatus, OperatorTokenStatus, Reason, ReplacedToken,
+    condition::kind, names::finalizer,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
-use super::{Report, Trouble, is_said, whole_seconds};
+use super::{Blocker, Report, is_said, whole_seconds};
 use crate::{condition::Conditions, controlplane::database, names, object};
 
 /// The operator's access to coderd.
@@ -21,11 +20,11 @@ pub enum Access {
     /// coderd accepts the token.
     Ready,
     /// coderd accepts the token, which should have been replaced by now.
-    Overdue(Trouble),
+    Overdue(Blocker),
     /// It worked, and now something that may pass is in the way.
-    Degraded(Trouble),
+    Degraded(Blocker),
     /// It does not work, and will not by itself.
-    Refused(Trouble),
+    Refused(Blocker),
 }
 
 /// A token of our own. Without times: it is about to be made.
@@ -58,7 +57,7 @@ pub enum Revocation {
     /// It is gone, or was never there.
     Done,
     /// It may still be there.
-    Failing(Trouble),
+    Failing(Blocker),
     /// It may still be there, and the operator no longer tries.
     Abandoned,
 }
@@ -97,7 +96,8 @@ pub fn outdated(object: &CoderControlPlane) -> Option<Held> {
 pub fn is_recorded(object: &CoderControlPlane) -> bool {
     let method = object.spec.operator_access.method;
     let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
-    token.is_some_and(|token| token.method == method) && object::is_held(object, finalizer::CONTROL_PLANE)
+    token.is_some_and(|token| token.method == method)
+        && object::has_finalizer(object, finalizer::CONTROL_PLANE)
 }
 
 /// Whether the object must not go before coderd was cleaned up.
@@ -111,8 +111,9 @@ pub fn needs_cleaning(object: &CoderControlPlane, report: &Report) -> bool {
 /// Whether the access is given up and nothing is left of it, by what the status says.
 pub fn is_given_up(object: &CoderControlPlane) -> bool {
     let said = object.status.iter().flat_map(|status| &status.workload.conditions);
-    let disabled =
-        said.into_iter().any(|c| c.type_ == kind::OPERATOR_ACCESS_READY && c.reason == reason::DISABLED);
+    let disabled = said
+        .into_iter()
+        .any(|c| c.type_ == kind::OPERATOR_ACCESS_READY && Reason::of(c) == Some(Reason::Disabled));
     held(object).is_none() && (disabled || nothing_was_made(object))
 }
 
@@ -134,27 +135,27 @@ pub fn secret_name(object: &CoderControlPlane) -> String {
 }
 
 /// Puts what is known of the access into a status.
-pub(super) fn tell(
+pub(super) fn set_conditions(
     object: &CoderControlPlane,
     report: &Report,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
-    let mut say = |state: bool, reason: &str, message: &str| {
+    let mut say = |state: bool, reason: Reason, message: &str| {
         conditions.set(kind::OPERATOR_ACCESS_READY, state, reason, message);
     };
     if object.spec.operator_access.disabled {
         status.operator_access_ready = None;
         match &report.revocation {
-            Some(Revocation::Failing(Trouble { reason, message })) => {
-                say(false, reason, &format!("the operator's token is still to be revoked: {message}"));
+            Some(Revocation::Failing(Blocker { reason, message, .. })) => {
+                say(false, *reason, &format!("the operator's token is still to be revoked: {message}"));
             }
             None if !is_given_up(object) => {
-                say(false, reason::REVOKING, "the operator's token is being revoked");
+                say(false, Reason::Revoking, "the operator's token is being revoked");
             }
             None | Some(Revocation::Done | Revocation::Abandoned) => {
                 (status.operator_token, status.operator_token_secret_ref) = (None, None);
-                say(false, reason::DISABLED, "operatorAccess.disabled is set");
+                say(false, Reason::Disabled, "operatorAccess.disabled is set");
             }
         }
         return;
@@ -170,7 +171,7 @@ pub(super) fn tell(
     }
     match &report.access {
         None if worked && !is_said(status, kind::OPERATOR_ACCESS_READY) => {
-            say(true, "Kept", "the access of an earlier release is used; it is verified soon");
+            say(true, Reason::Kept, "the access of an earlier release is used; it is verified soon");
         }
         // What an earlier process found out about this very spec holds until something else is found out.
         None if worked || is_said_of(status, object.metadata.generation) => {}
@@ -179,18 +180,18 @@ pub(super) fn tell(
             say(false, reason, message);
         }
         Some(Access::Ready) => {
-            say(true, "TokenAccepted", "coderd accepts the operator's token");
+            say(true, Reason::TokenAccepted, "coderd accepts the operator's token");
             status.operator_access_ready = Some(true);
         }
-        Some(Access::Overdue(Trouble { message, .. })) => {
+        Some(Access::Overdue(Blocker { message, .. })) => {
             let message =
                 format!("coderd accepts the operator's token, which could not be replaced: {message}");
-            say(true, "RenewalFails", &message);
+            say(true, Reason::RenewalFails, &message);
             status.operator_access_ready = Some(true);
         }
-        Some(Access::Degraded(trouble)) => say(false, trouble.reason, &trouble.message),
-        Some(Access::Refused(trouble)) => {
-            say(false, trouble.reason, &trouble.message);
+        Some(Access::Degraded(blocker)) => say(false, blocker.reason, &blocker.message),
+        Some(Access::Refused(blocker)) => {
+            say(false, blocker.reason, &blocker.message);
             status.operator_access_ready = None;
         }
     }
@@ -199,15 +200,15 @@ pub(super) fn tell(
 /// Whether the access of this generation was spoken of.
 fn is_said_of(status: &CoderControlPlaneStatus, generation: Option<i64>) -> bool {
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY);
-    said.is_some_and(|c| c.observed_generation == generation && c.reason != reason::PENDING)
+    said.is_some_and(|c| c.observed_generation == generation && Reason::of(c) != Some(Reason::Pending))
 }
 
 /// What the access waits for.
-fn awaited(object: &CoderControlPlane) -> (&'static str, &'static str) {
+fn awaited(object: &CoderControlPlane) -> (Reason, &'static str) {
     if has_way(object) {
-        (reason::PENDING, "a pod of coderd must be ready first")
+        (Reason::Pending, "a pod of coderd must be ready first")
     } else {
-        (reason::DATABASE_URL_MISSING, database::HOW_TO_CONFIGURE)
+        (Reason::DatabaseUrlMissing, database::HOW_TO_CONFIGURE)
     }
 }
 

@@ -20,7 +20,7 @@ fn told(
 ) -> CoderControlPlaneStatus {
     let mut conditions = Conditions::new(&before.workload.conditions, Some(1), at(100));
     let mut status = before.clone();
-    tell(object, report, &mut conditions, &mut status, at(100));
+    set_conditions(object, report, &mut conditions, &mut status, at(100));
     status.workload.conditions = conditions.into_vec();
     status
 }
@@ -59,20 +59,20 @@ fn licensed() -> CoderControlPlane {
     plane(json!({"licenseSecretRef": {"name": "l"}}))
 }
 
-fn trouble() -> Trouble {
-    Trouble { reason: "Unreachable", message: "away".into() }
+fn blocker() -> Blocker {
+    Blocker::new(Reason::Unreachable, "away".into())
 }
 
 #[test]
 fn nothing_known_says_so_and_nothing_more() {
     let fresh = told(&plane(json!({})), &CoderControlPlaneStatus::default(), &Report::default());
-    assert_eq!(says(&fresh, kind::OPERATOR_ACCESS_READY), pair("False", "DatabaseURLMissing"));
+    assert_eq!(says(&fresh, kind::OPERATOR_ACCESS_READY), pair("False", Reason::DatabaseUrlMissing));
     assert_eq!(says(&fresh, kind::LICENSE_APPLIED), pair("Unknown", "Pending"));
     assert_eq!(fresh.license_tier.as_deref(), Some("unknown"));
     let off = plane(json!({"operatorAccess": {"disabled": true}}));
     assert_eq!(
         says(&told(&off, &fresh, &Report::default()), kind::OPERATOR_ACCESS_READY),
-        pair("False", "Disabled")
+        pair("False", Reason::Disabled)
     );
 }
 
@@ -81,9 +81,9 @@ fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
     let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
     assert_eq!(says(&well, kind::LICENSE_APPLIED), pair("True", "Applied"));
     assert_eq!(told(&licensed(), &well, &Report::default()), well, "a restart");
-    let away = Report { access: Some(Access::Degraded(trouble())), ..Report::default() };
+    let away = Report { access: Some(Access::Degraded(blocker())), ..Report::default() };
     let degraded = told(&licensed(), &well, &away);
-    assert_eq!(says(&degraded, kind::OPERATOR_ACCESS_READY), pair("False", "Unreachable"));
+    assert_eq!(says(&degraded, kind::OPERATOR_ACCESS_READY), pair("False", Reason::Unreachable));
     assert_eq!(degraded.operator_access_ready, Some(true));
     assert_eq!(says(&degraded, kind::LICENSE_APPLIED), pair("True", "Applied"));
 }
@@ -91,7 +91,7 @@ fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
 #[test]
 fn a_refused_token_is_withdrawn() {
     let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
-    let refused = Report { access: Some(Access::Refused(trouble())), ..Report::default() };
+    let refused = Report { access: Some(Access::Refused(blocker())), ..Report::default() };
     let after = told(&licensed(), &well, &refused);
     assert_eq!(after.operator_access_ready, None);
     assert_eq!(after.operator_token_secret_ref.unwrap().name, "t");
@@ -117,9 +117,9 @@ fn a_license_is_recorded_with_what_coderd_lists_of_it() {
 fn the_end_of_a_license_is_warned_about_in_time() {
     for (days, state, reason) in [
         (31, "False", "Valid"),
-        (29, "True", "ExpiresIn30Days"),
-        (6, "True", "ExpiresIn7Days"),
-        (0, "True", "ExpiresIn1Day"),
+        (29, "True", Reason::ExpiresIn30Days),
+        (6, "True", Reason::ExpiresIn7Days),
+        (0, "True", Reason::ExpiresIn1Day),
         (-1, "True", "Expired"),
     ] {
         let status = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(100 + days));
@@ -130,10 +130,8 @@ fn the_end_of_a_license_is_warned_about_in_time() {
 
 #[test]
 fn a_refused_license_waits_for_a_person_and_is_remembered() {
-    let refused = License::Refused {
-        trouble: Trouble { reason: "InvalidLicense", message: "no".into() },
-        mark: "h@v1".into(),
-    };
+    let refused =
+        License::Refused { blocker: Blocker::new(Reason::InvalidLicense, "no".into()), mark: "h@v1".into() };
     let status = told(
         &licensed(),
         &CoderControlPlaneStatus::default(),
@@ -168,10 +166,13 @@ fn what_coderd_complains_about_is_shown() {
         (says(&status, kind::ENTITLEMENTS_HEALTHY), status.license_tier.unwrap())
     };
     assert_eq!(of(json!({}), &entitlements(&[], &[], &[])), (pair("True", "Healthy"), "premium".to_owned()));
-    assert_eq!(of(json!({}), &entitlements(&[], &["w"], &[])).0, pair("False", "Warnings"));
-    assert_eq!(of(json!({}), &entitlements(&[], &["w"], &["e"])).0, pair("False", "Errors"));
+    assert_eq!(of(json!({}), &entitlements(&[], &["w"], &[])).0, pair("False", Reason::Warnings));
+    assert_eq!(of(json!({}), &entitlements(&[], &["w"], &["e"])).0, pair("False", Reason::Errors));
     let two = json!({"replicas": 2});
-    assert_eq!(of(two.clone(), &entitlements(&[], &[], &[])).0, pair("False", "HighAvailabilityNotEntitled"));
+    assert_eq!(
+        of(two.clone(), &entitlements(&[], &[], &[])).0,
+        pair("False", Reason::HighAvailabilityNotEntitled)
+    );
     assert_eq!(of(two, &entitlements(&["high_availability"], &[], &[])).0, pair("True", "Healthy"));
 }
 

@@ -1,7 +1,7 @@
 //! Which pods a ReplicaSet is to keep when it is made smaller: those whose daemons are at work.
 
 use super::Pod;
-use crate::roll::Daemon;
+use crate::daemon_listing::Daemon;
 
 /// The annotation by which a ReplicaSet chooses: the pods with the least go first.
 pub const ANNOTATION: &str = "controller.kubernetes.io/pod-deletion-cost";
@@ -23,9 +23,9 @@ pub struct Mark {
 pub fn marks(pods: &[Pod], daemons: &[Daemon]) -> Vec<Mark> {
     let is_busy =
         |pod: &Pod| daemons.iter().any(|daemon| daemon.busy && Some(&daemon.name) == pod.daemon.as_ref());
-    let staying = pods.iter().filter(|pod| !pod.is_going);
-    let wanted = staying.map(|pod| (pod, is_busy(pod).then_some(BUSY)));
-    let differ = wanted.filter(|(pod, cost)| pod.cost.as_deref() != *cost);
+    let staying = pods.iter().filter(|pod| !pod.is_deleting);
+    let desired = staying.map(|pod| (pod, is_busy(pod).then_some(BUSY)));
+    let differ = desired.filter(|(pod, cost)| pod.cost.as_deref() != *cost);
     differ.map(|(pod, cost)| Mark { pod: pod.name.clone(), uid: pod.uid.clone(), cost }).collect()
 }
 
@@ -41,7 +41,7 @@ mod tests {
             cost: cost.map(str::to_owned),
             ..Pod::default()
         };
-        let going = Pod { is_going: true, ..pod("going", None) };
+        let going = Pod { is_deleting: true, ..pod("going", None) };
         let nameless = Pod { daemon: None, ..pod("nameless", None) };
         let pods = [
             pod("busy", None),

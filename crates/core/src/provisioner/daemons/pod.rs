@@ -23,7 +23,7 @@ pub struct Pod {
     /// Since when it is ready, if it is.
     pub ready_since: Option<Timestamp>,
     /// Whether it is being deleted.
-    pub is_going: bool,
+    pub is_deleting: bool,
     /// Its image.
     pub image: Option<String>,
     /// Its deletion cost, if one is set.
@@ -46,7 +46,7 @@ impl Pod {
             daemon: container.and_then(|container| daemon(container, &name, &uid)),
             // Without a time it is as old as can be.
             ready_since: ready.map(|c| c.last_transition_time.as_ref().map_or(Timestamp::MIN, |time| time.0)),
-            is_going: pod.metadata.deletion_timestamp.is_some(),
+            is_deleting: pod.metadata.deletion_timestamp.is_some(),
             image: container.and_then(|container| container.image.clone()),
             cost: pod.annotations().get(super::cost::ANNOTATION).cloned(),
             name,

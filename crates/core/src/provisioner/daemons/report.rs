@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Health;
-use crate::{roll::Daemon, version};
+use crate::{daemon_listing::Daemon, version};
 
 /// The most daemons that are listed.
 const LISTED: usize = 20;

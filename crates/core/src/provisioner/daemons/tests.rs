@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
-use crate::provisioner::keys::Trouble;
+use crate::provisioner::keys::Blocker;
 
 const SERVER: &str = "v2.36.1+abc";
 const PATIENCE: i64 = 180;
@@ -30,37 +30,37 @@ fn daemon(name: &str) -> Daemon {
     Daemon { name: name.into(), key: "key".into(), version: SERVER.into(), last_seen, ..Daemon::default() }
 }
 
-fn gate(verdict: gate::Verdict) -> Gate {
-    let reason = if verdict == gate::Verdict::Closed { "NotEntitled" } else { "Entitled" };
-    Gate { verdict, reason, message: "what the license says".into(), again: None }
+fn gate(verdict: license_gate::GateState) -> LicenseGate {
+    let reason = if verdict == license_gate::GateState::Closed { Reason::NotEntitled } else { "Entitled" };
+    LicenseGate { verdict, reason, message: "what the license says".into(), again: None }
 }
 
-fn finding(stage: Stage) -> Finding {
-    Finding { stage, reason: "Rotating", message: "a new key is made".into(), in_place: None }
+fn verdict(stage: CredentialProgress) -> CredentialVerdict {
+    CredentialVerdict { stage, reason: Reason::Rotating, message: "a new key is made".into(), in_place: None }
 }
 
 /// One situation. What is not said is as it is in a pool of three that is well.
 struct Situation {
-    wanted: i32,
+    desired: i32,
     pods: Option<Vec<Pod>>,
     daemons: Vec<Daemon>,
-    roll: Option<Roll>,
-    gate: gate::Verdict,
+    listing: Option<DaemonListing>,
+    gate: license_gate::GateState,
     entitled: i64,
-    key: Stage,
+    key: CredentialProgress,
     said: Option<Condition>,
 }
 
 impl Default for Situation {
     fn default() -> Self {
         Self {
-            wanted: 3,
+            desired: 3,
             pods: Some(["a", "b", "c"].map(|name| pod(name, 600)).into()),
             daemons: ["a", "b", "c"].map(daemon).into(),
-            roll: Some(Roll::default()),
-            gate: gate::Verdict::Open,
+            listing: Some(DaemonListing::default()),
+            gate: license_gate::GateState::Open,
             entitled: 5000,
-            key: Stage::Ready,
+            key: CredentialProgress::Ready,
             said: None,
         }
     }
@@ -68,17 +68,17 @@ impl Default for Situation {
 
 impl Situation {
     fn judge(self) -> Health {
-        let Self { wanted, pods, daemons, roll, gate: verdict, entitled, key, said } = self;
-        let roll = roll.map(|roll| Roll { daemons, ..roll });
+        let Self { desired, pods, daemons, roll, gate: verdict, entitled, key, said } = self;
+        let roll = roll.map(|roll| DaemonListing { daemons, ..listing });
         let ready = pods.as_ref().map_or(3, |pods| {
-            i32::try_from(pods.iter().filter(|pod| pod.ready_since.is_some() && !pod.is_going).count())
+            i32::try_from(pods.iter().filter(|pod| pod.ready_since.is_some() && !pod.is_deleting).count())
                 .unwrap()
         });
-        let (gate, key) = (gate(verdict), finding(key));
+        let (gate, key) = (gate(verdict), verdict(key));
         Facts {
-            wanted,
+            desired,
             ready,
-            roll: roll.as_ref(),
+            listing: roll.as_ref(),
             pods: pods.as_deref(),
             patience: SignedDuration::from_secs(PATIENCE),
             keys: vec!["key".into(), "old-key".into()],
@@ -93,7 +93,7 @@ impl Situation {
     }
 
     /// What the condition says, and the pods that are started anew.
-    fn says(self) -> (Option<(State, &'static str)>, Vec<String>, String) {
+    fn says(self) -> (Option<(ConditionStatus, &'static str)>, Vec<String>, String) {
         let health = self.judge();
         let (said, message) = match health.verdict {
             Some((state, reason, message)) => (Some((state, reason)), message),
@@ -106,7 +106,7 @@ impl Situation {
 #[test]
 #[expect(clippy::too_many_lines, reason = "it is one table")]
 fn every_situation_has_its_word() {
-    use State::{False, True, Unknown};
+    use ConditionStatus::{False, True, Unknown};
     let three = |ready: i64| Some(["a", "b", "c"].map(|name| pod(name, ready)).to_vec());
     let none = Vec::new;
     let well = Situation::default;
@@ -118,11 +118,11 @@ fn every_situation_has_its_word() {
         let newer = |name: &str| Pod { image: Some(image.into()), ..pod(name, 600) };
         Some(vec![newer("a"), newer("b")])
     };
-    let going = Pod { is_going: true, ..pod("c", 600) };
-    let old_roll = Roll {
-        trouble: Some(Trouble { reason: "Unreachable", message: "cannot connect".into() }),
+    let going = Pod { is_deleting: true, ..pod("c", 600) };
+    let old_roll = DaemonListing {
+        blocker: Some(Blocker::new(Reason::Unreachable, "cannot connect".into())),
         outdated: true,
-        ..Roll::default()
+        ..DaemonListing::default()
     };
     let foreign = Daemon { key: "theirs".into(), ..daemon("a") };
     let busy = ["a", "b", "c"].map(|name| Daemon { busy: name != "c", ..daemon(name) });
@@ -142,7 +142,7 @@ fn every_situation_has_its_word() {
             "none connected",
             Situation { daemons: none(), ..well() },
             False,
-            "NoneConnected",
+            Reason::NoneConnected,
             &[],
             "see their logs",
         ),
@@ -150,7 +150,7 @@ fn every_situation_has_its_word() {
             "some connected",
             Situation { daemons: vec![daemon("b")], ..well() },
             False,
-            "SomeConnected",
+            Reason::SomeConnected,
             &[],
             "the daemon of a, c is not connected",
         ),
@@ -158,15 +158,15 @@ fn every_situation_has_its_word() {
             "still connecting",
             Situation { daemons: none(), pods: three(PATIENCE - 1), entitled: 5000, ..well() },
             False,
-            "Connecting",
+            Reason::Connecting,
             &[],
             "",
         ),
         (
             "scaled to zero",
-            Situation { wanted: 0, pods: Some(vec![]), daemons: none(), ..well() },
+            Situation { desired: 0, pods: Some(vec![]), daemons: none(), ..well() },
             True,
-            "ScaledToZero",
+            Reason::ScaledToZero,
             &[],
             "",
         ),
@@ -174,7 +174,7 @@ fn every_situation_has_its_word() {
             "no pod is ready",
             Situation { pods: Some(vec![]), daemons: none(), ..well() },
             False,
-            "NoPodsReady",
+            Reason::NoPodsReady,
             &[],
             "",
         ),
@@ -188,15 +188,15 @@ fn every_situation_has_its_word() {
         ),
         (
             "unlicensed, and refused",
-            Situation { gate: gate::Verdict::Closed, daemons: none(), ..well() },
+            Situation { gate: license_gate::GateState::Closed, daemons: none(), ..well() },
             False,
-            "NotEntitled",
+            Reason::NotEntitled,
             &[],
             "what the license says",
         ),
         (
             "unlicensed, and not asked to leave yet",
-            Situation { gate: gate::Verdict::Closed, ..well() },
+            Situation { gate: license_gate::GateState::Closed, ..well() },
             True,
             "Connected",
             &[],
@@ -206,7 +206,7 @@ fn every_situation_has_its_word() {
             "the license is back, and the daemons do not try again",
             Situation { entitled: PATIENCE + 1, daemons: vec![daemon("b")], ..well() },
             False,
-            "StoppedTrying",
+            Reason::StoppedTrying,
             &["a", "c"],
             "a, c start anew",
         ),
@@ -214,7 +214,7 @@ fn every_situation_has_its_word() {
             "the license is just back",
             Situation { entitled: PATIENCE - 1, daemons: none(), ..well() },
             False,
-            "Connecting",
+            Reason::Connecting,
             &[],
             "",
         ),
@@ -222,37 +222,42 @@ fn every_situation_has_its_word() {
             "started anew after the license came back, and no better",
             Situation { entitled: 601, daemons: none(), ..well() },
             False,
-            "NoneConnected",
+            Reason::NoneConnected,
             &[],
             "",
         ),
         (
             "nobody knows what the license covers",
-            Situation { gate: gate::Verdict::Unknown, entitled: PATIENCE + 1, daemons: none(), ..well() },
+            Situation {
+                gate: license_gate::GateState::Unknown,
+                entitled: PATIENCE + 1,
+                daemons: none(),
+                ..well()
+            },
             False,
-            "NoneConnected",
+            Reason::NoneConnected,
             &[],
             "",
         ),
         (
             "dead key",
-            Situation { key: Stage::Working, daemons: none(), ..well() },
+            Situation { key: CredentialProgress::Working, daemons: none(), ..well() },
             False,
-            "KeyNotAccepted",
+            Reason::KeyNotAccepted,
             &[],
             "a new key is made",
         ),
         (
             "a key that is being replaced, and one pod too few",
-            Situation { key: Stage::Working, daemons: vec![daemon("a"), daemon("b")], ..well() },
+            Situation { key: CredentialProgress::Working, daemons: vec![daemon("a"), daemon("b")], ..well() },
             False,
-            "SomeConnected",
+            Reason::SomeConnected,
             &[],
             "",
         ),
         (
             "a key that is being replaced in peace",
-            Situation { key: Stage::Working, ..well() },
+            Situation { key: CredentialProgress::Working, ..well() },
             True,
             "Connected",
             &[],
@@ -260,9 +265,9 @@ fn every_situation_has_its_word() {
         ),
         (
             "a key that cannot be told",
-            Situation { key: Stage::Unsure, daemons: none(), ..well() },
+            Situation { key: CredentialProgress::Unsure, daemons: none(), ..well() },
             False,
-            "NoneConnected",
+            Reason::NoneConnected,
             &[],
             "",
         ),
@@ -270,7 +275,7 @@ fn every_situation_has_its_word() {
             "wrong version",
             Situation { pods: with_image("r/coder:v2.37.0"), daemons: none(), ..well() },
             False,
-            "VersionRefused",
+            Reason::VersionRefused,
             &[],
             "r/coder:v2.37.0 is newer than coderd v2.36.1",
         ),
@@ -278,7 +283,7 @@ fn every_situation_has_its_word() {
             "a newer patch is accepted",
             Situation { pods: with_image("r/coder:v2.36.9"), daemons: none(), ..well() },
             False,
-            "NoneConnected",
+            Reason::NoneConnected,
             &[],
             "see their logs",
         ),
@@ -290,7 +295,7 @@ fn every_situation_has_its_word() {
                 ..well()
             },
             False,
-            "Connecting",
+            Reason::Connecting,
             &[],
             "",
         ),
@@ -298,7 +303,7 @@ fn every_situation_has_its_word() {
             "a version that is not known",
             Situation { pods: with_image("r/coder:nightly"), daemons: none(), ..well() },
             False,
-            "NoneConnected",
+            Reason::NoneConnected,
             &[],
             "the version of r/coder:nightly is not known",
         ),
@@ -306,7 +311,7 @@ fn every_situation_has_its_word() {
             "duplicate name",
             Situation { pods: named(Some("mine")), daemons: vec![daemon("mine")], ..well() },
             False,
-            "DuplicateName",
+            Reason::DuplicateName,
             &[],
             "a, b all call their daemon mine",
         ),
@@ -314,7 +319,7 @@ fn every_situation_has_its_word() {
             "a name that somebody else has",
             Situation { pods: Some(vec![pod("a", 600)]), daemons: vec![foreign], ..well() },
             False,
-            "DuplicateName",
+            Reason::DuplicateName,
             &[],
             "another key is called a",
         ),
@@ -330,7 +335,7 @@ fn every_situation_has_its_word() {
             "names that cannot be told, and too few",
             Situation { pods: named(None), daemons: vec![daemon("x")], ..well() },
             False,
-            "SomeConnected",
+            Reason::SomeConnected,
             &[],
             "",
         ),
@@ -339,19 +344,19 @@ fn every_situation_has_its_word() {
             "pods that cannot be listed, and too few",
             Situation { pods: None, daemons: none(), ..well() },
             False,
-            "NoneConnected",
+            Reason::NoneConnected,
             &[],
             "",
         ),
         (
             "coderd is away",
-            Situation { roll: Some(old_roll), ..well() },
+            Situation { listing: Some(old_roll), ..well() },
             Unknown,
-            "Unreachable",
+            Reason::Unreachable,
             &[],
             "cannot connect",
         ),
-        ("not asked yet", Situation { roll: None, ..well() }, False, "Connecting", &[], ""),
+        ("not asked yet", Situation { listing: None, ..well() }, False, Reason::Connecting, &[], ""),
     ] {
         let (said, restart, message) = situation.says();
         assert_eq!(said, Some((state, reason)), "{what}: {message}");
@@ -371,10 +376,10 @@ fn what_was_said_stays_said_until_coderd_was_asked() {
         last_transition_time: Time(at(0)),
     };
     let after =
-        |reason: &str| Situation { roll: None, said: Some(said(reason)), ..Situation::default() }.says().0;
+        |reason: &str| Situation { listing: None, said: Some(said(reason)), ..Situation::default() }.says().0;
     assert_eq!(after("Connected"), None);
-    assert_eq!(after("NoneConnected"), None);
-    assert_eq!(after("ScaledToZero"), Some((State::False, "Connecting")));
+    assert_eq!(after(Reason::NoneConnected), None);
+    assert_eq!(after(Reason::ScaledToZero), Some((ConditionStatus::False, Reason::Connecting)));
 }
 
 #[test]
@@ -428,6 +433,6 @@ fn nothing_is_reported_before_the_first_daemon_came_and_nothing_withdrawn_unaske
     assert_eq!(nobody().report(None, at(NOW)), None);
     let first = Situation::default().judge().report(None, at(NOW)).unwrap();
     assert_eq!(nobody().report(Some(&first), at(NOW)).unwrap().connected, 0);
-    let unasked = Situation { roll: None, ..Situation::default() }.judge();
+    let unasked = Situation { listing: None, ..Situation::default() }.judge();
     assert_eq!(unasked.report(Some(&first), at(NOW)), Some(first));
 }

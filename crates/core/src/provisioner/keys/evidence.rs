@@ -1,27 +1,30 @@
 //! What follows from what was seen: which key the Secret holds, and what must be looked at to know.
 
+use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::{
-    finding::Finding,
-    place::{At, Organization, Place, SecretPlace},
-    record::{Key, Record},
-    seen::{Found, Listed, Listing, Marks, Proof, Run, Secret, Seen, Trouble, Version},
-    step::{Look, Step},
+    effect::{Effect, KeyQuery},
+    observed::{
+        Blocker, FoundKey, KeyMarks, KeyProof, ListedKey, Listing, ObservedKeys, Run, Secret, Version,
+    },
+    record::{KeyRecord, ProvisionerKeyRecord},
     tags,
+    target::{CoderdTarget, KeyScope, Organization, SecretDataRef},
+    verdict::CredentialVerdict,
 };
 use crate::credential;
 
 /// Why a rule does not get to its end.
-pub(super) type Stop = credential::Stop<Look, Record, Step>;
+pub(super) type Stop = credential::Stop<KeyQuery, KeyRecord, Effect>;
 
 pub(super) type Flow<T> = Result<T, Stop>;
 
 /// A key of ours that a Secret holds, proven in this pass.
 #[derive(Clone, Debug)]
 pub(super) struct Live {
-    pub(super) place: SecretPlace,
-    pub(super) key: Found,
+    pub(super) place: SecretDataRef,
+    pub(super) key: FoundKey,
     pub(super) checksums: [String; 2],
 }
 
@@ -31,40 +34,40 @@ enum Identity {
     Nothing,
     /// That of no key.
     Dead,
-    Is(Found),
+    Is(FoundKey),
 }
 
 /// One pass.
 #[derive(Debug)]
-pub(super) struct Pass<'a> {
-    pub(super) seen: &'a Seen,
-    pub(super) record: &'a Record,
+pub(super) struct KeyFacts<'a> {
+    pub(super) observed: &'a ObservedKeys,
+    pub(super) record: &'a KeyRecord,
     pub(super) now: Timestamp,
 }
 
-impl<'a> Pass<'a> {
-    pub(super) fn new(seen: &'a Seen, now: Timestamp) -> Self {
-        Self { seen, record: &seen.record, now }
+impl<'a> KeyFacts<'a> {
+    pub(super) fn new(observed: &'a ObservedKeys, now: Timestamp) -> Self {
+        Self { observed, record: &observed.record, now }
     }
 
-    pub(super) fn target(&self) -> Flow<&'a Place> {
-        self.seen.target.as_ref().map_err(Stop::unsure)
+    pub(super) fn target(&self) -> Flow<&'a CoderdTarget> {
+        self.observed.target.as_ref().map_err(Stop::unsure)
     }
 
     /// The Secrets that may hold the key: the wanted one, and where it was kept so far; if that was forgotten, every one
     /// of ours. No other: a key that was replaced must not come back, or pods that started in between would keep theirs.
-    fn places(&self) -> impl Iterator<Item = &'a SecretPlace> {
-        let (wanted, recorded) = (&self.seen.wanted.secret, self.record.secret.as_ref());
-        let others = self.seen.secrets.keys().filter(move |place| match recorded {
+    fn places(&self) -> impl Iterator<Item = &'a SecretDataRef> {
+        let (desired, recorded) = (&self.observed.desired.secret, self.record.secret.as_ref());
+        let others = self.observed.secrets.keys().filter(move |place| match recorded {
             Some(recorded) => *place == recorded,
             None => true,
         });
-        [wanted].into_iter().chain(others.filter(move |place| *place != wanted))
+        [desired].into_iter().chain(others.filter(move |place| *place != desired))
     }
 
     /// What the annotations of these Secrets say.
-    pub(super) fn marks(&self) -> Vec<&'a Marks> {
-        let marks = |place| match self.seen.secrets.get(place) {
+    pub(super) fn marks(&self) -> Vec<&'a KeyMarks> {
+        let marks = |place| match self.observed.secrets.get(place) {
             Some(Secret::Ours { marks, .. }) => marks.as_ref(),
             _ => None,
         };
@@ -74,7 +77,7 @@ impl<'a> Pass<'a> {
     /// The key of ours that a Secret holds. An answer that is not definite stops everything.
     pub(super) fn live(&self) -> Flow<Option<Live>> {
         for place in self.places() {
-            let Some(Secret::Ours { holds: Some(checksums), marks, .. }) = self.seen.secrets.get(place)
+            let Some(Secret::Ours { holds: Some(checksums), marks, .. }) = self.observed.secrets.get(place)
             else {
                 continue;
             };
@@ -89,18 +92,19 @@ impl<'a> Pass<'a> {
 
     /// Whether a Secret holds material that coderd does not know, or knows as somebody else's.
     pub(super) fn is_refused(&self) -> bool {
-        self.places().any(|place| matches!(self.seen.proofs.get(place), Some(Proof::Refused | Proof::Is(_))))
+        self.places()
+            .any(|place| matches!(self.observed.proofs.get(place), Some(KeyProof::Refused | KeyProof::Is(_))))
     }
 
     /// Stops while a Secret that may hold the key cannot be read.
     pub(super) fn secrets_are_known(&self) -> Flow<()> {
         for place in self.places() {
-            match self.seen.secrets.get(place) {
-                Some(Secret::Unknown(trouble)) => return Err(Stop::unsure(trouble)),
+            match self.observed.secrets.get(place) {
+                Some(Secret::Unknown(blocker)) => return Err(Stop::unsure(blocker)),
                 Some(_) => {}
                 None => {
                     let message = format!("the Secret {} was not read", place.name);
-                    return Err(Stop::unsure(&Trouble { reason: "SecretUnknown", message }));
+                    return Err(Stop::unsure(&Blocker::new(Reason::SecretUnknown, message)));
                 }
             }
         }
@@ -109,41 +113,43 @@ impl<'a> Pass<'a> {
 
     fn identity(
         &self,
-        place: &SecretPlace,
-        marks: Option<&Marks>,
+        place: &SecretDataRef,
+        marks: Option<&KeyMarks>,
         checksums: &[String; 2],
     ) -> Flow<Identity> {
         if !self.is_of_target(marks, checksums)? {
             return Ok(Identity::Nothing);
         }
-        match self.seen.proofs.get(place) {
-            None => Err(Stop::look(Look::Proof(place.clone()))),
-            Some(Proof::Is(key)) => Ok(Identity::Is(key.clone())),
-            Some(Proof::Refused) => Ok(Identity::Dead),
-            Some(Proof::Unknown(trouble)) => Err(Stop::unsure(trouble)),
-            Some(Proof::Unsupported) => self.identity_by_listing(marks).map(Identity::Is),
+        match self.observed.proofs.get(place) {
+            None => Err(Stop::ask(KeyQuery::KeyProof(place.clone()))),
+            Some(KeyProof::Is(key)) => Ok(Identity::Is(key.clone())),
+            Some(KeyProof::Refused) => Ok(Identity::Dead),
+            Some(KeyProof::Unknown(blocker)) => Err(Stop::unsure(blocker)),
+            Some(KeyProof::Unsupported) => self.identity_by_listing(marks).map(Identity::Is),
         }
     }
 
     /// A credential is sent to no other deployment than its own, and the material of a key is one. Without annotations
     /// it belongs to the current key, unless pods do not carry it and another one was announced.
-    fn is_of_target(&self, marks: Option<&Marks>, checksums: &[String; 2]) -> Flow<bool> {
+    fn is_of_target(&self, marks: Option<&KeyMarks>, checksums: &[String; 2]) -> Flow<bool> {
         let target = self.target()?;
         let marked = marks.and_then(|marks| marks.deployment_id.as_ref());
-        let carried = self.seen.workload.as_ref().map(|workload| &workload.run.checksum);
+        let carried = self.observed.workload.as_ref().map(|workload| &workload.run.checksum);
         let is_new = carried.is_some_and(|carried| !checksums.contains(carried));
         let announced = self.record.pending.as_ref().is_some_and(|pending| pending.place.is_same(target));
         Ok(match (marked, &self.record.current) {
             (Some(_), _) => marked == target.deployment_id.as_ref(),
             (None, Some(current)) => current.place.is_same(target) || (is_new && announced),
             // The status is lost: the pods still know where they connect to.
-            (None, None) => self.seen.workload.as_ref().is_none_or(|workload| workload.run.url == target.url),
+            (None, None) => {
+                self.observed.workload.as_ref().is_none_or(|workload| workload.run.url == target.url)
+            }
         })
     }
 
     /// Where coderd cannot be asked what material is, annotations and the list must agree. A list without the key
     /// proves nothing: it shows only what the credential may see.
-    fn identity_by_listing(&self, marks: Option<&Marks>) -> Flow<Found> {
+    fn identity_by_listing(&self, marks: Option<&KeyMarks>) -> Flow<FoundKey> {
         let at = self.target_at()?;
         let known = marks.and_then(|marks| marks.id.clone());
         let known = known.or_else(|| self.record.current.as_ref()?.id.clone());
@@ -154,13 +160,13 @@ impl<'a> Pass<'a> {
         });
         listed.map(|listed| listed.key.clone()).ok_or_else(|| {
             let message = "this coderd cannot be asked what a key is, and does not list it".to_owned();
-            Stop::unsure(&Trouble { reason: "NotSupported", message })
+            Stop::unsure(&Blocker::new(Reason::NotSupported, message))
         })
     }
 
     /// Whether a key whose material our Secret holds is ours. Its UUID tells; what is adopted without it, because it was
     /// lost, must agree with what is left of the status, or be what the spec asks for.
-    fn is_ours(&self, key: &Found, marks: Option<&Marks>) -> Flow<bool> {
+    fn is_ours(&self, key: &FoundKey, marks: Option<&KeyMarks>) -> Flow<bool> {
         let marked = marks.and_then(|marks| marks.id.as_ref());
         if marked == Some(&key.id) || self.record.knows(&key.id) {
             return Ok(true);
@@ -176,16 +182,16 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether a key of the target is what the spec asks for.
-    pub(super) fn fits(&self, key: &Found) -> Flow<bool> {
-        let wanted = &self.seen.wanted;
-        Ok(wanted.name.covers(&key.name)
-            && tags::mean_the_same(&wanted.tags, &key.tags)
+    pub(super) fn fits(&self, key: &FoundKey) -> Flow<bool> {
+        let desired = &self.observed.desired;
+        Ok(desired.name.covers(&key.name)
+            && tags::mean_the_same(&desired.tags, &key.tags)
             && self.organization()? == key.organization)
     }
 
     /// The UUID of the wanted organization. What the status already says of the same words is believed.
     pub(super) fn organization(&self) -> Flow<String> {
-        let (target, name) = (self.target()?, &self.seen.wanted.organization);
+        let (target, name) = (self.target()?, &self.observed.desired.organization);
         let current = self.record.current.iter().map(|key| (&key.organization, &key.place));
         let pending = self.record.pending.iter().map(|key| (&key.organization, &key.place));
         let recorded = current
@@ -194,61 +200,61 @@ impl<'a> Pass<'a> {
         if let Some(id) = recorded.and_then(|(organization, _)| organization.id.clone()) {
             return Ok(id);
         }
-        match &self.seen.organization {
-            None => Err(Stop::look(Look::Organization)),
+        match &self.observed.organization {
+            None => Err(Stop::ask(KeyQuery::Organization)),
             Some(Ok(Some(id))) => Ok(id.clone()),
-            Some(Ok(None)) => Err(Stop::Wait(Finding::stalled(
-                "OrganizationNotFound",
+            Some(Ok(None)) => Err(Stop::Wait(CredentialVerdict::stalled(
+                Reason::OrganizationNotFound,
                 format!("coderd knows no organization {name} that these credentials may see"),
             ))),
-            Some(Err(trouble)) => Err(Stop::unsure(trouble)),
+            Some(Err(blocker)) => Err(Stop::unsure(blocker)),
         }
     }
 
     /// The wanted organization of the target.
-    pub(super) fn target_at(&self) -> Flow<At> {
+    pub(super) fn target_at(&self) -> Flow<KeyScope> {
         let organization =
-            Organization { id: Some(self.organization()?), name: self.seen.wanted.organization.clone() };
-        Ok(At { place: self.target()?.clone(), organization })
+            Organization { id: Some(self.organization()?), name: self.observed.desired.organization.clone() };
+        Ok(KeyScope { place: self.target()?.clone(), organization })
     }
 
     /// The keys of an organization.
-    pub(super) fn listing(&self, at: &At) -> Flow<&'a [Listed]> {
-        match self.seen.listings.get(at) {
-            None => Err(Stop::look(Look::Keys(at.clone()))),
+    pub(super) fn listing(&self, at: &KeyScope) -> Flow<&'a [ListedKey]> {
+        match self.observed.listings.get(at) {
+            None => Err(Stop::ask(KeyQuery::Keys(at.clone()))),
             Some(Listing::Known(list)) => Ok(list),
-            Some(Listing::Unknown(trouble)) => Err(Stop::unsure(trouble)),
+            Some(Listing::Unknown(blocker)) => Err(Stop::unsure(blocker)),
             Some(Listing::Gone) => {
                 let message = format!("nothing is left to ask {} with", at.place.url);
-                Err(Stop::unsure(&Trouble { reason: "Unreachable", message }))
+                Err(Stop::unsure(&Blocker::new(Reason::Unreachable, message)))
             }
         }
     }
 
     /// The Secret that a write to the wanted place expects. Stops if it cannot be written.
     pub(super) fn writable(&self) -> Flow<Version> {
-        let place = &self.seen.wanted.secret;
-        let secret = self.seen.secrets.get(place);
+        let place = &self.observed.desired.secret;
+        let secret = self.observed.secrets.get(place);
         Secret::writable(secret, place, "spec.key.secretName").map_err(Stop::Wait)
     }
 
     /// What the pods of a live key run with. The checksum that the existing operator put on them says the same.
     pub(super) fn run(&self, live: &Live) -> Option<Run> {
         let [ours, existing] = &live.checksums;
-        let carried = self.seen.workload.as_ref().map(|workload| &workload.run.checksum);
+        let carried = self.observed.workload.as_ref().map(|workload| &workload.run.checksum);
         let checksum = if carried == Some(existing) { existing } else { ours };
-        let url = self.seen.target.as_ref().ok()?.url.clone();
+        let url = self.observed.target.as_ref().ok()?.url.clone();
         Some(Run { secret: live.place.clone(), checksum: checksum.clone(), url })
     }
 
     /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if
     /// it bears the mark of the current key.
     pub(super) fn last_run(&self) -> Option<Run> {
-        if let Some(workload) = &self.seen.workload {
+        if let Some(workload) = &self.observed.workload {
             return Some(workload.run.clone());
         }
         let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
-        match self.seen.secrets.get(place) {
+        match self.observed.secrets.get(place) {
             Some(Secret::Ours { holds: Some([checksum, _]), marks: Some(marks), .. })
                 if marks.id.is_some() && marks.id == current.id =>
             {
@@ -260,8 +266,8 @@ impl<'a> Pass<'a> {
     }
 
     /// The annotations that belong to a key of the target.
-    pub(super) fn marks_of(&self, key: &Found) -> Flow<Marks> {
-        Ok(Marks {
+    pub(super) fn marks_of(&self, key: &FoundKey) -> Flow<KeyMarks> {
+        Ok(KeyMarks {
             id: Some(key.id.clone()),
             name: key.name.clone(),
             organization: Some(key.organization.clone()),
@@ -271,14 +277,14 @@ impl<'a> Pass<'a> {
     }
 
     /// A key of the target as the record keeps it.
-    pub(super) fn as_recorded(&self, key: &Found) -> Flow<Key> {
+    pub(super) fn as_recorded(&self, key: &FoundKey) -> Flow<ProvisionerKeyRecord> {
         let target = self.target()?;
         let current = self.record.current.iter().map(|key| &key.organization);
         let pending = self.record.pending.iter().map(|key| &key.organization);
         let known = current.chain(pending).find(|known| known.id.as_ref() == Some(&key.organization));
         // An organization that nobody named yet is called by its UUID, never by a name that may be another's.
         let name = known.map_or_else(|| key.organization.clone(), |known| known.name.clone());
-        Ok(Key {
+        Ok(ProvisionerKeyRecord {
             id: Some(key.id.clone()),
             name: key.name.clone(),
             organization: Organization { id: Some(key.organization.clone()), name },

@@ -2,42 +2,48 @@
 //! annotations tell what is in it.
 
 use super::{
-    evidence::{Flow, Live, Pass, Stop},
-    place::Organization,
-    record::Record,
-    seen::Secret,
-    step::Step,
+    effect::Effect,
+    evidence::{Flow, KeyFacts, Live, Stop},
+    observed::Secret,
+    record::KeyRecord,
     tags,
+    target::Organization,
 };
 
-pub(super) fn settle(pass: &Pass<'_>, live: &Live) -> Flow<()> {
-    if !pass.seen.is_held {
-        return Err(Stop::step(Step::Hold));
+pub(super) fn settle(facts: &KeyFacts<'_>, live: &Live) -> Flow<()> {
+    if !facts.observed.has_finalizer {
+        return Err(Stop::act(Effect::AddFinalizer));
     }
-    let record = settled(pass, live)?;
-    if record != *pass.record {
+    let record = settled(facts, live)?;
+    if record != *facts.record {
         return Err(Stop::record(record));
     }
-    let (wanted, marks) = (&pass.seen.wanted.secret, pass.marks_of(&live.key)?);
-    if live.place != *wanted {
-        let (from, to, version) = (live.place.clone(), wanted.clone(), pass.writable()?);
-        return Err(Stop::step(Step::Copy { from, to, version, marks }));
+    let (desired, marks) = (&facts.observed.desired.secret, facts.marks_of(&live.key)?);
+    if live.place != *desired {
+        let (from, to, version) = (live.place.clone(), desired.clone(), facts.writable()?);
+        return Err(Stop::act(Effect::CopySecret { from, to, version, marks }));
     }
-    let Some(Secret::Ours { marks: have, .. }) = pass.seen.secrets.get(wanted) else { return Ok(()) };
+    let Some(Secret::Ours { marks: have, .. }) = facts.observed.secrets.get(desired) else { return Ok(()) };
     if have.as_ref() != Some(&marks) {
-        return Err(Stop::step(Step::Annotate { secret: wanted.clone(), version: pass.writable()?, marks }));
+        return Err(Stop::act(Effect::AnnotateSecret {
+            secret: desired.clone(),
+            version: facts.writable()?,
+            marks,
+        }));
     }
     Ok(())
 }
 
 /// The record of a key that is as wanted: named and placed as the spec does now, which may have other words for the
 /// same. A key that was announced and is not needed any more is to go.
-fn settled(pass: &Pass<'_>, live: &Live) -> Flow<Record> {
-    let mut record = pass.record.clone();
-    let mut key = pass.as_recorded(&live.key)?;
-    key.organization =
-        Organization { id: Some(live.key.organization.clone()), name: pass.seen.wanted.organization.clone() };
-    key.tags_hash = Some(tags::hash(&pass.seen.wanted.tags));
+fn settled(facts: &KeyFacts<'_>, live: &Live) -> Flow<KeyRecord> {
+    let mut record = facts.record.clone();
+    let mut key = facts.as_recorded(&live.key)?;
+    key.organization = Organization {
+        id: Some(live.key.organization.clone()),
+        name: facts.observed.desired.organization.clone(),
+    };
+    key.tags_hash = Some(tags::hash(&facts.observed.desired.tags));
     record.current = Some(key);
     record.secret = Some(live.place.clone());
     record.drop_pending();

@@ -2,38 +2,43 @@
 //!
 //! Fields that the existing operator writes are read as it leaves them: a part may be missing.
 
-use coder_k8s_api::{CoderProvisionerStatus, PendingKey, StaleKey};
+use coder_k8s_api::{self as api, CoderProvisionerStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    place::{Credentials, Organization, Place, SecretPlace},
-    record::{Key, Pending, Record, Stale},
+    record::{KeyIntent, KeyRecord, ProvisionerKeyRecord, RetiredKey},
+    target::{CoderdTarget, Credentials, Organization, SecretDataRef},
 };
 
 /// The data key where none is recorded.
 const DATA_KEY: &str = "key";
 
-impl Record {
+impl KeyRecord {
     /// What a status remembers.
     pub fn of(status: &CoderProvisionerStatus) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        let place = Place {
+        let place = CoderdTarget {
             control_plane: text(&status.control_plane_ref_name),
             url: text(&status.control_plane_url),
             deployment_id: status.deployment_id.clone(),
             credentials: Credentials::of(status.credentials_source.as_ref()),
         };
-        let current = status.provisioner_key_name.as_ref().filter(|name| !name.is_empty()).map(|name| Key {
-            id: status.provisioner_key_id.clone().filter(|id| !id.is_empty()),
-            name: name.clone(),
-            organization: organization(status.organization_id.as_ref(), status.organization_name.as_ref()),
-            tags_hash: status.tags_hash.clone(),
-            place,
+        let current = status.provisioner_key_name.as_ref().filter(|name| !name.is_empty()).map(|name| {
+            ProvisionerKeyRecord {
+                id: status.provisioner_key_id.clone().filter(|id| !id.is_empty()),
+                name: name.clone(),
+                organization: organization(
+                    status.organization_id.as_ref(),
+                    status.organization_name.as_ref(),
+                ),
+                tags_hash: status.tags_hash.clone(),
+                place,
+            }
         });
         Self {
             current,
-            secret: status.secret_ref.as_ref().map(|secret| SecretPlace::of(secret, DATA_KEY)),
+            secret: status.secret_ref.as_ref().map(|secret| SecretDataRef::of(secret, DATA_KEY)),
             pending: status.pending_key.as_ref().map(pending),
             stale: status.stale_keys.iter().map(stale).collect(),
         }
@@ -54,7 +59,7 @@ impl Record {
         status.deployment_id = key.and_then(|key| key.place.deployment_id.clone());
         status.credentials_source =
             key.and_then(|key| key.place.credentials.as_ref()).map(Credentials::source);
-        status.secret_ref = secret.as_ref().map(SecretPlace::reported);
+        status.secret_ref = secret.as_ref().map(SecretDataRef::reported);
         status.pending_key = pending.as_ref().map(pending_key);
         status.stale_keys = stale.iter().map(stale_key).collect();
     }
@@ -70,14 +75,14 @@ fn time(time: Option<&Time>) -> Timestamp {
     time.map_or(Timestamp::MAX, |time| time.0)
 }
 
-fn pending(key: &PendingKey) -> Pending {
-    let place = Place {
+fn pending(key: &api::PendingKey) -> KeyIntent {
+    let place = CoderdTarget {
         control_plane: key.control_plane_ref_name.clone().unwrap_or_default(),
         url: key.control_plane_url.clone().unwrap_or_default(),
         deployment_id: key.deployment_id.clone(),
         credentials: Credentials::of(key.credentials_source.as_ref()),
     };
-    Pending {
+    KeyIntent {
         name: key.name.clone(),
         id: key.id.clone().filter(|id| !id.is_empty()),
         organization: organization(key.organization_id.as_ref(), key.organization_name.as_ref()),
@@ -88,9 +93,9 @@ fn pending(key: &PendingKey) -> Pending {
     }
 }
 
-fn pending_key(key: &Pending) -> PendingKey {
-    let Pending { name, id, organization, tags_hash, place, reason, since } = key;
-    PendingKey {
+fn pending_key(key: &KeyIntent) -> api::PendingKey {
+    let KeyIntent { name, id, organization, tags_hash, place, reason, since } = key;
+    api::PendingKey {
         name: name.clone(),
         id: id.clone(),
         organization_id: organization.id.clone(),
@@ -105,14 +110,14 @@ fn pending_key(key: &Pending) -> PendingKey {
     }
 }
 
-fn stale(stale: &StaleKey) -> Stale {
-    let place = Place {
+fn stale(stale: &api::StaleKey) -> RetiredKey {
+    let place = CoderdTarget {
         control_plane: stale.control_plane_ref_name.clone().unwrap_or_default(),
         url: stale.control_plane_url.clone().unwrap_or_default(),
         deployment_id: stale.deployment_id.clone(),
         credentials: Credentials::of(stale.credentials_source.as_ref()),
     };
-    let key = Key {
+    let key = ProvisionerKeyRecord {
         id: stale.id.clone().filter(|id| !id.is_empty()),
         name: stale.name.clone(),
         organization: organization(stale.organization_id.as_ref(), stale.organization_name.as_ref()),
@@ -120,13 +125,13 @@ fn stale(stale: &StaleKey) -> Stale {
         place,
     };
     let unused_since = stale.unused_since.as_ref().map(|time| time.0);
-    Stale { key, since: time(stale.since.as_ref()), unused_since }
+    RetiredKey { key, since: time(stale.since.as_ref()), unused_since }
 }
 
-fn stale_key(stale: &Stale) -> StaleKey {
-    let Stale { key, since, unused_since } = stale;
-    let Key { id, name, organization, tags_hash, place } = key;
-    StaleKey {
+fn stale_key(stale: &RetiredKey) -> api::StaleKey {
+    let RetiredKey { key, since, unused_since } = stale;
+    let ProvisionerKeyRecord { id, name, organization, tags_hash, place } = key;
+    api::StaleKey {
         name: name.clone(),
         id: id.clone(),
         organization_id: organization.id.clone(),

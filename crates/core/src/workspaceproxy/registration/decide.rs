@@ -1,63 +1,58 @@
 //! The order of the rules.
 
+use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::{
-    called, direct,
-    finding::{self, Finding, Stage},
-    going,
-    record::{Record, Registration, was_announced},
-    retire,
-    seen::{Listed, Listing, Marks, Proof, Secret, Seen, Wanted},
-    step::{Act, Decision, Health, Look, Step},
-    token,
+    deletion, direct,
+    effect::{Decision, Effect, Health, RegistrationEffect, RegistrationQuery},
+    naming,
+    observed::{
+        DesiredRegistration, ListedProxy, Listing, ObservedRegistration, RegistrationMarks, Secret,
+        TokenProof,
+    },
+    record::{RegistrationRecord, RegistrationRef, was_announced},
+    retire, token,
+    verdict::{self, CredentialProgress, CredentialVerdict},
 };
 use crate::{
     credential,
-    outcome::Trouble,
-    place::{Place, SecretPlace, Version},
+    outcome::Blocker,
+    target::{CoderdTarget, SecretDataRef, Version},
     workload::Run,
 };
 
-/// Nobody has allowed that a credential is sent to the address.
-pub const URL_NOT_ALLOWED: &str = "URLNotAllowed";
-/// Another deployment answers at the address than the one that the credential belongs to.
-pub const DEPLOYMENT_CHANGED: &str = "DeploymentChanged";
-
-/// The Secret with the credentials is not there, or empty.
-pub const CREDENTIALS_MISSING: &str = "CredentialsSecretUnavailable";
-
 /// Why a rule does not get to its end.
-pub(super) type Stop = credential::Stop<Look, Record, Step>;
+pub(super) type Stop = credential::Stop<RegistrationQuery, RegistrationRecord, Effect>;
 
 pub(super) type Flow<T> = Result<T, Stop>;
 
 /// One decision.
-pub(super) struct Pass<'a> {
-    pub(super) seen: &'a Seen,
-    pub(super) record: &'a Record,
+pub(super) struct RegistrationFacts<'a> {
+    pub(super) observed: &'a ObservedRegistration,
+    pub(super) record: &'a RegistrationRecord,
     pub(super) now: Timestamp,
 }
 
 /// Decides what is next.
-pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
-    let pass = Pass { seen, record: &seen.record, now };
-    if let Some(deadline) = seen.going {
-        return going::decide(&pass, deadline);
+pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
+    let facts = RegistrationFacts { observed, record: &observed.record, now };
+    if let Some(deadline) = observed.deletion {
+        return deletion::decide(&facts, deadline);
     }
-    let Some(wanted) = &seen.wanted else { return direct::decide(&pass) };
-    if pass.is_at_rest(wanted) {
-        return Decision::rest(pass.last_run(), finding::ready());
+    let Some(desired) = &observed.desired else { return direct::decide(&facts) };
+    if facts.is_at_rest(desired) {
+        return Decision::rest(facts.last_run(), verdict::ready());
     }
-    match registered(&pass, wanted) {
+    match registered(&facts, desired) {
         Ok(run) => {
-            let mut decision = Decision::rest(run.clone(), finding::ready());
-            retire::add(&pass, run.as_ref(), &mut decision);
+            let mut decision = Decision::rest(run.clone(), verdict::ready());
+            retire::add(&facts, run.as_ref(), &mut decision);
             decision
         }
-        Err(Stop::Wait(finding)) => Decision::rest(pass.last_run(), pass.judged(wanted, finding)),
-        Err(Stop::Next(next)) => {
-            let mut decision = Decision::rest(pass.last_run(), progress(&pass));
+        Err(Stop::Wait(verdict)) => Decision::rest(facts.last_run(), facts.judged(desired, verdict)),
+        Err(Stop::NextStep(next)) => {
+            let mut decision = Decision::rest(facts.last_run(), progress(&facts));
             decision.next = *next;
             decision
         }
@@ -65,47 +60,47 @@ pub fn decide(seen: &Seen, now: Timestamp) -> Decision {
 }
 
 /// The registration and what pods run with, when both are as wanted and on record.
-fn registered(pass: &Pass<'_>, wanted: &Wanted) -> Flow<Option<Run>> {
-    let target = pass.target()?;
-    pass.may_begin()?;
-    pass.moves_on(target)?;
-    let listing = match pass.listing(target) {
-        Err(Stop::Wait(finding)) if finding.reason == CREDENTIALS_MISSING => {
-            return unlisted(pass, wanted, target, finding);
+fn registered(facts: &RegistrationFacts<'_>, desired: &DesiredRegistration) -> Flow<Option<Run>> {
+    let target = facts.target()?;
+    facts.may_begin()?;
+    facts.moves_on(target)?;
+    let listing = match facts.listing(target) {
+        Err(Stop::Wait(verdict)) if verdict.reason == Reason::CredentialsSecretUnavailable => {
+            return unlisted(facts, desired, target, verdict);
         }
         listing => listing?,
     };
-    let listed = match &pass.record.current {
+    let listed = match &facts.record.current {
         Some(current) => listing.iter().find(|listed| listed.id == current.id),
         None => None,
     };
     let Some(listed) = listed else {
-        return Err(pass.find_or_register(wanted, target, listing));
+        return Err(facts.find_or_register(desired, target, listing));
     };
-    if !pass.seen.is_held {
-        return Err(Stop::step(Step::Hold));
+    if !facts.observed.has_finalizer {
+        return Err(Stop::act(Effect::AddFinalizer));
     }
-    let settings = called::settings(wanted, Some(listed));
-    if settings != called::called(listed) {
-        called::is_free(pass, wanted, listing, Some(&listed.id))?;
-        return Err(Stop::step(Step::Coderd(Act::Update {
+    let settings = naming::settings(desired, Some(listed));
+    if settings != naming::called(listed) {
+        naming::is_free(facts, desired, listing, Some(&listed.id))?;
+        return Err(Stop::act(Effect::Coderd(RegistrationEffect::Update {
             place: target.clone(),
             id: listed.id.clone(),
             settings,
         })));
     }
-    let run = token::in_place(pass, wanted, target, listed, settings)?;
-    let settled = Record {
-        current: Some(Registration {
+    let run = token::in_place(facts, desired, target, listed, settings)?;
+    let settled = RegistrationRecord {
+        current: Some(RegistrationRef {
             id: listed.id.clone(),
             name: listed.name.clone(),
             place: target.clone(),
         }),
-        secret: Some(wanted.secret.clone()),
+        secret: Some(desired.secret.clone()),
         pending: None,
-        stale: pass.record.stale.clone(),
+        stale: facts.record.stale.clone(),
     };
-    if settled != *pass.record {
+    if settled != *facts.record {
         return Err(Stop::record(settled));
     }
     Ok(run)
@@ -113,47 +108,54 @@ fn registered(pass: &Pass<'_>, wanted: &Wanted) -> Flow<Option<Run>> {
 
 /// Without credentials nothing can be listed or changed. A token of ours that coderd knows says enough: the proxy is
 /// registered, and goes on.
-fn unlisted(pass: &Pass<'_>, wanted: &Wanted, target: &Place, finding: Finding) -> Flow<Option<Run>> {
-    let Some(Secret::Ours { holds: Some(token), .. }) = pass.seen.secrets.get(&wanted.secret) else {
-        return Err(Stop::Wait(finding));
+fn unlisted(
+    facts: &RegistrationFacts<'_>,
+    desired: &DesiredRegistration,
+    target: &CoderdTarget,
+    verdict: CredentialVerdict,
+) -> Flow<Option<Run>> {
+    let Some(Secret::Ours { holds: Some(token), .. }) = facts.observed.secrets.get(&desired.secret) else {
+        return Err(Stop::Wait(verdict));
     };
-    let current = pass.record.current.as_ref();
+    let current = facts.record.current.as_ref();
     let Some(id) = token.id.as_ref().filter(|id| current.is_none_or(|current| current.id == **id)) else {
-        return Err(Stop::Wait(finding));
+        return Err(Stop::Wait(verdict));
     };
-    match pass.seen.proofs.get(&wanted.secret) {
-        None => return Err(Stop::look(Look::Proof(wanted.secret.clone()))),
-        Some(Proof::Good) => {}
-        Some(_) => return Err(Stop::Wait(finding)),
+    match facts.observed.proofs.get(&desired.secret) {
+        None => return Err(Stop::ask(RegistrationQuery::TokenProof(desired.secret.clone()))),
+        Some(TokenProof::Good) => {}
+        Some(_) => return Err(Stop::Wait(verdict)),
     }
-    if !pass.seen.is_held {
-        return Err(Stop::step(Step::Hold));
+    if !facts.observed.has_finalizer {
+        return Err(Stop::act(Effect::AddFinalizer));
     }
-    let name = current.map_or_else(|| wanted.name.clone(), |current| current.name.clone());
-    let marks = Marks { id: id.clone(), name: name.clone(), deployment_id: target.deployment_id.clone() };
-    let run = token::settled(pass, wanted, token, marks)?;
-    let current = Some(Registration { id: id.clone(), name, place: target.clone() });
-    let record = Record { current, secret: Some(wanted.secret.clone()), ..pass.record.clone() };
-    if record != *pass.record {
+    let name = current.map_or_else(|| desired.name.clone(), |current| current.name.clone());
+    let marks =
+        RegistrationMarks { id: id.clone(), name: name.clone(), deployment_id: target.deployment_id.clone() };
+    let run = token::settled(facts, desired, token, marks)?;
+    let current = Some(RegistrationRef { id: id.clone(), name, place: target.clone() });
+    let record = RegistrationRecord { current, secret: Some(desired.secret.clone()), ..facts.record.clone() };
+    if record != *facts.record {
         return Err(Stop::record(record));
     }
     Ok(run)
 }
 
 /// What to say while a step is under way.
-fn progress(pass: &Pass<'_>) -> Finding {
-    match &pass.record.current {
-        Some(current) => {
-            Finding::working("Updating", format!("the registration {} is brought up to date", current.name))
-        }
-        None => Finding::working("Registering", "the proxy is being registered"),
+fn progress(facts: &RegistrationFacts<'_>) -> CredentialVerdict {
+    match &facts.record.current {
+        Some(current) => CredentialVerdict::working(
+            Reason::Updating,
+            format!("the registration {} is brought up to date", current.name),
+        ),
+        None => CredentialVerdict::working(Reason::Registering, "the proxy is being registered"),
     }
 }
 
 /// What coderd sees of the proxy. None: it was not asked.
-pub fn health(seen: &Seen) -> Option<Health> {
-    let (current, target) = (seen.record.current.as_ref()?, seen.target.as_ref().ok()?);
-    let Listing::Known(listing) = seen.listings.get(target)? else { return None };
+pub fn health(observed: &ObservedRegistration) -> Option<Health> {
+    let (current, target) = (observed.record.current.as_ref()?, observed.target.as_ref().ok()?);
+    let Listing::Known(listing) = observed.listings.get(target)? else { return None };
     let listed = listing.iter().find(|listed| listed.id == current.id)?;
     let status = if listed.health.is_empty() { "unknown" } else { &listed.health };
     Some(Health {
@@ -162,7 +164,7 @@ pub fn health(seen: &Seen) -> Option<Health> {
     })
 }
 
-impl<'a> Pass<'a> {
+impl<'a> RegistrationFacts<'a> {
     /// Nothing is asked of coderd for a proxy that was never begun and may not begin.
     fn may_begin(&self) -> Flow<()> {
         let begun = !self.record.is_empty() || self.known_ids().next().is_some();
@@ -170,44 +172,46 @@ impl<'a> Pass<'a> {
     }
 
     pub(super) fn may_make(&self) -> Flow<()> {
-        let closed = |trouble: &Trouble| {
-            let Trouble { reason, message } = trouble;
-            Stop::Wait(Finding::working(reason, message.clone()))
+        let closed = |blocker: &Blocker| {
+            let Blocker { reason, message, retry: _ } = blocker;
+            Stop::Wait(CredentialVerdict::working(*reason, message.clone()))
         };
-        self.seen.may_make.as_ref().map_err(closed).copied()
+        self.observed.may_make.as_ref().map_err(closed).copied()
     }
 
-    pub(super) fn target(&self) -> Flow<&'a Place> {
-        self.seen.target.as_ref().map_err(|trouble| match trouble.reason {
-            reason @ (URL_NOT_ALLOWED | DEPLOYMENT_CHANGED) => {
-                Stop::Wait(Finding::stalled(reason, trouble.message.clone()))
+    pub(super) fn target(&self) -> Flow<&'a CoderdTarget> {
+        self.observed.target.as_ref().map_err(|blocker| match blocker.reason {
+            reason @ (Reason::UrlNotAllowed | Reason::DeploymentChanged) => {
+                Stop::Wait(CredentialVerdict::stalled(reason, blocker.message.clone()))
             }
-            _ => Stop::unsure(trouble),
+            _ => Stop::unsure(blocker),
         })
     }
 
     /// What cannot be told leaves a proxy as ready as it was; but not if its own record says that something else is
     /// wanted.
-    fn judged(&self, wanted: &Wanted, finding: Finding) -> Finding {
+    fn judged(&self, desired: &DesiredRegistration, verdict: CredentialVerdict) -> CredentialVerdict {
         let on_record = self.record.pending.is_none()
-            && self.record.secret.as_ref() == Some(&wanted.secret)
+            && self.record.secret.as_ref() == Some(&desired.secret)
             && self.record.current.as_ref().is_some_and(|current| {
-                let here = match &self.seen.target {
+                let here = match &self.observed.target {
                     Ok(target) => current.place.is_same(target),
-                    Err(_) => current.place.control_plane == wanted.control_plane,
+                    Err(_) => current.place.control_plane == desired.control_plane,
                 };
-                here && current.name.eq_ignore_ascii_case(&wanted.name)
+                here && current.name.eq_ignore_ascii_case(&desired.name)
             });
-        match finding.stage {
-            Stage::Unsure if !on_record => Finding { stage: Stage::Working, ..finding },
-            _ => finding,
+        match verdict.stage {
+            CredentialProgress::Unsure if !on_record => {
+                CredentialVerdict { stage: CredentialProgress::Working, ..verdict }
+            }
+            _ => verdict,
         }
     }
 
     /// What belongs to another coderd than the wanted one is to go, once its successor runs.
-    fn moves_on(&self, target: &Place) -> Flow<()> {
+    fn moves_on(&self, target: &CoderdTarget) -> Flow<()> {
         let mut record = self.record.clone();
-        let elsewhere = |place: &Place| !place.is_same(target);
+        let elsewhere = |place: &CoderdTarget| !place.is_same(target);
         if record.current.as_ref().is_some_and(|current| elsewhere(&current.place)) {
             record.give_up(self.now);
         } else if record.pending.as_ref().is_some_and(|pending| elsewhere(&pending.place)) {
@@ -217,25 +221,25 @@ impl<'a> Pass<'a> {
     }
 
     /// The registrations of a coderd.
-    pub(super) fn listing(&self, place: &Place) -> Flow<&'a [Listed]> {
-        match self.seen.listings.get(place) {
-            None => Err(Stop::look(Look::Registrations(place.clone()))),
+    pub(super) fn listing(&self, place: &CoderdTarget) -> Flow<&'a [ListedProxy]> {
+        match self.observed.listings.get(place) {
+            None => Err(Stop::ask(RegistrationQuery::Registrations(place.clone()))),
             Some(Listing::Known(listing)) => Ok(listing),
-            Some(Listing::Unknown(trouble)) => Err(Stop::unsure(trouble)),
+            Some(Listing::Unknown(blocker)) => Err(Stop::unsure(blocker)),
             Some(Listing::Gone) => {
                 let message = "another deployment answers than the one that is recorded".to_owned();
-                Err(Stop::unsure(&Trouble { reason: "ControlPlaneUnavailable", message }))
+                Err(Stop::unsure(&Blocker::new(Reason::ControlPlaneUnavailable, message)))
             }
         }
     }
 
     /// UUIDs of registrations whose tokens, or marks, our Secrets hold.
     fn known_ids(&self) -> impl Iterator<Item = &'a String> + use<'a> {
-        let deployment = self.seen.target.as_ref().ok().and_then(|target| target.deployment_id.as_ref());
-        self.seen.secrets.values().flat_map(move |secret| {
+        let deployment = self.observed.target.as_ref().ok().and_then(|target| target.deployment_id.as_ref());
+        self.observed.secrets.values().flat_map(move |secret| {
             let Secret::Ours { holds: token, marks, .. } = secret else { return Vec::new() };
             let token = token.as_ref().and_then(|token| token.id.as_ref());
-            let here = |marks: &&Marks| {
+            let here = |marks: &&RegistrationMarks| {
                 marks.deployment_id.is_none()
                     || deployment.is_none()
                     || marks.deployment_id.as_ref() == deployment
@@ -246,15 +250,20 @@ impl<'a> Pass<'a> {
     }
 
     /// There is no registration on record, or it is gone: one of ours is found again, or another one is made.
-    fn find_or_register(&self, wanted: &Wanted, target: &Place, listing: &[Listed]) -> Stop {
-        let registration = |listed: &Listed| Registration {
+    fn find_or_register(
+        &self,
+        desired: &DesiredRegistration,
+        target: &CoderdTarget,
+        listing: &[ListedProxy],
+    ) -> Stop {
+        let registration = |listed: &ListedProxy| RegistrationRef {
             id: listed.id.clone(),
             name: listed.name.clone(),
             place: target.clone(),
         };
         let known = self.known_ids().find_map(|id| listing.iter().find(|listed| listed.id == *id));
         if let Some(known) = known {
-            let mut record = Record { current: Some(registration(known)), ..self.record.clone() };
+            let mut record = RegistrationRecord { current: Some(registration(known)), ..self.record.clone() };
             // Perhaps it is what was announced.
             record.pending.take_if(|pending| pending.name.eq_ignore_ascii_case(&known.name));
             record.drop_pending();
@@ -262,7 +271,7 @@ impl<'a> Pass<'a> {
         }
         if self.record.current.is_some() {
             // Somebody has deleted it.
-            return Stop::record(Record { current: None, pending: None, ..self.record.clone() });
+            return Stop::record(RegistrationRecord { current: None, pending: None, ..self.record.clone() });
         }
         let pending = self.record.pending.as_ref().filter(|pending| pending.id.is_none());
         if let Some(pending) = pending {
@@ -270,68 +279,74 @@ impl<'a> Pass<'a> {
             if let Some(made) = made.filter(|_| pending.place.is_same(target)) {
                 // Its token is lost with the answer.
                 let current = Some(registration(made));
-                return Stop::record(Record { current, pending: None, ..self.record.clone() });
+                return Stop::record(RegistrationRecord { current, pending: None, ..self.record.clone() });
             }
         }
-        match self.register(wanted, target, listing) {
+        match self.register(desired, target, listing) {
             Ok(stop) | Err(stop) => stop,
         }
     }
 
-    fn register(&self, wanted: &Wanted, target: &Place, listing: &[Listed]) -> Flow<Stop> {
+    fn register(
+        &self,
+        desired: &DesiredRegistration,
+        target: &CoderdTarget,
+        listing: &[ListedProxy],
+    ) -> Flow<Stop> {
         self.may_make()?;
-        let version = self.writable(&wanted.secret)?;
-        if let Err(conflict) = called::is_free(self, wanted, listing, None) {
+        let version = self.writable(&desired.secret)?;
+        if let Err(conflict) = naming::is_free(self, desired, listing, None) {
             let mut record = self.record.clone();
             // What was announced was not made: the name is another's.
             record.pending = None;
             return if record == *self.record { Err(conflict) } else { Ok(Stop::record(record)) };
         }
-        if !self.seen.is_held {
-            return Ok(Stop::step(Step::Hold));
+        if !self.observed.has_finalizer {
+            return Ok(Stop::act(Effect::AddFinalizer));
         }
-        let is_wanted = |pending: &&super::Pending| {
-            pending.id.is_none() && pending.name == wanted.name && pending.place == *target
+        let is_wanted = |pending: &&super::RegistrationIntent| {
+            pending.id.is_none() && pending.name == desired.name && pending.place == *target
         };
         if let Some(pending) = self.record.pending.as_ref().filter(is_wanted) {
-            return Ok(Stop::step(Step::Coderd(Act::Make {
+            return Ok(Stop::act(Effect::Coderd(RegistrationEffect::Make {
                 pending: Box::new(pending.clone()),
-                settings: called::settings(wanted, None),
-                secret: wanted.secret.clone(),
+                settings: naming::settings(desired, None),
+                secret: desired.secret.clone(),
                 version,
             })));
         }
-        Ok(self.announce(target, wanted.name.clone(), None, "FirstRegistration"))
+        Ok(self.announce(target, desired.name.clone(), None, Reason::FirstRegistration))
     }
 
     /// Puts on record what is about to be made.
     pub(super) fn announce(
         &self,
-        place: &Place,
+        place: &CoderdTarget,
         name: String,
         id: Option<String>,
-        reason: &'static str,
+        reason: Reason,
     ) -> Stop {
         let mut record = self.record.clone();
         record.drop_pending();
         let (place, reason) = (place.clone(), reason.to_owned());
-        record.pending = Some(super::Pending { name, id, place, reason, since: self.now });
+        record.pending =
+            Some(super::RegistrationIntent { name, id, place, reason: reason.to_string(), since: self.now });
         Stop::record(record)
     }
 
     /// The Secret that a write expects. Stops if it cannot be written.
-    pub(super) fn writable(&self, place: &SecretPlace) -> Flow<Version> {
-        let secret = self.seen.secrets.get(place);
+    pub(super) fn writable(&self, place: &SecretDataRef) -> Flow<Version> {
+        let secret = self.observed.secrets.get(place);
         Secret::writable(secret, place, "generatedTokenSecretName").map_err(Stop::Wait)
     }
 
     /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if it
     /// is the token of the registration on record.
     pub(super) fn last_run(&self) -> Option<Run> {
-        if let Some(workload) = &self.seen.workload {
+        if let Some(workload) = &self.observed.workload {
             let mut run = workload.run.clone();
             // Pods of the existing operator bear no checksum: they get that of the token that they would start with.
-            if let Some(Secret::Ours { holds: Some(token), .. }) = self.seen.secrets.get(&run.secret)
+            if let Some(Secret::Ours { holds: Some(token), .. }) = self.observed.secrets.get(&run.secret)
                 && run.checksum.is_empty()
             {
                 run.checksum.clone_from(&token.checksum);
@@ -339,11 +354,11 @@ impl<'a> Pass<'a> {
             return Some(run);
         }
         let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
-        match self.seen.secrets.get(place) {
+        match self.observed.secrets.get(place) {
             Some(Secret::Ours { holds: Some(token), marks: Some(marks), .. })
                 if marks.id == current.id && self.record.pending.is_none() =>
             {
-                let (secret, url) = (place.clone(), self.seen.url.clone()?);
+                let (secret, url) = (place.clone(), self.observed.url.clone()?);
                 Some(Run { secret, checksum: token.checksum.clone(), url })
             }
             _ => None,
@@ -351,27 +366,28 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether everything is as it was left, by what is recorded alone. Nothing is asked then.
-    fn is_at_rest(&self, wanted: &Wanted) -> bool {
-        let (seen, record) = (self.seen, self.record);
-        let (Some(current), Some(workload), Ok(target)) = (&record.current, &seen.workload, &seen.target)
+    fn is_at_rest(&self, desired: &DesiredRegistration) -> bool {
+        let (observed, record) = (self.observed, self.record);
+        let (Some(current), Some(workload), Ok(target)) =
+            (&record.current, &observed.workload, &observed.target)
         else {
             return false;
         };
         let Some(Secret::Ours { holds: Some(token), marks: Some(marks), .. }) =
-            seen.secrets.get(&wanted.secret)
+            observed.secrets.get(&desired.secret)
         else {
             return false;
         };
         let is_wanted = current.place == *target
-            && current.name.eq_ignore_ascii_case(&wanted.name)
-            && record.secret.as_ref() == Some(&wanted.secret)
+            && current.name.eq_ignore_ascii_case(&desired.name)
+            && record.secret.as_ref() == Some(&desired.secret)
             && marks.id == current.id;
-        let pods_have_it = workload.run.secret == wanted.secret
-            && Some(&workload.run.url) == seen.url.as_ref()
+        let pods_have_it = workload.run.secret == desired.secret
+            && Some(&workload.run.url) == observed.url.as_ref()
             && workload.run.checksum == token.checksum;
         let nothing_else = record.pending.is_none()
             && record.stale.is_empty()
-            && retire::leftovers(self, &wanted.secret).next().is_none();
-        !seen.verify_due && seen.is_held && is_wanted && pods_have_it && nothing_else
+            && retire::leftovers(self, &desired.secret).next().is_none();
+        !observed.verify_due && observed.has_finalizer && is_wanted && pods_have_it && nothing_else
     }
 }

@@ -1,16 +1,17 @@
 //! What is no longer wanted goes, once nothing runs with it any more: registrations, and the Secrets of their tokens.
 
+use coder_k8s_api::Reason;
 use std::time::Duration;
 
 use super::{
-    decide::Pass,
-    record::{Record, Stale},
-    seen::{Listing, Secret},
-    step::{Act, Decision, Look, Next, Step},
+    decide::RegistrationFacts,
+    effect::{Decision, Effect, NextStep, RegistrationEffect, RegistrationQuery},
+    observed::{Listing, Secret},
+    record::{RegistrationRecord, RetiredRegistration},
 };
 use crate::{
-    outcome::Note,
-    place::{SecretPlace, Version},
+    outcome::EventNote,
+    target::{SecretDataRef, Version},
     workload::Run,
 };
 
@@ -20,9 +21,9 @@ const AGAIN: Duration = Duration::from_secs(30);
 /// What is to become of a registration that is no longer wanted.
 pub(super) enum Fate {
     /// It must be looked for.
-    Look(Look),
+    Ask(RegistrationQuery),
     /// It is deleted.
-    Delete(Box<Step>),
+    Delete(Box<Effect>),
     /// It is gone.
     Gone,
     /// Nobody can ask any more.
@@ -32,12 +33,15 @@ pub(super) enum Fate {
 }
 
 /// Adds what can go now to a decision about which nothing else is to be done.
-pub(super) fn add(pass: &Pass<'_>, run: Option<&Run>, decision: &mut Decision) {
+pub(super) fn add(facts: &RegistrationFacts<'_>, run: Option<&Run>, decision: &mut Decision) {
     let place = run.map(|run| &run.secret);
-    let runs =
-        pass.seen.workload.as_ref().is_some_and(|workload| workload.settled && Some(&workload.run) == run);
+    let runs = facts
+        .observed
+        .workload
+        .as_ref()
+        .is_some_and(|workload| workload.settled && Some(&workload.run) == run);
     let idle =
-        pass.record.stale.is_empty() && place.is_none_or(|place| leftovers(pass, place).next().is_none());
+        facts.record.stale.is_empty() && place.is_none_or(|place| leftovers(facts, place).next().is_none());
     if idle {
         return;
     }
@@ -45,34 +49,34 @@ pub(super) fn add(pass: &Pass<'_>, run: Option<&Run>, decision: &mut Decision) {
         decision.again = Some(AGAIN);
         return;
     }
-    for stale in &pass.record.stale {
-        match fate(pass, stale) {
-            Fate::Look(look) => decision.next = Next::Look(look),
-            Fate::Delete(step) => decision.next = Next::Do(step),
+    for stale in &facts.record.stale {
+        match fate(facts, stale) {
+            Fate::Ask(look) => decision.next = NextStep::Ask(look),
+            Fate::Delete(step) => decision.next = NextStep::Act(step),
             Fate::Wait => {
                 decision.again = Some(AGAIN);
                 continue;
             }
-            Fate::Gone => decision.next = without(pass, stale),
+            Fate::Gone => decision.next = without(facts, stale),
             Fate::Unreachable => {
-                decision.notes.push(abandoned(stale));
-                decision.next = without(pass, stale);
+                decision.events.push(abandoned(stale));
+                decision.next = without(facts, stale);
             }
         }
         return;
     }
-    let leftover = place.and_then(|place| leftovers(pass, place).next());
+    let leftover = place.and_then(|place| leftovers(facts, place).next());
     if let Some((secret, version)) = leftover {
-        decision.next = Next::Do(Box::new(Step::Remove { secret, version }));
+        decision.next = NextStep::Act(Box::new(Effect::RemoveSecret { secret, version }));
     }
 }
 
 /// Secrets of ours with tokens of ours that are not where the token is wanted.
 pub(super) fn leftovers<'a>(
-    pass: &Pass<'a>,
-    wanted: &'a SecretPlace,
-) -> impl Iterator<Item = (SecretPlace, Version)> + use<'a> {
-    pass.seen.secrets.iter().filter(move |(place, _)| place.name != wanted.name).filter_map(
+    facts: &RegistrationFacts<'a>,
+    desired: &'a SecretDataRef,
+) -> impl Iterator<Item = (SecretDataRef, Version)> + use<'a> {
+    facts.observed.secrets.iter().filter(move |(place, _)| place.name != desired.name).filter_map(
         |(place, secret)| match secret {
             Secret::Ours { version, marks: Some(_), .. } => {
                 Some((place.clone(), Version::Is(version.clone())))
@@ -82,27 +86,27 @@ pub(super) fn leftovers<'a>(
     )
 }
 
-fn without(pass: &Pass<'_>, gone: &Stale) -> Next {
-    let stale = pass.record.stale.iter().filter(|stale| *stale != gone).cloned().collect();
-    Next::Record(Box::new(Record { stale, ..pass.record.clone() }))
+fn without(facts: &RegistrationFacts<'_>, gone: &RetiredRegistration) -> NextStep {
+    let stale = facts.record.stale.iter().filter(|stale| *stale != gone).cloned().collect();
+    NextStep::Record(Box::new(RegistrationRecord { stale, ..facts.record.clone() }))
 }
 
-pub(super) fn fate(pass: &Pass<'_>, stale: &Stale) -> Fate {
+pub(super) fn fate(facts: &RegistrationFacts<'_>, stale: &RetiredRegistration) -> Fate {
     // What is there again under the same UUID is wanted.
-    if stale.id.is_some() && pass.record.current.as_ref().map(|current| &current.id) == stale.id.as_ref() {
+    if stale.id.is_some() && facts.record.current.as_ref().map(|current| &current.id) == stale.id.as_ref() {
         return Fate::Gone;
     }
-    match pass.seen.listings.get(&stale.place) {
-        None => Fate::Look(Look::Registrations(stale.place.clone())),
+    match facts.observed.listings.get(&stale.place) {
+        None => Fate::Ask(RegistrationQuery::Registrations(stale.place.clone())),
         Some(Listing::Gone) if stale.id.is_none() => Fate::Gone,
         Some(Listing::Gone) => Fate::Unreachable,
         Some(Listing::Unknown(_)) => Fate::Wait,
         Some(Listing::Known(listing)) => match stale.find(listing) {
             None => Fate::Gone,
-            Some(listed) if pass.record.current.as_ref().is_some_and(|current| current.id == listed.id) => {
+            Some(listed) if facts.record.current.as_ref().is_some_and(|current| current.id == listed.id) => {
                 Fate::Gone
             }
-            Some(listed) => Fate::Delete(Box::new(Step::Coderd(Act::Deregister {
+            Some(listed) => Fate::Delete(Box::new(Effect::Coderd(RegistrationEffect::Deregister {
                 place: stale.place.clone(),
                 id: listed.id.clone(),
                 name: listed.name.clone(),
@@ -112,12 +116,12 @@ pub(super) fn fate(pass: &Pass<'_>, stale: &Stale) -> Fate {
 }
 
 /// Names what is left behind.
-pub(super) fn abandoned(stale: &Stale) -> Note {
-    let Stale { id, name, place, since: _ } = stale;
+pub(super) fn abandoned(stale: &RetiredRegistration) -> EventNote {
+    let RetiredRegistration { id, name, place, since: _ } = stale;
     let which = id.as_ref().map_or_else(String::new, |id| format!(" ({id})"));
     let message = format!(
         "the workspace proxy {name}{which} could not be deleted from {}; delete it there: its token still works",
         place.url
     );
-    Note { warning: true, reason: "ProxyAbandoned".to_owned(), message }
+    EventNote { warning: true, reason: Reason::ProxyAbandoned, message }
 }

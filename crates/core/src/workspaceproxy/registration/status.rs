@@ -2,20 +2,20 @@
 //!
 //! The existing operator writes where the token is and nothing else: a token tells which registration it is for.
 
-use coder_k8s_api::{CoderWorkspaceProxyStatus, PendingRegistration};
+use coder_k8s_api::{self as api, CoderWorkspaceProxyStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::record::{Pending, Record, Registration, Stale};
-use crate::place::{Credentials, Place, SecretPlace};
+use super::record::{RegistrationIntent, RegistrationRecord, RegistrationRef, RetiredRegistration};
+use crate::target::{CoderdTarget, Credentials, SecretDataRef};
 
 /// The data key where none is recorded.
 const TOKEN: &str = "token";
 
-impl Record {
+impl RegistrationRecord {
     /// What a status remembers.
     pub fn of(status: &CoderWorkspaceProxyStatus) -> Self {
-        let place = Place {
+        let place = CoderdTarget {
             control_plane: status.control_plane_ref_name.clone().unwrap_or_default(),
             url: status.coder_url.clone().unwrap_or_default(),
             deployment_id: status.deployment_id.clone(),
@@ -24,8 +24,8 @@ impl Record {
         let id = status.proxy_id.clone().filter(|id| !id.is_empty());
         let name = status.proxy_name.clone().unwrap_or_default();
         Self {
-            current: id.map(|id| Registration { id, name, place }),
-            secret: status.proxy_token_secret_ref.as_ref().map(|secret| SecretPlace::of(secret, TOKEN)),
+            current: id.map(|id| RegistrationRef { id, name, place }),
+            secret: status.proxy_token_secret_ref.as_ref().map(|secret| SecretDataRef::of(secret, TOKEN)),
             pending: status.pending_registration.as_ref().map(pending),
             stale: status.stale_registrations.iter().map(pending).map(stale).collect(),
         }
@@ -43,17 +43,17 @@ impl Record {
         status.deployment_id = place.and_then(|place| place.deployment_id.clone());
         status.credentials_source =
             place.and_then(|place| place.credentials.as_ref()).map(Credentials::source);
-        status.proxy_token_secret_ref = secret.as_ref().map(SecretPlace::reported);
+        status.proxy_token_secret_ref = secret.as_ref().map(SecretDataRef::reported);
         status.pending_registration = pending.as_ref().map(shown);
         status.stale_registrations = stale.iter().map(|stale| shown(&announced(stale))).collect();
     }
 }
 
-fn pending(shown: &PendingRegistration) -> Pending {
-    Pending {
+fn pending(shown: &api::PendingRegistration) -> RegistrationIntent {
+    RegistrationIntent {
         name: shown.name.clone(),
         id: shown.id.clone().filter(|id| !id.is_empty()),
-        place: Place {
+        place: CoderdTarget {
             control_plane: shown.control_plane_ref_name.clone().unwrap_or_default(),
             url: shown.coder_url.clone().unwrap_or_default(),
             deployment_id: shown.deployment_id.clone(),
@@ -65,11 +65,11 @@ fn pending(shown: &PendingRegistration) -> Pending {
     }
 }
 
-fn shown(pending: &Pending) -> PendingRegistration {
-    let Pending { name, id, place, reason, since } = pending;
-    let Place { control_plane, url, deployment_id, credentials } = place;
+fn shown(pending: &RegistrationIntent) -> api::PendingRegistration {
+    let RegistrationIntent { name, id, place, reason, since } = pending;
+    let CoderdTarget { control_plane, url, deployment_id, credentials } = place;
     let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    PendingRegistration {
+    api::PendingRegistration {
         name: name.clone(),
         id: id.clone(),
         control_plane_ref_name: some(control_plane),
@@ -81,12 +81,12 @@ fn shown(pending: &Pending) -> PendingRegistration {
     }
 }
 
-fn stale(pending: Pending) -> Stale {
-    let Pending { name, id, place, reason: _, since } = pending;
-    Stale { id, name, place, since }
+fn stale(pending: RegistrationIntent) -> RetiredRegistration {
+    let RegistrationIntent { name, id, place, reason: _, since } = pending;
+    RetiredRegistration { id, name, place, since }
 }
 
-fn announced(stale: &Stale) -> Pending {
-    let Stale { id, name, place, since } = stale.clone();
-    Pending { name, id, place, reason: String::new(), since }
+fn announced(stale: &RetiredRegistration) -> RegistrationIntent {
+    let RetiredRegistration { id, name, place, since } = stale.clone();
+    RegistrationIntent { name, id, place, reason: String::new(), since }
 }

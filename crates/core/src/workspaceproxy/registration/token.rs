@@ -1,19 +1,20 @@
 //! The token of a registration: where it is, whether coderd knows it, and what to do if not.
 
 use super::{
-    decide::{Flow, Pass, Stop},
-    seen::{Listed, Marks, Proof, Secret, Token, Wanted},
-    step::{Act, Look, Settings, Step},
+    decide::{Flow, RegistrationFacts, Stop},
+    effect::{Effect, ProxyProfile, RegistrationEffect, RegistrationQuery},
+    observed::{DesiredRegistration, ListedProxy, RegistrationMarks, Secret, TokenFacts, TokenProof},
 };
 use crate::{
-    place::{Place, SecretPlace},
+    target::{CoderdTarget, SecretDataRef},
     workload::Run,
 };
+use coder_k8s_api::Reason;
 
 /// What became of the search for a token in one place.
-enum Found<'a> {
+enum StoredToken<'a> {
     /// It is there, and coderd knows it.
-    Good(&'a Token),
+    Good(&'a TokenFacts),
     /// It is not there.
     Lost,
     /// It is there, and coderd does not know it.
@@ -22,69 +23,74 @@ enum Found<'a> {
 
 /// What pods run with: the wanted Secret holds a token that coderd knows, and says so.
 pub(super) fn in_place(
-    pass: &Pass<'_>,
-    wanted: &Wanted,
-    target: &Place,
-    listed: &Listed,
-    settings: Settings,
+    facts: &RegistrationFacts<'_>,
+    desired: &DesiredRegistration,
+    target: &CoderdTarget,
+    listed: &ListedProxy,
+    settings: ProxyProfile,
 ) -> Flow<Option<Run>> {
-    let marks = Marks {
+    let marks = RegistrationMarks {
         id: listed.id.clone(),
         name: listed.name.clone(),
         deployment_id: target.deployment_id.clone(),
     };
-    let reason = match search(pass, &wanted.secret, &listed.id)? {
-        Found::Good(token) => return settled(pass, wanted, token, marks),
-        Found::Lost => "TokenLost",
-        Found::Dead => "TokenRefused",
+    let reason = match search(facts, &desired.secret, &listed.id)? {
+        StoredToken::Good(token) => return settled(facts, desired, token, marks),
+        StoredToken::Lost => Reason::TokenLost,
+        StoredToken::Dead => Reason::TokenRefused,
     };
-    let version = pass.writable(&wanted.secret)?;
+    let version = facts.writable(&desired.secret)?;
     // A Secret that was renamed is copied: the token stays what it is.
-    for place in pass.seen.secrets.keys().filter(|place| **place != wanted.secret) {
-        if let Found::Good(_) = search(pass, place, &listed.id)? {
-            let (from, to) = (place.clone(), wanted.secret.clone());
-            return Err(Stop::step(Step::Copy { from, to, version, marks }));
+    for place in facts.observed.secrets.keys().filter(|place| **place != desired.secret) {
+        if let StoredToken::Good(_) = search(facts, place, &listed.id)? {
+            let (from, to) = (place.clone(), desired.secret.clone());
+            return Err(Stop::act(Effect::CopySecret { from, to, version, marks }));
         }
     }
-    pass.may_make()?;
-    match &pass.record.pending {
+    facts.may_make()?;
+    match &facts.record.pending {
         Some(pending) if pending.id.as_ref() == Some(&listed.id) => {
-            let (pending, secret) = (Box::new(pending.clone()), wanted.secret.clone());
-            Err(Stop::step(Step::Coderd(Act::Make { pending, settings, secret, version })))
+            let (pending, secret) = (Box::new(pending.clone()), desired.secret.clone());
+            Err(Stop::act(Effect::Coderd(RegistrationEffect::Make { pending, settings, secret, version })))
         }
-        _ => Err(pass.announce(target, listed.name.clone(), Some(listed.id.clone()), reason)),
+        _ => Err(facts.announce(target, listed.name.clone(), Some(listed.id.clone()), reason)),
     }
 }
 
-pub(super) fn settled(pass: &Pass<'_>, wanted: &Wanted, token: &Token, marks: Marks) -> Flow<Option<Run>> {
-    let secret = wanted.secret.clone();
-    if let Some(Secret::Ours { marks: have, .. }) = pass.seen.secrets.get(&secret)
+pub(super) fn settled(
+    facts: &RegistrationFacts<'_>,
+    desired: &DesiredRegistration,
+    token: &TokenFacts,
+    marks: RegistrationMarks,
+) -> Flow<Option<Run>> {
+    let secret = desired.secret.clone();
+    if let Some(Secret::Ours { marks: have, .. }) = facts.observed.secrets.get(&secret)
         && have.as_ref() != Some(&marks)
     {
-        let version = pass.writable(&secret)?;
-        return Err(Stop::step(Step::Annotate { secret, version, marks }));
+        let version = facts.writable(&secret)?;
+        return Err(Stop::act(Effect::AnnotateSecret { secret, version, marks }));
     }
     let checksum = token.checksum.clone();
-    Ok(pass.seen.url.clone().map(|url| Run { secret, checksum, url }))
+    Ok(facts.observed.url.clone().map(|url| Run { secret, checksum, url }))
 }
 
 /// Whether a Secret holds a token of a registration that coderd knows.
-fn search<'a>(pass: &Pass<'a>, place: &SecretPlace, id: &str) -> Flow<Found<'a>> {
-    let token = match pass.seen.secrets.get(place) {
+fn search<'a>(facts: &RegistrationFacts<'a>, place: &SecretDataRef, id: &str) -> Flow<StoredToken<'a>> {
+    let token = match facts.observed.secrets.get(place) {
         Some(Secret::Ours { holds: Some(token), .. }) => token,
-        Some(Secret::Unknown(trouble)) => return Err(Stop::unsure(trouble)),
+        Some(Secret::Unknown(blocker)) => return Err(Stop::unsure(blocker)),
         Some(Secret::Ours { holds: None, .. } | Secret::Blocked(_) | Secret::Absent) | None => {
-            return Ok(Found::Lost);
+            return Ok(StoredToken::Lost);
         }
     };
     if token.id.as_deref() != Some(id) {
-        return Ok(Found::Lost);
+        return Ok(StoredToken::Lost);
     }
-    match pass.seen.proofs.get(place) {
-        None => Err(Stop::look(Look::Proof(place.clone()))),
+    match facts.observed.proofs.get(place) {
+        None => Err(Stop::ask(RegistrationQuery::TokenProof(place.clone()))),
         // A server that cannot be asked: that it lists the registration must do.
-        Some(Proof::Good | Proof::Unsupported) => Ok(Found::Good(token)),
-        Some(Proof::Refused) => Ok(Found::Dead),
-        Some(Proof::Unknown(trouble)) => Err(Stop::unsure(trouble)),
+        Some(TokenProof::Good | TokenProof::Unsupported) => Ok(StoredToken::Good(token)),
+        Some(TokenProof::Refused) => Ok(StoredToken::Dead),
+        Some(TokenProof::Unknown(blocker)) => Err(Stop::unsure(blocker)),
     }
 }

@@ -1,11 +1,12 @@
 //! What the operator does to the model: a pass up to its effect, and the effect itself, which may go wrong.
 
 use coder_k8s_core::provisioner::keys::{
-    Act, At, Decision, Marks, Next, Pending, Record, Run, SecretPlace, Step, Version,
+    Decision, Effect, KeyEffect, KeyIntent, KeyMarks, KeyRecord, KeyScope, NextStep, Run, SecretDataRef,
+    Version,
 };
 
 use super::{
-    observe::{Circumstances, Flaw, pass, version},
+    observe::{Circumstances, Flaw, facts, version},
     world::{
         Flight, Id, KeyHere, Material, Phase, Stored, THEN, World, id_of, id_text, organization_text,
         secret_of, server_of, tags, time,
@@ -28,7 +29,7 @@ pub enum How {
 /// A pass up to its effect. None: it changes nothing.
 pub fn observe(world: &World, how: Circumstances) -> Option<World> {
     let mut next = world.clone();
-    match pass(world, how) {
+    match facts(world, how) {
         Err(violation) => next.violation = Some(violation),
         Ok(decision) => carry_out(&mut next, decision, how.flaw),
     }
@@ -38,26 +39,26 @@ pub fn observe(world: &World, how: Circumstances) -> Option<World> {
 
 fn carry_out(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
     if flaw != Some(Flaw::TellsNobody) {
-        for note in &decision.notes {
-            tell(world, &note.message);
+        for note in &decision.events {
+            set_conditions(world, &note.message);
         }
     }
     if let Some(run) = decision.run {
         world.deployment = Some(run);
     }
     match decision.next {
-        Next::Rest | Next::Look(_) => {}
-        Next::Record(record) => write(world, *record, flaw),
-        Next::Release => world.phase = Phase::Gone,
-        Next::Do(step) => match *step {
-            Step::Hold => world.held = true,
+        NextStep::Done | NextStep::Ask(_) => {}
+        NextStep::Record(record) => write(world, *record, flaw),
+        NextStep::RemoveFinalizer => world.phase = Phase::Gone,
+        NextStep::Act(step) => match *step {
+            Effect::AddFinalizer => world.held = true,
             step => world.flight = Some(Flight::Do(world.spec, step)),
         },
     }
 }
 
 /// People learn of a key by its UUID, or else by its name and address.
-fn tell(world: &mut World, message: &str) {
+fn set_conditions(world: &mut World, message: &str) {
     let by_name = |name: &str, organization: bool, server: bool| {
         let server = if server { "http://b" } else { "http://a" };
         let called =
@@ -77,7 +78,7 @@ fn tell(world: &mut World, message: &str) {
     });
 }
 
-fn write(world: &mut World, mut record: Record, flaw: Option<Flaw>) {
+fn write(world: &mut World, mut record: KeyRecord, flaw: Option<Flaw>) {
     if flaw == Some(Flaw::ForgetsStale) {
         record.stale.clear();
     }
@@ -86,11 +87,11 @@ fn write(world: &mut World, mut record: Record, flaw: Option<Flaw>) {
     {
         let secret = secret_place_of(world);
         let version = world.secret(secret_of(&secret)).map_or(Version::Absent, |s| Version::Is(version(s)));
-        let marks = Marks { name: pending.name.clone(), ..Marks::default() };
+        let marks = KeyMarks { name: pending.name.clone(), ..KeyMarks::default() };
         let tags = tags(world.wanted_tags());
         world.flight = Some(Flight::Do(
             world.spec,
-            Step::Coderd(Act::Make { key: Box::new(pending), tags, secret, version, marks }),
+            Effect::Coderd(KeyEffect::Make { key: Box::new(pending), tags, secret, version, marks }),
         ));
         return;
     }
@@ -104,7 +105,7 @@ fn write(world: &mut World, mut record: Record, flaw: Option<Flaw>) {
     world.record = record;
 }
 
-fn secret_place_of(world: &World) -> SecretPlace {
+fn secret_place_of(world: &World) -> SecretDataRef {
     super::world::secret_place(world.spec.secret)
 }
 
@@ -118,7 +119,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
             next.budget.crashes = next.budget.crashes.checked_sub(1)?;
         }
         (_, How::Dropped) => {}
-        (Flight::Do(spec, Step::Coderd(Act::Make { key, secret, version, marks, .. })), how) => {
+        (Flight::Do(spec, Effect::Coderd(KeyEffect::Make { key, secret, version, marks, .. })), how) => {
             let made = make(&mut next, &key, how).ok()?;
             // The object is written and the Secret found as they were decided on, or nothing is stored.
             let is_same = next.spec == spec && next.phase == Phase::Alive && is_announced(&next, &key, flaw);
@@ -126,7 +127,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
                 if let Some(pending) = &mut next.record.pending {
                     pending.id = Some(id_text(id));
                 }
-                let (secret, marks) = (secret_of(&secret), Marks { id: Some(id_text(id)), ..marks });
+                let (secret, marks) = (secret_of(&secret), KeyMarks { id: Some(id_text(id)), ..marks });
                 let expected = next.secret(secret).cloned();
                 next.flight = Some(Flight::Store { id, secret, expected, marks });
             }
@@ -134,23 +135,23 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
         (Flight::Store { id, secret, expected, marks }, How::Well) => {
             store(&mut next, id, secret, expected.as_ref(), marks);
         }
-        (Flight::Do(_, Step::Coderd(Act::Delete { at, name, id })), How::Well) => {
+        (Flight::Do(_, Effect::Coderd(KeyEffect::Delete { at, name, id })), How::Well) => {
             delete(&mut next, &at, &name, &id);
         }
-        (Flight::Do(_, Step::Copy { from, to, version, marks }), How::Well) => {
+        (Flight::Do(_, Effect::CopySecret { from, to, version, marks }), How::Well) => {
             let material = next.secret(secret_of(&from)).map(|stored| stored.material);
             if let Some(material) = material.filter(|_| is_expected(&next, &to, &version)) {
                 next.secrets[usize::from(secret_of(&to))] = Some(Stored { material, marks: Some(marks) });
             }
         }
-        (Flight::Do(_, Step::Annotate { secret, version, marks }), How::Well) => {
+        (Flight::Do(_, Effect::AnnotateSecret { secret, version, marks }), How::Well) => {
             if is_expected(&next, &secret, &version)
                 && let Some(stored) = &mut next.secrets[usize::from(secret_of(&secret))]
             {
                 stored.marks = Some(marks);
             }
         }
-        (Flight::Do(_, Step::Remove { secret, version }), How::Well) => {
+        (Flight::Do(_, Effect::RemoveSecret { secret, version }), How::Well) => {
             if is_expected(&next, &secret, &version) {
                 next.secrets[usize::from(secret_of(&secret))] = None;
             }
@@ -161,7 +162,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
     (next != *world).then_some(next)
 }
 
-fn is_expected(world: &World, place: &SecretPlace, expected: &Version) -> bool {
+fn is_expected(world: &World, place: &SecretDataRef, expected: &Version) -> bool {
     match (world.secret(secret_of(place)), expected) {
         (None, Version::Absent) => true,
         (Some(stored), Version::Is(is)) => version(stored) == *is,
@@ -169,7 +170,7 @@ fn is_expected(world: &World, place: &SecretPlace, expected: &Version) -> bool {
     }
 }
 
-fn is_announced(world: &World, key: &Pending, flaw: Option<Flaw>) -> bool {
+fn is_announced(world: &World, key: &KeyIntent, flaw: Option<Flaw>) -> bool {
     world.record.pending.as_ref() == Some(key) || flaw == Some(Flaw::SkipsIntent)
 }
 
@@ -177,7 +178,7 @@ fn is_announced(world: &World, key: &Pending, flaw: Option<Flaw>) -> bool {
 struct Impossible;
 
 /// The key, if the operator learns that it was made.
-fn make(world: &mut World, key: &Pending, how: How) -> Result<Option<Id>, Impossible> {
+fn make(world: &mut World, key: &KeyIntent, how: How) -> Result<Option<Id>, Impossible> {
     // A request that is under way ends before a later one for the same is answered.
     if world.late.is_some() {
         return Err(Impossible);
@@ -193,7 +194,7 @@ fn make(world: &mut World, key: &Pending, how: How) -> Result<Option<Id>, Imposs
 }
 
 /// Makes an announced key in coderd.
-pub fn make_now(world: &mut World, key: &Pending) -> Option<Id> {
+pub fn make_now(world: &mut World, key: &KeyIntent) -> Option<Id> {
     let us = coder_k8s_core::provisioner::keys::tags::hash(&tags(1));
     let organization = key.organization.id.as_deref() == Some("o1");
     let (server, tags) = (server_of(&key.place), u8::from(key.tags_hash == us));
@@ -201,7 +202,7 @@ pub fn make_now(world: &mut World, key: &Pending) -> Option<Id> {
     world.make(key)
 }
 
-fn store(world: &mut World, id: Id, secret: bool, expected: Option<&Stored>, marks: Marks) {
+fn store(world: &mut World, id: Id, secret: bool, expected: Option<&Stored>, marks: KeyMarks) {
     let now = &mut world.secrets[usize::from(secret)];
     if now.as_ref() == expected && world.phase == Phase::Alive {
         *now = Some(Stored { material: Material::Of(id), marks: Some(marks) });
@@ -209,7 +210,7 @@ fn store(world: &mut World, id: Id, secret: bool, expected: Option<&Stored>, mar
 }
 
 /// Deletes by name, as coderd does.
-fn delete(world: &mut World, at: &At, name: &str, id: &str) {
+fn delete(world: &mut World, at: &KeyScope, name: &str, id: &str) {
     let organization = at.organization.id.as_deref() == Some("o1");
     let Some(key) = world.holder(server_of(&at.place), organization, name).cloned() else { return };
     if !key.mine {
@@ -221,8 +222,8 @@ fn delete(world: &mut World, at: &At, name: &str, id: &str) {
     let is_read = world.deployment.as_ref().is_some_and(|run| {
         uses(run) && world.secret(secret_of(&run.secret)).is_some_and(|stored| stored.material == material)
     });
-    let is_held = world.pods.iter().any(|pod| pod.held == material && uses(&pod.run));
-    if world.phase == Phase::Alive && (is_read || is_held) {
+    let has_finalizer = world.pods.iter().any(|pod| pod.held == material && uses(&pod.run));
+    if world.phase == Phase::Alive && (is_read || has_finalizer) {
         world.violation = Some("deleted a key that pods hold or would read");
     }
     if id_of(id) != Some(key.id) && key.mine {

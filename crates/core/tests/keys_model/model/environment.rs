@@ -4,7 +4,7 @@ use super::{
     act::make_now,
     world::{FOREIGN, Flight, Id, KeyHere, Limits, Material, Phase, Pod, Stored, World, id_text, secret_of},
 };
-use coder_k8s_core::provisioner::keys::{Act, Run, Step};
+use coder_k8s_core::provisioner::keys::{Effect, KeyEffect, Run};
 
 /// Everything that may happen without the operator, with a name.
 pub fn happenings(world: &World, limits: &Limits, at_rest: bool) -> Vec<(String, World)> {
@@ -18,8 +18,8 @@ pub fn happenings(world: &World, limits: &Limits, at_rest: bool) -> Vec<(String,
         }
         delete_object(world, &mut all);
     }
-    if world.phase == (Phase::Going { overdue: false }) {
-        add(&mut all, world, "deadline passes", |w| w.phase = Phase::Going { overdue: true });
+    if world.phase == (Phase::Deletion { overdue: false }) {
+        add(&mut all, world, "deadline passes", |w| w.phase = Phase::Deletion { overdue: true });
     }
     late(world, &mut all);
     pods(world, &mut all);
@@ -58,7 +58,7 @@ fn delete_object(world: &World, all: &mut Vec<(String, World)>) {
     let Some(left) = world.budget.deletions.checked_sub(1) else { return };
     add(all, world, "delete the object", |next| {
         next.budget.deletions = left;
-        next.phase = if next.held { Phase::Going { overdue: false } } else { Phase::Gone };
+        next.phase = if next.held { Phase::Deletion { overdue: false } } else { Phase::Gone };
     });
 }
 
@@ -179,7 +179,7 @@ fn losses(world: &World, all: &mut Vec<(String, World)>) {
     }
     add(all, world, "the status is lost", |next| {
         next.budget.losses = left;
-        next.record = coder_k8s_core::provisioner::keys::Record::default();
+        next.record = coder_k8s_core::provisioner::keys::KeyRecord::default();
     });
     add(all, world, "a part of the status is lost", |next| {
         next.budget.losses = left;
@@ -221,7 +221,7 @@ fn others(world: &World, all: &mut Vec<(String, World)>) {
 }
 
 fn is_about_to_go(world: &World, key: &KeyHere) -> bool {
-    matches!(&world.flight, Some(Flight::Do(_, Step::Coderd(Act::Delete { name, .. }))) if *name == key.name)
+    matches!(&world.flight, Some(Flight::Do(_, Effect::Coderd(KeyEffect::Delete { name, .. }))) if *name == key.name)
 }
 
 fn remove(world: &mut World, id: Id) {

@@ -1,13 +1,14 @@
 //! What the operator sees of the model, and where a flawed operator sees or does something else.
 
+use coder_k8s_api::Reason;
 use std::{
     collections::{BTreeMap, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
 };
 
 use coder_k8s_core::provisioner::keys::{
-    At, Claimant, Decision, Found, Going, Listed, Listing, Look, Next, Proof, Secret, Seen, Trouble, Wanted,
-    Workload, decide,
+    Blocker, Claimant, Decision, Deletion, DesiredKey, FoundKey, KeyProof, KeyQuery, KeyScope, ListedKey,
+    Listing, NextStep, ObservedKeys, Secret, Workload, decide,
 };
 
 use super::world::{
@@ -63,23 +64,23 @@ pub struct Circumstances {
 }
 
 /// Observes and decides, until there is something to do.
-pub fn pass(world: &World, how: Circumstances) -> Result<Decision, &'static str> {
+pub fn facts(world: &World, how: Circumstances) -> Result<Decision, &'static str> {
     let late = how.late || how.flaw == Some(Flaw::IgnoresStragglers);
     let now = THEN + if late { 1000 } else { 1 };
-    let mut seen = seen(world, how);
+    let mut observed = observed(world, how);
     for _ in 0..24 {
-        let decision = decide(&seen, time(now));
+        let decision = decide(&observed, time(now));
         match decision.next {
-            Next::Look(look) => show(world, how, now, &mut seen, look),
+            NextStep::Ask(look) => show(world, how, now, &mut observed, look),
             _ => return Ok(decision),
         }
     }
     Err("looks for ever")
 }
 
-fn seen(world: &World, how: Circumstances) -> Seen {
+fn observed(world: &World, how: Circumstances) -> ObservedKeys {
     let spec = world.spec;
-    let wanted = Wanted {
+    let desired = DesiredKey {
         control_plane: place(spec.server, false).control_plane,
         organization: if spec.organization { "o1" } else { "default" }.to_owned(),
         name: world.base(),
@@ -89,7 +90,7 @@ fn seen(world: &World, how: Circumstances) -> Seen {
     let mut secrets = BTreeMap::new();
     for which in [false, true] {
         let at = secret_place(which);
-        let asked = at == wanted.secret || world.record.secret.as_ref() == Some(&at);
+        let asked = at == desired.secret || world.record.secret.as_ref() == Some(&at);
         match world.secret(which) {
             Some(stored) => {
                 secrets.insert(at, show_secret(stored));
@@ -105,25 +106,25 @@ fn seen(world: &World, how: Circumstances) -> Seen {
         let settled = !world.pods.is_empty() && world.pods.iter().all(|pod| pod.run == *run);
         Workload { run: run.clone(), settled: settled || hasty }
     });
-    Seen {
+    ObservedKeys {
         object: Claimant { created: None, uid: "u".to_owned(), called: "ns/pool".to_owned() },
-        wanted,
+        desired,
         record: world.record.clone(),
-        is_held: world.held || how.flaw == Some(Flaw::SkipsFinalizer),
+        has_finalizer: world.held || how.flaw == Some(Flaw::SkipsFinalizer),
         verify_due: how.verify,
         may_make: Ok(()),
         target: Ok(place(spec.server, spec.address)),
         claimants: Vec::new(),
         secrets,
         workload,
-        going: match world.phase {
-            Phase::Going { overdue } => Some(Going { overdue }),
+        deletion: match world.phase {
+            Phase::Deletion { overdue } => Some(Deletion { overdue }),
             Phase::Alive | Phase::Gone => None,
         },
         organization: None,
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
-        straggler: jiff::SignedDuration::from_mins(2),
+        late_effect_window: jiff::SignedDuration::from_mins(2),
         old_pods: None,
     }
 }
@@ -139,48 +140,48 @@ pub fn version(stored: &Stored) -> String {
     format!("{:x}", hasher.finish())
 }
 
-fn silence() -> Trouble {
-    Trouble { reason: "Unreachable", message: "no answer".to_owned() }
+fn silence() -> Blocker {
+    Blocker::new(Reason::Unreachable, "no answer".to_owned())
 }
 
-fn show(world: &World, how: Circumstances, now: i64, seen: &mut Seen, look: Look) {
+fn show(world: &World, how: Circumstances, now: i64, observed: &mut ObservedKeys, look: KeyQuery) {
     let silent = how.reach == Reach::Nothing;
     match look {
-        Look::Organization => {
+        KeyQuery::Organization => {
             let id = organization_text(world.spec.organization);
-            seen.organization = Some(if silent { Err(silence()) } else { Ok(Some(id)) });
+            observed.organization = Some(if silent { Err(silence()) } else { Ok(Some(id)) });
         }
-        Look::Proof(at) => {
+        KeyQuery::KeyProof(at) => {
             let proof = proof(world, how, secret_of(&at));
-            seen.proofs.insert(at, proof);
+            observed.proofs.insert(at, proof);
         }
-        Look::Keys(at) => {
+        KeyQuery::Keys(at) => {
             let listing = listing(world, how, now, &at);
-            seen.listings.insert(at, listing);
+            observed.listings.insert(at, listing);
         }
-        Look::Pods => {
+        KeyQuery::Pods => {
             let left = world.pods.iter().any(|pod| Some(&pod.run) != world.deployment.as_ref());
-            seen.old_pods = Some(Ok(left && how.flaw != Some(Flaw::DeletesBeforeRollout)));
+            observed.old_pods = Some(Ok(left && how.flaw != Some(Flaw::DeletesBeforeRollout)));
         }
     }
 }
 
-fn proof(world: &World, how: Circumstances, secret: bool) -> Proof {
+fn proof(world: &World, how: Circumstances, secret: bool) -> KeyProof {
     if how.reach == Reach::Nothing {
         let no = how.flaw == Some(Flaw::TakesSilenceForNo);
-        return if no { Proof::Refused } else { Proof::Unknown(silence()) };
+        return if no { KeyProof::Refused } else { KeyProof::Unknown(silence()) };
     }
     match world.secret(secret).map(|stored| stored.material) {
         Some(Material::Of(id)) => match world.key(id) {
-            Some(key) if key.server == world.spec.server => Proof::Is(found(key)),
-            _ => Proof::Refused,
+            Some(key) if key.server == world.spec.server => KeyProof::Is(found(key)),
+            _ => KeyProof::Refused,
         },
-        _ => Proof::Refused,
+        _ => KeyProof::Refused,
     }
 }
 
-fn found(key: &KeyHere) -> Found {
-    Found {
+fn found(key: &KeyHere) -> FoundKey {
+    FoundKey {
         id: id_text(key.id),
         name: key.name.clone(),
         organization: organization_text(key.organization),
@@ -188,7 +189,7 @@ fn found(key: &KeyHere) -> Found {
     }
 }
 
-fn listing(world: &World, how: Circumstances, now: i64, at: &At) -> Listing {
+fn listing(world: &World, how: Circumstances, now: i64, at: &KeyScope) -> Listing {
     let server = server_of(&at.place);
     let silent = match how.reach {
         Reach::All => false,
@@ -204,12 +205,12 @@ fn listing(world: &World, how: Circumstances, now: i64, at: &At) -> Listing {
     Listing::Known(here.map(|key| listed(world, how, now, key)).collect())
 }
 
-fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> Listed {
+fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> ListedKey {
     let connects =
         |pod: &Pod| pod.held == Material::Of(key.id) && pod.run.url.starts_with("http://b") == key.server;
     let held = world.pods.iter().any(connects);
     let last_seen = if held { Some(now) } else { key.used.then_some(THEN - 100) };
-    let mut listed = Listed {
+    let mut listed = ListedKey {
         key: found(key),
         created: Some(time(THEN)),
         was_used: key.used,

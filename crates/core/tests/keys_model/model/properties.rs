@@ -1,9 +1,9 @@
 //! What must hold.
 
-use coder_k8s_core::provisioner::keys::{Next, Stage};
+use coder_k8s_core::provisioner::keys::{CredentialProgress, NextStep};
 
 use super::{
-    observe::{Circumstances, Reach, pass},
+    observe::{Circumstances, Reach, facts},
     world::{Limits, Material, Phase, World, id_text, organization_text},
 };
 
@@ -47,11 +47,11 @@ pub fn at_the_end(world: &World, how: Circumstances) -> Result<(), String> {
         return Err("the object does not go".to_owned());
     }
     for verify in [false, true] {
-        let decision = pass(world, Circumstances { reach: Reach::All, late: true, verify, flaw: how.flaw })?;
-        if decision.next != Next::Rest || decision.run != world.deployment {
+        let decision = facts(world, Circumstances { reach: Reach::All, late: true, verify, flaw: how.flaw })?;
+        if decision.next != NextStep::Done || decision.run != world.deployment {
             return Err(format!("does not rest: {:?}", decision.next));
         }
-        if verify && decision.finding.stage == Stage::Stalled {
+        if verify && decision.verdict.stage == CredentialProgress::Stalled {
             return stalled(world);
         }
     }

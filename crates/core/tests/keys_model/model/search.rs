@@ -28,7 +28,7 @@ pub struct Report {
 
 type Print = u128;
 
-struct Seen {
+struct ObservedKeys {
     /// How deep a state is, and the state and step that led to it.
     from: HashMap<Print, (Print, u32, String)>,
     /// States that undisturbed steps lead to a good end from.
@@ -42,23 +42,23 @@ pub fn search(limits: &Limits, flaw: Option<Flaw>) -> Report {
         Ok(first) => first,
         Err(why) => return Report { failure: Some(why), ..report },
     };
-    let mut seen = Seen { from: HashMap::new(), good: HashSet::new() };
+    let mut observed = ObservedKeys { from: HashMap::new(), good: HashSet::new() };
     let root = print(&first);
-    seen.from.insert(root, (root, 0, String::new()));
+    observed.from.insert(root, (root, 0, String::new()));
     let mut queue = VecDeque::from([(first, root)]);
     while let Some((world, here)) = queue.pop_front() {
         report.states += 1;
-        let depth = seen.from.get(&here).map_or(0, |(_, depth, _)| *depth);
+        let depth = observed.from.get(&here).map_or(0, |(_, depth, _)| *depth);
         report.depth = report.depth.max(depth as usize);
-        let checked = always(&world, limits).and_then(|()| converges(&world, here, flaw, &mut seen.good));
+        let checked = always(&world, limits).and_then(|()| converges(&world, here, flaw, &mut observed.good));
         if let Err(why) = checked {
-            report.failure = Some(format!("{}\n{why}\nafter: {world:?}", way(&seen, here)));
+            report.failure = Some(format!("{}\n{why}\nafter: {world:?}", way(&observed, here)));
             return report;
         }
         for (name, next) in successors(&world, limits, flaw) {
             report.steps += 1;
             let there = print(&next);
-            if let std::collections::hash_map::Entry::Vacant(free) = seen.from.entry(there) {
+            if let std::collections::hash_map::Entry::Vacant(free) = observed.from.entry(there) {
                 free.insert((here, depth + 1, name));
                 queue.push_back((next, there));
             }
@@ -192,9 +192,9 @@ fn print(world: &World) -> Print {
     half(0) << 64 | half(1)
 }
 
-fn way(seen: &Seen, mut here: Print) -> String {
+fn way(observed: &ObservedKeys, mut here: Print) -> String {
     let mut steps = Vec::new();
-    while let Some((from, depth, name)) = seen.from.get(&here) {
+    while let Some((from, depth, name)) = observed.from.get(&here) {
         if *depth == 0 {
             break;
         }

@@ -1,7 +1,7 @@
 //! The state of the model.
 
 use coder_k8s_core::provisioner::{
-    keys::{Marks, Pending, Place, Record, Run, SecretPlace, tags::Tags},
+    keys::{CoderdTarget, KeyIntent, KeyMarks, KeyRecord, Run, SecretDataRef, tags::Tags},
     names::KeyBase,
 };
 use jiff::Timestamp;
@@ -31,7 +31,7 @@ pub struct Spec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     Alive,
-    Going { overdue: bool },
+    Deletion { overdue: bool },
     Gone,
 }
 
@@ -46,7 +46,7 @@ pub enum Material {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
     pub material: Material,
-    pub marks: Option<Marks>,
+    pub marks: Option<KeyMarks>,
 }
 
 /// A key in coderd.
@@ -72,9 +72,9 @@ pub struct Pod {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Flight {
     /// Decided when the spec was this.
-    Do(Spec, coder_k8s_core::provisioner::keys::Step),
+    Do(Spec, coder_k8s_core::provisioner::keys::Effect),
     /// A key is made and its UUID on the status; its material is in memory alone.
-    Store { id: Id, secret: bool, expected: Option<Stored>, marks: Marks },
+    Store { id: Id, secret: bool, expected: Option<Stored>, marks: KeyMarks },
 }
 
 /// How much may still happen.
@@ -118,14 +118,14 @@ pub struct World {
     pub chosen: bool,
     pub phase: Phase,
     pub held: bool,
-    pub record: Record,
+    pub record: KeyRecord,
     pub secrets: [Option<Stored>; 2],
     pub keys: Vec<KeyHere>,
     pub deployment: Option<Run>,
     pub pods: Vec<Pod>,
     pub flight: Option<Flight>,
     /// A request that coderd got and has not carried out yet.
-    pub late: Option<Pending>,
+    pub late: Option<KeyIntent>,
     /// Keys that the operator deleted, as bits.
     pub killed: u64,
     /// Keys that people were told of, as bits.
@@ -150,7 +150,7 @@ impl World {
             chosen: limits.chosen,
             phase: Phase::Alive,
             held: false,
-            record: Record::default(),
+            record: KeyRecord::default(),
             secrets: [None, None],
             keys: Vec::new(),
             deployment: None,
@@ -206,7 +206,7 @@ impl World {
     /// Takes what is only history out of the state, so that different ways to the same end meet.
     pub fn forget(&mut self) {
         if self.phase == Phase::Gone {
-            self.record = Record::default();
+            self.record = KeyRecord::default();
             self.secrets = [None, None];
             self.deployment = None;
             self.pods.clear();
@@ -230,9 +230,9 @@ pub fn tags(which: u8) -> Tags {
     [("region".to_owned(), region.to_owned())].into()
 }
 
-pub fn place(server: bool, address: bool) -> Place {
+pub fn place(server: bool, address: bool) -> CoderdTarget {
     let name = if server { "b" } else { "a" };
-    Place {
+    CoderdTarget {
         control_plane: name.to_owned(),
         url: format!("http://{name}{}", u8::from(address)),
         deployment_id: Some(format!("d-{name}")),
@@ -241,7 +241,7 @@ pub fn place(server: bool, address: bool) -> Place {
 }
 
 /// Which coderd a place is.
-pub fn server_of(place: &Place) -> bool {
+pub fn server_of(place: &CoderdTarget) -> bool {
     place.control_plane == "b"
 }
 
@@ -249,11 +249,11 @@ pub fn organization_text(which: bool) -> String {
     if which { "o1" } else { "o0" }.to_owned()
 }
 
-pub fn secret_place(which: bool) -> SecretPlace {
-    SecretPlace { name: if which { "s1" } else { "s0" }.to_owned(), key: "key".to_owned() }
+pub fn secret_place(which: bool) -> SecretDataRef {
+    SecretDataRef { name: if which { "s1" } else { "s0" }.to_owned(), key: "key".to_owned() }
 }
 
-pub fn secret_of(place: &SecretPlace) -> bool {
+pub fn secret_of(place: &SecretDataRef) -> bool {
     place.name == "s1"
 }
 

@@ -6,10 +6,10 @@ mod postgres;
 mod revoke;
 mod store;
 
-use coder_k8s_api::{AccessMethod, CoderControlPlane, ReportedSecretRef};
-use coder_k8s_coderd::{Client, Error, Kind, Target};
+use coder_k8s_api::{AccessMethod, CoderControlPlane, Reason, ReportedSecretRef};
+use coder_k8s_coderd::{Client, Error, ErrorKind, Target};
 use coder_k8s_core::{
-    controlplane::coderd::{Access, Trouble},
+    controlplane::coderd::{Access, Blocker},
     outcome,
 };
 use coder_k8s_engine::{key::Key, secret};
@@ -19,36 +19,36 @@ pub(super) use self::{
     revoke::{disable, go},
     store::is_own_write,
 };
-use super::{Talk, as_trouble, trouble};
+use super::{Talk, as_trouble, blocker};
 use crate::controller::{Context, coderd};
 
 /// A part that failed.
 pub(super) struct Failed {
-    trouble: Trouble,
+    blocker: Blocker,
     /// None: there is nothing to try before something changes.
     retry: Option<outcome::Retry>,
 }
 
 impl Failed {
-    fn new(reason: &'static str, message: impl Into<String>, retry: outcome::Retry) -> Self {
-        Self { trouble: Trouble { reason, message: message.into() }, retry: Some(retry) }
+    fn new(reason: Reason, message: impl Into<String>, retry: outcome::Retry) -> Self {
+        Self { blocker: Blocker::new(reason, message.into()), retry: Some(retry) }
     }
 
     /// There is nothing to try before something changes.
-    fn for_good(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { trouble: Trouble { reason, message: message.into() }, retry: None }
+    fn for_good(reason: Reason, message: impl Into<String>) -> Self {
+        Self { blocker: Blocker::new(reason, message.into()), retry: None }
     }
 }
 
 impl From<&Error> for Failed {
     fn from(error: &Error) -> Self {
-        Self { trouble: as_trouble(error), retry: Some(super::retry(error)) }
+        Self { blocker: as_trouble(error), retry: Some(super::retry(error)) }
     }
 }
 
 impl From<secret::Error> for Failed {
     fn from(error: secret::Error) -> Self {
-        Self::new("Error", error.to_string(), outcome::Retry::Backoff)
+        Self::new(Reason::Error, error.to_string(), outcome::Retry::Backoff)
     }
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn find_authority(
     if talk.ca.is_none() {
         let place = coderd::authority_at(reference);
         let message = format!("{place} for operatorAccess.caSecretRef is not there");
-        refuse(talk, "SecretMissing", message);
+        refuse(talk, Reason::SecretMissing, message);
     }
     Ok(())
 }
@@ -92,7 +92,7 @@ pub(super) fn client(talk: &mut Talk, object: &CoderControlPlane, ctx: &Context)
     match ctx.connector.to(&Target { url, ca: talk.ca.clone(), token: None }) {
         Ok(client) => Some(client),
         Err(bad) => {
-            refuse(talk, "BadTarget", format!("coderd cannot be called: {bad}"));
+            refuse(talk, Reason::BadTarget, format!("coderd cannot be called: {bad}"));
             None
         }
     }
@@ -141,7 +141,7 @@ async fn given(
             let message = format!(
                 "Secret {name} with the key {data_key} for operatorAccess.tokenSecretRef is not there, or empty"
             );
-            refuse(talk, "SecretMissing", message);
+            refuse(talk, Reason::SecretMissing, message);
             return Ok(None);
         };
         talk.token = Some(token);
@@ -159,7 +159,7 @@ fn with_token(talk: &mut Talk, client: &Client, token: &SecretString) -> Option<
     match client.with_token(token) {
         Ok(client) => Some(client),
         Err(bad) => {
-            refuse(talk, "BadToken", bad.to_string());
+            refuse(talk, Reason::BadToken, bad.to_string());
             None
         }
     }
@@ -176,30 +176,32 @@ async fn accepts(
             talk.report.access = Some(Access::Ready);
             Ok(true)
         }
-        Err(error) if matches!(error.kind, Kind::Unauthenticated { .. } | Kind::Forbidden { .. }) => {
+        Err(error)
+            if matches!(error.kind, ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. }) =>
+        {
             turn_down(talk, object, as_trouble(&error));
             Ok(false)
         }
-        Err(error) => Err(trouble(talk, object, &error)),
+        Err(error) => Err(blocker(talk, object, &error)),
     }
 }
 
 /// Notes that the access does not work, and so neither does what depends on it.
-fn turn_down(talk: &mut Talk, object: &CoderControlPlane, trouble: Trouble) {
+fn turn_down(talk: &mut Talk, object: &CoderControlPlane, blocker: Blocker) {
     if object.spec.license_secret_ref.is_some() && !super::license::is_applied(talk, object) {
-        talk.report.license = Some(super::License::Trouble(trouble.clone()));
+        talk.report.license = Some(super::License::Blocker(blocker.clone()));
     }
-    talk.report.access = Some(Access::Refused(trouble));
+    talk.report.access = Some(Access::Refused(blocker));
 }
 
 /// What an error means for the access. A redirect stays until a person says where to; whatever else may pass.
 pub(super) fn in_trouble(error: &Error) -> Access {
     match error.kind {
-        Kind::Redirected { .. } => Access::Refused(as_trouble(error)),
+        ErrorKind::Redirected { .. } => Access::Refused(as_trouble(error)),
         _ => Access::Degraded(as_trouble(error)),
     }
 }
 
-fn refuse(talk: &mut Talk, reason: &'static str, message: String) {
-    talk.report.access = Some(Access::Refused(Trouble { reason, message }));
+fn refuse(talk: &mut Talk, reason: Reason, message: String) {
+    talk.report.access = Some(Access::Refused(Blocker::new(reason, message)));
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use coder_k8s_api::{CoderControlPlane, EntitlementsStatus};
-use coder_k8s_coderd::{Client, Entitlement, Kind};
+use coder_k8s_coderd::{Client, Entitlement, ErrorKind};
 use coder_k8s_core::{
     controlplane::coderd::Entitlements,
     entitlements::{Tier, is_granted, state},
@@ -11,7 +11,7 @@ use coder_k8s_core::{
 };
 use jiff::Timestamp;
 
-use super::{Talk, trouble};
+use super::{Talk, blocker};
 
 /// Whether there is nothing to refresh: a server that knows no licenses will not learn of them.
 pub(super) fn are_known_for_good(talk: &Talk) -> bool {
@@ -27,7 +27,7 @@ pub(super) async fn refresh(
     let checked = Timestamp::now();
     let found = match client.entitlements().await {
         Ok(found) => found,
-        Err(error) if error.kind == Kind::NotSupported => {
+        Err(error) if error.kind == ErrorKind::NotSupported => {
             // Known for good, so that its time does not move and nothing is written.
             let checked = talk.report.entitlements.as_ref().map_or(checked, |known| known.checked);
             let external_provisioners = "not_entitled".to_owned();
@@ -35,7 +35,7 @@ pub(super) async fn refresh(
                 Some(Entitlements { checked, tier: Tier::None, external_provisioners, details: None });
             return Ok(());
         }
-        Err(error) => return Err(trouble(talk, object, &error)),
+        Err(error) => return Err(blocker(talk, object, &error)),
     };
     let features: BTreeMap<String, String> =
         found.features.iter().map(|(name, feature)| (name.clone(), word(&feature.entitlement))).collect();

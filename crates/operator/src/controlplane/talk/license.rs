@@ -2,12 +2,12 @@
 //!
 //! Its text is in memory only while it is hashed or sent.
 
-use coder_k8s_api::{CoderControlPlane, condition::kind};
-use coder_k8s_coderd::{self as coderd, Client, Kind};
+use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
+use coder_k8s_coderd::{self as coderd, Client, ErrorKind};
 use coder_k8s_core::{
-    controlplane::coderd::{Access, Installed, License, Trouble},
+    controlplane::coderd::{Access, Blocker, Installed, License},
     entitlements::Tier,
-    license::{self, Listed, Recorded, Step},
+    license::{self, InstalledLicense, LicenseRecord, LicenseStep},
     outcome,
 };
 use coder_k8s_engine::{key::Key, secret};
@@ -49,13 +49,13 @@ async fn read(
     key: &Key,
     object: &CoderControlPlane,
     ctx: &Context,
-) -> Result<Option<Result<SecretString, Trouble>>, secret::Error> {
+) -> Result<Option<Result<SecretString, Blocker>>, secret::Error> {
     let Some(reference) = &object.spec.license_secret_ref else { return Ok(None) };
     let data_key = reference.key.as_ref().map_or("license", AsRef::as_ref);
     let data = secret::read(&ctx.client, &key.namespace, reference.name.as_str()).await?;
     let missing = |what: &str| {
         let message = format!("Secret {} for licenseSecretRef {what}", reference.name);
-        Ok(Some(Err(Trouble { reason: "SecretMissing", message })))
+        Ok(Some(Err(Blocker::new(Reason::SecretMissing, message))))
     };
     let Some(data) = data else { return missing("is not there") };
     let Some(value) = data.value(data_key) else { return missing(&format!("has no key {data_key}")) };
@@ -82,13 +82,12 @@ pub(super) async fn apply(
             return Ok(());
         }
         Ok(Some(Err(missing))) => {
-            talk.report.license = Some(License::Trouble(missing));
+            talk.report.license = Some(License::Blocker(missing));
             return Ok(());
         }
         Ok(Some(Ok(text))) => text,
         Err(error) => {
-            talk.report.license =
-                Some(License::Trouble(Trouble { reason: "Error", message: error.to_string() }));
+            talk.report.license = Some(License::Blocker(Blocker::new(Reason::Error, error.to_string())));
             return Err(outcome::Retry::Backoff);
         }
     };
@@ -102,7 +101,7 @@ pub(super) async fn apply(
         Err(error) => return fails(talk, &error, same, &hash, &version),
     };
     let ours = claims.as_ref().ok().and_then(|claims| coderd::license::find(claims, &listed));
-    let all: Vec<Listed> = listed.iter().map(in_list).collect();
+    let all: Vec<InstalledLicense> = listed.iter().map(in_list).collect();
     let next = license::step(
         &hash,
         &version,
@@ -113,19 +112,19 @@ pub(super) async fn apply(
         object.spec.license.remove_replaced,
     );
     match next {
-        Step::Rest => applied(talk, hash, None, ours, None),
-        Step::Remove(old) => {
+        LicenseStep::Rest => applied(talk, hash, None, ours, None),
+        LicenseStep::Remove(old) => {
             applied(talk, hash.clone(), None, ours, Some(&old));
             remove(&old, client, ctx).await?;
             applied(talk, hash, None, ours, None);
         }
-        Step::Refused => {}
-        Step::Send if !may_write(ctx) => return Err(outcome::Retry::Backoff),
-        Step::Send => match client.add_license(&text).await {
+        LicenseStep::Refused => {}
+        LicenseStep::Send if !may_write(ctx) => return Err(outcome::Retry::Backoff),
+        LicenseStep::Send => match client.add_license(&text).await {
             Ok(added) => {
                 tracing::info!(license = added.id, "coderd accepted the license");
                 let added_one = in_list(&added);
-                let with: Vec<Listed> = all.into_iter().chain([added_one.clone()]).collect();
+                let with: Vec<InstalledLicense> = all.into_iter().chain([added_one.clone()]).collect();
                 let then = license::step(
                     &hash,
                     &version,
@@ -136,13 +135,13 @@ pub(super) async fn apply(
                     object.spec.license.remove_replaced,
                 );
                 let now = Some(Timestamp::now());
-                if let Step::Remove(old) = then {
+                if let LicenseStep::Remove(old) = then {
                     applied(talk, hash.clone(), now, Some(&added), Some(&old));
                     remove(&old, client, ctx).await?;
                 }
                 applied(talk, hash, now, Some(&added), None);
             }
-            Err(error) if matches!(error.kind, Kind::Duplicate { .. }) => {
+            Err(error) if matches!(error.kind, ErrorKind::Duplicate { .. }) => {
                 // Somebody was quicker. The list shows it now, and the next conversation looks at what it replaces.
                 let listed = client.licenses().await.unwrap_or_default();
                 let ours = claims.as_ref().ok().and_then(|claims| coderd::license::find(claims, &listed));
@@ -158,16 +157,16 @@ pub(super) async fn apply(
 }
 
 /// What earlier conversations left: in this process, else on the status.
-fn recorded(talk: &Talk, object: &CoderControlPlane) -> Recorded {
+fn recorded(talk: &Talk, object: &CoderControlPlane) -> LicenseRecord {
     let status = object.status.as_ref();
     let shown = status.and_then(|status| status.license.as_ref());
-    let on_status = Recorded {
+    let on_status = LicenseRecord {
         hash: status.and_then(|status| status.license_last_applied_hash.clone()),
         uuid: shown.and_then(|license| license.replaces.clone().or_else(|| license.uuid.clone())),
         refused: shown.and_then(|license| license.refused.clone()),
     };
     match &talk.report.license {
-        Some(License::Applied { hash, installed, .. }) => Recorded {
+        Some(License::Applied { hash, installed, .. }) => LicenseRecord {
             hash: Some(hash.clone()),
             uuid: installed
                 .as_ref()
@@ -175,13 +174,13 @@ fn recorded(talk: &Talk, object: &CoderControlPlane) -> Recorded {
                 .or(on_status.uuid),
             refused: None,
         },
-        Some(License::Refused { mark, .. }) => Recorded { refused: Some(mark.clone()), ..on_status },
+        Some(License::Refused { mark, .. }) => LicenseRecord { refused: Some(mark.clone()), ..on_status },
         _ => on_status,
     }
 }
 
 /// Removes a license whose successor is there.
-async fn remove(old: &Listed, client: &Client, ctx: &Context) -> Result<(), outcome::Retry> {
+async fn remove(old: &InstalledLicense, client: &Client, ctx: &Context) -> Result<(), outcome::Retry> {
     let Ok(id) = i32::try_from(old.id) else { return Ok(()) };
     if !may_write(ctx) {
         return Err(outcome::Retry::Backoff);
@@ -207,26 +206,26 @@ fn fails(
 ) -> Result<(), outcome::Retry> {
     let what = as_trouble(error);
     match &error.kind {
-        Kind::InvalidLicense { .. } | Kind::NotSupported => {
+        ErrorKind::InvalidLicense { .. } | ErrorKind::NotSupported => {
             let mark = license::mark(hash, version);
-            talk.report.license = Some(License::Refused { trouble: what, mark });
+            talk.report.license = Some(License::Refused { blocker: what, mark });
             Ok(())
         }
-        Kind::Unauthenticated { .. } if same => {
+        ErrorKind::Unauthenticated { .. } if same => {
             talk.report.access = Some(Access::Refused(what));
             Ok(())
         }
-        Kind::Unauthenticated { .. } => {
+        ErrorKind::Unauthenticated { .. } => {
             talk.report.access = Some(Access::Refused(what.clone()));
-            talk.report.license = Some(License::Trouble(what));
+            talk.report.license = Some(License::Blocker(what));
             Ok(())
         }
-        Kind::Forbidden { .. } | Kind::Redirected { .. } if same => {
+        ErrorKind::Forbidden { .. } | ErrorKind::Redirected { .. } if same => {
             talk.report.access = Some(super::access::in_trouble(error));
             Ok(())
         }
-        Kind::Forbidden { .. } | Kind::Redirected { .. } => {
-            talk.report.license = Some(License::Trouble(what));
+        ErrorKind::Forbidden { .. } | ErrorKind::Redirected { .. } => {
+            talk.report.license = Some(License::Blocker(what));
             Ok(())
         }
         _ if same => {
@@ -234,7 +233,7 @@ fn fails(
             Err(retry(error))
         }
         _ => {
-            talk.report.license = Some(License::Trouble(what));
+            talk.report.license = Some(License::Blocker(what));
             Err(retry(error))
         }
     }
@@ -246,7 +245,7 @@ fn applied(
     hash: String,
     accepted: Option<Timestamp>,
     installed: Option<&coderd::License>,
-    replaces: Option<&Listed>,
+    replaces: Option<&InstalledLicense>,
 ) {
     let before = match &talk.report.license {
         Some(License::Applied { hash: before, accepted, .. }) if *before == hash => *accepted,
@@ -266,6 +265,6 @@ fn applied(
     });
 }
 
-fn in_list(license: &coderd::License) -> Listed {
-    Listed { id: license.id.into(), uuid: license.uuid.clone() }
+fn in_list(license: &coderd::License) -> InstalledLicense {
+    InstalledLicense { id: license.id.into(), uuid: license.uuid.clone() }
 }

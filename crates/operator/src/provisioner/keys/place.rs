@@ -1,34 +1,36 @@
 //! Clients of the places where keys are.
 
-use coder_k8s_coderd::{Client, Error, Kind};
-use coder_k8s_core::provisioner::keys::{Place, Trouble};
+use coder_k8s_coderd::{Client, Error, ErrorKind};
+use coder_k8s_core::provisioner::keys::{Blocker, CoderdTarget};
 
-use super::Dealings;
+use super::KeyReconciler;
 use crate::controller::places::{self, Unasked};
 
-impl Dealings {
+impl KeyReconciler {
     /// A client without a credential of the coderd at a place.
-    pub(super) async fn anonymous(&self, place: &Place) -> Result<Client, Unasked> {
-        places::anonymous(place, &self.course.key.namespace, &self.course.ctx).await
+    pub(super) async fn anonymous(&self, place: &CoderdTarget) -> Result<Client, Unasked> {
+        places::anonymous(place, &self.state.key.namespace, &self.state.ctx).await
     }
 
     /// A client with the credentials of a place.
-    pub(super) async fn client(&self, place: &Place) -> Result<Client, Unasked> {
-        places::client(place, &self.course.key.namespace, &self.course.ctx).await
+    pub(super) async fn client(&self, place: &CoderdTarget) -> Result<Client, Unasked> {
+        places::client(place, &self.state.key.namespace, &self.state.ctx).await
     }
 
     /// Notes that coderd did not answer as it should, so that it is asked again, but not too soon.
-    pub(super) fn failed(&mut self, error: &Error) -> Trouble {
-        self.course.unanswered(error);
-        trouble(error)
+    pub(super) fn failed(&mut self, error: &Error) -> Blocker {
+        self.state.unanswered(error);
+        blocker(error)
     }
 }
 
 /// What an error means for a pool, the same from try to try.
-pub(super) fn trouble(error: &Error) -> Trouble {
+pub(super) fn blocker(error: &Error) -> Blocker {
     let message = match error.kind {
-        Kind::RateLimited { .. } => "Coder API rate limited while reconciling provisioner key".to_owned(),
+        ErrorKind::RateLimited { .. } => {
+            "Coder API rate limited while reconciling provisioner key".to_owned()
+        }
         _ => error.to_string(),
     };
-    Trouble { reason: error.reason(), message }
+    Blocker::new(error.reason(), message)
 }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_api::{CoderProvisioner, names::annotation};
 use coder_k8s_core::provisioner::{
-    keys::{Marks, Record, Secret, SecretPlace},
+    keys::{KeyMarks, KeyRecord, Secret, SecretDataRef},
     names,
 };
-use coder_k8s_engine::{gate::Owner, secret::SecretData};
+use coder_k8s_engine::{apply::Owner, secret::SecretData};
 use kube::ResourceExt;
 
 use crate::controller::{
@@ -18,12 +18,12 @@ use crate::controller::{
 /// Reads the wanted Secret, the recorded one, and every other that bears our marks.
 pub(super) async fn read(
     owner: &Owner,
-    wanted: &SecretPlace,
-    record: &Record,
+    desired: &SecretDataRef,
+    record: &KeyRecord,
     object: &CoderProvisioner,
     ctx: &Context,
-) -> (BTreeMap<SecretPlace, Secret>, BTreeMap<String, SecretData>) {
-    let mut places: BTreeSet<SecretPlace> = [wanted.clone()].into();
+) -> (BTreeMap<SecretDataRef, Secret>, BTreeMap<String, SecretData>) {
+    let mut places: BTreeSet<SecretDataRef> = [desired.clone()].into();
     places.extend(record.secret.clone());
     places.extend(marked(owner, ctx).await);
     let names = places.iter().map(|place| place.name.clone()).collect();
@@ -31,17 +31,17 @@ pub(super) async fn read(
     let mut all = BTreeMap::new();
     let uid = object.uid().unwrap_or_default();
     for place in places {
-        let seen = match (failed.get(&place.name), held.get(&place.name)) {
-            (Some(trouble), _) => Secret::Unknown(trouble.clone()),
+        let observed = match (failed.get(&place.name), held.get(&place.name)) {
+            (Some(blocker), _) => Secret::Unknown(blocker.clone()),
             (None, None) => Secret::Absent,
-            (None, Some(data)) => seen(&place, data, owner, &uid),
+            (None, Some(data)) => observed(&place, data, owner, &uid),
         };
-        all.insert(place, seen);
+        all.insert(place, observed);
     }
     (all, held)
 }
 
-fn seen(place: &SecretPlace, data: &SecretData, owner: &Owner, uid: &str) -> Secret {
+fn observed(place: &SecretDataRef, data: &SecretData, owner: &Owner, uid: &str) -> Secret {
     match secrets::is_ours(&place.name, data, owner) {
         Ok(()) => Secret::Ours {
             version: data.resource_version.clone(),
@@ -52,13 +52,13 @@ fn seen(place: &SecretPlace, data: &SecretData, owner: &Owner, uid: &str) -> Sec
             marks: marks(&data.annotations),
         },
         Err(NotOurs::Blocked(obstacle)) => Secret::Blocked(obstacle),
-        Err(NotOurs::Leftover(trouble)) => Secret::Unknown(trouble),
+        Err(NotOurs::Leftover(blocker)) => Secret::Unknown(blocker),
     }
 }
 
-fn marks(annotations: &BTreeMap<String, String>) -> Option<Marks> {
+fn marks(annotations: &BTreeMap<String, String>) -> Option<KeyMarks> {
     let get = |name: &str| annotations.get(name).filter(|value| !value.is_empty()).cloned();
-    Some(Marks {
+    Some(KeyMarks {
         id: get(annotation::KEY_ID),
         name: get(annotation::KEY_NAME)?,
         organization: get(annotation::KEY_ORGANIZATION_ID),
@@ -68,8 +68,8 @@ fn marks(annotations: &BTreeMap<String, String>) -> Option<Marks> {
 }
 
 /// The annotations for marks. None takes one away.
-pub(super) fn annotations(marks: &Marks) -> BTreeMap<String, Option<String>> {
-    let Marks { id, name, organization, tags_hash, deployment_id } = marks;
+pub(super) fn annotations(marks: &KeyMarks) -> BTreeMap<String, Option<String>> {
+    let KeyMarks { id, name, organization, tags_hash, deployment_id } = marks;
     [
         (annotation::KEY_ID, id.clone()),
         (annotation::KEY_NAME, Some(name.clone())),
@@ -93,7 +93,7 @@ pub(super) fn list(data_keys: BTreeSet<String>) -> String {
 }
 
 /// The places of Secrets that we wrote for this object, found by their metadata.
-async fn marked(owner: &Owner, ctx: &Context) -> BTreeSet<SecretPlace> {
+async fn marked(owner: &Owner, ctx: &Context) -> BTreeSet<SecretDataRef> {
     let found = secrets::marked(owner, annotation::KEY_NAME, ctx).await;
     found
         .into_iter()
@@ -101,7 +101,7 @@ async fn marked(owner: &Owner, ctx: &Context) -> BTreeSet<SecretPlace> {
             let name = secret.name_any();
             data_keys(secret.annotations())
                 .into_iter()
-                .map(move |key| SecretPlace { name: name.clone(), key })
+                .map(move |key| SecretDataRef { name: name.clone(), key })
         })
         .collect()
 }

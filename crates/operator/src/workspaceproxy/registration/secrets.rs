@@ -2,17 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coder_k8s_api::{CoderWorkspaceProxy, names::annotation};
+use coder_k8s_api::{CoderWorkspaceProxy, Reason, names::annotation};
 use coder_k8s_core::{
-    outcome::Trouble,
-    place::SecretPlace,
+    outcome::Blocker,
     provisioner::names::checksum,
+    target::SecretDataRef,
     workspaceproxy::{
         TOKEN,
-        registration::{Given, Marks, Record, Secret, Token, Wanted, token_id},
+        registration::{
+            DesiredRegistration, RegistrationMarks, RegistrationRecord, Secret, SuppliedToken, TokenFacts,
+            token_id,
+        },
     },
 };
-use coder_k8s_engine::{gate::Owner, key::Key, secret::SecretData};
+use coder_k8s_engine::{apply::Owner, key::Key, secret::SecretData};
 use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
 
@@ -23,21 +26,21 @@ use crate::controller::{
 
 /// Reads the wanted Secret, the recorded one, and every other that bears our marks.
 pub(super) async fn read(
-    wanted: Option<&Wanted>,
-    record: &Record,
+    desired: Option<&DesiredRegistration>,
+    record: &RegistrationRecord,
     object: &CoderWorkspaceProxy,
     owner: &Owner,
     ctx: &Context,
-) -> (BTreeMap<SecretPlace, Secret>, BTreeMap<String, SecretData>) {
-    let mut places: BTreeSet<SecretPlace> = wanted.iter().map(|wanted| wanted.secret.clone()).collect();
-    places.extend(record.secret.clone().filter(|_| wanted.is_some()));
+) -> (BTreeMap<SecretDataRef, Secret>, BTreeMap<String, SecretData>) {
+    let mut places: BTreeSet<SecretDataRef> = desired.iter().map(|desired| desired.secret.clone()).collect();
+    places.extend(record.secret.clone().filter(|_| desired.is_some()));
     let marked = secrets::marked(owner, annotation::PROXY_ID, ctx).await;
-    places.extend(marked.iter().map(|found| SecretPlace { name: found.name_any(), key: TOKEN.to_owned() }));
+    places.extend(marked.iter().map(|found| SecretDataRef { name: found.name_any(), key: TOKEN.to_owned() }));
     let names = places.iter().map(|place| place.name.clone()).collect();
     let Held { data, failed } = secrets::read(names, owner, ctx).await;
     let uid = object.uid().unwrap_or_default();
-    let seen = |place: &SecretPlace| match (failed.get(&place.name), data.get(&place.name)) {
-        (Some(trouble), _) => Secret::Unknown(trouble.clone()),
+    let observed = |place: &SecretDataRef| match (failed.get(&place.name), data.get(&place.name)) {
+        (Some(blocker), _) => Secret::Unknown(blocker.clone()),
         (None, None) => Secret::Absent,
         (None, Some(data)) => match secrets::is_ours(&place.name, data, owner) {
             Ok(()) => Secret::Ours {
@@ -46,38 +49,42 @@ pub(super) async fn read(
                 marks: marks(&data.annotations),
             },
             Err(NotOurs::Blocked(obstacle)) => Secret::Blocked(obstacle),
-            Err(NotOurs::Leftover(trouble)) => Secret::Unknown(trouble),
+            Err(NotOurs::Leftover(blocker)) => Secret::Unknown(blocker),
         },
     };
-    let all = places.iter().map(|place| (place.clone(), seen(place))).collect();
+    let all = places.iter().map(|place| (place.clone(), observed(place))).collect();
     (all, data)
 }
 
 /// The token that a person supplies, where one does.
-pub(super) async fn given(object: &CoderWorkspaceProxy, key: &Key, ctx: &Context) -> Result<Given, Trouble> {
-    const MISSING: &str = "TokenSecretUnavailable";
+pub(super) async fn given(
+    object: &CoderWorkspaceProxy,
+    key: &Key,
+    ctx: &Context,
+) -> Result<SuppliedToken, Blocker> {
+    const MISSING: Reason = Reason::TokenSecretUnavailable;
     let Some(reference) = &object.spec.proxy_session_token_secret_ref else {
-        return Err(Trouble { reason: MISSING, message: "nobody supplies a token".to_owned() });
+        return Err(Blocker::new(MISSING, "nobody supplies a token".to_owned()));
     };
     let data_key = reference.key.as_ref().map_or(TOKEN, AsRef::as_ref).to_owned();
-    let place = SecretPlace { name: reference.name.to_string(), key: data_key };
+    let place = SecretDataRef { name: reference.name.to_string(), key: data_key };
     match places::token(&place, &key.namespace, ctx).await? {
         Some(text) => {
             let token = token(&text, &object.uid().unwrap_or_default());
-            Ok(Given { place, token })
+            Ok(SuppliedToken { place, token })
         }
         None => Err(places::missing(MISSING, &place)),
     }
 }
 
-fn token(text: &SecretString, uid: &str) -> Token {
+fn token(text: &SecretString, uid: &str) -> TokenFacts {
     let text = text.expose_secret();
-    Token { checksum: checksum(uid, text.as_bytes()), id: token_id(text) }
+    TokenFacts { checksum: checksum(uid, text.as_bytes()), id: token_id(text) }
 }
 
-fn marks(annotations: &BTreeMap<String, String>) -> Option<Marks> {
+fn marks(annotations: &BTreeMap<String, String>) -> Option<RegistrationMarks> {
     let get = |name: &str| annotations.get(name).filter(|value| !value.is_empty()).cloned();
-    Some(Marks {
+    Some(RegistrationMarks {
         id: get(annotation::PROXY_ID)?,
         name: get(annotation::PROXY_NAME).unwrap_or_default(),
         deployment_id: get(annotation::PROXY_DEPLOYMENT_ID),
@@ -85,8 +92,8 @@ fn marks(annotations: &BTreeMap<String, String>) -> Option<Marks> {
 }
 
 /// The annotations for marks. None takes one away.
-pub(super) fn annotations(marks: &Marks) -> BTreeMap<String, Option<String>> {
-    let Marks { id, name, deployment_id } = marks;
+pub(super) fn annotations(marks: &RegistrationMarks) -> BTreeMap<String, Option<String>> {
+    let RegistrationMarks { id, name, deployment_id } = marks;
     [
         (annotation::PROXY_ID, Some(id.clone())),
         (annotation::PROXY_NAME, Some(name.clone())),

@@ -22,7 +22,7 @@ fn told(object: &CoderControlPlane, report: &Report) -> (CoderControlPlaneStatus
     let before = object.status.clone().unwrap_or_default();
     let mut conditions = Conditions::new(&before.workload.conditions, Some(1), Timestamp::UNIX_EPOCH);
     let mut status = before.clone();
-    tell(object, report, &mut conditions, &mut status);
+    set_conditions(object, report, &mut conditions, &mut status);
     status.workload.conditions = conditions.into_vec();
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY).unwrap();
     let reason = format!("{} {}", said.status, said.reason);
@@ -34,8 +34,8 @@ fn recorded(method: &str) -> Value {
         "operatorTokenSecretRef": {"name": "coder-operator-token", "key": "token"}})
 }
 
-fn trouble() -> Trouble {
-    Trouble { reason: "DatabaseUnreachable", message: "db:5432/coder cannot be reached".into() }
+fn blocker() -> Blocker {
+    Blocker::new(Reason::DatabaseUnreachable, "db:5432/coder cannot be reached".into())
 }
 
 #[test]
@@ -54,13 +54,13 @@ fn what_is_awaited_is_named_before_anything_was_tried() {
 fn a_passing_trouble_withdraws_nothing() {
     let object = plane(with_url(json!({})), recorded("Postgres"));
     let access = |access| Report { access: Some(access), ..Report::default() };
-    let (status, reason) = told(&object, &access(Access::Degraded(trouble())));
+    let (status, reason) = told(&object, &access(Access::Degraded(blocker())));
     assert_eq!(reason, "False DatabaseUnreachable");
     assert_eq!(status.operator_access_ready, Some(true));
     assert!(status.operator_token_secret_ref.is_some() && status.operator_token.is_some());
-    let (status, reason) = told(&object, &access(Access::Overdue(trouble())));
+    let (status, reason) = told(&object, &access(Access::Overdue(blocker())));
     assert_eq!((reason.as_str(), status.operator_access_ready), ("True RenewalFails", Some(true)));
-    let (status, _) = told(&object, &access(Access::Refused(trouble())));
+    let (status, _) = told(&object, &access(Access::Refused(blocker())));
     assert_eq!(status.operator_access_ready, None);
     assert!(status.operator_token.is_some(), "it may still be there");
 }
@@ -71,7 +71,7 @@ fn a_disabled_access_is_told_as_revoking_until_the_token_is_gone() {
     let with = |revocation| Report { revocation, ..Report::default() };
     let (status, reason) = told(&object, &with(None));
     assert_eq!((reason.as_str(), status.operator_access_ready), ("False Revoking", None));
-    let (status, reason) = told(&object, &with(Some(Revocation::Failing(trouble()))));
+    let (status, reason) = told(&object, &with(Some(Revocation::Failing(blocker()))));
     assert_eq!(reason, "False DatabaseUnreachable");
     assert!(status.operator_token.is_some() && status.operator_token_secret_ref.is_some());
     let (status, reason) = told(&object, &with(Some(Revocation::Done)));
@@ -133,7 +133,7 @@ fn the_object_stays_until_the_token_is_gone_or_abandoned() {
         needs_cleaning(object, &Report { revocation, ..Report::default() })
     };
     assert!(needs(&object, None));
-    assert!(needs(&object, Some(Revocation::Failing(trouble()))));
+    assert!(needs(&object, Some(Revocation::Failing(blocker()))));
     assert!(!needs(&object, Some(Revocation::Done)));
     assert!(!needs(&object, Some(Revocation::Abandoned)));
     assert!(!needs(&plane(json!({}), json!({})), None), "nothing was made");
@@ -145,7 +145,7 @@ fn the_object_stays_until_the_token_is_gone_or_abandoned() {
 fn a_restart_says_nothing_new_about_the_same_spec() {
     let mut object = plane(with_url(json!({})), json!({}));
     object.metadata.generation = Some(1);
-    let report = Report { access: Some(Access::Refused(trouble())), ..Report::default() };
+    let report = Report { access: Some(Access::Refused(blocker())), ..Report::default() };
     let (status, reason) = told(&object, &report);
     assert_eq!(reason, "False DatabaseUnreachable");
     object.status = Some(status.clone());

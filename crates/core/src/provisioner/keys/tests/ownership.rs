@@ -3,17 +3,17 @@
 use super::*;
 
 /// A pool whose announced key bears a name that coderd lists.
-fn announced_and_listed(listed: Listed) -> Seen {
-    let mut seen = knows(new(), Proof::Refused, vec![listed]);
-    seen.record.pending = Some(pending("pool"));
-    seen
+fn announced_and_listed(listed: ListedKey) -> ObservedKeys {
+    let mut observed = knows(new(), KeyProof::Refused, vec![listed]);
+    observed.record.pending = Some(pending("pool"));
+    observed
 }
 
 #[test]
 fn a_key_of_an_earlier_attempt_is_deleted_and_made_again() {
-    let seen = announced_and_listed(listed("k1", "pool"));
+    let observed = announced_and_listed(listed("k1", "pool"));
     assert!(
-        matches!(step(&seen), Step::Coderd(Act::Delete { id, name, .. }) if id == "k1" && name == "pool")
+        matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { id, name, .. }) if id == "k1" && name == "pool")
     );
 }
 
@@ -21,57 +21,60 @@ fn a_key_of_an_earlier_attempt_is_deleted_and_made_again() {
 fn a_key_that_lacks_one_sign_of_being_ours_is_never_touched() {
     let ours = listed("k1", "pool");
     for (what, not_ours) in [
-        ("other tags", Listed { key: Found { tags: tags("us"), ..ours.key.clone() }, ..ours.clone() }),
-        ("older than the announcement", Listed { created: Some(at(NOW - 3600)), ..ours.clone() }),
-        ("of unknown age", Listed { created: None, ..ours.clone() }),
-        ("in use", Listed { was_used: true, ..ours.clone() }),
+        ("other tags", ListedKey { key: FoundKey { tags: tags("us"), ..ours.key.clone() }, ..ours.clone() }),
+        ("older than the announcement", ListedKey { created: Some(at(NOW - 3600)), ..ours.clone() }),
+        ("of unknown age", ListedKey { created: None, ..ours.clone() }),
+        ("in use", ListedKey { was_used: true, ..ours.clone() }),
     ] {
-        let seen = announced_and_listed(not_ours);
-        let decision = decide(&seen, at(NOW));
-        let Next::Record(record) = decision.next else { panic!("{what}: {:?}", decision.next) };
+        let observed = announced_and_listed(not_ours);
+        let decision = decide(&observed, at(NOW));
+        let NextStep::Record(record) = decision.next else { panic!("{what}: {:?}", decision.next) };
         assert_eq!(record.pending.as_ref().unwrap().name, spare(), "{what}");
-        assert!(decision.notes[0].message.contains("provisioner key pool (k1)"), "{what}");
+        assert!(decision.events[0].message.contains("provisioner key pool (k1)"), "{what}");
     }
 }
 
 #[test]
 fn clocks_that_are_minutes_apart_hide_no_key_of_ours() {
-    let seen = announced_and_listed(Listed { created: Some(at(NOW - 120)), ..listed("k1", "pool") });
-    assert!(matches!(step(&seen), Step::Coderd(Act::Delete { .. })));
+    let observed = announced_and_listed(ListedKey { created: Some(at(NOW - 120)), ..listed("k1", "pool") });
+    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { .. })));
 }
 
 #[test]
 fn a_taken_name_is_evaded_if_it_was_ours_to_choose_and_a_conflict_if_not() {
-    let mut seen = knows(new(), Proof::Refused, vec![listed("theirs", "pool")]);
-    assert_eq!(recorded(&seen).pending.unwrap().name, spare());
-    seen.wanted.name = base(Some("Pool"));
-    assert_eq!(stalls(&seen), "KeyConflict");
+    let mut observed = knows(new(), KeyProof::Refused, vec![listed("theirs", "pool")]);
+    assert_eq!(recorded(&observed).pending.unwrap().name, spare());
+    observed.desired.name = base(Some("Pool"));
+    assert_eq!(stalls(&observed), Reason::KeyConflict);
 }
 
 #[test]
 fn a_key_that_somebody_replaced_is_theirs() {
-    let mut seen =
-        knows(Seen { verify_due: true, ..running() }, Proof::Refused, vec![listed("theirs", "pool")]);
-    assert_eq!(recorded(&seen).pending.unwrap().name, spare());
-    seen.wanted.name = base(Some("pool"));
-    assert_eq!(stalls(&seen), "KeyConflict");
+    let mut observed = knows(
+        ObservedKeys { verify_due: true, ..running() },
+        KeyProof::Refused,
+        vec![listed("theirs", "pool")],
+    );
+    assert_eq!(recorded(&observed).pending.unwrap().name, spare());
+    observed.desired.name = base(Some("pool"));
+    assert_eq!(stalls(&observed), Reason::KeyConflict);
 }
 
 #[test]
 fn a_chosen_name_that_our_own_key_has_is_no_conflict() {
-    let mut seen = running();
-    seen.wanted.name = base(Some("pool"));
-    seen.wanted.tags = tags("us");
-    assert_eq!(recorded(&verified(seen)).pending.unwrap().name, spare());
+    let mut observed = running();
+    observed.desired.name = base(Some("pool"));
+    observed.desired.tags = tags("us");
+    assert_eq!(recorded(&verified(observed)).pending.unwrap().name, spare());
 }
 
 #[test]
 fn a_name_on_the_record_is_not_given_twice() {
-    let mut seen = running();
-    seen.wanted.tags = tags("us");
-    seen.record.stale.push(stale(None, &spare()));
+    let mut observed = running();
+    observed.desired.tags = tags("us");
+    observed.record.stale.push(stale(None, &spare()));
     let third = base(None).candidates().nth(2);
-    assert_eq!(recorded(&verified(seen)).pending.map(|pending| pending.name), third);
+    assert_eq!(recorded(&verified(observed)).pending.map(|pending| pending.name), third);
 }
 
 #[test]
@@ -82,38 +85,42 @@ fn of_two_that_claim_a_name_the_older_wins_and_the_other_touches_nothing() {
         called: "other/pool".into(),
     };
     let with = |given: Option<&str>, other: Claimant| {
-        let mut seen = knows(new(), Proof::Refused, Vec::new());
-        seen.wanted.name = base(given);
-        seen.claimants = vec![other];
-        seen
+        let mut observed = knows(new(), KeyProof::Refused, Vec::new());
+        observed.desired.name = base(given);
+        observed.claimants = vec![other];
+        observed
     };
-    assert_eq!(stalls(&with(Some("pool"), claimant(5, "x"))), "KeyConflict");
-    assert_eq!(stalls(&with(Some("pool"), claimant(10, "a"))), "KeyConflict", "made in the same second");
+    assert_eq!(stalls(&with(Some("pool"), claimant(5, "x"))), Reason::KeyConflict);
+    assert_eq!(
+        stalls(&with(Some("pool"), claimant(10, "a"))),
+        Reason::KeyConflict,
+        "made in the same second"
+    );
     assert_eq!(recorded(&with(Some("pool"), claimant(20, "a"))).pending.unwrap().name, "pool");
     assert_eq!(recorded(&with(None, claimant(5, "x"))).pending.unwrap().name, spare(), "ours to choose");
-    let mut holder = Seen { verify_due: true, ..with(Some("pool"), claimant(5, "x")) };
+    let mut holder = ObservedKeys { verify_due: true, ..with(Some("pool"), claimant(5, "x")) };
     holder.record = running().record;
     holder.secrets = running().secrets;
     holder.workload = running().workload;
-    assert_eq!(next(&verified(holder)), Next::Rest, "what it has it keeps");
+    assert_eq!(next(&verified(holder)), NextStep::Done, "what it has it keeps");
 }
 
 #[test]
 fn an_edit_into_a_conflict_keeps_the_key_that_works() {
-    let mut seen = verified(running());
-    seen.wanted.name = base(Some("team"));
-    seen.listings.insert(here(), Listing::Known(vec![listed("k1", "pool"), listed("theirs", "team")]));
-    let decision = decide(&seen, at(NOW));
-    assert_eq!((decision.next, decision.finding.reason), (Next::Rest, "KeyConflict"));
+    let mut observed = verified(running());
+    observed.desired.name = base(Some("team"));
+    observed.listings.insert(here(), Listing::Known(vec![listed("k1", "pool"), listed("theirs", "team")]));
+    let decision = decide(&observed, at(NOW));
+    assert_eq!((decision.next, decision.verdict.reason), (NextStep::Done, Reason::KeyConflict));
     assert_eq!(decision.run.unwrap().checksum, "sum-k1");
 }
 
 #[test]
 fn a_key_that_only_the_annotations_know_is_recorded_before_they_are_overwritten() {
-    let mut seen = knows(new(), Proof::Refused, vec![listed("k1", "pool")]);
-    seen.secrets.insert(secret_at("s"), secret("k1", "pool"));
-    let record = recorded(&seen);
+    let mut observed = knows(new(), KeyProof::Refused, vec![listed("k1", "pool")]);
+    observed.secrets.insert(secret_at("s"), secret("k1", "pool"));
+    let record = recorded(&observed);
     assert_eq!(record.stale[0].key.id.as_deref(), Some("k1"));
-    seen.record = record;
-    assert_eq!(recorded(&seen).pending.unwrap().name, spare());
+    observed.record = record;
+    assert_eq!(recorded(&observed).pending.unwrap().name, spare());
 }

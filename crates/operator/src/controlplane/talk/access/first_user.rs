@@ -3,7 +3,8 @@
 //! The password is used once: to make the administrator, and to log in when there is no working token. After that each
 //! token makes its successor.
 
-use coder_k8s_coderd::{Client, Kind, NewFirstUser, Token};
+use coder_k8s_api::Reason;
+use coder_k8s_coderd::{Client, ErrorKind, NewFirstUser, Token};
 use coder_k8s_core::names;
 use coder_k8s_engine::secret;
 use jiff::{SignedDuration, Timestamp};
@@ -110,23 +111,25 @@ pub(super) async fn log_in(asking: &Asking<'_>) -> Result<SecretString, Failed> 
         match server.create_first_user(&user).await {
             Ok(_) => tracing::info!("made the first administrator {}", user.username),
             // Somebody was quicker, or our own try before this one was not answered: logging in tells.
-            Err(error) if matches!(error.kind, Kind::Duplicate { .. }) => {}
-            Err(error) if matches!(error.kind, Kind::Invalid { .. }) => {
+            Err(error) if matches!(error.kind, ErrorKind::Duplicate { .. }) => {}
+            Err(error) if matches!(error.kind, ErrorKind::Invalid { .. }) => {
                 let message =
                     format!("coderd does not accept the first administrator of the Secret: {error}");
-                return Err(Failed::for_good("FirstUserInvalid", message));
+                return Err(Failed::for_good(Reason::FirstUserInvalid, message));
             }
             Err(error) => return Err(Failed::from(&error)),
         }
     }
     match server.log_in(&user.email, &user.password).await {
         Ok(session) => Ok(session),
-        Err(error) if matches!(error.kind, Kind::Unauthenticated { .. } | Kind::Forbidden { .. }) => {
+        Err(error)
+            if matches!(error.kind, ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. }) =>
+        {
             let message = format!(
                 "coderd has its first administrator already and does not log in the one of operatorAccess.firstUserSecretRef; \
                  correct the Secret, or use operatorAccess.method TokenSecret or Postgres: {error}"
             );
-            Err(Failed::for_good("AlreadyInitialised", message))
+            Err(Failed::for_good(Reason::AlreadyInitialised, message))
         }
         Err(error) => Err(Failed::from(&error)),
     }
@@ -135,7 +138,7 @@ pub(super) async fn log_in(asking: &Asking<'_>) -> Result<SecretString, Failed> 
 /// Name, address and password of the first administrator.
 async fn credentials(asking: &Asking<'_>) -> Result<NewFirstUser, Failed> {
     let Some(reference) = &asking.object.spec.operator_access.first_user_secret_ref else {
-        return Err(Failed::for_good("SecretMissing", "operatorAccess.firstUserSecretRef is not set"));
+        return Err(Failed::for_good(Reason::SecretMissing, "operatorAccess.firstUserSecretRef is not set"));
     };
     let name = reference.name.as_str();
     let data = secret::read(&asking.ctx.client, &asking.key.namespace, name).await?;
@@ -144,7 +147,7 @@ async fn credentials(asking: &Asking<'_>) -> Result<NewFirstUser, Failed> {
             let message = format!(
                 "Secret {name} with the key {key} for operatorAccess.firstUserSecretRef is not there, or empty"
             );
-            Failed::for_good("SecretMissing", message)
+            Failed::for_good(Reason::SecretMissing, message)
         })
     };
     let plain = |text: SecretString| text.expose_secret().to_owned();
@@ -156,5 +159,5 @@ async fn credentials(asking: &Asking<'_>) -> Result<NewFirstUser, Failed> {
 }
 
 fn with_token(client: &Client, token: &SecretString) -> Result<Client, Failed> {
-    client.with_token(token).map_err(|bad| Failed::for_good("BadToken", bad.to_string()))
+    client.with_token(token).map_err(|bad| Failed::for_good(Reason::BadToken, bad.to_string()))
 }

@@ -3,20 +3,20 @@
 //! The old one works until the new one is proven. Every step can be the last before a crash: whoever comes next looks
 //! at the Secret and at coderd, and goes on from there.
 
-use coder_k8s_api::{AccessMethod, CoderControlPlane, names::component};
-use coder_k8s_coderd::{Client, Kind, User};
+use coder_k8s_api::{AccessMethod, CoderControlPlane, Reason, names::component};
+use coder_k8s_coderd::{Client, ErrorKind, User};
 use coder_k8s_core::{
-    controlplane::coderd::{Access, Grant, Trouble, access},
+    controlplane::coderd::{Access, Blocker, Grant, access},
     outcome,
 };
-use coder_k8s_engine::{gate::Owner, key::Key};
+use coder_k8s_engine::{apply::Owner, key::Key};
 use jiff::{SignedDuration, Timestamp};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{Failed, first_user, postgres, revoke, store, turn_down, with_token};
 use crate::{
     controller::{Context, children},
-    controlplane::talk::{Talk, may_write, trouble},
+    controlplane::talk::{Talk, blocker, may_write},
 };
 
 /// How long a token of ours lives if nobody says.
@@ -103,7 +103,7 @@ pub(super) async fn establish(
         Ok(Some(place)) => place,
         Ok(None) => {
             let message = "the Secret for the operator's token belongs to somebody else".to_owned();
-            turn_down(talk, object, Trouble { reason: "ForeignObject", message });
+            turn_down(talk, object, Blocker::new(Reason::ForeignObject, message));
             return Ok(None);
         }
         Err(failed) => return note(talk, object, anonymous, false, failed),
@@ -179,13 +179,15 @@ async fn lacking(
     };
     let user = match client.me().await {
         Ok(user) => user,
-        Err(error) if matches!(error.kind, Kind::Unauthenticated { .. }) => return Ok(Some(Lack::Accepted)),
-        Err(error) => return Err(trouble(talk, object, &error)),
+        Err(error) if matches!(error.kind, ErrorKind::Unauthenticated { .. }) => {
+            return Ok(Some(Lack::Accepted));
+        }
+        Err(error) => return Err(blocker(talk, object, &error)),
     };
     if renewal(object).is_none_or(|at| at <= Timestamp::now()) {
         return Ok(Some(Lack::Time));
     }
-    let rights = has_rights(&user, &client, object).await.map_err(|error| trouble(talk, object, &error))?;
+    let rights = has_rights(&user, &client, object).await.map_err(|error| blocker(talk, object, &error))?;
     Ok((!rights).then_some(Lack::Rights))
 }
 
@@ -214,7 +216,7 @@ async fn has_rights(
 
 async fn store_and_tidy(
     talk: &mut Talk,
-    place: &store::Place,
+    place: &store::CoderdTarget,
     token: &SecretString,
     owner: &Owner,
     ctx: &Context,
@@ -229,12 +231,12 @@ async fn prove(talk: &mut Talk, asking: &Asking<'_>, made: &Made) -> Result<Opti
     let Some(client) = with_token(talk, asking.anonymous, &made.token) else { return Ok(None) };
     let user = match client.me().await {
         Ok(user) => user,
-        Err(error) if matches!(error.kind, Kind::Unauthenticated { .. }) => {
+        Err(error) if matches!(error.kind, ErrorKind::Unauthenticated { .. }) => {
             talk.replaced = true;
             turn_down(talk, object, unaccepted(object));
             return Ok(None);
         }
-        Err(error) => return Err(trouble(talk, object, &error)),
+        Err(error) => return Err(blocker(talk, object, &error)),
     };
     talk.report.access = Some(Access::Ready);
     if !made.settled
@@ -255,13 +257,13 @@ async fn prove(talk: &mut Talk, asking: &Asking<'_>, made: &Made) -> Result<Opti
 }
 
 /// coderd does not accept what was made for it. Another one would fare no better.
-fn unaccepted(object: &CoderControlPlane) -> Trouble {
+fn unaccepted(object: &CoderControlPlane) -> Blocker {
     let hint = match object.spec.operator_access.method {
         AccessMethod::Postgres => ": does it run on the database of CODER_PG_CONNECTION_URL?",
         _ => "",
     };
     let message = format!("coderd does not accept the token that was made for it{hint}");
-    Trouble { reason: "TokenRefused", message }
+    Blocker::new(Reason::TokenRefused, message)
 }
 
 /// Notes a failure. A token that works goes on working.
@@ -272,12 +274,12 @@ fn note(
     works: bool,
     failed: Failed,
 ) -> Result<Option<Client>, outcome::Retry> {
-    let Failed { trouble, retry } = failed;
-    tracing::warn!(reason = trouble.reason, "{}", trouble.message);
+    let Failed { blocker, retry } = failed;
+    tracing::warn!(reason = %blocker.reason, "{}", blocker.message);
     if works {
-        talk.report.access = Some(Access::Overdue(trouble));
+        talk.report.access = Some(Access::Overdue(blocker));
     } else {
-        turn_down(talk, object, trouble);
+        turn_down(talk, object, blocker);
     }
     match retry {
         Some(retry) => Err(retry),

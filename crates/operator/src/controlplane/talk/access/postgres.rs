@@ -3,8 +3,8 @@
 //! A connection is opened only when a token is to be made, replaced, looked into or revoked, and closed right after it.
 //! The address, which holds a password, is read for that and not kept.
 
-use coder_k8s_api::CoderControlPlane;
-use coder_k8s_coderd::postgres::{self, Dsn, DsnContext, Ensured, Wanted};
+use coder_k8s_api::{CoderControlPlane, Reason};
+use coder_k8s_coderd::postgres::{self, Dsn, DsnContext, Ensured, TokenRequest};
 use coder_k8s_core::{controlplane::database, names, outcome::Retry};
 use coder_k8s_engine::key::Key;
 use jiff::Timestamp;
@@ -47,7 +47,7 @@ pub(super) async fn make(asking: &Asking<'_>) -> Result<Made, Failed> {
             "another deployment answers than the one whose database CODER_PG_CONNECTION_URL names; \
                        the token was not sent there: correct operatorAccess.apiURL or the database"
                 .to_owned();
-        return Err(Failed::for_good("DeploymentChanged", message));
+        return Err(Failed::for_good(Reason::DeploymentChanged, message));
     }
     Ok(Made {
         token: ensured.token,
@@ -81,9 +81,14 @@ async fn ensure(
     replace: bool,
 ) -> Result<Ensured, Failed> {
     let name = names::operator_token(&asking.key.namespace, &asking.key.name);
-    let wanted =
-        Wanted { token_name: &name, existing, lifetime: asking.lifetime(), now: Timestamp::now(), replace };
-    let ensured = Box::pin(asking.ctx.postgres.ensure(&database.dsn, database.ca.as_deref(), &wanted)).await;
+    let desired = TokenRequest {
+        token_name: &name,
+        existing,
+        lifetime: asking.lifetime(),
+        now: Timestamp::now(),
+        replace,
+    };
+    let ensured = Box::pin(asking.ctx.postgres.ensure(&database.dsn, database.ca.as_deref(), &desired)).await;
     let ensured = ensured.map_err(failed)?;
     if ensured.made {
         tracing::info!("made a token for the operator in {}", database.dsn.server());
@@ -99,17 +104,14 @@ async fn find(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Da
     if auth.is_some_and(|auth| !["", "password"].contains(&auth.expose_secret().trim())) {
         let message = "the operator logs in to the database with a password alone, and CODER_PG_AUTH asks for something else: \
                        choose another operatorAccess.method";
-        return Err(Failed::for_good("DatabaseAuthUnsupported", message));
+        return Err(Failed::for_good(Reason::DatabaseAuthUnsupported, message));
     }
     let url = environment.value(database::URL).await.map_err(unknown)?;
     let Some(url) = url.filter(|url| !url.expose_secret().trim().is_empty()) else {
-        return Err(Failed::for_good(
-            coder_k8s_api::condition::reason::DATABASE_URL_MISSING,
-            database::HOW_TO_CONFIGURE,
-        ));
+        return Err(Failed::for_good(Reason::DatabaseUrlMissing, database::HOW_TO_CONFIGURE));
     };
     let dsn = Dsn::parse(url.expose_secret(), &DsnContext { namespace: &key.namespace })
-        .map_err(|bad| Failed::for_good("BadConnectionURL", format!("{}: {bad}", database::URL)))?;
+        .map_err(|bad| Failed::for_good(Reason::BadConnectionUrl, format!("{}: {bad}", database::URL)))?;
     Ok(Database { dsn, ca: authority(object, key, ctx).await? })
 }
 
@@ -120,15 +122,15 @@ async fn authority(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Resu
     let missing = || {
         let place = coderd::authority_at(reference);
         let message = format!("{place} for operatorAccess.databaseCASecretRef is not there");
-        Failed::for_good("SecretMissing", message)
+        Failed::for_good(Reason::SecretMissing, message)
     };
     pem.ok_or_else(missing).map(Some)
 }
 
 fn unknown(error: environment::Error) -> Failed {
     match error {
-        environment::Error::Missing { .. } => Failed::for_good("SecretMissing", error.to_string()),
-        environment::Error::Unreadable(message) => Failed::new("Error", message, Retry::Backoff),
+        environment::Error::Missing { .. } => Failed::for_good(Reason::SecretMissing, error.to_string()),
+        environment::Error::Unreadable(message) => Failed::new(Reason::Error, message, Retry::Backoff),
     }
 }
 

@@ -1,15 +1,15 @@
 //! Giving a token back: when the access is disabled, when it comes another way, and when the object goes.
 
-use coder_k8s_api::{AccessMethod, CoderControlPlane, names::component};
-use coder_k8s_coderd::{Client, Kind};
+use coder_k8s_api::{AccessMethod, CoderControlPlane, Reason, names::component};
+use coder_k8s_coderd::{Client, ErrorKind};
 use coder_k8s_core::{
     controlplane::coderd::{
         Revocation,
         access::{self, Held},
     },
-    outcome::{self, Note},
+    outcome::{self, EventNote},
 };
-use coder_k8s_engine::{gate::Owner, key::Key, queue::Next};
+use coder_k8s_engine::{apply::Owner, key::Key, queue::Action};
 use jiff::{SignedDuration, Timestamp};
 use kube::Resource;
 use std::time::Duration;
@@ -36,30 +36,30 @@ pub(in crate::controlplane::talk) async fn disable(
     key: &Key,
     object: &CoderControlPlane,
     ctx: &Context,
-) -> Next {
+) -> Action {
     if access::is_given_up(object) || matches!(talk.report.revocation, Some(Revocation::Done)) {
-        return Next::OnChange;
+        return Action::AwaitChange;
     }
     match give_back(talk, key, object, ctx).await {
         Ok(()) => {
             talk.report.revocation = Some(Revocation::Done);
             ctx.talks.failures.forget(key);
-            Next::OnChange
+            Action::AwaitChange
         }
         // Nothing was ever made that could not be found now.
         Err(Failed { retry: None, .. }) if access::held(object).is_none() => {
             talk.report.revocation = Some(Revocation::Done);
-            Next::OnChange
+            Action::AwaitChange
         }
         Err(failed) => {
             let retry = failed.retry.unwrap_or(outcome::Retry::Backoff);
             tracing::warn!(
-                reason = failed.trouble.reason,
+                reason = %failed.blocker.reason,
                 "the operator's token is not revoked: {}",
-                failed.trouble.message
+                failed.blocker.message
             );
-            talk.report.revocation = Some(Revocation::Failing(failed.trouble));
-            Next::After(ctx.talks.failures.failed(key, retry))
+            talk.report.revocation = Some(Revocation::Failing(failed.blocker));
+            Action::RequeueAfter(ctx.talks.failures.failed(key, retry))
         }
     }
 }
@@ -70,9 +70,9 @@ pub(in crate::controlplane::talk) async fn go(
     key: &Key,
     object: &CoderControlPlane,
     ctx: &Context,
-) -> Next {
+) -> Action {
     if !access::needs_cleaning(object, &talk.report) {
-        return Next::OnChange;
+        return Action::AwaitChange;
     }
     let since = object.metadata.deletion_timestamp.as_ref().map_or_else(Timestamp::now, |at| at.0);
     let limit = SignedDuration::try_from(ctx.cleanup_timeout).unwrap_or(SignedDuration::MAX);
@@ -80,12 +80,12 @@ pub(in crate::controlplane::talk) async fn go(
     let just_now = Timestamp::now().duration_since(since) < TOGETHER;
     if !left.is_zero() && any_dependent(key, ctx, just_now) {
         // They need the token to clean up after themselves.
-        return Next::After(DEPENDENTS.min(left));
+        return Action::RequeueAfter(DEPENDENTS.min(left));
     }
     let failed = match give_back(talk, key, object, ctx).await {
         Ok(()) => {
             talk.report.revocation = Some(Revocation::Done);
-            return Next::OnChange;
+            return Action::AwaitChange;
         }
         Err(failed) => failed,
     };
@@ -93,17 +93,17 @@ pub(in crate::controlplane::talk) async fn go(
         let name = coder_k8s_core::names::operator_token(&key.namespace, &key.name);
         let message = format!(
             "the operator's token {name} may still be valid in coderd and could not be revoked: {}",
-            failed.trouble.message
+            failed.blocker.message
         );
         tracing::warn!("{message}");
-        let note = Note { warning: true, reason: "TokenAbandoned".to_owned(), message };
+        let note = EventNote { warning: true, reason: Reason::TokenAbandoned, message };
         ctx.events.publish(&object.object_ref(&()), &note).await;
         talk.report.revocation = Some(Revocation::Abandoned);
-        return Next::OnChange;
+        return Action::AwaitChange;
     }
     let delay = ctx.talks.failures.failed(key, failed.retry.unwrap_or(outcome::Retry::Backoff));
-    talk.report.revocation = Some(Revocation::Failing(failed.trouble));
-    Next::After(delay.min(left))
+    talk.report.revocation = Some(Revocation::Failing(failed.blocker));
+    Action::RequeueAfter(delay.min(left))
 }
 
 /// Whether an object that uses the token is itself going, or may yet be deleted together with the control plane.
@@ -128,7 +128,7 @@ async fn give_back(
     ctx: &Context,
 ) -> Result<(), Failed> {
     if !may_write(ctx) {
-        return Err(Failed::new("NotLeading", "another operator leads", outcome::Retry::Backoff));
+        return Err(Failed::new(Reason::NotLeading, "another operator leads", outcome::Retry::Backoff));
     }
     let Some(owner) = children::owner_of(object, component::CONTROL_PLANE) else { return Ok(()) };
     let method = object.spec.operator_access.method;
@@ -158,7 +158,7 @@ async fn give_back(
     Ok(())
 }
 
-async fn clear(place: Option<&store::Place>, owner: &Owner, ctx: &Context) -> Result<(), Failed> {
+async fn clear(place: Option<&store::CoderdTarget>, owner: &Owner, ctx: &Context) -> Result<(), Failed> {
     match place {
         Some(place) => place.clear(owner, ctx).await,
         None => Ok(()),
@@ -174,9 +174,9 @@ async fn through_coderd(
 ) -> Result<(), Failed> {
     find_authority(talk, key, object, ctx)
         .await
-        .map_err(|retry| Failed::new("Error", "the CA of coderd could not be read", retry))?;
+        .map_err(|retry| Failed::new(Reason::Error, "the CA of coderd could not be read", retry))?;
     let Some(anonymous) = client(talk, object, ctx) else {
-        return Err(Failed::for_good("BadTarget", "coderd cannot be called"));
+        return Err(Failed::for_good(Reason::BadTarget, "coderd cannot be called"));
     };
     let asking = Asking {
         object,
@@ -197,7 +197,7 @@ async fn through_coderd(
                 first_user::remove_others(&asking, &client, "me", Some(id(&token))).await?;
                 return first_user::delete(&client, "me", id(&token)).await;
             }
-            Err(error) if matches!(error.kind, Kind::Unauthenticated { .. }) => {}
+            Err(error) if matches!(error.kind, ErrorKind::Unauthenticated { .. }) => {}
             Err(error) => return Err(Failed::from(&error)),
         }
     }
@@ -245,20 +245,20 @@ pub(super) async fn outdated(
     };
     match revoked {
         Ok(()) => {}
-        Err(Failed { trouble, retry: None }) => {
+        Err(Failed { blocker, retry: None }) => {
             let message = format!(
                 "the token that the operator had by {:?} may still be valid in coderd and could not be revoked: {}",
-                old.method, trouble.message
+                old.method, blocker.message
             );
             tracing::warn!("{message}");
-            let note = Note { warning: true, reason: "TokenAbandoned".to_owned(), message };
+            let note = EventNote { warning: true, reason: Reason::TokenAbandoned, message };
             ctx.events.publish(&object.object_ref(&()), &note).await;
         }
-        Err(Failed { trouble, retry: Some(retry) }) => {
+        Err(Failed { blocker, retry: Some(retry) }) => {
             tracing::warn!(
-                reason = trouble.reason,
+                reason = %blocker.reason,
                 "an earlier token is not revoked yet: {}",
-                trouble.message
+                blocker.message
             );
             return Err(retry);
         }
@@ -277,6 +277,6 @@ async fn forget_secret(talk: &mut Talk, object: &CoderControlPlane, ctx: &Contex
     let Some(owner) = children::owner_of(object, component::CONTROL_PLANE) else { return };
     let Ok(Some(place)) = store::look(talk, &owner, object, ctx).await else { return };
     if let Err(failed) = place.clear(&owner, ctx).await {
-        tracing::warn!("{}", failed.trouble.message);
+        tracing::warn!("{}", failed.blocker.message);
     }
 }

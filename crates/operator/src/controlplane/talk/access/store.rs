@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{CoderControlPlane, ReportedSecretRef, names::annotation};
-use coder_k8s_core::{controlplane::coderd::access, outcome, outcome::Foreign};
+use coder_k8s_api::{CoderControlPlane, Reason, ReportedSecretRef, names::annotation};
+use coder_k8s_core::{controlplane::coderd::access, outcome, outcome::ForeignObject};
 use coder_k8s_engine::{
-    gate::Owner,
+    apply::Owner,
     key::Key,
     secret::{self, Belongs, Entry, SecretData},
 };
@@ -22,7 +22,7 @@ use crate::{controller::Context, controlplane::talk::Talk};
 pub(super) const KEY: &str = "token";
 
 /// Where the token is, and where it is to be.
-pub(super) struct Place {
+pub(super) struct CoderdTarget {
     name: String,
     held: Option<SecretData>,
     /// Where it was under an earlier name.
@@ -49,7 +49,7 @@ pub(super) async fn look(
     owner: &Owner,
     object: &CoderControlPlane,
     ctx: &Context,
-) -> Result<Option<Place>, Failed> {
+) -> Result<Option<CoderdTarget>, Failed> {
     let name = access::secret_name(object);
     let held = secret::read(&ctx.client, &owner.namespace, &name).await?;
     talk.report.foreign = None;
@@ -57,16 +57,16 @@ pub(super) async fn look(
         None | Some(Belongs::Ours) => {}
         Some(Belongs::Leftover) => {
             let message = format!("Secret {name} of a deleted object of the same name is still there");
-            return Err(Failed::new("AwaitingDeletion", message, outcome::Retry::Backoff));
+            return Err(Failed::new(Reason::AwaitingDeletion, message, outcome::Retry::Backoff));
         }
         Some(Belongs::Others) => {
             let hand_over = format!("{}=CoderControlPlane/{}", annotation::ADOPT_BY, object.name_any());
-            talk.report.foreign = Some(Foreign { kind: "Secret".to_owned(), name, hand_over });
+            talk.report.foreign = Some(ForeignObject { kind: "Secret".to_owned(), name, hand_over });
             return Ok(None);
         }
     }
     let token = held.as_ref().and_then(|held| held.text(KEY));
-    let mut place = Place { name, held, earlier: None, token };
+    let mut place = CoderdTarget { name, held, earlier: None, token };
     let told = object.status.as_ref().and_then(|status| status.operator_token_secret_ref.as_ref());
     if let Some(told) = told.filter(|told| told.name != place.name && access::held(object).is_some()) {
         let earlier = secret::read(&ctx.client, &owner.namespace, &told.name).await?;
@@ -79,7 +79,7 @@ pub(super) async fn look(
     Ok(Some(place))
 }
 
-impl Place {
+impl CoderdTarget {
     /// Whether the Secret holds this token.
     fn holds(&self, token: &SecretString) -> bool {
         let stored = self.held.as_ref().and_then(|held| held.text(KEY));
@@ -100,7 +100,7 @@ impl Place {
             let written = secret::write(&ctx.client, owner, self.held.as_ref(), &entry).await?;
             let Some(version) = written else {
                 let message = format!("Secret {} has changed in the meantime", self.name);
-                return Err(Failed::new("Conflict", message, outcome::Retry::Soon));
+                return Err(Failed::new(Reason::Conflict, message, outcome::Retry::Soon));
             };
             tracing::info!("stored the operator's token in Secret {}", self.name);
             talk.stored = Some(version);

@@ -1,0 +1,299 @@
+//! Whether the license allows external provisioners or workspace proxies, and what follows from the answer.
+//!
+//! The control plane asks for all of its pools and proxies; one asks by itself only when there is no such answer. A closed
+//! gate stops the making of keys and registrations and the first Deployment, never the scaling, updating or reporting of
+//! what runs.
+
+use std::time::Duration;
+
+use coder_k8s_api::{OnEntitlementLost, Reason};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::{condition::ConditionStatus, entitlements::is_granted};
+
+/// How long an answer of the control plane counts.
+const FRESH: SignedDuration = SignedDuration::from_secs(120);
+/// How soon a question that failed is asked again.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// A feature of a license.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// External provisioners.
+    Provisioners,
+    /// Workspace proxies.
+    Proxies,
+}
+
+impl Feature {
+    /// What coderd calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Provisioners => "external_provisioner_daemons",
+            Self::Proxies => "workspace_proxy",
+        }
+    }
+
+    /// What people call it.
+    fn called(self) -> &'static str {
+        match self {
+            Self::Provisioners => "external provisioners",
+            Self::Proxies => "workspace proxies",
+        }
+    }
+}
+
+/// What the control plane's status says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Published {
+    /// What it says of the feature.
+    pub entitlement: Option<String>,
+    /// `entitlementsLastChecked`.
+    pub checked: Option<Timestamp>,
+    /// Whether the control plane keeps it up to date, so that nobody need ask by itself.
+    pub kept: bool,
+}
+
+/// What coderd says when it is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntitlementAnswer {
+    /// The entitlement of the feature; none: the feature is not among them.
+    Entitlement(Option<String>),
+    /// A server without licenses.
+    NotSupported,
+    /// The credential is not accepted, or may not ask.
+    Forbidden,
+    /// No answer.
+    Failed(String),
+}
+
+/// The gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LicenseGate {
+    /// How it stands.
+    pub state: GateState,
+    /// One word.
+    pub reason: Reason,
+    /// A sentence.
+    pub message: String,
+    /// When to look again, if nothing else happens.
+    pub again: Option<Duration>,
+}
+
+/// How the gate stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateState {
+    /// The license covers it.
+    Open,
+    /// The license does not cover it.
+    Closed,
+    /// Nobody knows: nothing new is begun, nothing is taken back.
+    Unknown,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GateDecision {
+    /// Coderd is to be asked, and the gate decided with the answer.
+    Ask,
+    /// The gate.
+    Know(LicenseGate),
+}
+
+impl LicenseGate {
+    /// Whether a key may be made and a first Deployment written.
+    pub fn may_begin(&self) -> bool {
+        self.state == GateState::Open
+    }
+
+    /// How many pods are to run. Only a definite no scales down, and only when asked for.
+    pub fn replicas(&self, asked: i32, policy: OnEntitlementLost) -> i32 {
+        match (self.state, policy) {
+            (GateState::Closed, OnEntitlementLost::ScaleDown) => 0,
+            _ => asked,
+        }
+    }
+
+    /// The status of the condition that tells it.
+    pub fn state(&self) -> ConditionStatus {
+        match self.state {
+            GateState::Open => ConditionStatus::True,
+            // The existing operator says False to both, and so do scripts that wait for it.
+            GateState::Closed | GateState::Unknown => ConditionStatus::False,
+        }
+    }
+
+    /// Nobody knows.
+    pub fn unknown(message: impl Into<String>) -> Self {
+        let (state, reason) = (GateState::Unknown, Reason::EntitlementsQueryFailed);
+        Self { state, reason, message: message.into(), again: Some(RETRY) }
+    }
+
+    /// The license covers it.
+    pub fn open(feature: Feature) -> Self {
+        let message = format!("the license covers {}", feature.called());
+        Self { state: GateState::Open, reason: Reason::Entitled, message, again: None }
+    }
+
+    fn closed(feature: Feature, again: Duration) -> Self {
+        let message = format!("the license does not cover {}: install a Premium license", feature.called());
+        let state = GateState::Closed;
+        Self { state, reason: Reason::NotEntitled, message, again: Some(again) }
+    }
+}
+
+/// Decides from what the control plane says, and from coderd's own answer if it was asked.
+pub fn decide(
+    feature: Feature,
+    published: &Published,
+    asked: Option<&EntitlementAnswer>,
+    now: Timestamp,
+) -> GateDecision {
+    let left = published.checked.map(|checked| FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
+    let fresh = left.filter(SignedDuration::is_positive);
+    let left = fresh.and_then(|left| Duration::try_from(left).ok()).unwrap_or(RETRY);
+    match published.entitlement.as_deref() {
+        Some(state) if is_granted(state) && fresh.is_some() => {
+            return GateDecision::Know(LicenseGate::open(feature));
+        }
+        Some("not_entitled") if fresh.is_some() => {
+            return GateDecision::Know(LicenseGate::closed(feature, left));
+        }
+        _ => {}
+    }
+    match asked {
+        Some(answer) => GateDecision::Know(answered(feature, answer)),
+        // The control plane asks within seconds, and its answer wakes all.
+        None if published.kept => GateDecision::Know(kept(feature, published)),
+        None => GateDecision::Ask,
+    }
+}
+
+/// An answer that is no longer fresh, of a control plane that asks again by itself.
+fn kept(feature: Feature, published: &Published) -> LicenseGate {
+    match published.entitlement.as_deref() {
+        Some(state) if is_granted(state) => LicenseGate { again: Some(RETRY), ..LicenseGate::open(feature) },
+        Some("not_entitled") => LicenseGate::closed(feature, RETRY),
+        _ => LicenseGate {
+            state: GateState::Unknown,
+            reason: Reason::EntitlementsQueryFailed,
+            message: "the control plane does not know yet what its license covers".to_owned(),
+            again: Some(RETRY),
+        },
+    }
+}
+
+fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
+    let unknown = |reason, message: String| LicenseGate {
+        state: GateState::Unknown,
+        reason,
+        message,
+        again: Some(RETRY),
+    };
+    match answer {
+        EntitlementAnswer::Entitlement(Some(state)) if is_granted(state) => LicenseGate::open(feature),
+        EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, FRESH.unsigned_abs()),
+        EntitlementAnswer::NotSupported => LicenseGate {
+            state: GateState::Closed,
+            reason: Reason::NotSupported,
+            message: format!(
+                "this coderd has no licensed features: {} need the enterprise build",
+                feature.called()
+            ),
+            again: Some(FRESH.unsigned_abs()),
+        },
+        EntitlementAnswer::Forbidden => unknown(
+            Reason::Forbidden,
+            "coderd does not let the operator ask what the license covers".to_owned(),
+        ),
+        EntitlementAnswer::Failed(why) => {
+            unknown(Reason::EntitlementsQueryFailed, format!("cannot ask coderd: {why}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn published(entitlement: &str, checked: i64) -> Published {
+        Published { entitlement: Some(entitlement.into()), checked: Some(at(checked)), kept: false }
+    }
+
+    fn know(published: &Published, asked: Option<&EntitlementAnswer>) -> LicenseGate {
+        match decide(Feature::Provisioners, published, asked, at(1000)) {
+            GateDecision::Know(gate) => gate,
+            GateDecision::Ask => panic!("asks"),
+        }
+    }
+
+    #[test]
+    fn a_fresh_answer_of_the_control_plane_is_enough() {
+        for (word, state) in [
+            ("entitled", GateState::Open),
+            ("grace_period", GateState::Open),
+            ("not_entitled", GateState::Closed),
+        ] {
+            assert_eq!(know(&published(word, 990), None).state, state);
+            assert_eq!(know(&published(word, 5000), None).state, state, "of a clock that is ahead");
+        }
+        assert_eq!(know(&published("not_entitled", 990), None).again, Some(Duration::from_secs(110)));
+        assert_eq!(know(&published("not_entitled", 5000), None).again, Some(Duration::from_mins(2)));
+        assert_eq!(know(&published("entitled", 990), None).again, None);
+    }
+
+    #[test]
+    fn coderd_is_asked_when_the_answer_is_old_or_none() {
+        for old in [
+            published("entitled", 700),
+            published("not_entitled", 700),
+            published("unknown", 990),
+            Published::default(),
+        ] {
+            assert_eq!(decide(Feature::Proxies, &old, None, at(1000)), GateDecision::Ask, "{old:?}");
+        }
+        let yes = EntitlementAnswer::Entitlement(Some("entitled".into()));
+        assert!(know(&published("not_entitled", 700), Some(&yes)).may_begin());
+        let no = EntitlementAnswer::Entitlement(Some("not_entitled".into()));
+        assert_eq!(know(&published("entitled", 700), Some(&no)).reason, Reason::NotEntitled);
+        assert_eq!(
+            know(&Published::default(), Some(&EntitlementAnswer::Entitlement(None))).reason,
+            Reason::NotEntitled
+        );
+    }
+
+    #[test]
+    fn a_control_plane_that_asks_by_itself_is_waited_for() {
+        let kept = |entitlement: &str, checked| Published { kept: true, ..published(entitlement, checked) };
+        assert!(know(&kept("entitled", 700), None).may_begin(), "known good lasts");
+        assert_eq!(know(&kept("not_entitled", 700), None).state, GateState::Closed);
+        assert_eq!(know(&kept("unknown", 990), None).state, GateState::Unknown);
+    }
+
+    #[test]
+    fn failures_have_their_reasons_and_are_no_definite_no() {
+        for (answer, reason, state) in [
+            (EntitlementAnswer::NotSupported, Reason::NotSupported, GateState::Closed),
+            (EntitlementAnswer::Forbidden, "Forbidden", GateState::Unknown),
+            (EntitlementAnswer::Failed("503".into()), Reason::EntitlementsQueryFailed, GateState::Unknown),
+        ] {
+            let gate = know(&Published::default(), Some(&answer));
+            assert_eq!((gate.reason, gate.state), (reason, state));
+            assert!(!gate.may_begin() && gate.again.is_some() && gate.state() == ConditionStatus::False);
+        }
+    }
+
+    #[test]
+    fn only_a_definite_no_scales_down_and_only_when_asked_for() {
+        let gate = |answer: EntitlementAnswer| know(&Published::default(), Some(&answer));
+        let no = gate(EntitlementAnswer::Entitlement(None));
+        assert_eq!(no.replicas(3, OnEntitlementLost::Keep), 3);
+        assert_eq!(no.replicas(3, OnEntitlementLost::ScaleDown), 0);
+        let unknown = gate(EntitlementAnswer::Failed("x".into()));
+        assert_eq!(unknown.replicas(3, OnEntitlementLost::ScaleDown), 3);
+    }
+}

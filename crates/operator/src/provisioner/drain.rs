@@ -1,0 +1,54 @@
+//! The daemons of a pool that is being deleted leave before its keys go. Each finishes its build in its grace period.
+
+use std::time::Duration;
+
+use coder_k8s_core::{
+    object,
+    outcome::ActResult,
+    provisioner::{
+        Observed,
+        keys::{Decision, leaving},
+    },
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt, api::ListParams};
+
+use super::act;
+use crate::controller::{Context, children};
+
+/// How soon to look again whether they are gone.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Has the daemons of a pool that is going leave. Some: they have not all left yet.
+pub(super) async fn first(observed: &Observed, ctx: &Context, done: &mut ActResult) -> Option<Decision> {
+    let object = &*observed.object;
+    let owner = act::owner(observed).filter(|_| object::is_deleting(object))?;
+    if let Some(deployment) = observed.children.deployment.as_deref() {
+        children::remove(ctx, &owner, deployment, done).await;
+    }
+    if !done.failures.is_empty() {
+        return None;
+    }
+    let labels =
+        observed.selector().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+    let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &owner.namespace);
+    // Whoever cannot be asked is not waited for.
+    let pods = api.list(&ListParams::default().labels(&labels.join(","))).await.ok()?;
+    pods.iter().any(|pod| is_awaited(pod, object, ctx)).then(|| leaving(AGAIN))
+}
+
+/// Whether a pod may still end by itself: its grace period is not over, or it was not told yet and there is time.
+fn is_awaited(pod: &Pod, object: &impl ResourceExt, ctx: &Context) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return false;
+    }
+    match &pod.metadata.deletion_timestamp {
+        Some(end) => ctx.now() <= end.0,
+        None => object
+            .meta()
+            .deletion_timestamp
+            .as_ref()
+            .is_some_and(|since| ctx.now().duration_since(since.0).unsigned_abs() < ctx.cleanup_timeout),
+    }
+}

@@ -1,0 +1,212 @@
+//! The coderd that a proxy registers with: where it is, which one it is, and whether it may be talked to.
+//!
+//! An address in an object is used with a credential only if it is that of a control plane of the same namespace, or if
+//! whoever runs the operator allowed it. Otherwise not even an empty request goes there.
+
+use std::sync::Arc;
+
+use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy, ProxyBootstrap, Reason, condition::kind};
+use coder_k8s_coderd::{Client, is_same_server};
+use coder_k8s_core::{
+    controlplane::access_url,
+    license_gate::{Feature, LicenseGate, Published},
+    outcome::{Blocker, Retry},
+    provisioner::daemon_url,
+    target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
+    workspaceproxy::{self},
+};
+use coder_k8s_engine::key::Key;
+use kube::ResourceExt;
+
+use crate::controller::{Context, coderd, places};
+
+/// What is known of the coderd.
+pub(super) struct Reached {
+    /// The control plane that the object names.
+    pub(super) control_plane: Option<Arc<CoderControlPlane>>,
+    /// Whether the license covers proxies. None: nothing is to be registered.
+    pub(super) gate: Option<LicenseGate>,
+    /// Whether there is a token to register with. None: nothing is to be registered.
+    pub(super) credentials: Option<Result<(), Blocker>>,
+    /// The coderd, or why there is none.
+    pub(super) target: Result<CoderdTarget, Blocker>,
+    /// When to try again what was not answered.
+    pub(super) retry: Option<Retry>,
+}
+
+/// Finds out about the coderd that the spec leads to.
+pub(super) async fn reach(
+    key: &Key,
+    object: &CoderWorkspaceProxy,
+    verify_due: bool,
+    ctx: &Context,
+) -> Reached {
+    if let Some(reference) = &object.spec.control_plane_ref {
+        return through_plane(key, reference.name.as_str(), ctx).await;
+    }
+    if let Some(bootstrap) = &object.spec.bootstrap {
+        return by_address(key, object, bootstrap, verify_due, ctx).await;
+    }
+    let message = "a person supplies the token".to_owned();
+    let target = Err(Blocker::new(Reason::TokenGiven, message));
+    Reached { control_plane: None, gate: None, credentials: None, target, retry: None }
+}
+
+async fn through_plane(key: &Key, name: &str, ctx: &Context) -> Reached {
+    let plane = ctx.caches.control_planes.get(&key.namespace, name);
+    let gate = coderd::gate(Feature::Proxies, plane.as_deref(), ctx).await;
+    let credentials = async {
+        let credentials = coderd::operator_token(name, plane.as_deref())?;
+        places::is_there(&credentials, Reason::OperatorTokenSecretUnavailable, &key.namespace, ctx).await?;
+        Ok(credentials)
+    };
+    let credentials = credentials.await;
+    let usable = workspaceproxy::control_plane(name, plane.as_deref());
+    let unavailable = |message| Blocker::new(Reason::ControlPlaneUnavailable, message);
+    let target = usable.map_err(unavailable).and_then(|plane| {
+        let deployment_id = plane.status.as_ref().and_then(|status| status.deployment_id.clone());
+        let (control_plane, url) = (name.to_owned(), daemon_url(plane));
+        credentials.clone().map(|credentials| CoderdTarget {
+            control_plane,
+            url,
+            deployment_id,
+            credentials: Some(credentials),
+        })
+    });
+    let (gate, credentials) = (Some(gate), Some(credentials.map(drop)));
+    Reached { control_plane: plane, gate, credentials, target, retry: None }
+}
+
+async fn by_address(
+    key: &Key,
+    object: &CoderWorkspaceProxy,
+    bootstrap: &ProxyBootstrap,
+    verify_due: bool,
+    ctx: &Context,
+) -> Reached {
+    let reference = &bootstrap.credentials_secret_ref;
+    let data_key = reference.key.as_ref().map_or("token", AsRef::as_ref).to_owned();
+    let secret = Some(SecretDataRef { name: reference.name.to_string(), key: data_key });
+    let credentials = Credentials { kind: CredentialsKind::Bootstrap, secret };
+    let url = bootstrap.coder_url.to_string();
+    let mut reached = Reached {
+        control_plane: None,
+        gate: None,
+        credentials: None,
+        target: Err(refusal(&url)),
+        retry: None,
+    };
+    if !is_allowed(&url, &key.namespace, ctx) {
+        reached.gate = Some(LicenseGate::unknown(format!("{url} is not asked, because it is not allowed")));
+        reached.credentials = Some(Err(refusal(&url)));
+        return reached;
+    }
+    let found =
+        places::is_there(&credentials, Reason::CredentialsSecretUnavailable, &key.namespace, ctx).await;
+    reached.credentials = Some(found);
+    let client = match client(bootstrap, &key.namespace, ctx).await {
+        Ok(client) => client,
+        Err(blocker) => {
+            reached.gate = Some(LicenseGate::unknown(blocker.message.clone()));
+            reached.target = Err(blocker);
+            return reached;
+        }
+    };
+    reached.gate = Some(license(object, &client, verify_due, ctx).await);
+    let identity = identity(object, &url, &client, verify_due, &mut reached.retry).await;
+    reached.target = identity.and_then(|id| {
+        let place = CoderdTarget {
+            control_plane: String::new(),
+            url,
+            deployment_id: Some(id),
+            credentials: Some(credentials),
+        };
+        is_the_same(object, &place).map(|()| place)
+    });
+    reached
+}
+
+/// A client without a credential of the coderd at the address of `bootstrap`, which is allowed.
+pub(super) async fn client(
+    bootstrap: &ProxyBootstrap,
+    namespace: &str,
+    ctx: &Context,
+) -> Result<Client, Blocker> {
+    let (url, ca) = (bootstrap.coder_url.to_string(), bootstrap.ca_secret_ref.as_ref());
+    let client = coderd::anonymous(url, ca, namespace, ctx).await;
+    client.map_err(|message| Blocker::new(Reason::CoderdUnavailable, message))
+}
+
+/// Whether a credential may be sent to an address.
+pub(super) fn is_allowed(url: &str, namespace: &str, ctx: &Context) -> bool {
+    if ctx.allowed_urls.iter().any(|allowed| is_same_server(allowed, url)) {
+        return true;
+    }
+    let planes = ctx.caches.control_planes.filter(|plane| plane.namespace().as_deref() == Some(namespace));
+    planes.iter().any(|plane| {
+        let long =
+            [access_url::cluster_url(plane), access_url::http_url(plane), access_url::https_url(plane)];
+        let short = format!(".svc.{}", plane.spec.cluster_domain);
+        long.iter()
+            .any(|own| is_same_server(own, url) || is_same_server(&own.replacen(&short, ".svc", 1), url))
+    })
+}
+
+fn refusal(url: &str) -> Blocker {
+    let message = format!(
+        "credentials are not sent to {url}: it is not a control plane of this namespace, and --allowed-coder-urls of the \
+         operator does not list it"
+    );
+    Blocker::new(Reason::UrlNotAllowed, message)
+}
+
+/// Whether the license covers proxies. Nobody asks for this one; at rest what was said stays.
+async fn license(
+    object: &CoderWorkspaceProxy,
+    client: &Client,
+    verify_due: bool,
+    ctx: &Context,
+) -> LicenseGate {
+    let conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
+    let said = conditions.into_iter().any(|c| c.type_ == kind::ENTITLED && c.status == "True");
+    if said && !verify_due {
+        return LicenseGate::open(Feature::Proxies);
+    }
+    let answer = coderd::ask(Feature::Proxies, client).await;
+    coderd::answered(Feature::Proxies, &Published::default(), &answer, ctx)
+}
+
+/// Which deployment answers at the address. At rest it is the recorded one.
+async fn identity(
+    object: &CoderWorkspaceProxy,
+    url: &str,
+    client: &Client,
+    verify_due: bool,
+    retry: &mut Option<Retry>,
+) -> Result<String, Blocker> {
+    let status = object.status.as_ref().filter(|status| status.coder_url.as_deref() == Some(url));
+    if let Some(known) = status.and_then(|status| status.deployment_id.clone()).filter(|_| !verify_due) {
+        return Ok(known);
+    }
+    client.build_info().await.map(|info| info.deployment_id).map_err(|error| {
+        *retry = Some(coderd::later(*retry, &error));
+        coderd::blocker(&error)
+    })
+}
+
+/// A credential belongs to one deployment and is sent to no other.
+fn is_the_same(object: &CoderWorkspaceProxy, place: &CoderdTarget) -> Result<(), Blocker> {
+    let Some(status) = object.status.as_ref() else { return Ok(()) };
+    let known = status.deployment_id.as_ref().is_some_and(|id| Some(id) != place.deployment_id.as_ref());
+    let same_way = status.coder_url.as_ref() == Some(&place.url)
+        && Credentials::of(status.credentials_source.as_ref()) == place.credentials;
+    if !(known && same_way) {
+        return Ok(());
+    }
+    let message = format!(
+        "another deployment answers at {} than the one that the proxy is registered in; the credentials were not sent: \
+         put a token of this deployment into another Secret, and name that in bootstrap.credentialsSecretRef",
+        place.url
+    );
+    Err(Blocker::new(Reason::DeploymentChanged, message))
+}
