@@ -52,7 +52,7 @@ pub struct Observed {
     /// Whether workspaces may be given Secrets, RBAC and tokens.
     pub privileged_rules: bool,
     /// What conversations with coderd have brought.
-    pub coderd: coderd::Report,
+    pub coderd: coderd::CoderdReport,
     /// Whether jobs have daemons that could run them.
     pub jobs: Jobs,
 }

@@ -1,24 +1,63 @@
-//! What a license amounts to.
+//! What a license amounts to: its tier, and the state of each feature.
 
 use std::collections::BTreeMap;
+
+/// The state of a licensed feature, as coderd reports it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FeatureState {
+    /// The license covers it.
+    Entitled,
+    /// The license has ended, and coderd still allows the feature for a while.
+    GracePeriod,
+    /// The license does not cover it.
+    NotEntitled,
+    /// Not reported, or in a word that this release does not know.
+    #[default]
+    Unknown,
+}
+
+impl FeatureState {
+    /// The word on status, which is coderd's own.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Entitled => "entitled",
+            Self::GracePeriod => "grace_period",
+            Self::NotEntitled => "not_entitled",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Reads the word on status.
+    pub fn parse(text: &str) -> Self {
+        [Self::Entitled, Self::GracePeriod, Self::NotEntitled]
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .unwrap_or(Self::Unknown)
+    }
+
+    /// Whether the feature may be used.
+    pub fn is_granted(self) -> bool {
+        matches!(self, Self::Entitled | Self::GracePeriod)
+    }
+}
 
 /// The tier of a license.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// No license, or a server that knows none.
+    /// No license, or a server without licensed features.
     None,
-    /// A trial.
+    /// A trial license.
     Trial,
-    /// Enterprise.
+    /// An Enterprise license.
     Enterprise,
-    /// Premium.
+    /// A Premium license.
     Premium,
     /// Not known.
     Unknown,
 }
 
 impl Tier {
-    /// The word.
+    /// The word on status.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -29,9 +68,9 @@ impl Tier {
         }
     }
 
-    /// The tier that entitlements amount to. `features` are by name: `entitled`, `grace_period` or `not_entitled`.
-    pub fn of(has_license: bool, trial: bool, features: &BTreeMap<String, String>) -> Self {
-        let has = |name: &str| features.get(name).is_some_and(|state| is_granted(state));
+    /// The tier that entitlements amount to. coderd does not report one: two features exist in Premium alone.
+    pub fn of(has_license: bool, trial: bool, features: &BTreeMap<String, FeatureState>) -> Self {
+        let has = |name: &str| features.get(name).is_some_and(|state| state.is_granted());
         match (has_license, trial) {
             (false, _) => Self::None,
             (true, true) => Self::Trial,
@@ -40,7 +79,7 @@ impl Tier {
         }
     }
 
-    /// The tier that a license claims to be of.
+    /// The tier that the claims of a license name.
     pub fn claimed(feature_set: &str, trial: bool) -> Self {
         match feature_set {
             _ if trial => Self::Trial,
@@ -50,46 +89,31 @@ impl Tier {
     }
 }
 
-/// Whether a feature is allowed.
-pub fn is_granted(state: &str) -> bool {
-    state == "entitled" || state == "grace_period"
-}
-
-/// What is said of a feature: one of the three words, or `unknown`.
-pub fn state(features: &BTreeMap<String, String>, name: &str) -> String {
-    let known = ["entitled", "grace_period", "not_entitled"];
-    let state = features.get(name).map(String::as_str).filter(|state| known.contains(state));
-    state.unwrap_or("unknown").to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn features(list: &[(&str, &str)]) -> BTreeMap<String, String> {
-        list.iter().map(|(name, state)| ((*name).to_owned(), (*state).to_owned())).collect()
-    }
-
     #[test]
     fn tiers_follow_the_table() {
+        use FeatureState::{Entitled, GracePeriod, NotEntitled};
         for (license, trial, list, tier) in [
-            (false, true, &[("custom_roles", "entitled")][..], "none"),
-            (true, true, &[("custom_roles", "entitled")][..], "trial"),
-            (true, false, &[("custom_roles", "entitled")][..], "premium"),
-            (true, false, &[("multiple_organizations", "grace_period")][..], "premium"),
-            (true, false, &[("custom_roles", "not_entitled")][..], "enterprise"),
+            (false, true, &[("custom_roles", Entitled)][..], "none"),
+            (true, true, &[("custom_roles", Entitled)][..], "trial"),
+            (true, false, &[("custom_roles", Entitled)][..], "premium"),
+            (true, false, &[("multiple_organizations", GracePeriod)][..], "premium"),
+            (true, false, &[("custom_roles", NotEntitled)][..], "enterprise"),
             (true, false, &[][..], "enterprise"),
         ] {
-            assert_eq!(Tier::of(license, trial, &features(list)).as_str(), tier, "{list:?}");
+            let features = list.iter().map(|(name, state)| ((*name).to_owned(), *state)).collect();
+            assert_eq!(Tier::of(license, trial, &features).as_str(), tier, "{list:?}");
         }
     }
 
     #[test]
-    fn a_feature_is_one_of_three_words_or_unknown() {
-        let all = features(&[("a", "grace_period"), ("b", "sort_of")]);
-        assert_eq!(
-            [state(&all, "a"), state(&all, "b"), state(&all, "c")],
-            ["grace_period", "unknown", "unknown"]
-        );
+    fn a_state_is_read_back_from_its_word_and_anything_else_is_unknown() {
+        for word in ["entitled", "grace_period", "not_entitled", "unknown"] {
+            assert_eq!(FeatureState::parse(word).as_str(), word);
+        }
+        assert_eq!(FeatureState::parse("sort_of"), FeatureState::Unknown);
     }
 }

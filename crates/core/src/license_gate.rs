@@ -9,7 +9,7 @@ use std::time::Duration;
 use coder_k8s_api::{OnEntitlementLost, Reason};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::{condition::ConditionStatus, entitlements::is_granted};
+use crate::{condition::ConditionStatus, entitlements::FeatureState};
 
 /// How long an answer of the control plane counts.
 const FRESH: SignedDuration = SignedDuration::from_secs(120);
@@ -44,10 +44,10 @@ impl Feature {
 }
 
 /// What the control plane's status says.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// What it says of the feature.
-    pub entitlement: Option<String>,
+    /// What it says of the feature. `Unknown` if it says nothing.
+    pub entitlement: FeatureState,
     /// `entitlementsLastChecked`.
     pub checked: Option<Timestamp>,
     /// Whether the control plane keeps it up to date, so that nobody need ask by itself.
@@ -57,8 +57,8 @@ pub struct Published {
 /// What coderd says when it is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntitlementAnswer {
-    /// The entitlement of the feature; none: the feature is not among them.
-    Entitlement(Option<String>),
+    /// The state of the feature. `Unknown`: coderd does not list it.
+    Entitlement(FeatureState),
     /// A server without licenses.
     NotSupported,
     /// The credential is not accepted, or may not ask.
@@ -118,7 +118,7 @@ impl LicenseGate {
     pub fn state(&self) -> ConditionStatus {
         match self.state {
             GateState::Open => ConditionStatus::True,
-            // The existing operator says False to both, and so do scripts that wait for it.
+            // The Go operator says False to both, and so do scripts that wait for it.
             GateState::Closed | GateState::Unknown => ConditionStatus::False,
         }
     }
@@ -152,11 +152,11 @@ pub fn decide(
     let left = published.checked.map(|checked| FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
     let fresh = left.filter(SignedDuration::is_positive);
     let left = fresh.and_then(|left| Duration::try_from(left).ok()).unwrap_or(RETRY);
-    match published.entitlement.as_deref() {
-        Some(state) if is_granted(state) && fresh.is_some() => {
+    match published.entitlement {
+        state if state.is_granted() && fresh.is_some() => {
             return GateDecision::Know(LicenseGate::open(feature));
         }
-        Some("not_entitled") if fresh.is_some() => {
+        FeatureState::NotEntitled if fresh.is_some() => {
             return GateDecision::Know(LicenseGate::closed(feature, left));
         }
         _ => {}
@@ -171,9 +171,9 @@ pub fn decide(
 
 /// An answer that is no longer fresh, of a control plane that asks again by itself.
 fn kept(feature: Feature, published: &Published) -> LicenseGate {
-    match published.entitlement.as_deref() {
-        Some(state) if is_granted(state) => LicenseGate { again: Some(RETRY), ..LicenseGate::open(feature) },
-        Some("not_entitled") => LicenseGate::closed(feature, RETRY),
+    match published.entitlement {
+        state if state.is_granted() => LicenseGate { again: Some(RETRY), ..LicenseGate::open(feature) },
+        FeatureState::NotEntitled => LicenseGate::closed(feature, RETRY),
         _ => LicenseGate {
             state: GateState::Unknown,
             reason: Reason::EntitlementsQueryFailed,
@@ -191,7 +191,7 @@ fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
         again: Some(RETRY),
     };
     match answer {
-        EntitlementAnswer::Entitlement(Some(state)) if is_granted(state) => LicenseGate::open(feature),
+        EntitlementAnswer::Entitlement(state) if state.is_granted() => LicenseGate::open(feature),
         EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, FRESH.unsigned_abs()),
         EntitlementAnswer::NotSupported => LicenseGate {
             state: GateState::Closed,
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn published(entitlement: &str, checked: i64) -> Published {
-        Published { entitlement: Some(entitlement.into()), checked: Some(at(checked)), kept: false }
+        Published { entitlement: FeatureState::parse(entitlement), checked: Some(at(checked)), kept: false }
     }
 
     fn know(published: &Published, asked: Option<&EntitlementAnswer>) -> LicenseGate {
@@ -256,12 +256,12 @@ mod tests {
         ] {
             assert_eq!(decide(Feature::Proxies, &old, None, at(1000)), GateDecision::Ask, "{old:?}");
         }
-        let yes = EntitlementAnswer::Entitlement(Some("entitled".into()));
+        let yes = EntitlementAnswer::Entitlement(FeatureState::Entitled);
         assert!(know(&published("not_entitled", 700), Some(&yes)).may_begin());
-        let no = EntitlementAnswer::Entitlement(Some("not_entitled".into()));
+        let no = EntitlementAnswer::Entitlement(FeatureState::NotEntitled);
         assert_eq!(know(&published("entitled", 700), Some(&no)).reason, Reason::NotEntitled);
         assert_eq!(
-            know(&Published::default(), Some(&EntitlementAnswer::Entitlement(None))).reason,
+            know(&Published::default(), Some(&EntitlementAnswer::Entitlement(FeatureState::Unknown))).reason,
             Reason::NotEntitled
         );
     }
@@ -278,7 +278,7 @@ mod tests {
     fn failures_have_their_reasons_and_are_no_definite_no() {
         for (answer, reason, state) in [
             (EntitlementAnswer::NotSupported, Reason::NotSupported, GateState::Closed),
-            (EntitlementAnswer::Forbidden, "Forbidden", GateState::Unknown),
+            (EntitlementAnswer::Forbidden, Reason::Forbidden, GateState::Unknown),
             (EntitlementAnswer::Failed("503".into()), Reason::EntitlementsQueryFailed, GateState::Unknown),
         ] {
             let gate = know(&Published::default(), Some(&answer));
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn only_a_definite_no_scales_down_and_only_when_asked_for() {
         let gate = |answer: EntitlementAnswer| know(&Published::default(), Some(&answer));
-        let no = gate(EntitlementAnswer::Entitlement(None));
+        let no = gate(EntitlementAnswer::Entitlement(FeatureState::Unknown));
         assert_eq!(no.replicas(3, OnEntitlementLost::Keep), 3);
         assert_eq!(no.replicas(3, OnEntitlementLost::ScaleDown), 0);
         let unknown = gate(EntitlementAnswer::Failed("x".into()));

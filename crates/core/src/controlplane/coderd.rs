@@ -1,9 +1,14 @@
 //! What a control plane says about its dealings with coderd: the operator's access, the license, the entitlements.
 //!
-//! A conversation with coderd brings a [`Report`]. What it brought nothing about stays said as it was: a restart, or a
+//! A conversation with coderd brings a [`CoderdReport`]. What it brought nothing about stays said as it was: a restart, or a
 //! server that is away, withdraws nothing that works.
 
 pub mod access;
+pub mod license;
+pub mod operator_token;
+pub mod revocation;
+
+use std::collections::BTreeMap;
 
 use coder_k8s_api::{
     CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, LicenseStatus, Reason, ReportedSecretRef,
@@ -12,19 +17,20 @@ use coder_k8s_api::{
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-pub use self::access::{Access, Grant, Revocation};
+pub use self::access::{Access, Grant, MintedToken, Revocation};
 pub use crate::outcome::Blocker;
 use crate::{
     condition::{ConditionStatus, Conditions, Progress, whole_seconds},
-    entitlements::Tier,
+    entitlements::{FeatureState, Tier},
+    license_gate::Feature,
     outcome::ForeignObject,
 };
 
 /// What conversations with coderd have brought so far, in this process.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct CoderdReport {
     /// Version and identity that the server reports.
-    pub server: Option<Server>,
+    pub server: Option<ReportedServer>,
     /// The operator's access.
     pub access: Option<Access>,
     /// Where the operator's token is.
@@ -43,7 +49,7 @@ pub struct Report {
 
 /// Version and identity of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Server {
+pub struct ReportedServer {
     /// Its version.
     pub version: String,
     /// Its identity.
@@ -97,10 +103,63 @@ pub struct Entitlements {
     pub checked: Timestamp,
     /// The tier.
     pub tier: Tier,
-    /// Whether external provisioners are allowed: `entitled`, `grace_period`, `not_entitled` or `unknown`.
-    pub external_provisioners: String,
+    /// Whether the license covers external provisioners.
+    pub external_provisioners: FeatureState,
     /// More of it. None: a server without licenses.
     pub details: Option<EntitlementsStatus>,
+}
+
+/// What coderd answers when it is asked for its entitlements.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EntitlementsAnswer {
+    /// Whether any license is installed.
+    pub has_license: bool,
+    /// Whether it is a trial.
+    pub trial: bool,
+    /// The state of each feature, by coderd's name for it.
+    pub features: BTreeMap<String, FeatureState>,
+    /// Warnings for administrators.
+    pub warnings: Vec<String>,
+    /// Errors for administrators.
+    pub errors: Vec<String>,
+}
+
+/// What an answer amounts to. `None` is the answer of a server without licensed features: its time does not move, so that
+/// nothing is written while nothing changes.
+pub fn entitlements(
+    answer: Option<EntitlementsAnswer>,
+    before: Option<&Entitlements>,
+    asked_at: Timestamp,
+) -> Entitlements {
+    let Some(EntitlementsAnswer { has_license, trial, features, warnings, errors }) = answer else {
+        return Entitlements {
+            checked: before.map_or(asked_at, |before| before.checked),
+            tier: Tier::None,
+            external_provisioners: FeatureState::NotEntitled,
+            details: None,
+        };
+    };
+    let tier = Tier::of(has_license, trial, &features);
+    let external_provisioners =
+        features.get(Feature::Provisioners.name()).copied().unwrap_or(FeatureState::Unknown);
+    let granted = features.into_iter().filter(|(_, state)| state.is_granted());
+    let features = granted.map(|(name, state)| (name, state.as_str().to_owned())).collect();
+    let details = EntitlementsStatus { has_license, trial, features, warnings, errors };
+    Entitlements { checked: asked_at, tier, external_provisioners, details: Some(details) }
+}
+
+impl License {
+    /// The same verdict, with the time at which an earlier exchange had the same license accepted.
+    #[must_use]
+    pub fn keeping_time_of(self, before: Option<&Self>) -> Self {
+        match (self, before) {
+            (
+                Self::Applied { hash, accepted: None, installed },
+                Some(Self::Applied { hash: earlier, accepted, .. }),
+            ) if hash == *earlier => Self::Applied { hash, accepted: *accepted, installed },
+            (license, _) => license,
+        }
+    }
 }
 
 /// How many days before its end a license is first warned about, and again.
@@ -110,7 +169,7 @@ const WARN_DAYS: [(i64, Reason); 3] =
 /// Puts a report into a status, and says what follows from it.
 pub(super) fn set_conditions(
     object: &CoderControlPlane,
-    report: &Report,
+    report: &CoderdReport,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
     now: Timestamp,
@@ -127,7 +186,7 @@ pub(super) fn set_conditions(
 
 fn set_license_applied(
     object: &CoderControlPlane,
-    report: &Report,
+    report: &CoderdReport,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
@@ -220,7 +279,7 @@ fn set_license_expiring(
 
 fn set_entitlements(
     object: &CoderControlPlane,
-    report: &Report,
+    report: &CoderdReport,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
@@ -233,7 +292,7 @@ fn set_entitlements(
     }
     if let Some(Entitlements { checked, tier, external_provisioners, details }) = &report.entitlements {
         status.license_tier = Some(tier.as_str().to_owned());
-        status.external_provisioner_daemons_entitlement = Some(external_provisioners.clone());
+        status.external_provisioner_daemons_entitlement = Some(external_provisioners.as_str().to_owned());
         status.entitlements_last_checked = Some(Time(whole_seconds(*checked)));
         status.entitlements.clone_from(details);
     }

@@ -23,7 +23,7 @@ fn observed(spec: Value) -> Observed {
         consent: BTreeMap::new(),
         gateway_api: true,
         privileged_rules: false,
-        coderd: coderd::Report::default(),
+        coderd: coderd::CoderdReport::default(),
         jobs: Jobs::NotPolledYet,
     }
 }
@@ -190,7 +190,7 @@ fn ready_means_rolled_out_and_exposed() {
     let all = conditions(&observed, &outcome(Exposure::GatewayApiMissing));
     is(&all, kind::READY, "False", Reason::GatewayApiMissing);
     is(&all, kind::RECONCILING, "True", Reason::GatewayApiMissing);
-    let all = conditions(&observed, &outcome(Exposure::Route(Acceptance::Refused("no".into()))));
+    let all = conditions(&observed, &outcome(Exposure::Route(Acceptance::Refused("no"))));
     is(&all, kind::EXPOSED, "False", Reason::RouteNotAccepted);
     is(&all, kind::READY, "True", Reason::RolledOut);
 }

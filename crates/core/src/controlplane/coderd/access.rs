@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
-use super::{Blocker, Report, is_said, whole_seconds};
+use super::{Blocker, CoderdReport, is_said, whole_seconds};
 use crate::{condition::Conditions, controlplane::database, names, object};
 
 /// The operator's access to coderd.
@@ -39,12 +39,12 @@ pub struct Grant {
     /// When it is replaced.
     pub renew_after: Option<Timestamp>,
     /// A token that came another way and is still to be given back.
-    pub replaces: Option<Held>,
+    pub replaces: Option<MintedToken>,
 }
 
 /// A token that there may be in coderd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct MintedToken {
     /// How it came.
     pub method: AccessMethod,
     /// Whose it is in coderd.
@@ -62,6 +62,16 @@ pub enum Revocation {
     Abandoned,
 }
 
+impl Access {
+    /// What a failed call means. A redirect stays until a person names the right address; everything else may pass.
+    pub fn unreachable(blocker: &Blocker) -> Self {
+        match blocker.reason {
+            Reason::Redirected => Self::Refused(blocker.clone()),
+            _ => Self::Degraded(blocker.clone()),
+        }
+    }
+}
+
 impl Revocation {
     fn is_over(&self) -> bool {
         matches!(self, Self::Done | Self::Abandoned)
@@ -69,18 +79,18 @@ impl Revocation {
 }
 
 /// The token of our own that there may be, by the record.
-pub fn held(object: &CoderControlPlane) -> Option<Held> {
+pub fn minted_token(object: &CoderControlPlane) -> Option<MintedToken> {
     let status = object.status.as_ref()?;
     if let Some(OperatorTokenStatus { method, user_id, .. }) = &status.operator_token {
-        return Some(Held { method: *method, user_id: user_id.clone() });
+        return Some(MintedToken { method: *method, user_id: user_id.clone() });
     }
     // The existing operator records the Secret alone, and knows one way.
     let reference = status.operator_token_secret_ref.as_ref()?;
-    (reference.name == secret_name(object)).then(Held::default)
+    (reference.name == secret_name(object)).then(MintedToken::default)
 }
 
 /// A token that came another way than the one that is asked for now, and is still to be given back.
-pub fn outdated(object: &CoderControlPlane) -> Option<Held> {
+pub fn replaced_token(object: &CoderControlPlane) -> Option<MintedToken> {
     let given = object.spec.operator_access.token_secret_ref.as_ref();
     if given.is_some_and(|given| given.name.as_str() == secret_name(object)) {
         // A person chose to go on with the very token.
@@ -88,8 +98,9 @@ pub fn outdated(object: &CoderControlPlane) -> Option<Held> {
     }
     let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
     let replaced = token.and_then(|token| token.replaces.as_ref());
-    let replaced = replaced.map(|old| Held { method: old.method, user_id: old.user_id.clone() });
-    replaced.or_else(|| held(object).filter(|held| held.method != object.spec.operator_access.method))
+    let replaced = replaced.map(|old| MintedToken { method: old.method, user_id: old.user_id.clone() });
+    replaced
+        .or_else(|| minted_token(object).filter(|token| token.method != object.spec.operator_access.method))
 }
 
 /// Whether a token may be made: whoever comes later will know of it and clean it up.
@@ -100,32 +111,45 @@ pub fn is_recorded(object: &CoderControlPlane) -> bool {
         && object::has_finalizer(object, finalizer::CONTROL_PLANE)
 }
 
+/// The token on record, if it was proven: only a proven one has times.
+pub fn proven_record(object: &CoderControlPlane) -> Option<Grant> {
+    let token = object.status.as_ref()?.operator_token.as_ref()?;
+    let time = |at: &Option<Time>| at.as_ref().map(|at| at.0);
+    (token.method == object.spec.operator_access.method && token.renew_after.is_some()).then(|| Grant {
+        method: token.method,
+        user_id: token.user_id.clone(),
+        expires: time(&token.expires),
+        renew_after: time(&token.renew_after),
+        replaces: replaced_token(object),
+    })
+}
+
 /// Whether the object must not go before coderd was cleaned up.
-pub fn needs_cleaning(object: &CoderControlPlane, report: &Report) -> bool {
+pub fn needs_cleaning(object: &CoderControlPlane, report: &CoderdReport) -> bool {
     let over = report.revocation.as_ref().is_some_and(Revocation::is_over);
     let one_is_wanted = !object.spec.operator_access.disabled && object.metadata.deletion_timestamp.is_none();
-    let any = held(object).is_some() || report.grant.is_some();
+    let any = minted_token(object).is_some() || report.grant.is_some();
     any && (!over || (one_is_wanted && report.grant.is_some()))
 }
 
 /// Whether the access is given up and nothing is left of it, by what the status says.
-pub fn is_given_up(object: &CoderControlPlane) -> bool {
+pub fn is_revoked(object: &CoderControlPlane) -> bool {
     let said = object.status.iter().flat_map(|status| &status.workload.conditions);
     let disabled = said
         .into_iter()
         .any(|c| c.type_ == kind::OPERATOR_ACCESS_READY && Reason::of(c) == Some(Reason::Disabled));
-    held(object).is_none() && (disabled || nothing_was_made(object))
+    minted_token(object).is_none() && (disabled || no_token_possible(object))
 }
 
 /// Whether there is any way to a token, by the spec.
-pub fn has_way(object: &CoderControlPlane) -> bool {
+pub fn has_token_source(object: &CoderControlPlane) -> bool {
     let method = object.spec.operator_access.method;
     method != AccessMethod::Postgres || database::may_be_configured(&object.spec.pod)
 }
 
 /// Whether no token of our own can ever have been made.
-fn nothing_was_made(object: &CoderControlPlane) -> bool {
-    object.spec.operator_access.method != AccessMethod::Postgres || !has_way(object)
+fn no_token_possible(object: &CoderControlPlane) -> bool {
+    object.spec.operator_access.method != AccessMethod::Postgres || !has_token_source(object)
 }
 
 /// The name of the Secret for a token of our own.
@@ -137,7 +161,7 @@ pub fn secret_name(object: &CoderControlPlane) -> String {
 /// Puts what is known of the access into a status.
 pub(super) fn set_conditions(
     object: &CoderControlPlane,
-    report: &Report,
+    report: &CoderdReport,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
@@ -150,7 +174,7 @@ pub(super) fn set_conditions(
             Some(Revocation::Failing(Blocker { reason, message, .. })) => {
                 say(false, *reason, &format!("the operator's token is still to be revoked: {message}"));
             }
-            None if !is_given_up(object) => {
+            None if !is_revoked(object) => {
                 say(false, Reason::Revoking, "the operator's token is being revoked");
             }
             None | Some(Revocation::Done | Revocation::Abandoned) => {
@@ -205,7 +229,7 @@ fn is_said_of(status: &CoderControlPlaneStatus, generation: Option<i64>) -> bool
 
 /// What the access waits for.
 fn awaited(object: &CoderControlPlane) -> (Reason, &'static str) {
-    if has_way(object) {
+    if has_token_source(object) {
         (Reason::Pending, "a pod of coderd must be ready first")
     } else {
         (Reason::DatabaseUrlMissing, database::HOW_TO_CONFIGURE)

@@ -16,7 +16,7 @@ fn at(days: i64) -> Timestamp {
 fn told(
     object: &CoderControlPlane,
     before: &CoderControlPlaneStatus,
-    report: &Report,
+    report: &CoderdReport,
 ) -> CoderControlPlaneStatus {
     let mut conditions = Conditions::new(&before.workload.conditions, Some(1), at(100));
     let mut status = before.clone();
@@ -34,7 +34,7 @@ fn pair(status: &str, reason: &str) -> (String, String) {
     (status.to_owned(), reason.to_owned())
 }
 
-fn applied(expires: i64) -> Report {
+fn applied(expires: i64) -> CoderdReport {
     let installed = Installed {
         id: 7,
         uuid: "u".into(),
@@ -43,7 +43,7 @@ fn applied(expires: i64) -> Report {
         expires: Some(at(expires)),
         replaces: None,
     };
-    Report {
+    CoderdReport {
         access: Some(Access::Ready),
         token: Some(ReportedSecretRef { name: "t".into(), key: Some("token".into()) }),
         license: Some(License::Applied {
@@ -51,7 +51,7 @@ fn applied(expires: i64) -> Report {
             accepted: Some(at(100)),
             installed: Some(installed),
         }),
-        ..Report::default()
+        ..CoderdReport::default()
     }
 }
 
@@ -60,18 +60,18 @@ fn licensed() -> CoderControlPlane {
 }
 
 fn blocker() -> Blocker {
-    Blocker::new(Reason::Unreachable, "away".into())
+    Blocker::new(Reason::Unreachable, "away")
 }
 
 #[test]
 fn nothing_known_says_so_and_nothing_more() {
-    let fresh = told(&plane(json!({})), &CoderControlPlaneStatus::default(), &Report::default());
+    let fresh = told(&plane(json!({})), &CoderControlPlaneStatus::default(), &CoderdReport::default());
     assert_eq!(says(&fresh, kind::OPERATOR_ACCESS_READY), pair("False", Reason::DatabaseUrlMissing));
     assert_eq!(says(&fresh, kind::LICENSE_APPLIED), pair("Unknown", "Pending"));
     assert_eq!(fresh.license_tier.as_deref(), Some("unknown"));
     let off = plane(json!({"operatorAccess": {"disabled": true}}));
     assert_eq!(
-        says(&told(&off, &fresh, &Report::default()), kind::OPERATOR_ACCESS_READY),
+        says(&told(&off, &fresh, &CoderdReport::default()), kind::OPERATOR_ACCESS_READY),
         pair("False", Reason::Disabled)
     );
 }
@@ -80,8 +80,8 @@ fn nothing_known_says_so_and_nothing_more() {
 fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
     let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
     assert_eq!(says(&well, kind::LICENSE_APPLIED), pair("True", "Applied"));
-    assert_eq!(told(&licensed(), &well, &Report::default()), well, "a restart");
-    let away = Report { access: Some(Access::Degraded(blocker())), ..Report::default() };
+    assert_eq!(told(&licensed(), &well, &CoderdReport::default()), well, "a restart");
+    let away = CoderdReport { access: Some(Access::Degraded(blocker())), ..CoderdReport::default() };
     let degraded = told(&licensed(), &well, &away);
     assert_eq!(says(&degraded, kind::OPERATOR_ACCESS_READY), pair("False", Reason::Unreachable));
     assert_eq!(degraded.operator_access_ready, Some(true));
@@ -91,7 +91,7 @@ fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
 #[test]
 fn a_refused_token_is_withdrawn() {
     let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
-    let refused = Report { access: Some(Access::Refused(blocker())), ..Report::default() };
+    let refused = CoderdReport { access: Some(Access::Refused(blocker())), ..CoderdReport::default() };
     let after = told(&licensed(), &well, &refused);
     assert_eq!(after.operator_access_ready, None);
     assert_eq!(after.operator_token_secret_ref.unwrap().name, "t");
@@ -108,7 +108,7 @@ fn a_license_is_recorded_with_what_coderd_lists_of_it() {
     assert_eq!(well.license_last_applied_hash.as_deref(), Some("h"));
     assert_eq!(says(&well, kind::LICENSE_EXPIRING), pair("False", "Valid"));
     // The reference is removed: the license stays, and so does what is known of it.
-    let without = told(&plane(json!({})), &well, &Report::default());
+    let without = told(&plane(json!({})), &well, &CoderdReport::default());
     assert_eq!(says(&without, kind::LICENSE_APPLIED), pair("Unknown", "Pending"));
     assert_eq!(without.license_last_applied_hash.as_deref(), Some("h"));
 }
@@ -131,11 +131,11 @@ fn the_end_of_a_license_is_warned_about_in_time() {
 #[test]
 fn a_refused_license_waits_for_a_person_and_is_remembered() {
     let refused =
-        License::Refused { blocker: Blocker::new(Reason::InvalidLicense, "no".into()), mark: "h@v1".into() };
+        License::Refused { blocker: Blocker::new(Reason::InvalidLicense, "no"), mark: "h@v1".into() };
     let status = told(
         &licensed(),
         &CoderControlPlaneStatus::default(),
-        &Report { license: Some(refused), ..Report::default() },
+        &CoderdReport { license: Some(refused), ..CoderdReport::default() },
     );
     assert_eq!(status.license.as_ref().unwrap().refused.as_deref(), Some("h@v1"));
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
@@ -146,11 +146,11 @@ fn a_refused_license_waits_for_a_person_and_is_remembered() {
 
 #[test]
 fn what_coderd_complains_about_is_shown() {
-    let entitlements = |features: &[&str], warnings: &[&str], errors: &[&str]| Report {
+    let entitlements = |features: &[&str], warnings: &[&str], errors: &[&str]| CoderdReport {
         entitlements: Some(Entitlements {
             checked: at(100),
             tier: Tier::Premium,
-            external_provisioners: "entitled".into(),
+            external_provisioners: FeatureState::Entitled,
             details: Some(EntitlementsStatus {
                 has_license: true,
                 trial: false,
@@ -159,9 +159,9 @@ fn what_coderd_complains_about_is_shown() {
                 errors: errors.iter().map(|e| (*e).to_owned()).collect(),
             }),
         }),
-        ..Report::default()
+        ..CoderdReport::default()
     };
-    let of = |spec, report: &Report| {
+    let of = |spec, report: &CoderdReport| {
         let status = told(&plane(spec), &CoderControlPlaneStatus::default(), report);
         (says(&status, kind::ENTITLEMENTS_HEALTHY), status.license_tier.unwrap())
     };
@@ -179,6 +179,6 @@ fn what_coderd_complains_about_is_shown() {
 #[test]
 fn access_of_an_earlier_release_is_used_until_it_is_verified() {
     let before = CoderControlPlaneStatus { operator_access_ready: Some(true), ..Default::default() };
-    let status = told(&plane(json!({})), &before, &Report::default());
+    let status = told(&plane(json!({})), &before, &CoderdReport::default());
     assert_eq!(says(&status, kind::OPERATOR_ACCESS_READY), pair("True", "Kept"));
 }

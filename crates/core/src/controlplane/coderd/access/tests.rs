@@ -18,7 +18,7 @@ fn with_url(access: Value) -> Value {
 }
 
 /// The status after a report, and reason of the condition.
-fn told(object: &CoderControlPlane, report: &Report) -> (CoderControlPlaneStatus, String) {
+fn told(object: &CoderControlPlane, report: &CoderdReport) -> (CoderControlPlaneStatus, String) {
     let before = object.status.clone().unwrap_or_default();
     let mut conditions = Conditions::new(&before.workload.conditions, Some(1), Timestamp::UNIX_EPOCH);
     let mut status = before.clone();
@@ -35,12 +35,12 @@ fn recorded(method: &str) -> Value {
 }
 
 fn blocker() -> Blocker {
-    Blocker::new(Reason::DatabaseUnreachable, "db:5432/coder cannot be reached".into())
+    Blocker::new(Reason::DatabaseUnreachable, "db:5432/coder cannot be reached")
 }
 
 #[test]
 fn what_is_awaited_is_named_before_anything_was_tried() {
-    let reason = |spec: Value| told(&plane(spec, json!({})), &Report::default()).1;
+    let reason = |spec: Value| told(&plane(spec, json!({})), &CoderdReport::default()).1;
     assert_eq!(reason(json!({})), "False DatabaseURLMissing");
     assert_eq!(reason(with_url(json!({}))), "False Pending");
     assert_eq!(reason(json!({"envFrom": [{"secretRef": {"name": "s"}}]})), "False Pending");
@@ -53,7 +53,7 @@ fn what_is_awaited_is_named_before_anything_was_tried() {
 #[test]
 fn a_passing_trouble_withdraws_nothing() {
     let object = plane(with_url(json!({})), recorded("Postgres"));
-    let access = |access| Report { access: Some(access), ..Report::default() };
+    let access = |access| CoderdReport { access: Some(access), ..CoderdReport::default() };
     let (status, reason) = told(&object, &access(Access::Degraded(blocker())));
     assert_eq!(reason, "False DatabaseUnreachable");
     assert_eq!(status.operator_access_ready, Some(true));
@@ -68,7 +68,7 @@ fn a_passing_trouble_withdraws_nothing() {
 #[test]
 fn a_disabled_access_is_told_as_revoking_until_the_token_is_gone() {
     let object = plane(with_url(json!({"disabled": true})), recorded("Postgres"));
-    let with = |revocation| Report { revocation, ..Report::default() };
+    let with = |revocation| CoderdReport { revocation, ..CoderdReport::default() };
     let (status, reason) = told(&object, &with(None));
     assert_eq!((reason.as_str(), status.operator_access_ready), ("False Revoking", None));
     let (status, reason) = told(&object, &with(Some(Revocation::Failing(blocker()))));
@@ -93,13 +93,13 @@ fn without_a_way_to_have_made_a_token_nothing_is_to_be_revoked() {
         ),
         (with_url(json!({"disabled": true})), false),
     ] {
-        assert_eq!(is_given_up(&plane(spec.clone(), json!({}))), expected, "{spec}");
+        assert_eq!(is_revoked(&plane(spec.clone(), json!({}))), expected, "{spec}");
     }
 }
 
 #[test]
 fn the_record_says_what_there_is_to_give_back() {
-    let of = |spec: Value, status: Value| held(&plane(spec, status)).map(|held| held.method);
+    let of = |spec: Value, status: Value| minted_token(&plane(spec, status)).map(|token| token.method);
     assert_eq!(of(json!({}), json!({})), None);
     assert_eq!(of(json!({}), recorded("FirstUser")), Some(AccessMethod::FirstUser));
     // What the existing operator recorded.
@@ -109,10 +109,10 @@ fn the_record_says_what_there_is_to_give_back() {
     let given = json!({"operatorAccess": {"method": "TokenSecret", "tokenSecretRef": {"name": "mine"}}});
     assert_eq!(of(given.clone(), reference("mine")), None);
     assert_eq!(
-        outdated(&plane(given, recorded("Postgres"))),
-        Some(Held { method: AccessMethod::Postgres, user_id: None })
+        replaced_token(&plane(given, recorded("Postgres"))),
+        Some(MintedToken { method: AccessMethod::Postgres, user_id: None })
     );
-    assert_eq!(outdated(&plane(json!({}), recorded("Postgres"))), None);
+    assert_eq!(replaced_token(&plane(json!({}), recorded("Postgres"))), None);
 }
 
 #[test]
@@ -130,14 +130,14 @@ fn a_token_is_made_only_once_it_is_recorded_and_the_object_cannot_vanish() {
 fn the_object_stays_until_the_token_is_gone_or_abandoned() {
     let object = plane(json!({}), recorded("Postgres"));
     let needs = |object: &CoderControlPlane, revocation| {
-        needs_cleaning(object, &Report { revocation, ..Report::default() })
+        needs_cleaning(object, &CoderdReport { revocation, ..CoderdReport::default() })
     };
     assert!(needs(&object, None));
     assert!(needs(&object, Some(Revocation::Failing(blocker()))));
     assert!(!needs(&object, Some(Revocation::Done)));
     assert!(!needs(&object, Some(Revocation::Abandoned)));
     assert!(!needs(&plane(json!({}), json!({})), None), "nothing was made");
-    let intent = Report { grant: Some(Grant::default()), ..Report::default() };
+    let intent = CoderdReport { grant: Some(Grant::default()), ..CoderdReport::default() };
     assert!(needs_cleaning(&plane(json!({}), json!({})), &intent), "it is about to be made");
 }
 
@@ -145,12 +145,12 @@ fn the_object_stays_until_the_token_is_gone_or_abandoned() {
 fn a_restart_says_nothing_new_about_the_same_spec() {
     let mut object = plane(with_url(json!({})), json!({}));
     object.metadata.generation = Some(1);
-    let report = Report { access: Some(Access::Refused(blocker())), ..Report::default() };
+    let report = CoderdReport { access: Some(Access::Refused(blocker())), ..CoderdReport::default() };
     let (status, reason) = told(&object, &report);
     assert_eq!(reason, "False DatabaseUnreachable");
     object.status = Some(status.clone());
-    assert_eq!(told(&object, &Report::default()), (status, reason));
+    assert_eq!(told(&object, &CoderdReport::default()), (status, reason));
     // Another spec is another matter.
     object.metadata.generation = Some(2);
-    assert_eq!(told(&object, &Report::default()).1, "False Pending");
+    assert_eq!(told(&object, &CoderdReport::default()).1, "False Pending");
 }

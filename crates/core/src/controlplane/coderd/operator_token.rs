@@ -1,0 +1,420 @@
+//! Decides how a control plane gets, keeps, renews and replaces the operator token.
+//!
+//! [`decide`] is total and asks for one thing at a time: a [`TokenQuery`] that the caller answers, a [`TokenEffect`] that
+//! it performs, or the [`TokenReport`] of this exchange. The caller writes every answer into [`ObservedToken`] and decides
+//! again.
+//!
+//! Guarantees: no token is created before the status announces it and the finalizer is in place. A token that works is
+//! used until its successor is stored and proven. A token that coderd refuses is replaced once for the same inputs. An
+//! answer that is not definite creates, replaces and revokes nothing.
+
+use coder_k8s_api::{AccessMethod, Reason};
+use jiff::Timestamp;
+
+use super::access::{Access, Grant, MintedToken, Revocation};
+use crate::{
+    outcome::{Blocker, EventNote, Retry},
+    steps::Step,
+};
+
+/// What is known of the operator token. The options are filled in as [`decide`] asks for them.
+#[derive(Clone, Debug)]
+pub struct ObservedToken {
+    /// How the spec wants the operator to get its token.
+    pub method: AccessMethod,
+    /// Whether the status announces a token of this method, with the finalizer in place.
+    pub is_recorded: bool,
+    /// The token on record, if it was proven: it has an expiry.
+    pub record: Option<Grant>,
+    /// A token of another method that is still to be revoked.
+    pub replaced: Option<MintedToken>,
+    /// Whether a refused token was already replaced for the present inputs.
+    pub replaced_refused: bool,
+    /// The Secrets with the token.
+    pub secret: Option<Result<TokenSecret, Blocker>>,
+    /// What coderd makes of the token in the Secret.
+    pub check: Option<TokenCheck>,
+    /// Whether the token's user is an owner and a member of every organization.
+    pub rights: Option<Result<bool, Blocker>>,
+    /// Whether the database, or the first user's Secret, can be used.
+    pub source: Option<Result<(), Blocker>>,
+    /// The outcome of [`TokenEffect::Store`].
+    pub stored: Option<Result<(), Blocker>>,
+    /// The outcome of [`TokenEffect::Create`].
+    pub created: Option<Result<CreatedToken, Blocker>>,
+    /// What coderd makes of the created token.
+    pub proof: Option<TokenCheck>,
+    /// The outcome of [`TokenEffect::RemoveOthers`].
+    pub others_removed: Option<Result<(), Blocker>>,
+    /// The outcome of [`TokenEffect::RevokeReplaced`].
+    pub replaced_revoked: Option<Result<(), Blocker>>,
+}
+
+impl ObservedToken {
+    /// Nothing asked yet.
+    pub fn new(method: AccessMethod) -> Self {
+        Self {
+            method,
+            is_recorded: false,
+            record: None,
+            replaced: None,
+            replaced_refused: false,
+            secret: None,
+            check: None,
+            rights: None,
+            source: None,
+            stored: None,
+            created: None,
+            proof: None,
+            others_removed: None,
+            replaced_revoked: None,
+        }
+    }
+}
+
+/// The Secrets that may hold the operator token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenSecret {
+    /// A Secret that the operator does not own has the token's name.
+    Foreign {
+        /// Its name.
+        name: String,
+    },
+    /// The Secret is ours, or absent.
+    Ours {
+        /// Whether a token was found, in the Secret of the spec or under an earlier name.
+        has_token: bool,
+        /// Whether the Secret of the spec holds that token and no earlier Secret is left.
+        in_place: bool,
+    },
+}
+
+/// What coderd makes of a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenCheck {
+    /// It accepts the token, which belongs to this user.
+    Accepted {
+        /// UUID of the user.
+        user_id: String,
+    },
+    /// It definitely does not accept the token.
+    Refused(Blocker),
+    /// No definite answer.
+    Unknown(Blocker),
+}
+
+/// A token that was created and stored in the Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreatedToken {
+    /// When it expires.
+    pub expires: Timestamp,
+    /// When it is to be replaced.
+    pub renew_after: Timestamp,
+    /// Whether it is the only token of ours. If not, the one it replaces still works.
+    pub is_only_one: bool,
+}
+
+/// What [`decide`] needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenQuery {
+    /// Read the Secrets.
+    Secret,
+    /// Ask coderd who the token in the Secret belongs to.
+    Check,
+    /// Ask coderd whether that user has every right that the operator needs.
+    Rights,
+    /// Read where a token could come from. Creates and connects to nothing.
+    Source,
+    /// Ask coderd who the created token belongs to.
+    Proof,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenEffect {
+    /// Copy the token into the Secret of the spec, then remove the one of an earlier name.
+    Store,
+    /// Create a token and store it. The token that it replaces keeps working.
+    Create {
+        /// Whether the present token works and creates its own successor.
+        renews: bool,
+        /// Whether coderd refuses the present token, so that another one is needed even if the database knows it.
+        is_refused: bool,
+    },
+    /// Remove every other token of ours from coderd.
+    RemoveOthers,
+    /// Revoke the token that came by another method.
+    RevokeReplaced(MintedToken),
+}
+
+/// The result of one exchange about the token.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenReport {
+    /// The new verdict. None: the earlier one stands.
+    pub access: Option<Access>,
+    /// Whether a license that is not applied is blocked by the same thing.
+    pub blocks_license: bool,
+    /// What to record about the token. None: the record stands.
+    pub grant: Option<Grant>,
+    /// Whether the token can be created only once `grant` is on the status.
+    pub awaits_record: bool,
+    /// Set when a token of another method was revoked and no record of ours remains.
+    pub revocation: Option<Revocation>,
+    /// Whether the token may be used for the rest of this exchange.
+    pub is_usable: bool,
+    /// Whether a refused token was replaced for the present inputs.
+    pub replaced_refused: bool,
+    /// When to try again. None: at the next interval, or when something changes.
+    pub retry: Option<Retry>,
+    /// What to announce.
+    pub events: Vec<EventNote>,
+}
+
+/// The next step.
+pub type TokenStep = Step<TokenQuery, TokenEffect, TokenReport>;
+
+/// Decides the next step.
+pub fn decide(observed: &ObservedToken, now: Timestamp) -> TokenStep {
+    match observed.method {
+        AccessMethod::TokenSecret => decide_supplied(observed),
+        AccessMethod::Postgres | AccessMethod::FirstUser => decide_minted(observed, now),
+    }
+}
+
+/// A person supplies the token: it is checked and never written.
+fn decide_supplied(observed: &ObservedToken) -> TokenStep {
+    match &observed.secret {
+        None => return Step::Ask(TokenQuery::Secret),
+        Some(Err(blocker)) => return Step::Done(observed.unavailable(blocker)),
+        Some(Ok(_)) => {}
+    }
+    match &observed.check {
+        None => Step::Ask(TokenQuery::Check),
+        Some(TokenCheck::Refused(blocker)) => Step::Done(observed.refused(blocker)),
+        Some(TokenCheck::Unknown(blocker)) => Step::Done(observed.unreachable(blocker)),
+        Some(TokenCheck::Accepted { .. }) => observed.finish(None),
+    }
+}
+
+/// Why the present token does not do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    Missing,
+    Refused,
+    /// It expires soon, or nobody recorded when.
+    Expiring,
+    /// Its user lost a role or misses an organization.
+    Rights,
+}
+
+fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
+    let (has_token, in_place) = match &observed.secret {
+        None => return Step::Ask(TokenQuery::Secret),
+        Some(Err(blocker)) => return Step::Done(observed.failed(blocker, false)),
+        Some(Ok(TokenSecret::Foreign { name })) => {
+            let message = format!(
+                "Secret {name} exists and belongs to somebody else, so that the operator token cannot be stored"
+            );
+            return Step::Done(observed.refused(&Blocker::until_change(Reason::ForeignObject, message)));
+        }
+        Some(Ok(TokenSecret::Ours { has_token, in_place })) => (*has_token, *in_place),
+    };
+    if let Some(created) = &observed.created {
+        return after_creation(observed, created);
+    }
+    let lack = if has_token {
+        match lack(observed, now) {
+            Ok(lack) => lack,
+            Err(step) => return step,
+        }
+    } else {
+        Some(Lack::Missing)
+    };
+    let Some(lack) = lack else {
+        return match &observed.stored {
+            _ if in_place => observed.finish(None),
+            None => Step::Act(TokenEffect::Store),
+            Some(Err(blocker)) => Step::Done(observed.failed(blocker, true)),
+            Some(Ok(())) => observed.finish(None),
+        };
+    };
+    let works = matches!(lack, Lack::Expiring | Lack::Rights);
+    if lack == Lack::Refused && observed.replaced_refused {
+        return Step::Done(observed.refused(&not_accepted(observed.method)));
+    }
+    if observed.is_recorded {
+        let renews = works && observed.record.is_some();
+        return Step::Act(TokenEffect::Create { renews, is_refused: lack == Lack::Refused });
+    }
+    // The intent is recorded only once it is known that the source can be used: a control plane without a database
+    // would otherwise have to be cleaned up after for ever.
+    match &observed.source {
+        None => Step::Ask(TokenQuery::Source),
+        Some(Err(blocker)) => Step::Done(observed.failed(blocker, works)),
+        Some(Ok(())) => Step::Done(TokenReport {
+            access: works.then_some(Access::Ready),
+            grant: Some(Grant {
+                method: observed.method,
+                replaces: observed.replaced.clone(),
+                ..Grant::default()
+            }),
+            awaits_record: true,
+            is_usable: works,
+            replaced_refused: observed.replaced_refused,
+            ..TokenReport::default()
+        }),
+    }
+}
+
+/// What is wrong with the token in the Secret. The error is the next step, where that is not known yet.
+fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, TokenStep> {
+    match &observed.check {
+        None => return Err(Step::Ask(TokenQuery::Check)),
+        Some(TokenCheck::Unknown(blocker)) => return Err(Step::Done(observed.unreachable(blocker))),
+        Some(TokenCheck::Refused(_)) => return Ok(Some(Lack::Refused)),
+        Some(TokenCheck::Accepted { .. }) => {}
+    }
+    let renew_after = observed.record.as_ref().and_then(|record| record.renew_after);
+    if renew_after.is_none_or(|at| at <= now) {
+        return Ok(Some(Lack::Expiring));
+    }
+    // The first user is a person, whose roles are not the operator's to change.
+    if observed.method == AccessMethod::FirstUser {
+        return Ok(None);
+    }
+    match &observed.rights {
+        None => Err(Step::Ask(TokenQuery::Rights)),
+        Some(Err(blocker)) => Err(Step::Done(observed.unreachable(blocker))),
+        Some(Ok(true)) => Ok(None),
+        Some(Ok(false)) => Ok(Some(Lack::Rights)),
+    }
+}
+
+fn after_creation(observed: &ObservedToken, created: &Result<CreatedToken, Blocker>) -> TokenStep {
+    let works = matches!(observed.check, Some(TokenCheck::Accepted { .. }));
+    let created = match created {
+        Ok(created) => created,
+        Err(blocker) => return Step::Done(observed.failed(blocker, works)),
+    };
+    let user_id = match &observed.proof {
+        None => return Step::Ask(TokenQuery::Proof),
+        Some(TokenCheck::Refused(_)) => {
+            let report = observed.refused(&not_accepted(observed.method));
+            return Step::Done(TokenReport { replaced_refused: true, ..report });
+        }
+        Some(TokenCheck::Unknown(blocker)) => {
+            let replaced = matches!(observed.check, Some(TokenCheck::Refused(_)));
+            let report = observed.unreachable(blocker);
+            return Step::Done(TokenReport {
+                replaced_refused: observed.replaced_refused || replaced,
+                ..report
+            });
+        }
+        Some(TokenCheck::Accepted { user_id }) => user_id,
+    };
+    match &observed.others_removed {
+        None if !created.is_only_one => return Step::Act(TokenEffect::RemoveOthers),
+        Some(Err(blocker)) => return Step::Done(observed.failed(blocker, true)),
+        None | Some(Ok(())) => {}
+    }
+    observed.finish(Some(Grant {
+        method: observed.method,
+        user_id: Some(user_id.clone()),
+        expires: Some(created.expires),
+        renew_after: Some(created.renew_after),
+        replaces: observed.replaced.clone(),
+    }))
+}
+
+impl ObservedToken {
+    /// coderd accepts the token. What it replaces is revoked before the exchange goes on.
+    fn finish(&self, grant: Option<Grant>) -> TokenStep {
+        let ready = TokenReport {
+            access: Some(Access::Ready),
+            grant: grant.clone(),
+            is_usable: true,
+            ..TokenReport::default()
+        };
+        let Some(replaced) = &self.replaced else { return Step::Done(ready) };
+        let is_supplied = self.method == AccessMethod::TokenSecret;
+        let Some(successor) =
+            grant.or_else(|| self.record.clone()).or_else(|| is_supplied.then(Grant::default))
+        else {
+            // Only a token that is on record counts as a successor.
+            return Step::Done(ready);
+        };
+        let mut report = match &self.replaced_revoked {
+            None => return Step::Act(TokenEffect::RevokeReplaced(replaced.clone())),
+            Some(Err(blocker)) if blocker.retry != Retry::OnChange => {
+                return Step::Done(TokenReport { retry: Some(blocker.retry), ..ready });
+            }
+            Some(Err(blocker)) => TokenReport { events: vec![abandoned(replaced, blocker)], ..ready },
+            Some(Ok(())) => ready,
+        };
+        if is_supplied {
+            report.revocation = Some(Revocation::Done);
+        } else {
+            report.grant = Some(Grant { replaces: None, ..successor });
+        }
+        Step::Done(report)
+    }
+
+    /// Something other than coderd failed. A token that works goes on working.
+    fn failed(&self, blocker: &Blocker, works: bool) -> TokenReport {
+        let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
+        if works {
+            let access = Some(Access::Overdue(blocker.clone()));
+            return TokenReport { access, is_usable: true, retry, ..self.unchanged() };
+        }
+        TokenReport { retry, ..self.refused(blocker) }
+    }
+
+    /// There is no token that coderd accepts, until something changes.
+    fn refused(&self, blocker: &Blocker) -> TokenReport {
+        let access = Some(Access::Refused(blocker.clone()));
+        TokenReport { access, blocks_license: true, ..self.unchanged() }
+    }
+
+    /// The supplied token cannot be read. A Secret that could not be read says nothing about the token.
+    fn unavailable(&self, blocker: &Blocker) -> TokenReport {
+        if blocker.retry == Retry::OnChange {
+            return TokenReport { blocks_license: false, ..self.refused(blocker) };
+        }
+        TokenReport { retry: Some(blocker.retry), ..self.unchanged() }
+    }
+
+    /// coderd gave no definite answer.
+    fn unreachable(&self, blocker: &Blocker) -> TokenReport {
+        let (access, retry) = (Some(Access::unreachable(blocker)), Some(blocker.retry));
+        TokenReport { access, blocks_license: true, retry, ..self.unchanged() }
+    }
+
+    fn unchanged(&self) -> TokenReport {
+        TokenReport { replaced_refused: self.replaced_refused, ..TokenReport::default() }
+    }
+}
+
+/// coderd does not accept what the operator created for it. Another token would fare no better.
+fn not_accepted(method: AccessMethod) -> Blocker {
+    let hint = match method {
+        AccessMethod::Postgres => {
+            ". Check that coderd runs on the database that CODER_PG_CONNECTION_URL names"
+        }
+        AccessMethod::FirstUser | AccessMethod::TokenSecret => "",
+    };
+    Blocker::until_change(
+        Reason::TokenRefused,
+        format!("coderd does not accept the token that the operator created{hint}"),
+    )
+}
+
+fn abandoned(replaced: &MintedToken, blocker: &Blocker) -> EventNote {
+    let message = format!(
+        "the operator token of method {:?} may still be valid in coderd and could not be revoked: {}",
+        replaced.method, blocker.message
+    );
+    EventNote { warning: true, reason: Reason::TokenAbandoned, message }
+}
+
+#[cfg(test)]
+mod tests;

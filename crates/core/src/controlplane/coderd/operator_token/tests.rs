@@ -1,0 +1,199 @@
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn blocker() -> Blocker {
+    Blocker::new(Reason::ServerError, "503")
+}
+
+fn accepted() -> TokenCheck {
+    TokenCheck::Accepted { user_id: "u".into() }
+}
+
+fn ours(has_token: bool, in_place: bool) -> Option<Result<TokenSecret, Blocker>> {
+    Some(Ok(TokenSecret::Ours { has_token, in_place }))
+}
+
+fn grant(renew_after: i64) -> Grant {
+    Grant {
+        method: AccessMethod::Postgres,
+        user_id: Some("u".into()),
+        expires: Some(at(900)),
+        renew_after: Some(at(renew_after)),
+        replaces: None,
+    }
+}
+
+/// A token that is on record, in its Secret, and due for renewal at 600.
+fn steady() -> ObservedToken {
+    ObservedToken {
+        is_recorded: true,
+        record: Some(grant(600)),
+        secret: ours(true, true),
+        check: Some(accepted()),
+        rights: Some(Ok(true)),
+        ..ObservedToken::new(AccessMethod::Postgres)
+    }
+}
+
+fn step(observed: &ObservedToken) -> TokenStep {
+    decide(observed, at(100))
+}
+
+fn report(observed: &ObservedToken) -> TokenReport {
+    match step(observed) {
+        Step::Done(report) => report,
+        step => panic!("{step:?}"),
+    }
+}
+
+const CREATE: TokenEffect = TokenEffect::Create { renews: false, is_refused: false };
+
+#[test]
+fn a_token_in_order_costs_questions_and_nothing_else() {
+    let fresh = ObservedToken { secret: None, check: None, rights: None, ..steady() };
+    assert_eq!(step(&fresh), Step::Ask(TokenQuery::Secret));
+    let read = ObservedToken { secret: ours(true, true), ..fresh };
+    assert_eq!(step(&read), Step::Ask(TokenQuery::Check));
+    let checked = ObservedToken { check: Some(accepted()), ..read };
+    assert_eq!(step(&checked), Step::Ask(TokenQuery::Rights));
+    let report = report(&steady());
+    assert_eq!((report.access, report.is_usable, report.grant), (Some(Access::Ready), true, None));
+    // The first user is a person: its rights are not looked at.
+    let person = ObservedToken { rights: None, method: AccessMethod::FirstUser, ..steady() };
+    assert!(matches!(step(&person), Step::Done(_)));
+}
+
+#[test]
+fn nothing_is_created_before_it_is_announced() {
+    let new = ObservedToken { secret: ours(false, true), ..ObservedToken::new(AccessMethod::Postgres) };
+    assert_eq!(step(&new), Step::Ask(TokenQuery::Source));
+    let open = ObservedToken { source: Some(Ok(())), ..new.clone() };
+    let announced = report(&open);
+    assert!(announced.awaits_record && announced.grant.is_some() && !announced.is_usable);
+    let closed = ObservedToken {
+        source: Some(Err(Blocker::until_change(Reason::DatabaseUrlMissing, "none"))),
+        ..new.clone()
+    };
+    let refused = report(&closed);
+    assert!(matches!(refused.access, Some(Access::Refused(_))) && refused.grant.is_none());
+    assert_eq!(refused.retry, None, "only a change helps");
+    assert_eq!(step(&ObservedToken { is_recorded: true, ..new }), Step::Act(CREATE));
+}
+
+#[test]
+fn a_token_that_expires_creates_its_successor_and_goes_on_working() {
+    let due = ObservedToken { record: Some(grant(100)), ..steady() };
+    assert_eq!(step(&due), Step::Act(TokenEffect::Create { renews: true, is_refused: false }));
+    let failing = ObservedToken { created: Some(Err(blocker())), ..due.clone() };
+    let told = report(&failing);
+    assert!(matches!(told.access, Some(Access::Overdue(_))) && told.is_usable && told.retry.is_some());
+    // Not on record: recorded first, and the old one is used meanwhile.
+    let unrecorded = ObservedToken { is_recorded: false, record: None, source: Some(Ok(())), ..steady() };
+    let told = report(&unrecorded);
+    assert!(told.awaits_record && told.is_usable && told.access == Some(Access::Ready));
+}
+
+#[test]
+fn a_created_token_is_proven_before_the_others_go() {
+    let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: false };
+    let made = ObservedToken { record: Some(grant(100)), created: Some(Ok(created.clone())), ..steady() };
+    assert_eq!(step(&made), Step::Ask(TokenQuery::Proof));
+    let unknown = ObservedToken { proof: Some(TokenCheck::Unknown(blocker())), ..made.clone() };
+    assert!(matches!(report(&unknown).access, Some(Access::Degraded(_))), "nothing is removed");
+    let proven = ObservedToken { proof: Some(accepted()), ..made.clone() };
+    assert_eq!(step(&proven), Step::Act(TokenEffect::RemoveOthers));
+    let settled = ObservedToken { others_removed: Some(Ok(())), ..proven };
+    assert_eq!(report(&settled).grant, Some(grant(600)));
+    let alone = CreatedToken { is_only_one: true, ..created };
+    let alone = ObservedToken { created: Some(Ok(alone)), proof: Some(accepted()), ..made };
+    assert_eq!(report(&alone).grant, Some(grant(600)));
+}
+
+#[test]
+fn a_refused_token_is_replaced_once() {
+    let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..steady() };
+    assert_eq!(step(&refused), Step::Act(TokenEffect::Create { renews: false, is_refused: true }));
+    let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: true };
+    let again = ObservedToken {
+        created: Some(Ok(created)),
+        proof: Some(TokenCheck::Refused(blocker())),
+        ..refused.clone()
+    };
+    let told = report(&again);
+    assert!(told.replaced_refused && told.blocks_license && told.retry.is_none());
+    let later = ObservedToken { replaced_refused: true, ..refused };
+    let Some(Access::Refused(why)) = report(&later).access else { panic!() };
+    assert_eq!(why.reason, Reason::TokenRefused);
+}
+
+#[test]
+fn an_answer_that_is_not_definite_changes_nothing() {
+    for observed in [
+        ObservedToken { check: Some(TokenCheck::Unknown(blocker())), ..steady() },
+        ObservedToken { rights: Some(Err(blocker())), ..steady() },
+    ] {
+        let told = report(&observed);
+        assert!(matches!(told.access, Some(Access::Degraded(_))) && told.grant.is_none());
+        assert_eq!(told.retry, Some(Retry::Backoff));
+    }
+    let redirected = Blocker::new(Reason::Redirected, "elsewhere");
+    let observed = ObservedToken { check: Some(TokenCheck::Unknown(redirected)), ..steady() };
+    assert!(matches!(report(&observed).access, Some(Access::Refused(_))), "a person must say where to");
+}
+
+#[test]
+fn a_token_under_an_earlier_name_is_moved() {
+    let moved = ObservedToken { secret: ours(true, false), ..steady() };
+    assert_eq!(step(&moved), Step::Act(TokenEffect::Store));
+    let failing = ObservedToken { stored: Some(Err(blocker())), ..moved.clone() };
+    assert!(matches!(report(&failing).access, Some(Access::Overdue(_))));
+    assert_eq!(report(&ObservedToken { stored: Some(Ok(())), ..moved }).access, Some(Access::Ready));
+}
+
+#[test]
+fn a_foreign_secret_is_neither_read_nor_written() {
+    let foreign = ObservedToken { secret: Some(Ok(TokenSecret::Foreign { name: "s".into() })), ..steady() };
+    let Some(Access::Refused(why)) = report(&foreign).access else { panic!() };
+    assert_eq!(why.reason, Reason::ForeignObject);
+}
+
+#[test]
+fn a_replaced_token_is_revoked_only_after_its_successor_works() {
+    let old = MintedToken { method: AccessMethod::FirstUser, user_id: Some("p".into()) };
+    let replacing = ObservedToken { replaced: Some(old.clone()), ..steady() };
+    assert_eq!(step(&replacing), Step::Act(TokenEffect::RevokeReplaced(old.clone())));
+    let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..replacing.clone() };
+    assert!(!matches!(step(&refused), Step::Act(TokenEffect::RevokeReplaced(_))));
+    let revoked = ObservedToken { replaced_revoked: Some(Ok(())), ..replacing.clone() };
+    assert_eq!(report(&revoked).grant, Some(grant(600)), "the record no longer names it");
+    let later = ObservedToken { replaced_revoked: Some(Err(blocker())), ..replacing.clone() };
+    let told = report(&later);
+    assert!(told.retry == Some(Retry::Backoff) && told.is_usable && told.events.is_empty());
+    let never = Blocker::until_change(Reason::DatabaseUrlMissing, "gone");
+    let abandoned = report(&ObservedToken { replaced_revoked: Some(Err(never)), ..replacing });
+    assert_eq!(abandoned.events.len(), 1);
+    assert_eq!(abandoned.grant, Some(grant(600)));
+}
+
+#[test]
+fn a_supplied_token_is_checked_and_never_created() {
+    let supplied =
+        ObservedToken { secret: ours(true, true), ..ObservedToken::new(AccessMethod::TokenSecret) };
+    assert_eq!(step(&supplied), Step::Ask(TokenQuery::Check));
+    let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..supplied.clone() };
+    assert!(matches!(report(&refused).access, Some(Access::Refused(_))));
+    let missing = Blocker::until_change(Reason::SecretMissing, "absent");
+    let told = report(&ObservedToken { secret: Some(Err(missing)), ..supplied.clone() });
+    assert!(matches!(told.access, Some(Access::Refused(_))) && !told.blocks_license);
+    let told = report(&ObservedToken { secret: Some(Err(blocker())), ..supplied.clone() });
+    assert_eq!((told.access, told.retry), (None, Some(Retry::Backoff)), "unreadable is not refused");
+    // It takes over from a token of ours.
+    let old = MintedToken { method: AccessMethod::Postgres, user_id: None };
+    let takes_over = ObservedToken { replaced: Some(old), check: Some(accepted()), ..supplied };
+    assert!(matches!(step(&takes_over), Step::Act(TokenEffect::RevokeReplaced(_))));
+    let told = report(&ObservedToken { replaced_revoked: Some(Ok(())), ..takes_over });
+    assert_eq!((told.revocation, told.grant), (Some(Revocation::Done), None));
+}

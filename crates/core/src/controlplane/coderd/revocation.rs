@@ -1,0 +1,236 @@
+//! Decides how the operator gives its token back: when `operatorAccess.disabled` is set, and when the object is deleted.
+//!
+//! Nobody may find a token that is about to be worthless: the Secret of a token from the database goes first. A token of
+//! the first user is revoked with itself, so that its Secret goes last. A deletion ends at its deadline: what is left is
+//! named in an event.
+
+use std::time::Duration;
+
+use coder_k8s_api::{AccessMethod, Reason};
+
+use super::access::{MintedToken, Revocation};
+use crate::{
+    outcome::{Blocker, EventNote, Retry},
+    steps::Step,
+};
+
+/// What is known of a token that is to be revoked.
+#[derive(Clone, Debug)]
+pub struct ObservedRevocation {
+    /// The name of the token in coderd, for people.
+    pub token_name: String,
+    /// The token on record. None: nothing records one, but one may have been created.
+    pub recorded: Option<MintedToken>,
+    /// The method of the spec, for a token that nothing records.
+    pub method: AccessMethod,
+    /// A token of another method that was still to be revoked.
+    pub replaced: Option<MintedToken>,
+    /// Set while the object is being deleted.
+    pub deletion: Option<TokenDeletion>,
+    /// What was done so far in this exchange.
+    pub done: Vec<RevocationEffect>,
+    /// Why the last effect failed.
+    pub blocker: Option<Blocker>,
+}
+
+/// A deletion that waits for the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenDeletion {
+    /// How long until the operator gives up. Zero: this is the last attempt.
+    pub time_left: Duration,
+    /// Whether pools or proxies that are being deleted still need the token.
+    pub has_dependents: bool,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RevocationEffect {
+    /// Delete the Secrets with the token.
+    RemoveSecret,
+    /// Delete the tokens in coderd's database.
+    RevokeInDatabase,
+    /// Delete the tokens through coderd's API.
+    RevokeInCoderd,
+}
+
+/// The result of one exchange about the revocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RevocationReport {
+    /// The new state. None: dependents are waited for.
+    pub revocation: Option<Revocation>,
+    /// When to try again.
+    pub retry: Option<Retry>,
+    /// The latest moment for the next attempt.
+    pub within: Option<Duration>,
+    /// What to announce.
+    pub event: Option<EventNote>,
+}
+
+/// Nothing has to be asked: what is on record says what to revoke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoQuery {}
+
+/// The next step.
+pub type RevocationStep = Step<NoQuery, RevocationEffect, RevocationReport>;
+
+/// How often the operator looks whether dependents have gone.
+const REQUEUE_DEPENDENTS: Duration = Duration::from_millis(500);
+
+/// Decides the next step.
+pub fn decide(observed: &ObservedRevocation) -> RevocationStep {
+    if let Some(deletion) = observed.deletion
+        && deletion.has_dependents
+        && !deletion.time_left.is_zero()
+    {
+        let within = Some(REQUEUE_DEPENDENTS.min(deletion.time_left));
+        return Step::Done(RevocationReport { revocation: None, retry: None, within, event: None });
+    }
+    if let Some(blocker) = &observed.blocker {
+        return Step::Done(failed(observed, blocker));
+    }
+    match effects(observed).into_iter().find(|effect| !observed.done.contains(effect)) {
+        Some(effect) => Step::Act(effect),
+        None => Step::Done(finished(Revocation::Done)),
+    }
+}
+
+fn effects(observed: &ObservedRevocation) -> Vec<RevocationEffect> {
+    use RevocationEffect::{RemoveSecret, RevokeInCoderd, RevokeInDatabase};
+    let method = observed.recorded.as_ref().map_or(observed.method, |token| token.method);
+    let replaced = observed.replaced.as_ref().map(|token| token.method);
+    match (method, replaced) {
+        // A supplied token belongs to a person.
+        (AccessMethod::TokenSecret, _) => Vec::new(),
+        (AccessMethod::Postgres, _) => vec![RemoveSecret, RevokeInDatabase],
+        (AccessMethod::FirstUser, Some(AccessMethod::Postgres)) => {
+            vec![RevokeInCoderd, RemoveSecret, RevokeInDatabase]
+        }
+        (AccessMethod::FirstUser, _) => vec![RevokeInCoderd, RemoveSecret],
+    }
+}
+
+fn failed(observed: &ObservedRevocation, blocker: &Blocker) -> RevocationReport {
+    let Some(deletion) = observed.deletion else {
+        // Without a record and without a usable source no token can have been created.
+        if observed.recorded.is_none() && blocker.retry == Retry::OnChange {
+            return finished(Revocation::Done);
+        }
+        return RevocationReport {
+            retry: Some(again(blocker)),
+            ..finished(Revocation::Failing(blocker.clone()))
+        };
+    };
+    if deletion.time_left.is_zero() {
+        let message = format!(
+            "the operator token {} may still be valid in coderd and could not be revoked: {}",
+            observed.token_name, blocker.message
+        );
+        let event = EventNote { warning: true, reason: Reason::TokenAbandoned, message };
+        return RevocationReport { event: Some(event), ..finished(Revocation::Abandoned) };
+    }
+    RevocationReport {
+        revocation: Some(Revocation::Failing(blocker.clone())),
+        retry: Some(again(blocker)),
+        within: Some(deletion.time_left),
+        event: None,
+    }
+}
+
+/// A revocation is retried whatever stands in the way: the database can come back without anything in Kubernetes changing.
+fn again(blocker: &Blocker) -> Retry {
+    match blocker.retry {
+        Retry::OnChange => Retry::Backoff,
+        retry => retry,
+    }
+}
+
+fn finished(revocation: Revocation) -> RevocationReport {
+    RevocationReport { revocation: Some(revocation), retry: None, within: None, event: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observed(method: AccessMethod) -> ObservedRevocation {
+        ObservedRevocation {
+            token_name: "coder-k8s-operator-ns-coder".into(),
+            recorded: Some(MintedToken { method, user_id: None }),
+            method,
+            replaced: None,
+            deletion: None,
+            done: Vec::new(),
+            blocker: None,
+        }
+    }
+
+    /// The effects of an exchange in which all of them succeed, and its result.
+    fn run(mut observed: ObservedRevocation) -> (Vec<RevocationEffect>, RevocationReport) {
+        loop {
+            match decide(&observed) {
+                Step::Ask(never) => match never {},
+                Step::Act(effect) => observed.done.push(effect),
+                Step::Done(report) => return (observed.done, report),
+            }
+        }
+    }
+
+    #[test]
+    fn each_method_has_its_order() {
+        use RevocationEffect::{RemoveSecret, RevokeInCoderd, RevokeInDatabase};
+        let both = ObservedRevocation {
+            replaced: Some(MintedToken { method: AccessMethod::Postgres, user_id: None }),
+            ..observed(AccessMethod::FirstUser)
+        };
+        for (observed, expected) in [
+            (observed(AccessMethod::TokenSecret), vec![]),
+            (observed(AccessMethod::Postgres), vec![RemoveSecret, RevokeInDatabase]),
+            (observed(AccessMethod::FirstUser), vec![RevokeInCoderd, RemoveSecret]),
+            (both, vec![RevokeInCoderd, RemoveSecret, RevokeInDatabase]),
+        ] {
+            let (done, report) = run(observed);
+            assert_eq!((done, report), (expected, finished(Revocation::Done)));
+        }
+    }
+
+    #[test]
+    fn a_disabled_access_is_retried_until_it_is_revoked() {
+        let blocker = Blocker::new(Reason::DatabaseUnreachable, "no route");
+        let failing =
+            ObservedRevocation { blocker: Some(blocker.clone()), ..observed(AccessMethod::Postgres) };
+        let (_, report) = run(failing.clone());
+        assert_eq!(
+            (report.revocation, report.retry),
+            (Some(Revocation::Failing(blocker)), Some(Retry::Backoff))
+        );
+        // Nothing records a token, and there is no database: none can have been created.
+        let nothing = Blocker::until_change(Reason::DatabaseUrlMissing, "no database");
+        let unrecorded =
+            ObservedRevocation { recorded: None, blocker: Some(nothing.clone()), ..failing.clone() };
+        assert_eq!(run(unrecorded).1.revocation, Some(Revocation::Done));
+        let recorded = ObservedRevocation { blocker: Some(nothing), ..failing };
+        assert_eq!(run(recorded).1.retry, Some(Retry::Backoff), "the database may come back");
+    }
+
+    #[test]
+    fn a_deletion_waits_for_dependents_and_ends_at_its_deadline() {
+        let with = |seconds, has_dependents, blocker: Option<Blocker>| ObservedRevocation {
+            deletion: Some(TokenDeletion { time_left: Duration::from_secs(seconds), has_dependents }),
+            blocker,
+            ..observed(AccessMethod::Postgres)
+        };
+        let waiting = run(with(60, true, None)).1;
+        assert_eq!((waiting.revocation, waiting.within), (None, Some(REQUEUE_DEPENDENTS)));
+        assert_eq!(
+            run(with(0, true, None)).1.revocation,
+            Some(Revocation::Done),
+            "dependents had their time"
+        );
+        let away = Blocker::new(Reason::DatabaseTimeout, "no answer");
+        let failing = run(with(60, false, Some(away.clone()))).1;
+        assert_eq!(failing.within, Some(Duration::from_secs(60)), "never later than the deadline");
+        let over = run(with(0, false, Some(away))).1;
+        assert_eq!(over.revocation, Some(Revocation::Abandoned));
+        assert!(over.event.unwrap().message.contains("coder-k8s-operator-ns-coder"));
+    }
+}

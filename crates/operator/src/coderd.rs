@@ -1,0 +1,52 @@
+//! The one way to talk to coderd: targets and clients, errors, the driver of decisions, and the schedules.
+//!
+//! Only [`targets`] makes clients. A credential can be attached only to a server that has said which deployment it is
+//! (`coder_k8s_coderd::IdentifiedServer`), so that no caller can send one elsewhere by mistake.
+
+pub(crate) mod credential;
+pub(crate) mod driver;
+pub(crate) mod license_gate;
+pub(crate) mod schedule;
+pub(crate) mod targets;
+pub(crate) mod verify_schedule;
+
+use coder_k8s_api::Reason;
+use coder_k8s_coderd::{Error, ErrorKind, postgres};
+use coder_k8s_core::outcome::{Blocker, Retry};
+use coder_k8s_engine::secret;
+
+/// What a failed call to coderd means. The message is the same from try to try.
+pub(crate) fn blocker_of(error: &Error) -> Blocker {
+    let message = match &error.kind {
+        ErrorKind::Redirected { to } => format!(
+            "coderd redirects to {to}, where the operator never sends a token: set operatorAccess.apiURL to the address that answers"
+        ),
+        _ => error.to_string(),
+    };
+    Blocker::new(error.reason(), message).with_retry(retry_of(error))
+}
+
+/// When to call again. A server changes without anything in Kubernetes changing, so that every failure is retried.
+pub(crate) fn retry_of(error: &Error) -> Retry {
+    match error.retry() {
+        coder_k8s_coderd::Retry::After(wait) => Retry::After(wait),
+        coder_k8s_coderd::Retry::OnChange | coder_k8s_coderd::Retry::Backoff => Retry::Backoff,
+    }
+}
+
+/// What a failure in coderd's database means.
+#[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
+pub(crate) fn blocker_of_database(error: postgres::Error) -> Blocker {
+    match error.retry() {
+        coder_k8s_coderd::Retry::OnChange => Blocker::until_change(error.reason(), error.to_string()),
+        coder_k8s_coderd::Retry::Backoff | coder_k8s_coderd::Retry::After(_) => {
+            Blocker::new(error.reason(), error.to_string())
+        }
+    }
+}
+
+/// What a Secret that cannot be read or written means.
+#[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
+pub(crate) fn blocker_of_secret(error: secret::Error) -> Blocker {
+    Blocker::new(Reason::Error, error.to_string())
+}

@@ -1,0 +1,76 @@
+//! The one driver of everything that the operator does in coderd.
+//!
+//! `core` decides, the driver asks and acts: decide, answer the query, decide again, perform the effect, decide again, until
+//! the decision is done. The number of steps of one reconcile is bounded.
+
+use std::ops::ControlFlow;
+
+use coder_k8s_core::steps::Step;
+
+/// A decision of `core` together with the hands that answer its queries and perform its effects.
+pub(crate) trait Protocol {
+    type Query;
+    type Effect;
+    type Done;
+
+    /// The next step for what is known so far.
+    fn decide(&self) -> Step<Self::Query, Self::Effect, Self::Done>;
+
+    /// Answers a query and notes the answer. A failure is an answer too.
+    async fn ask(&mut self, query: Self::Query);
+
+    /// Performs an effect and notes the outcome. Breaks where the reconcile must end.
+    async fn act(&mut self, effect: Self::Effect) -> ControlFlow<Self::Done>;
+}
+
+/// The most steps of one reconcile. Every step adds something to what is known, so that no decision comes close.
+const MAX_STEPS: usize = 64;
+
+/// Runs a protocol to its end. None: it did not end within the bound, which the caller retries.
+pub(crate) async fn run<P: Protocol>(protocol: &mut P) -> Option<P::Done> {
+    for _ in 0..MAX_STEPS {
+        match protocol.decide() {
+            Step::Ask(query) => protocol.ask(query).await,
+            Step::Act(effect) => {
+                if let ControlFlow::Break(done) = protocol.act(effect).await {
+                    return Some(done);
+                }
+            }
+            Step::Done(done) => return Some(done),
+        }
+    }
+    tracing::error!("a decision did not end after {MAX_STEPS} steps");
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Endless(usize);
+
+    impl Protocol for Endless {
+        type Query = ();
+        type Effect = ();
+        type Done = usize;
+
+        fn decide(&self) -> Step<(), (), usize> {
+            if self.0 < 3 { Step::Ask(()) } else { Step::Act(()) }
+        }
+
+        async fn ask(&mut self, (): ()) {
+            self.0 += 1;
+        }
+
+        async fn act(&mut self, (): ()) -> ControlFlow<usize> {
+            self.0 += 1;
+            if self.0 == 5 { ControlFlow::Break(self.0) } else { ControlFlow::Continue(()) }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_effect_can_end_the_run_and_the_run_ends_in_any_case() {
+        assert_eq!(run(&mut Endless(0)).await, Some(5));
+        assert_eq!(run(&mut Endless(6)).await, None);
+    }
+}

@@ -1,0 +1,138 @@
+//! When the next call to a coderd is due: one queue, one backoff and the due times of one kind of work.
+//!
+//! Three kinds of work use it: the sync of control planes, the verification of keys and registrations, and the daemon
+//! poll. Each has its own queue, so that a server that hangs delays its own work alone.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use coder_k8s_core::outcome::Retry;
+use coder_k8s_engine::{
+    backoff::{Failures, jitter},
+    key::Key,
+    metrics::Metrics,
+    queue::{Action, Queue},
+};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Something that is done at an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Task {
+    /// Verify the operator token and license, the key, or the registration.
+    Verify,
+    /// Ask for the entitlements.
+    Entitlements,
+}
+
+/// The schedule of one kind of work.
+pub(crate) struct Schedule {
+    pub(crate) queue: Queue,
+    failures: Failures,
+    due: Mutex<HashMap<Key, HashMap<Task, Instant>>>,
+}
+
+impl Schedule {
+    /// An empty schedule whose queue is not part of the queue metrics.
+    pub(crate) fn uncounted() -> Self {
+        Self::with(Queue::uncounted())
+    }
+
+    /// An empty schedule whose queue is part of the queue metrics.
+    pub(crate) fn counted(metrics: Arc<Metrics>) -> Self {
+        Self::with(Queue::new(metrics))
+    }
+
+    fn with(queue: Queue) -> Self {
+        Self { queue, failures: Failures::default(), due: Mutex::default() }
+    }
+
+    /// Sets when a task is due.
+    pub(crate) fn set_due(&self, key: &Key, task: Task, at: Instant) {
+        self.due.lock().entry(key.clone()).or_default().insert(task, at);
+    }
+
+    /// Whether a task is due. One that was never scheduled is.
+    pub(crate) fn is_due(&self, key: &Key, task: Task) -> bool {
+        let due = self.due.lock();
+        due.get(key).and_then(|tasks| tasks.get(&task)).is_none_or(|at| *at <= Instant::now())
+    }
+
+    /// How long until the next task. None: nothing is scheduled.
+    pub(crate) fn next_due(&self, key: &Key) -> Option<Duration> {
+        let due = self.due.lock();
+        let next = due.get(key)?.values().min().copied()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Counts a failure and returns the delay before the next attempt.
+    pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Duration {
+        self.failures.failed(key, retry)
+    }
+
+    /// Forgets earlier failures: the next one starts with the shortest delay.
+    pub(crate) fn succeeded(&self, key: &Key) {
+        self.failures.forget(key);
+    }
+
+    /// Forgets an object, but not that it may be queued: see [`Self::remove`].
+    pub(crate) fn forget(&self, key: &Key) {
+        self.due.lock().remove(key);
+        self.failures.forget(key);
+    }
+
+    /// Forgets an object that is gone, its place in the queue included.
+    pub(crate) fn remove(&self, key: &Key) {
+        self.forget(key);
+        self.queue.forget(key);
+    }
+
+    /// Requeues at the next due time, or waits for a change.
+    pub(crate) fn at_next_due(&self, key: &Key) -> Action {
+        self.next_due(key).map_or(Action::AwaitChange, Action::RequeueAfter)
+    }
+}
+
+/// The interval, a tenth more or less: many objects that start together do not stay together.
+pub(crate) fn jittered(interval: Duration) -> Duration {
+    interval.mul_f64(0.9 + 0.2 * jitter())
+}
+
+/// The earlier of an action and some delays.
+pub(crate) fn soonest(action: Action, others: impl IntoIterator<Item = Option<Duration>>) -> Action {
+    let own = match action {
+        Action::AwaitChange => None,
+        Action::RequeueAfter(delay) => Some(delay),
+    };
+    others.into_iter().flatten().chain(own).min().map_or(Action::AwaitChange, Action::RequeueAfter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn tasks_come_due_one_by_one_and_unknown_ones_are_due_at_once() {
+        let (schedule, key) = (Schedule::uncounted(), Key::new("CoderControlPlane", "ns", "coder"));
+        assert!(schedule.is_due(&key, Task::Verify));
+        assert_eq!(schedule.next_due(&key), None);
+        let now = Instant::now();
+        schedule.set_due(&key, Task::Verify, now + Duration::from_secs(600));
+        schedule.set_due(&key, Task::Entitlements, now + Duration::from_secs(100));
+        assert_eq!(schedule.next_due(&key), Some(Duration::from_secs(100)));
+        tokio::time::advance(Duration::from_secs(100)).await;
+        assert!(schedule.is_due(&key, Task::Entitlements) && !schedule.is_due(&key, Task::Verify));
+        schedule.forget(&key);
+        assert!(schedule.is_due(&key, Task::Verify));
+    }
+
+    #[test]
+    fn the_soonest_of_all_wishes_counts() {
+        let second = Duration::from_secs;
+        assert_eq!(soonest(Action::AwaitChange, [None]), Action::AwaitChange);
+        assert_eq!(soonest(Action::AwaitChange, [Some(second(3)), None]), Action::RequeueAfter(second(3)));
+        assert_eq!(
+            soonest(Action::RequeueAfter(second(1)), [Some(second(3))]),
+            Action::RequeueAfter(second(1))
+        );
+    }
+}

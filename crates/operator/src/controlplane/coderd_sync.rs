@@ -1,0 +1,298 @@
+//! The sync of control planes with their coderd: when an exchange is due, and what it brought.
+//!
+//! Exchanges run in their own queue, apart from reconciles, so that a server that is slow or dead delays nothing but its own
+//! exchange, not even its own Deployment. An exchange leaves a [`CoderdReport`]; the next reconcile puts it on the status. At
+//! rest an exchange happens only when an interval ends or something changes, and a restart starts none before its time.
+
+mod database;
+mod exchange;
+mod first_user;
+mod license;
+mod revocation;
+mod token;
+mod token_secret;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
+use coder_k8s_coderd::Server;
+use coder_k8s_core::{
+    controlplane::coderd::{Access, CoderdReport, access},
+    object,
+    rollout::Rollout,
+};
+use coder_k8s_engine::{backoff::jitter, key::Key, queue::Action};
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::ResourceExt;
+use parking_lot::Mutex;
+use secrecy::SecretString;
+use tokio::time::Instant;
+
+use self::exchange::Exchange;
+use crate::{
+    coderd::schedule::{Schedule, Task, jittered},
+    controller::Context,
+};
+
+/// How soon an exchange looks again whether the status announces the token that it is about to create.
+const REQUEUE_AWAITING_RECORD: Duration = Duration::from_millis(50);
+
+/// How often coderd is asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Intervals {
+    pub(crate) entitlements: Duration,
+    pub(crate) verify: Duration,
+}
+
+/// The sync of all control planes of the process.
+pub(crate) struct CoderdSync {
+    pub(crate) schedule: Schedule,
+    states: Mutex<HashMap<Key, SyncState>>,
+    /// Names of Secrets and ConfigMaps of each control plane that changed since its last exchange.
+    changed: Mutex<HashMap<Key, BTreeSet<String>>>,
+    intervals: Intervals,
+}
+
+/// What the process knows of one control plane between exchanges.
+#[derive(Clone)]
+struct SyncState {
+    uid: Option<String>,
+    inputs: Inputs,
+    report: CoderdReport,
+    /// The server without a credential, with its CA. Read again when something changes.
+    server: Option<Server>,
+    /// The token that coderd accepted last.
+    token: Option<SecretString>,
+    /// The version of the token's Secret that this process wrote.
+    stored_version: Option<String>,
+    /// Whether a refused token was replaced for the present inputs.
+    replaced_refused: bool,
+    /// Whether the status must announce a token before it is created.
+    awaits_record: bool,
+}
+
+/// What an exchange depends on, besides Secrets. Another value starts another exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Inputs {
+    generation: Option<i64>,
+    /// Whether any pod is ready.
+    is_serving: bool,
+    /// The generation of a Deployment that has rolled out: another one may be another version of coderd.
+    rolled_out: Option<i64>,
+}
+
+impl Inputs {
+    fn of(object: &CoderControlPlane, deployment: Option<&Deployment>) -> Self {
+        let rollout = Rollout::of(deployment);
+        let complete = deployment.filter(|_| rollout.is_settled());
+        Self {
+            generation: object.metadata.generation,
+            is_serving: rollout.ready > 0,
+            rolled_out: complete.and_then(|deployment| deployment.metadata.generation),
+        }
+    }
+}
+
+impl CoderdSync {
+    pub(crate) fn new(intervals: Intervals) -> Self {
+        Self {
+            schedule: Schedule::uncounted(),
+            states: Mutex::default(),
+            changed: Mutex::default(),
+            intervals,
+        }
+    }
+
+    /// What exchanges with the coderd of a control plane brought so far.
+    pub(crate) fn report(&self, key: &Key, uid: Option<&String>) -> CoderdReport {
+        let states = self.states.lock();
+        let state = states.get(key).filter(|state| state.uid.as_ref() == uid);
+        state.map(|state| state.report.clone()).unwrap_or_default()
+    }
+
+    /// Starts an exchange if its inputs changed.
+    pub(crate) fn consider(&self, key: &Key, object: &CoderControlPlane, deployment: Option<&Deployment>) {
+        let inputs = Inputs::of(object, deployment);
+        let is_new = |state: &SyncState| state.uid != object.uid() || state.inputs != inputs;
+        if self.states.lock().get(key).is_none_or(is_new) {
+            self.schedule.queue.enqueue(key.clone());
+        }
+    }
+
+    /// Starts an exchange because a Secret or ConfigMap that a control plane refers to changed.
+    pub(crate) fn source_changed(&self, key: &Key, name: &str) {
+        self.changed.lock().entry(key.clone()).or_default().insert(name.to_owned());
+        self.schedule.queue.enqueue(key.clone());
+    }
+
+    /// Starts the revocation of the token of a control plane that is being deleted.
+    pub(crate) fn clean_up(&self, key: &Key, object: &CoderControlPlane) {
+        if access::needs_cleaning(object, &self.report(key, object.uid().as_ref())) {
+            self.schedule.queue.enqueue(key.clone());
+        }
+    }
+
+    fn forget(&self, key: &Key) {
+        self.states.lock().remove(key);
+        self.changed.lock().remove(key);
+        self.schedule.forget(key);
+    }
+
+    /// Forgets a control plane that is gone.
+    pub(crate) fn remove(&self, key: &Key) {
+        self.forget(key);
+        self.schedule.remove(key);
+    }
+}
+
+/// Runs what is due for one control plane.
+pub(crate) async fn run_due(key: Key, ctx: Arc<Context>) -> Action {
+    let sync = &ctx.coderd_sync;
+    let object = ctx.caches.control_planes.get(&key.namespace, &key.name);
+    let Some(object) = object.filter(|object| !object::is_paused(&**object)) else {
+        sync.forget(&key);
+        return Action::AwaitChange;
+    };
+    let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
+    let inputs = Inputs::of(&object, deployment.as_deref());
+    let changed = sync.changed.lock().remove(&key).unwrap_or_default();
+    let before = sync.states.lock().get(&key).filter(|state| state.uid == object.uid()).cloned();
+    let is_first = before.is_none();
+    let mut state = before.clone().unwrap_or_else(|| resume(&key, &object, &inputs, sync));
+    let by_others = changed_by_others(&state, &changed, &key, &object, &ctx).await;
+    let has_changed = state.inputs != inputs || by_others;
+    state.inputs = inputs;
+    let next = if object::is_deleting(&*object) {
+        revocation::on_deletion(&mut state, &key, &object, &ctx).await
+    } else if object.spec.operator_access.disabled {
+        state.forget_access();
+        revocation::on_disabled(&mut state, &key, &object, &ctx).await
+    } else {
+        state.drop_reports_of_other_methods(&object);
+        sync_due(&mut state, has_changed, is_first, &key, &object, &ctx).await
+    };
+    let has_news = before.map(|before| before.report).unwrap_or_default() != state.report;
+    sync.states.lock().insert(key.clone(), state);
+    if has_news {
+        ctx.queue.enqueue(key);
+    }
+    next
+}
+
+/// Whether a Secret or ConfigMap was changed by somebody else. The operator's own write of the token is no news.
+async fn changed_by_others(
+    state: &SyncState,
+    changed: &BTreeSet<String>,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> bool {
+    let token = access::secret_name(object);
+    let only_token = changed.len() == 1 && changed.contains(&token) && state.stored_version.is_some();
+    if only_token {
+        return !token_secret::is_own_write(state, key, object, ctx).await;
+    }
+    !changed.is_empty()
+}
+
+impl SyncState {
+    fn drop_reports_of_other_methods(&mut self, object: &CoderControlPlane) {
+        let method = object.spec.operator_access.method;
+        self.report.grant.take_if(|grant| grant.method != method);
+        if access::replaced_token(object).is_none() {
+            self.report.revocation = None;
+        }
+    }
+
+    /// Forgets everything but what is left to revoke.
+    fn forget_access(&mut self) {
+        (self.token, self.server) = (None, None);
+        self.report =
+            CoderdReport { revocation: self.report.revocation.take(), ..CoderdReport::default() };
+    }
+}
+
+/// The state after a restart: what the status says is verified in its time.
+fn resume(key: &Key, object: &CoderControlPlane, inputs: &Inputs, sync: &CoderdSync) -> SyncState {
+    let now = Instant::now();
+    let status = object.status.as_ref();
+    let checked = status.and_then(|status| status.entitlements_last_checked.as_ref());
+    let age = checked.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
+    let conditions = || status.into_iter().flat_map(|status| &status.workload.conditions);
+    let of_this_generation = |type_: &str| {
+        conditions().find(|c| c.type_ == type_ && c.observed_generation == object.metadata.generation)
+    };
+    let is_true = |type_: &str| of_this_generation(type_).is_some_and(|c| c.status == "True");
+    let renewal = status.and_then(|status| status.operator_token.as_ref()?.renew_after.as_ref());
+    let in_time = renewal.is_none_or(|at| at.0 > Timestamp::now());
+    let licensed = object.spec.license_secret_ref.is_none() || is_true(kind::LICENSE_APPLIED);
+    let is_steady = licensed && in_time && is_true(kind::OPERATOR_ACCESS_READY) && age.is_some();
+    let intervals = sync.intervals;
+    let verify_in = if is_steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };
+    let refresh_in = age.map_or(Duration::ZERO, |age| jittered(intervals.entitlements).saturating_sub(age));
+    sync.schedule.set_due(key, Task::Verify, now + verify_in);
+    sync.schedule.set_due(key, Task::Entitlements, now + refresh_in);
+    let access = of_this_generation(kind::OPERATOR_ACCESS_READY);
+    SyncState {
+        uid: object.uid(),
+        inputs: inputs.clone(),
+        report: CoderdReport::default(),
+        server: None,
+        token: None,
+        stored_version: None,
+        replaced_refused: access.is_some_and(|c| Reason::of(c) == Some(Reason::TokenRefused)),
+        awaits_record: false,
+    }
+}
+
+/// Runs an exchange if one is due, and returns when the next one is.
+async fn sync_due(
+    state: &mut SyncState,
+    has_changed: bool,
+    is_first: bool,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Action {
+    let (schedule, intervals) = (&ctx.coderd_sync.schedule, ctx.coderd_sync.intervals);
+    if !state.inputs.is_serving {
+        return Action::AwaitChange;
+    }
+    // After a restart the watches show no change that happened before it.
+    let has_changed = has_changed || (is_first && license::was_exchanged(key, object, ctx).await);
+    if has_changed {
+        let now = Instant::now();
+        schedule.set_due(key, Task::Verify, now);
+        schedule.set_due(key, Task::Entitlements, now);
+        (state.token, state.server, state.replaced_refused) = (None, None, false);
+    }
+    // An outage is over as soon as coderd answers: verified without waiting for the interval.
+    let is_degraded = matches!(state.report.access, Some(Access::Degraded(_) | Access::Overdue(_)));
+    let verify = schedule.is_due(key, Task::Verify) || state.awaits_record || is_degraded;
+    state.awaits_record = false;
+    if !verify && !schedule.is_due(key, Task::Entitlements) {
+        return schedule.at_next_due(key);
+    }
+    let mut exchange = Exchange { state, has_changed, key, object, ctx };
+    if let Err(retry) = exchange.run(verify).await {
+        return Action::RequeueAfter(schedule.failed(key, retry));
+    }
+    if state.awaits_record {
+        return Action::RequeueAfter(REQUEUE_AWAITING_RECORD);
+    }
+    schedule.succeeded(key);
+    let now = Instant::now();
+    if verify {
+        schedule.set_due(key, Task::Verify, now + jittered(intervals.verify));
+    }
+    // A server without licensed features learns of none before it is another server.
+    let is_agpl = state.report.entitlements.as_ref().is_some_and(|known| known.details.is_none());
+    let interval = if is_agpl { intervals.verify } else { intervals.entitlements };
+    schedule.set_due(key, Task::Entitlements, now + jittered(interval));
+    schedule.at_next_due(key)
+}

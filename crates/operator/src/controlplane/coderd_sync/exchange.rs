@@ -1,0 +1,188 @@
+//! One exchange with the coderd of a control plane, in order: identify the server, see to the token, then to the license,
+//! then ask for the entitlements. A part that fails does not keep the next ones from being asked that need it not.
+
+use coder_k8s_api::{CoderControlPlane, Reason};
+use coder_k8s_coderd::{BoundToken, Client, Entitlement, ErrorKind, IdentifiedServer, Server};
+use coder_k8s_core::{
+    controlplane::coderd::{self, Access, License, access},
+    entitlements::FeatureState,
+    outcome::{Blocker, Retry},
+};
+use coder_k8s_engine::key::Key;
+use jiff::Timestamp;
+use kube::Resource;
+use secrecy::SecretString;
+
+use super::{SyncState, license, token};
+use crate::{
+    coderd::{blocker_of, targets},
+    controller::Context,
+};
+
+/// One exchange.
+pub(super) struct Exchange<'a> {
+    pub(super) state: &'a mut SyncState,
+    /// Whether the spec, a Secret or the server's pods changed since the last exchange.
+    pub(super) has_changed: bool,
+    pub(super) key: &'a Key,
+    pub(super) object: &'a CoderControlPlane,
+    pub(super) ctx: &'a Context,
+}
+
+impl Exchange<'_> {
+    /// Runs the exchange. The error says when to try again; what failed is in the report.
+    pub(super) async fn run(&mut self, verify: bool) -> Result<(), Retry> {
+        let Some(server) = self.server().await? else { return Ok(()) };
+        let (client, token_retry) = if verify {
+            let Some(identified) = self.identify(&server).await? else { return Ok(()) };
+            self.verify_token(&identified).await
+        } else if license::is_open(self.state, self.object) {
+            (self.reuse_token(&server).await?, None)
+        } else {
+            (None, None)
+        };
+        let license_retry = match &client {
+            Some(client) if verify || license::is_open(self.state, self.object) => {
+                license::sync(self, client).await
+            }
+            _ => None,
+        };
+        // Entitlements need no token, so that they are asked for whatever became of it.
+        let entitlements = self.refresh_entitlements(&server).await;
+        match token_retry.or(license_retry) {
+            Some(retry) => Err(retry),
+            None => entitlements,
+        }
+    }
+
+    /// The server without a credential. None: there is none, and the report says why.
+    async fn server(&mut self) -> Result<Option<Server>, Retry> {
+        if self.state.server.is_none() {
+            match targets::server_of(self.object, self.ctx).await {
+                Ok(server) => self.state.server = Some(server),
+                Err(blocker) if blocker.retry == Retry::OnChange => {
+                    self.state.report.access = Some(Access::Refused(blocker));
+                }
+                Err(blocker) => {
+                    tracing::warn!(reason = %blocker.reason, "{}", blocker.message);
+                    return Err(blocker.retry);
+                }
+            }
+        }
+        Ok(self.state.server.clone())
+    }
+
+    /// Asks the server which deployment it is. None: it is another one than the token belongs to.
+    async fn identify(&mut self, server: &Server) -> Result<Option<IdentifiedServer>, Retry> {
+        let identified = match server.identify().await {
+            Ok(identified) => identified,
+            Err(error) => return Err(self.unreachable(&blocker_of(&error))),
+        };
+        let known = self.object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        let by_address = self.object.spec.operator_access.api_url.is_some();
+        if by_address && !self.has_changed && known.is_some_and(|known| known != identified.deployment_id()) {
+            let message = "another deployment answers at operatorAccess.apiURL than the one that the operator token belongs \
+                           to, and the token was not sent: supply a token of this deployment";
+            let blocker = Blocker::until_change(Reason::DeploymentChanged, message);
+            self.state.report.access = Some(Access::Refused(blocker));
+            return Ok(None);
+        }
+        self.state.report.server = Some(coderd::ReportedServer {
+            version: identified.version().to_owned(),
+            deployment_id: identified.deployment_id().to_owned(),
+        });
+        Ok(Some(identified))
+    }
+
+    /// A client with a token from the Secret.
+    ///
+    /// The token is bound to the deployment on status. After a change of the spec, a Secret or the pods, and at the control
+    /// plane's own Service, the server that answers is taken to be the token's own.
+    pub(super) fn client(&self, server: &IdentifiedServer, token: &SecretString) -> Result<Client, Blocker> {
+        let status = self.object.status.as_ref();
+        let known = status.and_then(|status| status.deployment_id.as_ref());
+        let bad_token = |message: String| Blocker::until_change(Reason::BadToken, message);
+        match known.filter(|known| *known == server.deployment_id()) {
+            Some(known) => server
+                .authenticate(&BoundToken::new(token.clone(), known.clone()))
+                .map_err(|error| bad_token(error.to_string())),
+            None => server.first_contact(token).map_err(|error| bad_token(error.to_string())),
+        }
+    }
+
+    /// Runs the token's protocol. Returns a client if coderd accepts the token, and when to try again.
+    async fn verify_token(&mut self, server: &IdentifiedServer) -> (Option<Client>, Option<Retry>) {
+        let (report, client) = token::sync(self, server).await;
+        let state = &mut *self.state;
+        state.replaced_refused = report.replaced_refused;
+        state.awaits_record = report.awaits_record;
+        if let Some(grant) = report.grant {
+            state.report.grant = Some(grant);
+        }
+        if let Some(revocation) = report.revocation {
+            state.report.revocation = Some(revocation);
+        }
+        if let Some(access) = report.access {
+            if let (true, Access::Refused(blocker) | Access::Degraded(blocker)) = (report.blocks_license, &access) {
+                let blocker = blocker.clone();
+                self.block_license(&blocker);
+            }
+            self.state.report.access = Some(access);
+        }
+        for event in &report.events {
+            tracing::warn!("{}", event.message);
+            self.ctx.events.publish(&self.object.object_ref(&()), event).await;
+        }
+        (client.filter(|_| report.is_usable), report.retry)
+    }
+
+    /// The client of the last verification, for a license that is still to be applied.
+    async fn reuse_token(&mut self, server: &Server) -> Result<Option<Client>, Retry> {
+        let Some(token) = self.state.token.clone() else { return Ok(None) };
+        let Some(identified) = self.identify(server).await? else { return Ok(None) };
+        Ok(self.client(&identified, &token).ok())
+    }
+
+    /// Reports that coderd could not be asked. What works is not withdrawn.
+    pub(super) fn unreachable(&mut self, blocker: &Blocker) -> Retry {
+        if self.state.token.is_some() || access::has_token_source(self.object) {
+            self.state.report.access = Some(Access::unreachable(blocker));
+            self.block_license(blocker);
+        }
+        blocker.retry
+    }
+
+    fn block_license(&mut self, blocker: &Blocker) {
+        if self.object.spec.license_secret_ref.is_some() && !license::is_applied(self.state, self.object) {
+            self.state.report.license = Some(License::Blocker(blocker.clone()));
+        }
+    }
+
+    async fn refresh_entitlements(&mut self, server: &Server) -> Result<(), Retry> {
+        let asked_at = Timestamp::now();
+        let answer = match server.entitlements().await {
+            Ok(answer) => Some(answer),
+            Err(error) if error.kind == ErrorKind::NotSupported => None,
+            Err(error) => return Err(self.unreachable(&blocker_of(&error))),
+        };
+        let answer = answer.map(|found| coderd::EntitlementsAnswer {
+            has_license: found.has_license,
+            trial: found.trial,
+            features: found.features.iter().map(|(name, feature)| (name.clone(), state_of(&feature.entitlement))).collect(),
+            warnings: found.warnings,
+            errors: found.errors,
+        });
+        let before = self.state.report.entitlements.take();
+        self.state.report.entitlements = Some(coderd::entitlements(answer, before.as_ref(), asked_at));
+        Ok(())
+    }
+}
+
+fn state_of(entitlement: &Entitlement) -> FeatureState {
+    match entitlement {
+        Entitlement::Entitled => FeatureState::Entitled,
+        Entitlement::GracePeriod => FeatureState::GracePeriod,
+        Entitlement::NotEntitled => FeatureState::NotEntitled,
+        Entitlement::Other(_) => FeatureState::Unknown,
+    }
+}

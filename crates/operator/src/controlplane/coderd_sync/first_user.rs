@@ -1,0 +1,149 @@
+//! Tokens through the first user of coderd, whose name and password are in a Secret.
+//!
+//! The password is used to create the first user, and to log in when there is no working token. After that each token
+//! creates its successor.
+
+use coder_k8s_api::Reason;
+use coder_k8s_coderd::{Client, ErrorKind, NewFirstUser, Token};
+use coder_k8s_core::{names, outcome::Blocker};
+use jiff::{SignedDuration, Timestamp};
+use secrecy::{ExposeSecret, SecretString};
+
+use super::token::{NewToken, TokenRequest, token_id};
+use crate::coderd::{blocker_of, targets};
+
+/// Creates a token beside the present one.
+pub(super) async fn create(request: &TokenRequest<'_>) -> Result<NewToken, Blocker> {
+    if let Some(current) = request.current.filter(|_| request.renews) {
+        let client = client(request, current)?;
+        return mint(request, &client, Some(token_id(current))).await;
+    }
+    let session = log_in(request).await?;
+    let client = client(request, &session)?;
+    let minted = mint(request, &client, request.current.map(token_id)).await;
+    // A session is one more way in, and no longer needed.
+    if let Err(error) = client.delete_token("me", token_id(&session)).await {
+        tracing::warn!("the session of the first user could not be ended: {error}");
+    }
+    minted
+}
+
+/// Deletes the tokens of ours that a user has, except one.
+pub(super) async fn remove_tokens(
+    request: &TokenRequest<'_>,
+    client: &Client,
+    user: &str,
+    keep: Option<&str>,
+) -> Result<(), Blocker> {
+    for token in our_tokens(request, client, user).await? {
+        if Some(token.id.as_str()) != keep {
+            delete(client, user, &token.id).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn our_tokens(request: &TokenRequest<'_>, client: &Client, user: &str) -> Result<Vec<Token>, Blocker> {
+    let all = client.tokens(user).await.map_err(|error| blocker_of(&error))?;
+    let names = token_names(request);
+    Ok(all.into_iter().filter(|token| names.contains(&token.token_name)).collect())
+}
+
+/// Deletes a token. One that is gone already is no error.
+pub(super) async fn delete(client: &Client, user: &str, id: &str) -> Result<(), Blocker> {
+    match client.delete_token(user, id).await {
+        Ok(()) => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
+        Err(error) => Err(blocker_of(&error)),
+    }
+}
+
+/// The two names that our tokens take turns in: coderd accepts each name once.
+fn token_names(request: &TokenRequest<'_>) -> [String; 2] {
+    let name = names::operator_token(&request.key.namespace, &request.key.name);
+    [format!("{name}-next"), name]
+}
+
+/// Creates a token under the name that the present one does not have.
+async fn mint(request: &TokenRequest<'_>, client: &Client, in_use: Option<&str>) -> Result<NewToken, Blocker> {
+    let existing = our_tokens(request, client, "me").await?;
+    let present = existing.iter().find(|token| Some(token.id.as_str()) == in_use);
+    let [next, plain] = token_names(request);
+    let name = if present.is_some_and(|token| token.token_name == plain) { next } else { plain };
+    for leftover in existing.iter().filter(|token| token.token_name == name) {
+        delete(client, "me", &leftover.id).await?;
+    }
+    let longest = client.longest_token_lifetime("me").await.map_err(|error| blocker_of(&error))?;
+    let longest = SignedDuration::try_from(longest).unwrap_or(SignedDuration::MAX);
+    let lifetime = request.lifetime().min(longest);
+    let now = Timestamp::now();
+    let asked = std::time::Duration::try_from(lifetime).unwrap_or_default();
+    let token = client.create_token("me", &name, Some(asked)).await.map_err(|error| blocker_of(&error))?;
+    tracing::info!(token = token.id, "coderd created an operator token");
+    let after = |time: SignedDuration| now.checked_add(time).unwrap_or(Timestamp::MAX);
+    Ok(NewToken {
+        token: token.secret,
+        expires: after(lifetime),
+        renew_after: after(lifetime * 2 / 3),
+        is_only_one: false,
+    })
+}
+
+/// Logs in as the first user, which is created if coderd has none yet.
+pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, Blocker> {
+    let user = read(request).await?;
+    let server = request.server;
+    let has_user = server.has_first_user().await.map_err(|error| blocker_of(&error))?;
+    if !has_user {
+        match server.create_first_user(&user).await {
+            Ok(_) => tracing::info!("created the first user {}", user.username),
+            // Somebody was quicker, or an earlier attempt of ours went unanswered: logging in shows which.
+            Err(error) if matches!(error.kind, ErrorKind::Duplicate { .. }) => {}
+            Err(error) if matches!(error.kind, ErrorKind::Invalid { .. }) => {
+                let message = format!("coderd rejects the first user of operatorAccess.firstUserSecretRef: {error}");
+                return Err(Blocker::until_change(Reason::FirstUserInvalid, message));
+            }
+            Err(error) => return Err(blocker_of(&error)),
+        }
+    }
+    match server.log_in(&user.email, &user.password).await {
+        Ok(session) => Ok(session),
+        Err(error) if matches!(error.kind, ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. }) => {
+            let message = format!(
+                "coderd already has a first user and does not log in the one of operatorAccess.firstUserSecretRef: correct \
+                 the Secret, or use operatorAccess.method TokenSecret or Postgres: {error}"
+            );
+            Err(Blocker::until_change(Reason::AlreadyInitialised, message))
+        }
+        Err(error) => Err(blocker_of(&error)),
+    }
+}
+
+/// Reads name, address and password of the first user.
+pub(super) async fn read(request: &TokenRequest<'_>) -> Result<NewFirstUser, Blocker> {
+    let Some(reference) = &request.object.spec.operator_access.first_user_secret_ref else {
+        return Err(Blocker::until_change(Reason::SecretMissing, "operatorAccess.firstUserSecretRef is not set"));
+    };
+    let name = reference.name.as_str();
+    let data = targets::read_secret(&request.key.namespace, name, request.ctx).await?;
+    let field = |key: &str| {
+        data.as_ref().and_then(|data| data.text(key)).ok_or_else(|| {
+            let message = format!(
+                "Secret {name} of operatorAccess.firstUserSecretRef does not exist, or its key {key} is missing or empty"
+            );
+            Blocker::until_change(Reason::SecretMissing, message)
+        })
+    };
+    let plain = |text: SecretString| text.expose_secret().to_owned();
+    Ok(NewFirstUser {
+        username: plain(field("username")?),
+        email: plain(field("email")?),
+        password: field("password")?,
+    })
+}
+
+/// A client with a token that this very server issued: the present token, or a session from a moment ago.
+fn client(request: &TokenRequest<'_>, token: &SecretString) -> Result<Client, Blocker> {
+    let client = request.server.first_contact(token);
+    client.map_err(|bad| Blocker::until_change(Reason::BadToken, bad.to_string()))
+}

@@ -1,0 +1,219 @@
+//! The hands of the license's protocol: reads the Secret, lists, sends and removes licenses.
+//!
+//! What to do is decided in `core::controlplane::coderd::license`. The text is in memory only while it is hashed or sent.
+
+use std::ops::ControlFlow;
+
+use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
+use coder_k8s_coderd::{self as coderd, Client, ErrorKind};
+use coder_k8s_core::{
+    controlplane::coderd::{
+        Installed, License,
+        license::{
+            self, InstalledLicense, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord, LicenseReport,
+            LicenseText, ObservedLicense,
+        },
+    },
+    entitlements::Tier,
+    outcome::{Blocker, Retry},
+    steps::Step,
+};
+use coder_k8s_engine::key::Key;
+use jiff::Timestamp;
+use secrecy::{ExposeSecret, SecretString};
+
+use super::{SyncState, exchange::Exchange};
+use crate::{
+    coderd::{blocker_of, driver, targets},
+    controller::Context,
+};
+
+/// Whether the license of the spec was last known to be applied.
+pub(super) fn is_applied(state: &SyncState, object: &CoderControlPlane) -> bool {
+    match &state.report.license {
+        Some(License::Applied { .. }) => true,
+        Some(License::Blocker(_) | License::Refused { .. }) => false,
+        None => {
+            let mut conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
+            let condition = conditions.find(|c| c.type_ == kind::LICENSE_APPLIED);
+            object.spec.license_secret_ref.is_none() || condition.is_some_and(|c| c.status == "True")
+        }
+    }
+}
+
+/// Whether an exchange between two verifications should try to apply the license. What coderd rejected waits for a change.
+pub(super) fn is_open(state: &SyncState, object: &CoderControlPlane) -> bool {
+    !is_applied(state, object) && !matches!(state.report.license, Some(License::Refused { .. }))
+}
+
+/// Whether the Secret holds another license than the one that was applied last: it changed while no operator ran.
+pub(super) async fn was_exchanged(key: &Key, object: &CoderControlPlane, ctx: &Context) -> bool {
+    let recorded = object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
+    match read(key, object, ctx).await {
+        Ok(Some(text)) => recorded != Some(license::hash(text.expose_secret())),
+        Ok(None) | Err(_) => false,
+    }
+}
+
+/// The license of the Secret. None: the spec names none.
+async fn read(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<Option<SecretString>, Blocker> {
+    let Some(reference) = &object.spec.license_secret_ref else { return Ok(None) };
+    let data_key = reference.key.as_ref().map_or("license", AsRef::as_ref);
+    let data = targets::read_secret(&key.namespace, reference.name.as_str(), ctx).await?;
+    let missing = |what: &str| {
+        let message = format!("Secret {} of licenseSecretRef {what}", reference.name);
+        Err(Blocker::until_change(Reason::SecretMissing, message))
+    };
+    let Some(data) = data else { return missing("does not exist") };
+    let Some(value) = data.value(data_key) else { return missing(&format!("has no key {data_key}")) };
+    let Ok(text) = std::str::from_utf8(value) else {
+        return missing(&format!("holds no text under the key {data_key}"));
+    };
+    if text.trim().is_empty() {
+        return missing(&format!("holds only blanks under the key {data_key}"));
+    }
+    Ok(Some(SecretString::from(text.trim().to_owned())))
+}
+
+/// Runs the protocol and puts its report into the state. Returns when to try again.
+pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option<Retry> {
+    let observed = ObservedLicense {
+        server_version: exchange.state.report.server.as_ref().map(|server| server.version.clone()).unwrap_or_default(),
+        remove_replaced: exchange.object.spec.license.remove_replaced,
+        was_applied: is_applied(exchange.state, exchange.object),
+        record: record(exchange.state, exchange.object),
+        secret: None,
+        list: None,
+        sent: None,
+        removed: None,
+    };
+    let mut protocol = LicenseProtocol { observed, exchange, client, text: None };
+    let Some(report) = driver::run(&mut protocol).await else { return Some(Retry::Backoff) };
+    let LicenseReport { license, keeps, access, retry } = report;
+    let known = &mut exchange.state.report;
+    if !keeps {
+        known.license = license.map(|license| license.keeping_time_of(known.license.as_ref()));
+    }
+    if access.is_some() {
+        known.access = access;
+    }
+    retry
+}
+
+/// What earlier exchanges left: in this process, else on the status.
+fn record(state: &SyncState, object: &CoderControlPlane) -> LicenseRecord {
+    let status = object.status.as_ref();
+    let on_status = status.and_then(|status| status.license.as_ref());
+    let recorded = LicenseRecord {
+        hash: status.and_then(|status| status.license_last_applied_hash.clone()),
+        uuid: on_status.and_then(|license| license.replaces.clone().or_else(|| license.uuid.clone())),
+        refused: on_status.and_then(|license| license.refused.clone()),
+    };
+    match &state.report.license {
+        Some(License::Applied { hash, installed, .. }) => LicenseRecord {
+            hash: Some(hash.clone()),
+            uuid: installed
+                .as_ref()
+                .map(|installed| installed.replaces.clone().unwrap_or_else(|| installed.uuid.clone()))
+                .or(recorded.uuid),
+            refused: None,
+        },
+        Some(License::Refused { mark, .. }) => LicenseRecord { refused: Some(mark.clone()), ..recorded },
+        Some(License::Blocker(_)) | None => recorded,
+    }
+}
+
+struct LicenseProtocol<'a, 'e> {
+    observed: ObservedLicense,
+    exchange: &'a mut Exchange<'e>,
+    client: &'a Client,
+    text: Option<SecretString>,
+}
+
+impl driver::Protocol for LicenseProtocol<'_, '_> {
+    type Query = LicenseQuery;
+    type Effect = LicenseEffect;
+    type Done = LicenseReport;
+
+    fn decide(&self) -> Step<LicenseQuery, LicenseEffect, LicenseReport> {
+        license::decide(&self.observed, Timestamp::now())
+    }
+
+    async fn ask(&mut self, query: LicenseQuery) {
+        match query {
+            LicenseQuery::Secret => {
+                let read = read(self.exchange.key, self.exchange.object, self.exchange.ctx).await;
+                self.observed.secret = Some(read.map(|text| {
+                    self.text = text;
+                    self.text.as_ref().map(|text| LicenseText {
+                        hash: license::hash(text.expose_secret()),
+                        is_recognisable: coderd::license::Claims::read(text).is_ok(),
+                    })
+                }));
+            }
+            LicenseQuery::List => self.observed.list = Some(self.list().await),
+        }
+    }
+
+    async fn act(&mut self, effect: LicenseEffect) -> ControlFlow<LicenseReport> {
+        if !self.exchange.ctx.is_unedited(self.exchange.object).await {
+            let (keeps, retry) = (true, Some(Retry::Backoff));
+            return ControlFlow::Break(LicenseReport { keeps, retry, ..LicenseReport::default() });
+        }
+        match effect {
+            LicenseEffect::Send => self.send().await,
+            LicenseEffect::Remove(old) => self.observed.removed = Some(self.remove(&old).await),
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl LicenseProtocol<'_, '_> {
+    async fn list(&self) -> Result<LicenseList, Blocker> {
+        let listed = self.client.licenses().await.map_err(|error| blocker_of(&error))?;
+        let claims = self.text.as_ref().and_then(|text| coderd::license::Claims::read(text).ok());
+        let ours = claims.as_ref().and_then(|claims| coderd::license::find(claims, &listed));
+        let all = listed.iter().map(|one| InstalledLicense { id: one.id.into(), uuid: one.uuid.clone() });
+        Ok(LicenseList { ours: ours.map(installed), all: all.collect() })
+    }
+
+    async fn send(&mut self) {
+        let Some(text) = &self.text else { return };
+        self.observed.sent = Some(match self.client.add_license(text).await {
+            Ok(added) => {
+                tracing::info!(license = added.id, "coderd accepted the license");
+                Ok(installed(&added))
+            }
+            Err(error) => {
+                if matches!(error.kind, ErrorKind::Duplicate { .. }) {
+                    self.observed.list = Some(Ok(self.list().await.unwrap_or_default()));
+                }
+                Err(blocker_of(&error))
+            }
+        });
+    }
+
+    async fn remove(&self, old: &InstalledLicense) -> Result<(), Blocker> {
+        let Ok(id) = i32::try_from(old.id) else { return Ok(()) };
+        match self.client.delete_license(id).await {
+            Ok(()) => tracing::info!(license = id, "removed the license that was replaced"),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => {
+                tracing::warn!("the license that was replaced could not be removed: {error}");
+                return Err(blocker_of(&error));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn installed(license: &coderd::License) -> Installed {
+    Installed {
+        id: license.id.into(),
+        uuid: license.uuid.clone(),
+        account: license.claims.account_id.clone(),
+        tier: Tier::claimed(&license.claims.feature_set, license.claims.trial),
+        expires: license.claims.license_expires,
+        replaces: None,
+    }
+}

@@ -1,0 +1,210 @@
+//! The hands of the revocation: when `operatorAccess.disabled` is set, and when the object is deleted.
+//!
+//! What to do, in which order, and when to give up is decided in `core::controlplane::coderd::revocation`.
+
+use std::{ops::ControlFlow, time::Duration};
+
+use coder_k8s_api::{CoderControlPlane, Reason, names::component};
+use coder_k8s_coderd::ErrorKind;
+use coder_k8s_core::{
+    controlplane::coderd::{
+        access::{self, Revocation},
+        revocation::{self, NoQuery, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
+    },
+    names,
+    outcome::{Blocker, Retry},
+    steps::Step,
+};
+use coder_k8s_engine::{apply::Owner, key::Key, queue::Action};
+use jiff::{SignedDuration, Timestamp};
+use kube::Resource;
+
+use super::{
+    SyncState, database, first_user,
+    token::{TokenRequest, token_id},
+    token_secret::{self, Found},
+};
+use crate::{
+    coderd::{blocker_of, driver, targets},
+    controller::{Context, children},
+};
+
+/// How long after the control plane its dependents may be deleted and still find the token: one `kubectl delete` of a
+/// namespace or a manifest deletes one object after the other.
+const DELETED_TOGETHER: SignedDuration = SignedDuration::from_secs(3);
+
+/// Revokes the token because the access is disabled.
+pub(super) async fn on_disabled(
+    state: &mut SyncState,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Action {
+    if access::is_revoked(object) || matches!(state.report.revocation, Some(Revocation::Done)) {
+        return Action::AwaitChange;
+    }
+    revoke(state, None, key, object, ctx).await
+}
+
+/// Revokes the token of an object that is being deleted, within the clean-up deadline.
+pub(super) async fn on_deletion(
+    state: &mut SyncState,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Action {
+    if !access::needs_cleaning(object, &state.report) {
+        return Action::AwaitChange;
+    }
+    let now = Timestamp::now();
+    let since = object.metadata.deletion_timestamp.as_ref().map_or(now, |at| at.0);
+    let limit = SignedDuration::try_from(ctx.cleanup_timeout).unwrap_or(SignedDuration::MAX);
+    let time_left = Duration::try_from(limit - now.duration_since(since)).unwrap_or_default();
+    let is_recent = now.duration_since(since) < DELETED_TOGETHER;
+    let deletion = TokenDeletion { time_left, has_dependents: has_dependents(key, ctx, is_recent) };
+    revoke(state, Some(deletion), key, object, ctx).await
+}
+
+async fn revoke(
+    state: &mut SyncState,
+    deletion: Option<TokenDeletion>,
+    key: &Key,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Action {
+    let Some(owner) = children::owner_of(object, component::CONTROL_PLANE) else { return Action::AwaitChange };
+    let replaced = object.status.as_ref().and_then(|status| status.operator_token.as_ref()?.replaces.as_ref());
+    let observed = ObservedRevocation {
+        token_name: names::operator_token(&key.namespace, &key.name),
+        recorded: access::minted_token(object),
+        method: object.spec.operator_access.method,
+        replaced: replaced
+            .map(|token| access::MintedToken { method: token.method, user_id: token.user_id.clone() }),
+        deletion,
+        done: Vec::new(),
+        blocker: None,
+    };
+    state.report.foreign = None;
+    let mut protocol = RevocationProtocol { observed, owner, key, object, ctx };
+    let Some(report) = driver::run(&mut protocol).await else {
+        return Action::RequeueAfter(ctx.coderd_sync.schedule.failed(key, Retry::Backoff));
+    };
+    let RevocationReport { revocation, retry, within, event } = report;
+    if let Some(blocker) = &protocol.observed.blocker {
+        tracing::warn!(reason = %blocker.reason, "the operator token is not revoked: {}", blocker.message);
+    }
+    if let Some(event) = &event {
+        ctx.events.publish(&object.object_ref(&()), event).await;
+    }
+    if matches!(revocation, Some(Revocation::Done)) {
+        state.token = None;
+        ctx.coderd_sync.schedule.succeeded(key);
+    }
+    if revocation.is_some() {
+        state.report.revocation = revocation;
+    }
+    let delay = retry.map(|retry| ctx.coderd_sync.schedule.failed(key, retry));
+    match [delay, within].into_iter().flatten().min() {
+        Some(delay) => Action::RequeueAfter(delay),
+        None => Action::AwaitChange,
+    }
+}
+
+/// Whether an object that uses the token is being deleted, or may yet be deleted together with the control plane.
+fn has_dependents(key: &Key, ctx: &Context, is_recent: bool) -> bool {
+    let caches = &ctx.caches;
+    ctx.references.of(key).into_iter().any(|dependent| {
+        let (namespace, name) = (&dependent.namespace, &dependent.name);
+        let needs_token = |meta: &kube::core::ObjectMeta| {
+            let has_finalizer = meta.finalizers.as_ref().is_some_and(|all| !all.is_empty());
+            meta.deletion_timestamp.is_some() || (is_recent && has_finalizer)
+        };
+        caches.provisioners.get(namespace, name).is_some_and(|object| needs_token(object.meta()))
+            || caches.workspace_proxies.get(namespace, name).is_some_and(|object| needs_token(object.meta()))
+    })
+}
+
+struct RevocationProtocol<'a> {
+    observed: ObservedRevocation,
+    owner: Owner,
+    key: &'a Key,
+    object: &'a CoderControlPlane,
+    ctx: &'a Context,
+}
+
+impl driver::Protocol for RevocationProtocol<'_> {
+    type Query = NoQuery;
+    type Effect = RevocationEffect;
+    type Done = RevocationReport;
+
+    fn decide(&self) -> Step<NoQuery, RevocationEffect, RevocationReport> {
+        revocation::decide(&self.observed)
+    }
+
+    async fn ask(&mut self, query: NoQuery) {
+        match query {}
+    }
+
+    async fn act(&mut self, effect: RevocationEffect) -> ControlFlow<RevocationReport> {
+        let acted = if self.ctx.fence.is_open() {
+            match effect {
+                RevocationEffect::RemoveSecret => self.remove_secret().await,
+                RevocationEffect::RevokeInDatabase => database::revoke(self.key, self.object, self.ctx).await,
+                RevocationEffect::RevokeInCoderd => self.revoke_in_coderd().await,
+            }
+        } else {
+            Err(Blocker::new(Reason::NotLeading, "another instance of the operator leads"))
+        };
+        match acted {
+            Ok(()) => self.observed.done.push(effect),
+            Err(blocker) => self.observed.blocker = Some(blocker),
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl RevocationProtocol<'_> {
+    async fn remove_secret(&self) -> Result<(), Blocker> {
+        match token_secret::read(&self.owner, self.object, self.ctx).await? {
+            Found::Ours(secret) => secret.remove(&self.owner, self.ctx).await,
+            Found::Foreign(_) => Ok(()),
+        }
+    }
+
+    /// Deletes the tokens of the first user: with the token itself, else after logging in once more.
+    async fn revoke_in_coderd(&self) -> Result<(), Blocker> {
+        let current = match token_secret::read(&self.owner, self.object, self.ctx).await? {
+            Found::Ours(secret) => secret.token,
+            Found::Foreign(_) => None,
+        };
+        let server = targets::server_of(self.object, self.ctx).await?;
+        let server = server.identify().await.map_err(|error| blocker_of(&error))?;
+        let request = TokenRequest {
+            object: self.object,
+            key: self.key,
+            ctx: self.ctx,
+            server: &server,
+            current: None,
+            renews: false,
+            is_refused: false,
+        };
+        if let Some(token) = current
+            && let Ok(client) = server.first_contact(&token)
+        {
+            match client.me().await {
+                Ok(_) => {
+                    // The others first: afterwards this token can delete nothing any more.
+                    first_user::remove_tokens(&request, &client, "me", Some(token_id(&token))).await?;
+                    return first_user::delete(&client, "me", token_id(&token)).await;
+                }
+                Err(error) if matches!(error.kind, ErrorKind::Unauthenticated { .. }) => {}
+                Err(error) => return Err(blocker_of(&error)),
+            }
+        }
+        let session = first_user::log_in(&request).await?;
+        let Ok(client) = server.first_contact(&session) else { return Ok(()) };
+        let removed = first_user::remove_tokens(&request, &client, "me", None).await;
+        first_user::delete(&client, "me", token_id(&session)).await?;
+        removed
+    }
+}
