@@ -12,6 +12,7 @@ mod enqueue;
 pub(crate) mod environment;
 pub(crate) mod exposure;
 pub(crate) mod finalizer;
+mod kinds;
 pub(crate) mod options;
 pub(crate) mod pods;
 mod referenced;
@@ -49,8 +50,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use caches::{kind, served_by};
-pub(crate) use context::{CoderResource, Context};
+pub(crate) use caches::served_by;
+pub(crate) use context::Context;
+pub(crate) use kinds::{CoderKind, CoderResource};
 pub(crate) use options::Options;
 
 use context::ExternalClients;
@@ -132,7 +134,7 @@ pub(crate) async fn control(
     tasks.spawn(looking);
     let watches =
         Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
-    let synced = watches.start(&ctx.scope);
+    let synced = watches.start(&ctx.policy.scope);
 
     let release = CancellationToken::new();
     let (mut elected, mut leads) = elect(election, lease_client, fence, &readiness, release.clone());
@@ -150,30 +152,15 @@ pub(crate) async fn control(
         }
         ctx.metrics.leading(true);
         tracing::info!("leading: objects are reconciled");
-        let reconcile = |key| crate::controlplane::reconcile(key, ctx.clone());
+        let reconcile = |key| reconcile(key, ctx.clone());
         let sync = |key| crate::controlplane::coderd_sync::run_due(key, ctx.clone());
-        let dependent = |key| reconcile_dependent(key, ctx.clone());
         let poll = |key| crate::controlplane::daemon_poll::poll(key, ctx.clone());
-        let drained: (bool, bool, bool, bool) = tokio::join!(
-            ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile),
-            ctx.coderd_sync.schedule.queue.run(
-                CODERD_CONCURRENCY,
-                stop.clone(),
-                options.shutdown_timeout,
-                sync
-            ),
-            ctx.verify_schedule.schedule.queue.run(
-                CODERD_CONCURRENCY,
-                stop.clone(),
-                options.shutdown_timeout,
-                dependent
-            ),
-            ctx.daemon_poller.schedule.queue.run(
-                CODERD_CONCURRENCY,
-                stop.clone(),
-                options.shutdown_timeout,
-                poll
-            ),
+        let (stop, timeout) = (|| stop.clone(), options.shutdown_timeout);
+        let drained = tokio::join!(
+            ctx.queue.run(options.concurrency, stop(), timeout, reconcile),
+            ctx.verify_schedule.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, reconcile),
+            ctx.coderd_sync.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, sync),
+            ctx.daemon_poller.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, poll),
         );
         drained == (true, true, true, true)
     };
@@ -263,11 +250,13 @@ fn elect(
     (elected, leads)
 }
 
-/// Reconciles a pool or a proxy, which depends on a coderd and so may take its time.
-async fn reconcile_dependent(key: Key, ctx: Arc<Context>) -> Action {
-    match key.kind {
-        kind::PROVISIONER => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
-        _ => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
+/// Reconciles one object of any of our kinds.
+async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
+    match CoderKind::named(key.kind) {
+        Some(CoderKind::ControlPlane) => crate::controlplane::reconcile(key, ctx).await,
+        Some(CoderKind::Provisioner) => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
+        Some(CoderKind::WorkspaceProxy) => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
+        None => Action::AwaitChange,
     }
 }
 
@@ -336,9 +325,13 @@ fn count_objects(ctx: &Context) {
     });
     ctx.metrics.licenses_expire(ends);
     ctx.metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
-    count(ctx, &ctx.caches.control_planes);
-    count(ctx, &ctx.caches.provisioners);
-    count(ctx, &ctx.caches.workspace_proxies);
+    for kind in CoderKind::ALL {
+        match kind {
+            CoderKind::ControlPlane => count(ctx, &ctx.caches.control_planes),
+            CoderKind::Provisioner => count(ctx, &ctx.caches.provisioners),
+            CoderKind::WorkspaceProxy => count(ctx, &ctx.caches.workspace_proxies),
+        }
+    }
 }
 
 fn count<K: CoderResource>(ctx: &Context, cache: &coder_k8s_engine::cache::Cache<K>) {

@@ -16,7 +16,7 @@ use crate::controller::Context;
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
-    let object = match ctx.look(&ctx.caches.control_planes, &key) {
+    let object = match ctx.cached(&ctx.caches.control_planes, &key) {
         Ok(object) => object,
         Err(next) => return next,
     };
@@ -28,7 +28,7 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let plan = controlplane::decide(&observed);
     let mut outcome = act::act(&observed, &plan, &ctx).await;
     if outcome.object_written {
-        return Action::RequeueAfter(ctx.own_write());
+        return ctx.requeue_own_write();
     }
     outcome.grant_blockers.extend(unasked);
     if observed.is_deleting() {

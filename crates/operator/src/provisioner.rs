@@ -24,7 +24,7 @@ use crate::{
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
-    let object = match ctx.look(&ctx.caches.provisioners, &key) {
+    let object = match ctx.cached(&ctx.caches.provisioners, &key) {
         Ok(object) => object,
         Err(next) => return next,
     };
@@ -47,7 +47,7 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
         None => credential::run_steps(&mut keys).await,
     };
     if keys.state.object_written {
-        let soon = Action::RequeueAfter(ctx.own_write());
+        let soon = ctx.requeue_own_write();
         return keys.state.retry.map_or(soon, |retry| ctx.verify_schedule.failed(&key, retry));
     }
     if decision.run.as_ref() != keys.state.first_run.as_ref() {
@@ -55,7 +55,7 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     }
     outcome.grant_blockers.extend(unasked);
     if act::release(&observed, &plan, &decision, &ctx, &mut outcome).await {
-        return Action::RequeueAfter(ctx.own_write());
+        return ctx.requeue_own_write();
     }
     let health = provisioner::daemons::judge(&observed, outcome.deployment.as_deref(), &decision, ctx.now());
     daemons::restart_stopped(&health, &observed, &ctx).await;

@@ -67,7 +67,7 @@ async fn server_at(
         Some((reference, field)) => Some(read_ca(reference, field, namespace, ctx).await?),
     };
     let bad = |bad| Blocker::until_change(Reason::BadTarget, format!("coderd cannot be called: {bad}"));
-    ctx.connector.server(&Target { url, ca }).map_err(bad)
+    ctx.external.connector.server(&Target { url, ca }).map_err(bad)
 }
 
 /// The server at the address of a proxy's `bootstrap`, which is allowed.
@@ -108,7 +108,7 @@ pub(crate) async fn read_ca(
 /// Whether a credential of an object may be sent to an address: it is that of a control plane of the same namespace, or
 /// whoever runs the operator allows it.
 pub(crate) fn is_allowed(url: &str, namespace: &str, ctx: &Context) -> bool {
-    if ctx.allowed_urls.iter().any(|allowed| is_same_server(allowed, url)) {
+    if ctx.policy.allowed_urls.iter().any(|allowed| is_same_server(allowed, url)) {
         return true;
     }
     let planes = ctx.caches.control_planes.filter(|plane| plane.namespace().as_deref() == Some(namespace));
@@ -208,7 +208,8 @@ impl Connections {
         if let Some(server) = self.servers.get(&target.url) {
             return Ok(server.clone());
         }
-        let server = ctx.connector.server(&Target::new(target.url.clone())).map_err(|_| TargetError::Gone)?;
+        let server =
+            ctx.external.connector.server(&Target::new(target.url.clone())).map_err(|_| TargetError::Gone)?;
         Ok(self.identify(target.url.clone(), &server).await?)
     }
 

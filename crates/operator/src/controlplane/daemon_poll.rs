@@ -33,7 +33,7 @@ pub(crate) use self::query::daemons_now;
 use self::query::{Answer, Unanswered};
 use crate::{
     coderd::schedule::{Schedule, jittered},
-    controller::{Context, kind},
+    controller::{CoderKind, Context},
 };
 
 /// After how many intervals without an answer the last listing no longer counts.
@@ -309,7 +309,7 @@ fn record(
             let same = before.is_some_and(|before| {
                 part(&before, pool) == part(&after, pool) && before.outdated == after.outdated
             });
-            (!same).then(|| (Key::of(kind::PROVISIONER, &**pool), vanished))
+            (!same).then(|| (Key::of(CoderKind::Provisioner.as_str(), &**pool), vanished))
         })
         .collect();
     drop(all);
@@ -400,7 +400,7 @@ fn by_organization(pools: &[Arc<CoderProvisioner>]) -> BTreeMap<String, Vec<Arc<
 /// The control plane of a pool.
 pub(crate) fn plane_of(pool: &CoderProvisioner) -> Key {
     let namespace = pool.namespace().unwrap_or_default();
-    Key::new(kind::CONTROL_PLANE, &namespace, pool.spec.control_plane_ref.name.as_str())
+    CoderKind::ControlPlane.key(&namespace, pool.spec.control_plane_ref.name.as_str())
 }
 
 /// The UUID of the organization in which a pool has a key.

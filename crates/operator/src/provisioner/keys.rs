@@ -78,7 +78,7 @@ impl KeyReconciler {
             organization: None,
             proofs: BTreeMap::new(),
             listings: BTreeMap::new(),
-            late_effect_window: ctx.late_effect_window,
+            late_effect_window: ctx.policy.late_effect_window,
             old_pods: None,
         };
         let first_run = decide(&observed, ctx.now()).run;

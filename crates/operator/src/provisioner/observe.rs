@@ -37,7 +37,7 @@ pub(super) async fn observe(
     let deployment_id = identity(&object, control_plane.as_deref(), connections, verify_due, ctx).await;
     let gate = license_gate::of_plane(Feature::Provisioners, control_plane.as_deref(), ctx).await;
     let credentials = check_credentials(&object, control_plane.as_deref(), key, ctx).await;
-    let privileged_rules = ctx.privileged_rules;
+    let privileged_rules = ctx.policy.privileged_rules;
     let daemons = daemons::observe(key, &object, children.deployment.as_deref(), ctx).await;
     let observed = Observed {
         object,
