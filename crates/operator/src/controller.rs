@@ -1,10 +1,9 @@
-//! The controller: watches, leads, reconciles, and ends in order.
+//! The controller process: starts clients, watches, servers and the election, runs the queues, and shuts down in order.
 //!
-//! Every instance watches and is ready; only the one that holds the lease works. An instance that loses the
-//! lease stops writing at that moment and exits. One that is asked to stop finishes what it does, then hands the
-//! lease over.
+//! Every instance watches and is ready; only the one that holds the lease reconciles. An instance that loses the lease
+//! writes nothing from that moment on and exits with an error. On SIGTERM or SIGINT it finishes the running reconciles and
+//! then releases the lease, so that a successor takes over at once. Nothing here knows what a reconcile does.
 
-pub(crate) mod accounts;
 mod caches;
 pub(crate) mod children;
 mod context;
@@ -60,11 +59,12 @@ use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;
 
-/// How many objects are reconciled at a time by work that calls coderd. Each waits for its own server.
+/// How many objects a queue that calls coderd handles at a time. The number is large because each waits for its own server,
+/// and one server that hangs must not delay the objects of others.
 const CODERD_CONCURRENCY: usize = 512;
 
-/// How long the lease may take to be handed over.
-const HAND_OVER: Duration = Duration::from_secs(5);
+/// How long the release of the lease may take at shutdown.
+const LEASE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the controller in this process until a signal ends it.
 pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
@@ -89,14 +89,15 @@ fn stop_on_signal(stop: CancellationToken) -> Result<JoinHandle<()>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(tokio::spawn(async move {
         tokio::select! {
-            _ = terminate.recv() => tracing::info!("asked to stop"),
-            _ = interrupt.recv() => tracing::info!("interrupted"),
+            _ = terminate.recv() => tracing::info!("received SIGTERM: stopping"),
+            _ = interrupt.recv() => tracing::info!("received SIGINT: stopping"),
         }
         stop.cancel();
     }))
 }
 
-/// Runs the controller until `stop`. `resolver` finds coderd where the names of Services mean nothing.
+/// Runs the controller until `stop`. `resolver` finds coderd where the DNS names of Services do not resolve, as outside a
+/// cluster.
 pub(crate) async fn control(
     options: Options,
     logs: Option<logs::Handle>,
@@ -112,15 +113,16 @@ pub(crate) async fn control(
     let config = kube_config(&options).await?;
     let settings =
         |fence| Settings { deadline: options.request_timeout, fence, ..Settings::new(metrics.clone()) };
-    let faulty = Settings { faults: injected_faults(), ..settings(Some(fence.clone())) };
-    let client = client::build(config.clone(), faulty)?;
+    let fenced = Settings { faults: injected_faults(), ..settings(Some(fence.clone())) };
+    let client = client::build(config.clone(), fenced)?;
+    // Outside the fence: the lease must be written before this process leads.
     let lease_client = client::build(config, settings(None))?;
     let instance =
         election.as_ref().map_or_else(|| "coder-k8s".to_owned(), |election| election.identity.clone());
     let ctx = Arc::new(Context::new(
         client.clone(),
         instance,
-        outside(&options, metrics.clone(), resolver),
+        external_clients(&options, metrics.clone(), resolver),
         metrics.clone(),
         fence.clone(),
         &options,
@@ -129,9 +131,9 @@ pub(crate) async fn control(
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
     serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "coder-k8s starts");
-    let (crds, looking) =
+    let (crds, crd_watch) =
         Crds::watch(client.clone(), coder_k8s_api::fields(), &OPTIONAL_CRDS, &readiness, metrics);
-    tasks.spawn(looking);
+    tasks.spawn(crd_watch);
     let watches =
         Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
     let synced = watches.start(&ctx.policy.scope);
@@ -139,19 +141,20 @@ pub(crate) async fn control(
     let release = CancellationToken::new();
     let (mut elected, mut leads) = elect(election, lease_client, fence, &readiness, release.clone());
     let work = async {
-        let set_up = async {
+        // Caches fill while another instance leads, so that a new leader starts with them.
+        let may_reconcile = async {
             if leads.wait_for(|leads| *leads).await.is_err() {
-                // The election has ended, which is seen to below.
+                // The election ended without leadership: the outer select handles that.
                 std::future::pending::<()>().await;
             }
             synced.wait(&readiness, &crds).await;
         };
         tokio::select! {
-            () = set_up => {}
+            () = may_reconcile => {}
             () = stop.cancelled() => return true,
         }
         ctx.metrics.leading(true);
-        tracing::info!("leading: objects are reconciled");
+        tracing::info!("leading: reconciling objects");
         let reconcile = |key| reconcile(key, ctx.clone());
         let sync = |key| crate::controlplane::coderd_sync::run_due(key, ctx.clone());
         let poll = |key| crate::controlplane::daemon_poll::poll(key, ctx.clone());
@@ -167,39 +170,46 @@ pub(crate) async fn control(
     let drained = tokio::select! {
         drained = work => drained,
         Some(ended) = tasks.join_next() => {
-            return Err(anyhow!("a watch or a server has ended, and with it the view of the cluster: {ended:?}"));
+            return Err(anyhow!("a watch or a server ended unexpectedly: {ended:?}; exiting, because the caches would become outdated"));
         }
         ended = &mut elected => {
             return match ended.context("the lease loop failed")? {
-                Some(Ended::Lost(loss)) => Err(anyhow!("no longer leading: {loss}; exiting so that nothing is written any more")),
+                Some(Ended::Lost(loss)) => Err(anyhow!("no longer leading: {loss}; exiting, so that this process writes nothing more")),
                 Some(Ended::Released) | None => Ok(()),
             };
         }
     };
     if !drained {
-        tracing::warn!("some objects were still being worked on after {:?}", options.shutdown_timeout);
+        tracing::warn!(
+            "some reconciles were still running after --shutdown-timeout {:?}",
+            options.shutdown_timeout
+        );
     }
     release.cancel();
-    let released = tokio::time::timeout(HAND_OVER, elected).await;
+    let released = tokio::time::timeout(LEASE_RELEASE_TIMEOUT, elected).await;
     serving.cancel();
     tasks.abort_all();
     if let Ok(Ok(_)) = released {
         tracing::info!("stopped");
     } else {
-        tracing::warn!("stopped without handing the lease over");
+        tracing::warn!("stopped without releasing the lease: a successor waits until it expires");
     }
     Ok(())
 }
 
-/// The ways out of the cluster: clients of coderd, and of its database. Each call is counted and has a deadline.
-fn outside(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Resolve>>) -> ExternalClients {
-    struct Counted(Arc<Metrics>);
-    impl coder_k8s_coderd::Observer for Counted {
+/// The clients of coderd and of its database. Each call is counted and has a deadline.
+fn external_clients(
+    options: &Options,
+    metrics: Arc<Metrics>,
+    resolver: Option<Arc<dyn Resolve>>,
+) -> ExternalClients {
+    struct CallMetrics(Arc<Metrics>);
+    impl coder_k8s_coderd::Observer for CallMetrics {
         fn called(&self, call: &'static str, outcome: &str, elapsed: Duration) {
             self.0.coderd_call(call, outcome, elapsed);
         }
     }
-    let observer: Option<Arc<dyn coder_k8s_coderd::Observer>> = Some(Arc::new(Counted(metrics)));
+    let observer: Option<Arc<dyn coder_k8s_coderd::Observer>> = Some(Arc::new(CallMetrics(metrics)));
     let deadline = options.coderd_timeout;
     let settings = coder_k8s_coderd::Settings { deadline, observer, resolver, ..Default::default() };
     #[cfg(feature = "dev")]
@@ -215,7 +225,7 @@ fn outside(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Re
     ExternalClients { connector: Connector::new(settings), postgres: Postgres::new(postgres) }
 }
 
-/// Faults that a test asks for. A released binary knows none.
+/// The faults that a test injects. A released binary has none.
 fn injected_faults() -> Option<Arc<dyn client::Faults>> {
     #[cfg(feature = "dev")]
     return crate::faults::from_env();
@@ -223,7 +233,7 @@ fn injected_faults() -> Option<Arc<dyn client::Faults>> {
     None
 }
 
-/// Starts to compete for the lease. The second value says whether this process leads.
+/// Starts to compete for the lease. The receiver says whether this process leads: always without an election.
 fn elect(
     election: Option<lease::Settings>,
     client: Client,
@@ -241,16 +251,16 @@ fn elect(
         return (waiting, leads);
     };
     let (beat, limit) = (Heartbeat::default(), election.lease_duration);
-    let asked = beat.clone();
+    let checked = beat.clone();
     readiness.check("lease", move || {
-        if asked.alive(limit) { Ok(()) } else { Err("the lease loop does not turn".to_owned()) }
+        if checked.alive(limit) { Ok(()) } else { Err("the lease loop has stopped".to_owned()) }
     });
     let elected =
         tokio::spawn(async move { Some(lease::run(client, election, fence, leading, beat, release).await) });
     (elected, leads)
 }
 
-/// Reconciles one object of any of our kinds.
+/// Reconciles one object of any kind.
 async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     match CoderKind::named(key.kind) {
         Some(CoderKind::ControlPlane) => crate::controlplane::reconcile(key, ctx).await,
@@ -260,16 +270,15 @@ async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     }
 }
 
-/// The cluster that the flag names, else `KUBECONFIG`, else the pod's own, else the one of the user.
+/// The cluster of `--kubeconfig`, else of `KUBECONFIG`, else the one that the pod runs in, else that of `~/.kube/config`. A
+/// file that is named and cannot be used is an error and not skipped.
 async fn kube_config(options: &Options) -> Result<kube::Config> {
-    let given = options.kubeconfig.clone();
-    let variable = || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty());
-    if let Some(path) = given {
-        let file = Kubeconfig::read_from(&path)
+    if let Some(path) = &options.kubeconfig {
+        let file = Kubeconfig::read_from(path)
             .with_context(|| format!("cannot read --kubeconfig {}", path.display()))?;
         return Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?);
     }
-    if variable().is_some() {
+    if std::env::var_os("KUBECONFIG").is_some_and(|path| !path.is_empty()) {
         let options = KubeConfigOptions::default();
         return kube::Config::from_kubeconfig(&options)
             .await
@@ -280,10 +289,10 @@ async fn kube_config(options: &Options) -> Result<kube::Config> {
     }
     kube::Config::infer()
         .await
-        .context("no cluster to work on: set --kubeconfig or KUBECONFIG, or run inside a cluster")
+        .context("no cluster found: set --kubeconfig or KUBECONFIG, or run inside a cluster")
 }
 
-/// Starts the servers for probes, metrics and the log level.
+/// Starts the servers for probes, metrics and the log level, each at the address of its flag, unless that is off.
 async fn serve(
     options: &Options,
     ctx: &Arc<Context>,
@@ -292,11 +301,15 @@ async fn serve(
     stop: &CancellationToken,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
-    let counted = ctx.clone();
-    let count = Arc::new(move || count_objects(&counted));
+    let context = ctx.clone();
+    let update_gauges = Arc::new(move || update_gauges(&context));
     let servers = [
         ("--health-addr", &options.health_addr, Some(health::probes(readiness.clone()))),
-        ("--metrics-addr", &options.metrics_addr, Some(health::metrics(ctx.metrics.clone(), Some(count)))),
+        (
+            "--metrics-addr",
+            &options.metrics_addr,
+            Some(health::metrics(ctx.metrics.clone(), Some(update_gauges))),
+        ),
         ("--admin-addr", &options.admin_addr, logs.map(health::admin)),
     ];
     for (flag, address, router) in servers {
@@ -314,27 +327,28 @@ async fn serve(
     Ok(())
 }
 
-/// Counts our objects by readiness, for the metrics, and tells when their licenses end and which jobs wait.
-fn count_objects(ctx: &Context) {
-    let mut ends = Vec::new();
+/// Updates the gauges that are computed from the caches: objects by readiness, expiry of licenses, pending jobs. Runs for
+/// each scrape.
+fn update_gauges(ctx: &Context) {
+    let mut expiries = Vec::new();
     ctx.caches.control_planes.each(|plane| {
         let license = plane.status.as_ref().and_then(|status| status.license.as_ref());
         if let Some(at) = license.and_then(|license| license.expires.as_ref()) {
-            ends.push((plane.namespace().unwrap_or_default(), plane.name_any(), at.0.as_second()));
+            expiries.push((plane.namespace().unwrap_or_default(), plane.name_any(), at.0.as_second()));
         }
     });
-    ctx.metrics.licenses_expire(ends);
+    ctx.metrics.licenses_expire(expiries);
     ctx.metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
     for kind in CoderKind::ALL {
         match kind {
-            CoderKind::ControlPlane => count(ctx, &ctx.caches.control_planes),
-            CoderKind::Provisioner => count(ctx, &ctx.caches.provisioners),
-            CoderKind::WorkspaceProxy => count(ctx, &ctx.caches.workspace_proxies),
+            CoderKind::ControlPlane => count_by_readiness(ctx, &ctx.caches.control_planes),
+            CoderKind::Provisioner => count_by_readiness(ctx, &ctx.caches.provisioners),
+            CoderKind::WorkspaceProxy => count_by_readiness(ctx, &ctx.caches.workspace_proxies),
         }
     }
 }
 
-fn count<K: CoderResource>(ctx: &Context, cache: &coder_k8s_engine::cache::Cache<K>) {
+fn count_by_readiness<K: CoderResource>(ctx: &Context, cache: &coder_k8s_engine::cache::Cache<K>) {
     let [mut ready, mut unready, mut unknown] = [0; 3];
     cache.each(|object| {
         let conditions = object.status().map_or(&[][..], K::conditions);

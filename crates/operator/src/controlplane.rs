@@ -1,11 +1,14 @@
-//! CoderControlPlane: what is read before a decision and what is done after it.
+//! CoderControlPlane: coderd's Deployment, Service, exposure, disruption budget and workspace access.
+//!
+//! A reconcile observes, decides, acts and writes the status. It never calls coderd: [`coderd_sync`] does, in its own queue,
+//! and leaves a report that the next reconcile reads. A server that is slow or dead therefore delays nothing here.
 
 mod act;
 pub(crate) mod coderd_sync;
 pub(crate) mod daemon_poll;
 mod observe;
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 use coder_k8s_core::{controlplane, object, outcome::ActResult};
 use coder_k8s_engine::{key::Key, queue::Action};
@@ -13,29 +16,24 @@ use tokio::time::Instant;
 
 use crate::controller::Context;
 
-/// One pass over one object.
+/// Reconciles one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
     let object = match ctx.cached(&ctx.caches.control_planes, &key) {
         Ok(object) => object,
-        Err(next) => return next,
+        Err(requeue) => return requeue,
     };
     if object::is_paused(&*object) {
         let status = controlplane::paused(&object, ctx.now());
         return ctx.finish(&key, &*object, &status, ActResult::default(), started).await;
     }
-    let (observed, unasked) = observe::observe(&key, object, &ctx).await;
-    let plan = controlplane::decide(&observed);
-    let mut outcome = act::act(&observed, &plan, &ctx).await;
-    if outcome.object_written {
-        return ctx.requeue_own_write();
-    }
-    outcome.grant_blockers.extend(unasked);
-    if observed.is_deleting() {
-        ctx.coderd_sync.clean_up(&key, &observed.object);
-    } else {
-        ctx.coderd_sync.consider(&key, &observed.object, outcome.deployment.as_deref());
-    }
-    let status = controlplane::status(&observed, &plan, &outcome, ctx.now());
-    ctx.finish(&key, &*observed.object, &status, outcome.into_done(), started).await
+    let observed = observe::observe(&key, object, &ctx).await;
+    let plan = controlplane::decide(&observed.plane);
+    let outcome = match act::act(&observed, &plan, &ctx).await {
+        ControlFlow::Continue(outcome) => outcome,
+        ControlFlow::Break(requeue) => return requeue,
+    };
+    ctx.coderd_sync.consider(&key, &observed.plane.object, outcome.deployment.as_deref());
+    let status = controlplane::status(&observed.plane, &plan, &outcome, ctx.now());
+    ctx.finish(&key, &*observed.plane.object, &status, outcome.into_done(), started).await
 }

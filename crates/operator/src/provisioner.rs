@@ -1,7 +1,7 @@
 //! CoderProvisioner: a pool of provisioner daemons, its key in coderd, and the pods that run them.
 //!
-//! Reconciles call coderd, after everything that needs no coderd is done. They run in a queue of their own, wide enough that
-//! a server that hangs delays its own pools alone.
+//! A reconcile observes, decides, acts and writes the status. It calls coderd, after everything that needs no coderd is done.
+//! Reconciles of pools run in a queue of their own, wide enough that a server that hangs delays its own pools alone.
 
 mod act;
 mod daemons;
@@ -41,5 +41,5 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let status = provisioner::status(&observed.pool, &plan, &outcome, &decision, &health, ctx.now());
     let next = ctx.finish(&key, &*observed.pool.object, &status, outcome.into_done(), started).await;
     ctx.daemon_poller.consider(&observed.pool.object, &health);
-    ctx.verify_schedule.next(&key, next, &decision, [observed.pool.gate.again, health.again], retry)
+    ctx.verify_schedule.requeue_pool(&key, next, &decision, [observed.pool.gate.again, health.again], retry)
 }

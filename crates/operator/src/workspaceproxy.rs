@@ -1,6 +1,7 @@
 //! CoderWorkspaceProxy: a proxy, its registration in coderd, and the pods that run it.
 //!
-//! Reconciles call coderd, after everything that needs no coderd is done, in the queue that pools have too.
+//! A reconcile observes, decides, acts and writes the status. It calls coderd, after everything that needs no coderd is done,
+//! and shares the wide queue of the pools.
 
 mod act;
 mod observe;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::controller::Context;
 
-/// Which part of the verify interval passes until a proxy that is not healthy is verified again.
+/// The part of the verify interval after which a proxy that coderd reports as unhealthy is verified again.
 const UNHEALTHY_FACTOR: f64 = 0.1;
 
 /// Reconciles one object.
@@ -43,5 +44,5 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let is_unhealthy = health.is_some_and(|health| health.status != "ok");
     let factor = if is_unhealthy && observed.object.spec.replicas > 0 { UNHEALTHY_FACTOR } else { 1.0 };
     let again = [decision.again, observed.gate.as_ref().and_then(|gate| gate.again)];
-    ctx.verify_schedule.come_back(&key, next, decision.next.goes_on(), factor, again, retry)
+    ctx.verify_schedule.requeue(&key, next, decision.next.goes_on(), factor, again, retry)
 }

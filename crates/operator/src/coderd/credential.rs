@@ -134,7 +134,7 @@ pub(crate) async fn run_steps<D: CredentialReconciler>(dealings: &mut D) -> Deci
 fn may_go_on<D: CredentialReconciler>(dealings: &mut D, step: &Effect<D::Effect, D::Marks>) -> bool {
     let state = dealings.state();
     let makes = matches!(step, Effect::Coderd(act) if D::makes(act));
-    state.retry.is_none() && !(makes && state.ctx.verify_schedule.hold(&state.key).is_some())
+    state.retry.is_none() && !(makes && state.ctx.verify_schedule.creation_backoff(&state.key).is_some())
 }
 
 /// Does one thing. Breaks where the pass must not go on: something failed, or is no longer as it was.
@@ -182,7 +182,7 @@ impl<K: CoderResource> StepState<K> {
     }
 
     async fn hold(&mut self, finalizer: &str) -> ControlFlow<()> {
-        let held = finalizer::hold(&*self.object, finalizer, &self.ctx).await;
+        let held = finalizer::add(&*self.object, finalizer, &self.ctx).await;
         held.map_break(|failed| {
             self.retry = failed;
             self.object_written = failed.is_none();

@@ -1,7 +1,8 @@
-//! When the next call to a coderd is due: one queue, one backoff and the due times of one kind of work.
+//! When the next call to a coderd is due: one queue, one backoff, and the due times of one kind of work.
 //!
-//! Three kinds of work use it: the sync of control planes, the verification of keys and registrations, and the daemon
-//! poll. Each has its own queue, so that a server that hangs delays its own work alone.
+//! Three kinds of work have one each: the sync of control planes, the verification of keys and registrations, and the daemon
+//! poll. The queues are separate, so that a server that hangs delays its own work alone. Due times are in memory only; after
+//! a restart each kind of work derives them from the status.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -15,12 +16,12 @@ use coder_k8s_engine::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Something that is done at an interval.
+/// A call to coderd that repeats at an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Task {
     /// Verify the operator token and license, the key, or the registration.
     Verify,
-    /// Ask for the entitlements.
+    /// Read the entitlements.
     Entitlements,
 }
 
@@ -32,12 +33,12 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// An empty schedule whose queue is not part of the queue metrics.
+    /// Creates an empty schedule whose queue is not part of the queue metrics.
     pub(crate) fn uncounted() -> Self {
         Self::with(Queue::uncounted())
     }
 
-    /// An empty schedule whose queue is part of the queue metrics.
+    /// Creates an empty schedule whose queue is part of the queue metrics.
     pub(crate) fn counted(metrics: Arc<Metrics>) -> Self {
         Self::with(Queue::new(metrics))
     }
@@ -46,12 +47,11 @@ impl Schedule {
         Self { queue, failures: Failures::default(), due: Mutex::default() }
     }
 
-    /// Sets when a task is due.
     pub(crate) fn set_due(&self, key: &Key, task: Task, at: Instant) {
         self.due.lock().entry(key.clone()).or_default().insert(task, at);
     }
 
-    /// Whether a task is due. One that was never scheduled is.
+    /// Whether a task is due. A task that was never scheduled is due.
     pub(crate) fn is_due(&self, key: &Key, task: Task) -> bool {
         let due = self.due.lock();
         due.get(key).and_then(|tasks| tasks.get(&task)).is_none_or(|at| *at <= Instant::now())
@@ -74,13 +74,13 @@ impl Schedule {
         self.failures.forget(key);
     }
 
-    /// Forgets an object, but not that it may be queued: see [`Self::remove`].
+    /// Forgets the due times and failures of an object, but leaves it in the queue: see [`Self::remove`].
     pub(crate) fn forget(&self, key: &Key) {
         self.due.lock().remove(key);
         self.failures.forget(key);
     }
 
-    /// Forgets an object that is gone, its place in the queue included.
+    /// Forgets an object that no longer exists, and removes it from the queue.
     pub(crate) fn remove(&self, key: &Key) {
         self.forget(key);
         self.queue.forget(key);
@@ -92,12 +92,12 @@ impl Schedule {
     }
 }
 
-/// The interval, a tenth more or less: many objects that start together do not stay together.
+/// The interval, a tenth more or less, so that objects that start together do not call coderd together for ever.
 pub(crate) fn jittered(interval: Duration) -> Duration {
     interval.mul_f64(0.9 + 0.2 * jitter())
 }
 
-/// The earlier of an action and some delays.
+/// The earliest of an action and some delays.
 pub(crate) fn soonest(action: Action, others: impl IntoIterator<Item = Option<Duration>>) -> Action {
     let own = match action {
         Action::AwaitChange => None,
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_soonest_of_all_wishes_counts() {
+    fn the_soonest_requeue_counts() {
         let second = Duration::from_secs;
         assert_eq!(soonest(Action::AwaitChange, [None]), Action::AwaitChange);
         assert_eq!(soonest(Action::AwaitChange, [Some(second(3)), None]), Action::RequeueAfter(second(3)));

@@ -1,7 +1,8 @@
-//! When the keys and registrations of pools and proxies are verified.
+//! Decides when the keys of schedule and the registrations of proxies are verified in coderd.
 //!
-//! A verification runs when the spec or a Secret changes, and at an interval. A restart of the operator verifies nothing
-//! before its time. What was created in coderd and then lost is created again only after a growing delay.
+//! A verification runs when the spec or a Secret changes, and at an interval. After a restart of the operator the
+//! verifications of objects that are well are spread over one interval. What was created in coderd and could not be stored
+//! is created again only after a growing delay, so that a Secret that cannot be written does not fill coderd with keys.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,11 +27,11 @@ use crate::controller::CoderResource;
 /// How soon the next reconcile continues with the steps that one reconcile began.
 const REQUEUE_CONTINUE: Duration = Duration::from_millis(50);
 
-/// The schedule of all pools and proxies of the process.
+/// The schedule of all schedule and proxies of the process.
 pub(crate) struct VerifySchedule {
     pub(crate) schedule: Schedule,
-    known: Mutex<HashMap<Key, Known>>,
-    /// Objects of which a Secret changed since their last reconcile.
+    states: Mutex<HashMap<Key, VerifyState>>,
+    /// Objects that refer to a Secret which changed since their last reconcile.
     changed: Mutex<HashSet<Key>>,
     /// The pods of each pool as of a version of its Deployment.
     pods: Mutex<HashMap<Key, Listed>>,
@@ -40,43 +41,44 @@ pub(crate) struct VerifySchedule {
 /// Pods, and the version of the Deployment at which they were listed.
 type Listed = (String, Arc<Vec<Pod>>);
 
-struct Known {
+/// What the process knows of one object between reconciles.
+struct VerifyState {
     uid: Option<String>,
     generation: Option<i64>,
     /// Whether the last reconcile created something in coderd that it could not store.
     lost: bool,
     /// Nothing is created in coderd before this time.
-    hold: Option<Instant>,
+    create_after: Option<Instant>,
 }
 
 impl VerifySchedule {
-    /// Creates an empty schedule that verifies at this interval.
+    /// Creates an empty schedule. Verifications repeat at `interval`, a tenth more or less.
     pub(crate) fn new(metrics: Arc<Metrics>, interval: Duration) -> Self {
         Self {
             schedule: Schedule::counted(metrics),
-            known: Mutex::default(),
+            states: Mutex::default(),
             changed: Mutex::default(),
             pods: Mutex::default(),
             interval,
         }
     }
 
-    /// Verifies at the next reconcile, because a Secret that the object refers to changed.
+    /// Makes the verification due, because a Secret that the object refers to changed. Does not enqueue the object.
     pub(crate) fn secret_changed(&self, key: &Key) {
         self.changed.lock().insert(key.clone());
     }
 
-    /// Verifies at the next reconcile, because the watch missed events and Secrets may have changed. An object that was
-    /// not reconciled yet has missed nothing.
+    /// Makes the verification due, because the watch of Secrets missed events. An object that was not reconciled yet has
+    /// missed nothing: else a restart would verify every object at once.
     pub(crate) fn watch_gap(&self, key: &Key) {
-        if self.known.lock().contains_key(key) {
+        if self.states.lock().contains_key(key) {
             self.secret_changed(key);
         }
     }
 
-    /// Forgets an object that is gone.
+    /// Forgets an object that no longer exists.
     pub(crate) fn forget(&self, key: &Key) {
-        self.known.lock().remove(key);
+        self.states.lock().remove(key);
         self.changed.lock().remove(key);
         self.pods.lock().remove(key);
         self.schedule.forget(key);
@@ -97,111 +99,123 @@ impl VerifySchedule {
         self.pods.lock().insert(key.clone(), (version, pods.clone()));
     }
 
-    /// Whether the key is to be verified: on a change, and at an interval. A restart alone verifies in its time.
+    /// Whether the key of a pool is to be verified: see [`Self::is_due`].
     pub(crate) fn verify_due(&self, key: &Key, object: &CoderProvisioner) -> bool {
         self.is_due(key, object, kind::PROVISIONER_KEY_READY)
     }
 
-    /// The same of any kind. `good` is the condition that says that all is well.
-    pub(crate) fn is_due<K: CoderResource>(&self, key: &Key, object: &K, good: &str) -> bool {
+    /// Whether an object is to be verified. `condition` is the one that is True while its credential is well. Consumes the
+    /// note of a changed Secret, so that a reconcile calls this once.
+    pub(crate) fn is_due<K: CoderResource>(&self, key: &Key, object: &K, condition: &str) -> bool {
         let now = Instant::now();
         let secret_changed = self.changed.lock().remove(key);
-        let mut all = self.known.lock();
-        let known = all.get_mut(key).filter(|known| known.uid == object.uid());
-        let Some(known) = known else {
-            let wait = if is_steady(object, good) { self.interval.mul_f64(jitter()) } else { Duration::ZERO };
+        let mut all = self.states.lock();
+        let state = all.get_mut(key).filter(|state| state.uid == object.uid());
+        let Some(state) = state else {
+            // The first reconcile of this process: the status says whether a verification can wait.
+            let wait =
+                if is_verified(object, condition) { self.interval.mul_f64(jitter()) } else { Duration::ZERO };
             let generation = object.meta().generation;
-            all.insert(key.clone(), Known { uid: object.uid(), generation, lost: false, hold: None });
+            all.insert(
+                key.clone(),
+                VerifyState { uid: object.uid(), generation, lost: false, create_after: None },
+            );
             self.schedule.set_due(key, Task::Verify, now + wait);
             return wait.is_zero() || secret_changed;
         };
-        let edited = known.generation != object.meta().generation;
+        let edited = state.generation != object.meta().generation;
         if secret_changed || edited {
             self.schedule.set_due(key, Task::Verify, now);
         }
         if edited {
-            known.hold = None;
+            // An edit may have removed the cause of the loss.
+            state.create_after = None;
         }
-        known.generation = object.meta().generation;
+        state.generation = object.meta().generation;
         self.schedule.is_due(key, Task::Verify)
     }
 
-    /// Notes that a reconcile created something in coderd that it could not store. Whatever enqueues the object, the next
-    /// one is created only when the delay is over, or the object was edited.
+    /// Records that a reconcile created something in coderd that it could not store. Whatever enqueues the object, the next
+    /// one is created only after the delay of that failure, or after an edit of the object.
     pub(crate) fn lost(&self, key: &Key) {
-        if let Some(known) = self.known.lock().get_mut(key) {
-            known.lost = true;
+        if let Some(state) = self.states.lock().get_mut(key) {
+            state.lost = true;
         }
     }
 
     /// How long nothing may be created in coderd yet. None: something may.
-    pub(crate) fn hold(&self, key: &Key) -> Option<Duration> {
-        let hold = self.known.lock().get(key)?.hold?;
-        Some(hold.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+    pub(crate) fn creation_backoff(&self, key: &Key) -> Option<Duration> {
+        let create_after = self.states.lock().get(key)?.create_after?;
+        Some(create_after.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
     }
 
-    /// The requeue after a reconcile that failed half-way.
+    /// The requeue after a reconcile that failed and wrote no final status.
     pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Action {
         Action::RequeueAfter(self.delay(key, retry))
     }
 
     fn delay(&self, key: &Key, retry: Retry) -> Duration {
         let delay = self.schedule.failed(key, retry);
-        if let Some(known) = self.known.lock().get_mut(key).filter(|known| known.lost) {
-            known.lost = false;
-            known.hold = Some(Instant::now() + delay);
+        if let Some(state) = self.states.lock().get_mut(key).filter(|state| state.lost) {
+            state.lost = false;
+            state.create_after = Some(Instant::now() + delay);
         }
         delay
     }
 
-    /// The requeue after the reconcile of a pool.
-    pub(crate) fn next(
+    /// The requeue after the reconcile of a pool: see [`Self::requeue`]. `delays` are those of the license gate and of the
+    /// health of daemons.
+    pub(crate) fn requeue_pool(
         &self,
         key: &Key,
-        concluded: Action,
+        finished: Action,
         decision: &Decision,
-        again: [Option<Duration>; 2],
+        delays: [Option<Duration>; 2],
         retry: Option<Retry>,
     ) -> Action {
-        let [gate, health] = again;
-        self.come_back(key, concluded, decision.next.goes_on(), 1.0, [decision.again, gate, health], retry)
+        let [gate, health] = delays;
+        self.requeue(key, finished, decision.next.goes_on(), 1.0, [decision.again, gate, health], retry)
     }
 
-    /// The requeue after a reconcile of any kind: whether it continues at once, and which part of the interval passes before
-    /// the next verification.
-    pub(crate) fn come_back(
+    /// The requeue after a reconcile: the soonest of all that ask for one.
+    ///
+    /// `finished` is that of [`Context::finish`](crate::controller::Context::finish), `continues` says that the protocol has
+    /// more steps, `interval_factor` shortens the verify interval, `delays` come from the decisions, and `retry` from a
+    /// failed call to coderd.
+    pub(crate) fn requeue(
         &self,
         key: &Key,
-        concluded: Action,
-        goes_on: bool,
-        patience: f64,
-        again: impl IntoIterator<Item = Option<Duration>>,
+        finished: Action,
+        continues: bool,
+        interval_factor: f64,
+        delays: impl IntoIterator<Item = Option<Duration>>,
         retry: Option<Retry>,
     ) -> Action {
         if let Some(retry) = retry {
-            return soonest(concluded, [Some(self.delay(key, retry))]);
+            return soonest(finished, [Some(self.delay(key, retry))]);
         }
-        if let Some(hold) = self.hold(key).filter(|_| goes_on) {
-            return soonest(concluded, [Some(hold)].into_iter().chain(again));
+        if let Some(backoff) = self.creation_backoff(key).filter(|_| continues) {
+            return soonest(finished, [Some(backoff)].into_iter().chain(delays));
         }
         // A reconcile that continues has not succeeded yet: the delay of a step that fails each time must keep growing.
-        if !goes_on {
+        if !continues {
             self.schedule.succeeded(key);
-            if self.known.lock().contains_key(key) && self.schedule.is_due(key, Task::Verify) {
-                let wait = jittered(self.interval).mul_f64(patience);
+            if self.states.lock().contains_key(key) && self.schedule.is_due(key, Task::Verify) {
+                let wait = jittered(self.interval).mul_f64(interval_factor);
                 self.schedule.set_due(key, Task::Verify, Instant::now() + wait);
             }
         }
         let verify = self.schedule.next_due(key);
-        soonest(concluded, [goes_on.then_some(REQUEUE_CONTINUE), verify].into_iter().chain(again))
+        soonest(finished, [continues.then_some(REQUEUE_CONTINUE), verify].into_iter().chain(delays))
     }
 }
 
-/// Whether a status says that all is well with the generation that there is.
-fn is_steady<K: CoderResource>(object: &K, good: &str) -> bool {
+/// Whether the condition is True for the present generation, and the object is not being deleted.
+fn is_verified<K: CoderResource>(object: &K, condition: &str) -> bool {
     let mut conditions = object.status().into_iter().flat_map(K::conditions);
-    let ready = conditions
-        .any(|c| c.type_ == good && c.status == "True" && c.observed_generation == object.meta().generation);
+    let ready = conditions.any(|c| {
+        c.type_ == condition && c.status == "True" && c.observed_generation == object.meta().generation
+    });
     ready && !object::is_deleting(object)
 }
 
@@ -211,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// What a clock that stands may differ by.
+    /// The resolution of the paused clock.
     const TICK: Duration = Duration::from_millis(2);
 
     fn object(generation: i64) -> CoderProvisioner {
@@ -222,37 +236,39 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_lost_is_made_again_after_the_delay_or_an_edit() {
-        let (pools, key) =
+    async fn what_was_lost_is_created_again_after_the_delay_or_an_edit() {
+        let (schedule, key) =
             (VerifySchedule::new(Metrics::new(), Duration::from_mins(5)), Key::new("Pool", "ns", "pool"));
-        pools.verify_due(&key, &object(1));
-        // A failure that cost nothing holds nothing up.
-        pools.failed(&key, Retry::Backoff);
-        assert_eq!(pools.hold(&key), None);
+        schedule.verify_due(&key, &object(1));
+        // A failure that lost nothing delays no creation.
+        schedule.failed(&key, Retry::Backoff);
+        assert_eq!(schedule.creation_backoff(&key), None);
 
-        pools.lost(&key);
-        let Action::RequeueAfter(delay) = pools.failed(&key, Retry::Backoff) else { panic!("it comes back") };
-        assert!(pools.hold(&key).is_some_and(|left| left.abs_diff(delay) < TICK));
-        // Whoever wakes it: it waits for the rest of the time, and its failures are not forgotten.
+        schedule.lost(&key);
+        let Action::RequeueAfter(delay) = schedule.failed(&key, Retry::Backoff) else {
+            panic!("it is not requeued")
+        };
+        assert!(schedule.creation_backoff(&key).is_some_and(|left| left.abs_diff(delay) < TICK));
+        // Whatever enqueues it: it waits for the rest of the time, and its failures are not forgotten.
         let half = delay / 2;
         tokio::time::advance(half).await;
-        pools.secret_changed(&key);
-        pools.verify_due(&key, &object(1));
-        let next = pools.come_back(&key, Action::AwaitChange, true, 1.0, [None], None);
+        schedule.secret_changed(&key);
+        schedule.verify_due(&key, &object(1));
+        let next = schedule.requeue(&key, Action::AwaitChange, true, 1.0, [None], None);
         assert!(
             matches!(next, Action::RequeueAfter(left) if left.abs_diff(half) < TICK),
             "{next:?} is not {half:?}"
         );
         tokio::time::advance(half + TICK).await;
-        assert_eq!(pools.hold(&key), None);
+        assert_eq!(schedule.creation_backoff(&key), None);
 
-        // Each time it is lost again it takes longer.
-        pools.lost(&key);
-        let Action::RequeueAfter(longer) = pools.failed(&key, Retry::Backoff) else {
-            panic!("it comes back")
+        // The delay grows with each further loss.
+        schedule.lost(&key);
+        let Action::RequeueAfter(longer) = schedule.failed(&key, Retry::Backoff) else {
+            panic!("it is not requeued")
         };
         assert!(longer > delay);
-        pools.verify_due(&key, &object(2));
-        assert_eq!(pools.hold(&key), None, "an edit is tried at once");
+        schedule.verify_due(&key, &object(2));
+        assert_eq!(schedule.creation_backoff(&key), None, "an edit is tried at once");
     }
 }

@@ -1,4 +1,7 @@
-//! The caches: our objects and their children, as the watches last showed them.
+//! The caches of our objects and their children, as the watches last showed them.
+//!
+//! A cache may lag behind the API server, this process's own writes included. Reads that precede an irreversible step go to
+//! the API server instead. Secrets, ConfigMaps and Namespaces of others are never cached.
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, names::label};
 use coder_k8s_core::{exposure::route::HTTPRoute, names::instance_label, workspace_access::Kind};
@@ -14,7 +17,7 @@ use kube::{Resource, ResourceExt};
 
 use super::kinds::CoderKind;
 
-/// One cache for each kind of object that is watched in full.
+/// One cache for each kind that is watched in full. Children are cached only if they bear the label of the operator.
 #[derive(Clone, Debug)]
 pub(crate) struct Caches {
     pub(crate) control_planes: Cache<CoderControlPlane>,
@@ -48,7 +51,8 @@ impl Default for Caches {
     }
 }
 
-/// The object that a Role or RoleBinding of workspaces serves, by its labels.
+/// The group of a Role or RoleBinding of workspaces: the object that it serves, by its labels, because it may be in another
+/// namespace than that object.
 pub(crate) fn served<K: Resource>(object: &K) -> Option<String> {
     let labels = object.labels();
     let by =
@@ -57,7 +61,7 @@ pub(crate) fn served<K: Resource>(object: &K) -> Option<String> {
         .or_else(|| by(Kind::Provisioner, label::PROVISIONER, label::PROVISIONER_NAMESPACE))
 }
 
-/// The group of the Roles and RoleBindings that serve an object.
+/// The group of the Roles and RoleBindings that serve an object. `name` is shortened as label values are.
 pub(crate) fn served_by(kind: Kind, namespace: &str, name: &str) -> String {
     format!("{kind:?} {namespace}/{}", instance_label(name))
 }

@@ -1,9 +1,14 @@
-//! Writing and removing children of any kind, with the outcome noted.
+//! Applies and removes children of any kind.
+//!
+//! Nothing here decides: the desired object comes from `core`, and the existing one from a cache. A failure is noted in the
+//! [`ActResult`] and never stops the children that follow. A same-named object of somebody else is noted as foreign and left
+//! alone.
 
-use coder_k8s_api::Reason;
 use std::sync::Arc;
 
+use coder_k8s_api::Reason;
 use coder_k8s_core::{
+    account::Accounts,
     object,
     outcome::{ActResult, Blocker},
 };
@@ -16,7 +21,7 @@ use kube::{Resource, ResourceExt};
 
 use super::Context;
 
-/// The object as the owner of its children. None: it was never stored.
+/// The object as the controlling owner of its children. None: the object has no UID, because the API server never stored it.
 pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &str) -> Option<Owner> {
     let mut reference = object.controller_owner_ref(&())?;
     reference.block_owner_deletion = Some(true);
@@ -24,59 +29,87 @@ pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &st
     Some(Owner { namespace: object.namespace()?, reference, labels, claim: Claim::Reference })
 }
 
-/// Makes a child be as desired. Returns it as it is now; none: it is not there, or is not ours.
+/// Applies a child and returns it as it is now. None: it does not exist, or is not ours.
 pub(crate) async fn apply<K: Child>(
     ctx: &Context,
     owner: &Owner,
     desired: K,
-    held: Option<Arc<K>>,
+    cached: Option<Arc<K>>,
     done: &mut ActResult,
 ) -> Option<Arc<K>> {
     let name = desired.name_any();
     let kind = K::kind(&());
-    // A Deployment is large, and so is whatever waits with one in hand.
-    match Box::pin(ctx.applier.apply(owner, desired, held.as_deref())).await {
-        Ok(Applied::Unchanged(live)) => return live.map(Arc::new).or(held),
+    // Boxed: a Deployment makes the future large.
+    match Box::pin(ctx.applier.apply(owner, desired, cached.as_deref())).await {
+        Ok(Applied::Unchanged(live)) => return live.map(Arc::new).or(cached),
         Ok(Applied::Written(written)) => {
             tracing::info!("wrote {kind} {name}");
             return Some(Arc::new(written));
         }
         Ok(Applied::Leftover) => done.failures.push(Blocker::new(
             Reason::AwaitingDeletion,
-            format!("{kind} {name} of a deleted object of the same name is still there"),
+            format!("waiting for the deletion of {kind} {name}, which belongs to a deleted object of the same name"),
         )),
         Ok(Applied::Foreign(foreign)) => done.foreign.push(foreign),
         Err(error) => {
             done.failures.push(failure::from_kube(&format!("write {kind} {name}"), &error));
-            // What is there stays as it is.
-            return held;
+            // The existing child keeps running, so that the status still reports it.
+            return cached;
         }
     }
     None
 }
 
-/// Removes a child that is no longer desired.
-pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, live: &K, done: &mut ActResult) {
-    let name = live.name_any();
+/// Removes a child that is no longer desired, if it is ours.
+pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, cached: &K, done: &mut ActResult) {
+    let name = cached.name_any();
     let kind = K::kind(&());
-    match ctx.applier.remove(owner, live).await {
+    match ctx.applier.remove(owner, cached).await {
         Ok(true) => tracing::info!("removed {kind} {name}"),
         Ok(false) => {}
         Err(error) => done.failures.push(failure::from_kube(&format!("remove {kind} {name}"), &error)),
     }
 }
 
-/// Makes the disruption budget be as wanted, or be gone.
-pub(crate) async fn budget(
+/// Applies the disruption budget, or removes it if none is desired.
+pub(crate) async fn apply_budget(
     ctx: &Context,
     owner: &Owner,
     desired: Option<&PodDisruptionBudget>,
-    held: Option<Arc<PodDisruptionBudget>>,
+    cached: Option<Arc<PodDisruptionBudget>>,
     done: &mut ActResult,
 ) {
-    match (desired, held) {
-        (Some(budget), held) => drop(apply(ctx, owner, budget.clone(), held, done).await),
-        (None, Some(held)) => remove(ctx, owner, &*held, done).await,
+    match (desired, cached) {
+        (Some(budget), cached) => drop(apply(ctx, owner, budget.clone(), cached, done).await),
+        (None, Some(cached)) => remove(ctx, owner, &*cached, done).await,
         (None, None) => {}
+    }
+}
+
+/// Applies the ServiceAccount of the pods, and gives up ownership of the existing ones once the spec disables their creation.
+///
+/// Comes before the Deployment: pods whose ServiceAccount does not exist are not created.
+pub(crate) async fn apply_accounts(accounts: &Accounts, owner: &Owner, ctx: &Context, done: &mut ActResult) {
+    if let Some(account) = &accounts.desired {
+        let cached = ctx.caches.service_accounts.get(&owner.namespace, &account.name_any());
+        apply(ctx, owner, account.clone(), cached, done).await;
+    }
+    for account in &accounts.detached {
+        if let Err(error) = ctx.applier.detach(owner, &**account).await {
+            let what = format!("give up ServiceAccount {}", account.name_any());
+            done.failures.push(failure::from_kube(&what, &error));
+        }
+    }
+}
+
+/// Removes the ServiceAccounts that no pod uses any more. Comes after the Deployment.
+pub(crate) async fn remove_obsolete_accounts(
+    accounts: &Accounts,
+    owner: &Owner,
+    ctx: &Context,
+    done: &mut ActResult,
+) {
+    for account in &accounts.obsolete {
+        remove(ctx, owner, &**account, done).await;
     }
 }

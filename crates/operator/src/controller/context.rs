@@ -1,4 +1,8 @@
-//! What every reconcile has at hand.
+//! What every reconcile is given: clients, caches, queues and the policy of the flags; and how every reconcile ends.
+//!
+//! [`Context::finish`] writes the status on every path, publishes events for transitions, and turns failures into a requeue.
+//! The context also remembers what this process wrote last, so that its own writes are neither mistaken for changes nor
+//! overwritten from an outdated cache. It decides nothing about Coder.
 
 use std::{
     collections::HashMap,
@@ -49,18 +53,21 @@ use crate::{
     },
 };
 
-/// How soon to read again an object of others that has the name of a child: no watch shows it.
+/// How soon to check again a foreign object that has the name of a child. No watch shows it, because it lacks our label.
 const REQUEUE_FOREIGN: Duration = Duration::from_secs(5);
 
-/// How soon to reconcile again after this process wrote the object itself. The watch is quicker as a rule.
+/// How soon to reconcile again after this process wrote the object itself. As a rule the watch enqueues it earlier.
 const REQUEUE_OWN_WRITE: Duration = Duration::from_millis(50);
+
+/// How long a deposed leader delays an object. The process ends before that.
+const REQUEUE_NOT_LEADING: Duration = Duration::from_secs(1);
 
 /// What this process wrote to an object last.
 #[derive(Default)]
 struct LastWritten {
-    /// Hash of the status, so that our own writes are not taken for news.
+    /// Hash of the status, by which the watch's echo of our own write is recognised.
     status: Option<u64>,
-    /// The version of the object that it was written onto. A view of that version is outdated.
+    /// The version that was written onto. A cached object of that version is outdated.
     onto: Option<String>,
 }
 
@@ -70,7 +77,7 @@ pub(crate) struct ExternalClients {
     pub(crate) postgres: Postgres,
 }
 
-/// What whoever runs the operator decided by flags.
+/// What the flags of the operator decide.
 pub(crate) struct Policy {
     /// How long clean-up outside the cluster may delay a deletion.
     pub(crate) cleanup_timeout: Duration,
@@ -78,7 +85,7 @@ pub(crate) struct Policy {
     pub(crate) late_effect_window: SignedDuration,
     /// The namespaces that are watched.
     pub(crate) scope: Scope,
-    /// Addresses of coderd to which credentials of `bootstrap` may be sent.
+    /// Addresses to which the credentials of `bootstrap` may be sent, besides those of control planes in the namespace.
     pub(crate) allowed_urls: Vec<String>,
     /// Whether `rbac.extraRules` may grant Secrets, RBAC and tokens.
     pub(crate) privileged_rules: bool,
@@ -96,13 +103,13 @@ impl Policy {
     }
 }
 
-/// What every reconcile has at hand.
+/// Shared by all reconciles of the process.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) applier: Applier,
     pub(crate) events: Events,
     pub(crate) metrics: Arc<Metrics>,
-    /// Whether this process may write.
+    /// Open while this process leads. The client refuses writes while it is closed.
     pub(crate) fence: Fence,
     pub(crate) external: ExternalClients,
     pub(crate) policy: Policy,
@@ -110,19 +117,18 @@ pub(crate) struct Context {
     pub(crate) caches: Caches,
     /// Which objects refer to which.
     pub(crate) references: References,
-    /// What is known of Secrets, ConfigMaps and Namespaces that objects refer to.
     pub(crate) referenced: ReferencedObjects,
-    /// Whether the cluster has the Gateway API.
+    /// Whether the Gateway API is installed.
     pub(crate) gateway_api: AtomicBool,
 
     /// Reconciles of control planes.
     pub(crate) queue: Queue,
+    /// The backoff of failed Kubernetes writes. Failed calls to coderd have their own in each schedule.
     pub(crate) failures: Failures,
     pub(crate) coderd_sync: CoderdSync,
     /// Reconciles of pools and proxies.
     pub(crate) verify_schedule: VerifySchedule,
     pub(crate) daemon_poller: DaemonPoller,
-    /// What was last written to each object.
     last_written: Mutex<HashMap<Key, LastWritten>>,
 }
 
@@ -159,7 +165,8 @@ impl Context {
         }
     }
 
-    /// The queue of a kind. Reconciles of pools and proxies call coderd, and so have a wide queue of their own.
+    /// The queue of a kind. Reconciles of pools and proxies call coderd and wait for it, so that they have a wide queue of
+    /// their own.
     pub(crate) fn queue_of(&self, kind: CoderKind) -> &Queue {
         match kind {
             CoderKind::ControlPlane => &self.queue,
@@ -174,14 +181,13 @@ impl Context {
         }
     }
 
-    /// The time.
     #[expect(clippy::unused_self, reason = "time is part of what a reconcile is given")]
     pub(crate) fn now(&self) -> Timestamp {
         Timestamp::now()
     }
 
-    /// The cached object. The error is the requeue: the object is gone, or the cache is older than what this process itself
-    /// wrote.
+    /// The cached object. The error is the requeue: the object no longer exists, or the cache is older than this process's
+    /// own last write.
     pub(crate) fn cached<K: Resource>(&self, cache: &Cache<K>, key: &Key) -> Result<Arc<K>, Action> {
         let Some(object) = cache.get(&key.namespace, &key.name) else {
             self.forget(key);
@@ -207,7 +213,7 @@ impl Context {
         self.last_written.lock().get(key).is_some_and(|written| written.status == Some(hash(status)))
     }
 
-    /// Remembers that something other than the status of an object was written: the cached object is outdated.
+    /// Records a write of something other than the status: the cached object of this version is outdated.
     pub(super) fn mark_stale<K: CoderResource>(&self, object: &K) {
         let mut all = self.last_written.lock();
         all.entry(Key::of(K::KIND.as_str(), object))
@@ -216,7 +222,8 @@ impl Context {
             .clone_from(&object.meta().resource_version);
     }
 
-    /// Whether an object is still the one that was decided on, read live, and this process may still change anything.
+    /// Whether the object is still of the version that was decided on, read live, and this process still leads. A failed
+    /// read counts as no, so that nothing irreversible is done.
     pub(crate) async fn is_current<K: CoderResource>(&self, object: &K) -> bool {
         let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
         let live = match api.get_metadata_opt(&object.name_any()).await {
@@ -226,15 +233,15 @@ impl Context {
         live && self.fence.is_open()
     }
 
-    /// Whether an object is still of the generation that was decided on, read live, and this process may still change
-    /// anything. Unlike [`Self::is_current`] it allows for writes of the status, which other queues of this process make.
+    /// Whether the object is still of the generation that was decided on, read live, and this process still leads. Unlike
+    /// [`Self::is_current`] it allows for writes of the status, which other queues of this process make.
     pub(crate) async fn is_unedited<K: CoderResource>(&self, object: &K) -> bool {
         let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
         let is_same = match api.get_metadata_opt(&object.name_any()).await {
             Ok(Some(live)) => {
-                let (live, seen) = (live.meta(), object.meta());
+                let (live, observed) = (live.meta(), object.meta());
                 (&live.uid, live.generation, &live.deletion_timestamp)
-                    == (&seen.uid, seen.generation, &seen.deletion_timestamp)
+                    == (&observed.uid, observed.generation, &observed.deletion_timestamp)
             }
             Ok(None) | Err(_) => false,
         };
@@ -248,7 +255,7 @@ impl Context {
         Some(Deletion { overdue: self.now().duration_since(since.0) >= limit })
     }
 
-    /// Forgets an object that is gone.
+    /// Forgets an object that no longer exists. Everything that the process keeps by key is dropped here.
     pub(crate) fn forget(&self, key: &Key) {
         self.last_written.lock().remove(key);
         self.failures.forget(key);
@@ -258,8 +265,8 @@ impl Context {
         self.daemon_poller.remove(key);
     }
 
-    /// Writes a status in the middle of a reconcile, before an effect that must not happen unrecorded. What was observed is
-    /// outdated afterwards.
+    /// Writes a status in the middle of a reconcile, to record the intent before an irreversible effect. The observed object
+    /// is outdated afterwards.
     pub(crate) async fn record_status<K: CoderResource>(
         &self,
         key: &Key,
@@ -286,21 +293,22 @@ impl Context {
         started: Instant,
     ) -> Action {
         if done.failures.iter().any(|failure| failure.reason == Reason::NotLeading) {
-            // A deposed leader writes nothing: the process is about to end.
-            return Action::RequeueAfter(Duration::from_secs(1));
+            // A deposed leader writes nothing, and the process is about to end.
+            return Action::RequeueAfter(REQUEUE_NOT_LEADING);
         }
-        let is_outdated =
+        // One conflict means only that the cache was outdated: retried once without a trace on the status.
+        let only_conflicts =
             !done.failures.is_empty() && done.failures.iter().all(|failure| failure.retry == Retry::Soon);
-        if is_outdated && !self.failures.any(key) {
-            // The cache was outdated, as happens: reconciled again without a word on the status.
+        if only_conflicts && !self.failures.any(key) {
             return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
         }
+        // Before the write, because the watch may show it before the response arrives.
         self.last_written
             .lock()
             .insert(key.clone(), LastWritten { status: Some(hash(Some(next))), onto: None });
         match status::write(&self.client, object, object.status(), next).await {
             Ok(Written::Unchanged) => {}
-            // Computed from an outdated object. The event that shows the newer one may enqueue nobody.
+            // Computed from an outdated object. Retried, because the event that shows the newer object may enqueue nothing.
             Ok(Written::Outdated) => {
                 self.metrics.reconciled(key.kind, Outcome::Waiting, Reason::Outdated, started.elapsed());
                 return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
@@ -317,7 +325,7 @@ impl Context {
                 }
             }
             Err(error) if client::is_not_leading(&error) => {
-                return Action::RequeueAfter(Duration::from_secs(1));
+                return Action::RequeueAfter(REQUEUE_NOT_LEADING);
             }
             Err(error) => done.failures.push(failure::from_kube("write the status", &error)),
         }
@@ -341,7 +349,8 @@ impl Context {
     }
 }
 
-/// Twelve times the timeout of a call: two minutes by default.
+/// Twelve times the timeout of a call, two minutes by default: a request that timed out here may still be carried out by
+/// coderd.
 fn late_effect_window(deadline: Duration) -> SignedDuration {
     SignedDuration::try_from(deadline.saturating_mul(12)).unwrap_or(SignedDuration::MAX)
 }

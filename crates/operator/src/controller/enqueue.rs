@@ -1,4 +1,8 @@
-//! Which objects a change enqueues.
+//! Decides which objects a change enqueues.
+//!
+//! Watches call this with each change. A change enqueues the object itself, its owner, and the objects that refer to it, each
+//! into the queue of its kind. A status that this process wrote enqueues nothing of its own, so that an object at rest stays
+//! at rest.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,7 +19,8 @@ use super::{
     kinds::{CoderKind, CoderResource, ReferencedKind},
 };
 
-/// How much later than the deletion of a child the deletion of its owner may arrive: they come by different watches.
+/// How long the reconcile of an owner waits after the deletion of its child. If both were deleted together, their events
+/// arrive by different watches, in any order.
 const REQUEUE_DELETED_CHILD: Duration = Duration::from_millis(300);
 
 /// Enqueues every object with a route, because the Gateway API was installed or removed.
@@ -41,15 +46,15 @@ pub(super) fn enqueue(ctx: &Context, keys: impl IntoIterator<Item = Key>) {
     keys.into_iter().for_each(|key| ctx.enqueue(key));
 }
 
-/// Enqueues an object of ours that changed, and those that refer to it. A status that this process wrote enqueues only
-/// the objects that refer to it, and only if more than a time changed.
-pub(super) fn root_changed<K: CoderResource + References>(ctx: &Context, change: &Change<'_, K>) {
+/// Enqueues an object of a [`CoderKind`] that changed, and the objects that refer to it. A status that this process wrote
+/// enqueues only the objects that refer to it, and only if more than a time changed.
+pub(super) fn coder_object_changed<K: CoderResource + References>(ctx: &Context, change: &Change<'_, K>) {
     let kind = K::KIND;
     match change {
         Change::Updated { before, now } => {
             let key = Key::of(kind.as_str(), *now);
             if before.is_none_or(|before| is_edited(before, now)) {
-                ctx.references.set(&key, targets(*now, &key.namespace));
+                ctx.references.set(&key, referenced(*now, &key.namespace));
                 enqueue(ctx, ctx.references.of(&key));
                 ctx.enqueue(key);
                 return;
@@ -57,6 +62,7 @@ pub(super) fn root_changed<K: CoderResource + References>(ctx: &Context, change:
             if before.is_some_and(|before| has_new_status(before, now)) {
                 enqueue(ctx, ctx.references.of(&key));
             }
+            // A status that somebody else wrote is corrected; the one of this process is what it decided anyway.
             if !ctx.is_own_status(&key, now.status()) {
                 ctx.enqueue(key);
             }
@@ -71,9 +77,9 @@ pub(super) fn root_changed<K: CoderResource + References>(ctx: &Context, change:
     }
 }
 
-/// Whether anything but the status differs.
+/// Whether anything but the status differs. The generation covers the spec.
 fn is_edited<K: Resource>(before: &K, now: &K) -> bool {
-    let edited = |object: &K| {
+    let without_status = |object: &K| {
         let meta = object.meta();
         let (labels, annotations) = (meta.labels.clone(), meta.annotations.clone());
         (
@@ -85,7 +91,7 @@ fn is_edited<K: Resource>(before: &K, now: &K) -> bool {
             annotations,
         )
     };
-    edited(before) != edited(now)
+    without_status(before) != without_status(now)
 }
 
 /// Whether the status differs in anything but times.
@@ -95,8 +101,8 @@ fn has_new_status<K: CoderResource>(before: &K, now: &K) -> bool {
     timeless_status(before) != timeless_status(now)
 }
 
-/// Enqueues the owner of a child that changed. A deleted child may have been deleted with its owner: waits until the watch
-/// of the owner shows that, so that the child is not created again.
+/// Enqueues the owner of a child that changed. The owner of a deleted child is enqueued a moment later: it may have been
+/// deleted too, and until its own watch shows that, a reconcile would create the child again.
 pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &Change<'_, K>) {
     match change {
         Change::Updated { now, .. } => enqueue(ctx, owners(*now)),
@@ -111,7 +117,7 @@ pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change
     }
 }
 
-/// The objects of ours that control a child.
+/// The objects that control a child, by owner reference or by label.
 fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
     let controls = child.owner_references().iter().filter(|owner| owner.controller == Some(true));
     let named = controls.filter_map(|owner| {
@@ -121,14 +127,14 @@ fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
     named.chain(served_elsewhere(child))
 }
 
-/// The object that a child serves from another namespace, where no reference can name it.
+/// The object that a child in another namespace serves. An owner reference cannot cross namespaces, so that labels name it.
 fn served_elsewhere<K: Resource>(child: &K) -> Option<Key> {
     let labels = child.labels();
     let served = CoderKind::ALL.into_iter().find_map(|kind| {
         let (name, namespace) = match kind {
             CoderKind::ControlPlane => (label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE),
             CoderKind::Provisioner => (label::PROVISIONER, label::PROVISIONER_NAMESPACE),
-            // A proxy has nothing in other namespaces.
+            // A proxy has no children in other namespaces.
             CoderKind::WorkspaceProxy => return None,
         };
         Some(kind.key(labels.get(namespace)?, labels.get(name)?))
@@ -136,7 +142,8 @@ fn served_elsewhere<K: Resource>(child: &K) -> Option<Key> {
     served.filter(|_| child.owner_references().is_empty())
 }
 
-fn targets<K: References>(object: &K, namespace: &str) -> BTreeSet<Key> {
+/// The keys of everything that an object refers to.
+fn referenced<K: References>(object: &K, namespace: &str) -> BTreeSet<Key> {
     let key = |reference| match reference {
         Reference::Secret(name) => ReferencedKind::Secret.key(namespace, &name),
         Reference::ConfigMap(name) => ReferencedKind::ConfigMap.key(namespace, &name),

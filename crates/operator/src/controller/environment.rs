@@ -1,4 +1,7 @@
-//! What a variable of the pods' environment is, found out as the kubelet does: live, and held no longer than it is used.
+//! Resolves a variable of the pods' environment as the kubelet does: `env` before `envFrom`, the last entry first, with
+//! `$(NAME)` expanded.
+//!
+//! Secrets and ConfigMaps are read live for each call. Values are returned as secrets and are not kept here.
 
 use coder_k8s_api::PodSettings;
 use coder_k8s_core::{
@@ -11,23 +14,18 @@ use k8s_openapi::api::core::v1::{ConfigMap, EnvVarSource};
 use kube::{Api, Client};
 use secrecy::{ExposeSecret, SecretString};
 
-/// Why a value cannot be told.
+/// Why a variable has no value.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// What it comes from is not there.
+    /// Its source does not exist, or is of a kind that the operator does not follow. Only an edit changes that.
     #[error("{variable}: {what}")]
-    Missing {
-        /// The variable.
-        variable: String,
-        /// What is missing.
-        what: String,
-    },
-    /// What it comes from could not be read.
+    Missing { variable: String, what: String },
+    /// Its source could not be read this time.
     #[error("{0}")]
     Unreadable(String),
 }
 
-/// Whose environment it is.
+/// The environment of the pods of one object.
 #[derive(Clone, Copy)]
 pub(crate) struct Environment<'a> {
     pub(crate) client: &'a Client,
@@ -36,38 +34,38 @@ pub(crate) struct Environment<'a> {
 }
 
 impl Environment<'_> {
-    /// The value of a variable. None: it is not set.
+    /// The value of a variable. None: the spec does not set it.
     pub(crate) async fn value(&self, variable: &str) -> Result<Option<SecretString>, Error> {
-        self.before(variable, self.pod.extra_env.len()).await
+        self.value_before(variable, self.pod.extra_env.len()).await
     }
 
-    /// The value of a variable, as far as the first entries of the list set it.
-    fn before<'a>(
+    /// The value of a variable that the first `count` entries of `extraEnv`, or `envFrom`, give it.
+    fn value_before<'a>(
         &'a self,
         variable: &'a str,
         count: usize,
     ) -> BoxFuture<'a, Result<Option<SecretString>, Error>> {
         Box::pin(async move {
             let entries = self.pod.extra_env.iter().enumerate().take(count);
-            let Some((place, entry)) = entries.rev().find(|(_, entry)| entry.name == variable) else {
-                return self.sourced(variable).await;
+            let Some((position, entry)) = entries.rev().find(|(_, entry)| entry.name == variable) else {
+                return self.from_env_from(variable).await;
             };
             match (&entry.value_from, &entry.value) {
-                (Some(from), _) => self.referred(variable, from).await,
-                (None, Some(value)) => self.expanded(value, place).await.map(Some),
+                (Some(from), _) => self.from_reference(variable, from).await,
+                (None, Some(value)) => self.expand(value, position).await.map(Some),
                 (None, None) => Ok(None),
             }
         })
     }
 
-    /// A value with its variables, which must have been set before it, filled in. Others stay as they are written.
-    async fn expanded(&self, value: &str, place: usize) -> Result<SecretString, Error> {
+    /// Expands `$(NAME)`. As in a pod, only entries before this one count, and an unknown name stays as it is written.
+    async fn expand(&self, value: &str, position: usize) -> Result<SecretString, Error> {
         let mut text = String::new();
         for part in parts(value) {
             match part {
                 Part::Text(part) => text.push_str(&part),
                 Part::Variable(name) => {
-                    if let Some(value) = self.before(&name, place).await? {
+                    if let Some(value) = self.value_before(&name, position).await? {
                         text.push_str(value.expose_secret());
                     } else {
                         text.push_str("$(");
@@ -80,15 +78,21 @@ impl Environment<'_> {
         Ok(SecretString::from(text))
     }
 
-    async fn referred(&self, variable: &str, from: &EnvVarSource) -> Result<Option<SecretString>, Error> {
+    async fn from_reference(
+        &self,
+        variable: &str,
+        from: &EnvVarSource,
+    ) -> Result<Option<SecretString>, Error> {
         let (kind, name, key, optional, value) = if let Some(from) = &from.secret_key_ref {
-            let value = self.of_secret(&from.name, &from.key).await?;
+            let value = self.secret_value(&from.name, &from.key).await?;
             ("Secret", &from.name, &from.key, from.optional, value)
         } else if let Some(from) = &from.config_map_key_ref {
-            let value = self.of_map(&from.name, &from.key).await?;
+            let value = self.config_map_value(&from.name, &from.key).await?;
             ("ConfigMap", &from.name, &from.key, from.optional, value)
         } else {
-            let what = "only a value, a secretKeyRef and a configMapKeyRef can be followed".to_owned();
+            let what =
+                "the operator reads only a value, a secretKeyRef or a configMapKeyRef: use one of them"
+                    .to_owned();
             return Err(Error::Missing { variable: variable.to_owned(), what });
         };
         if value.is_none() && optional != Some(true) {
@@ -98,13 +102,13 @@ impl Environment<'_> {
         Ok(value)
     }
 
-    /// Of several sources the last wins.
-    async fn sourced(&self, variable: &str) -> Result<Option<SecretString>, Error> {
+    /// The value from `envFrom`. Of several sources with the same key the last wins.
+    async fn from_env_from(&self, variable: &str) -> Result<Option<SecretString>, Error> {
         for from in self.pod.env_from.iter().rev() {
             let Some(key) = key_for(from, variable) else { continue };
             let value = match (&from.secret_ref, &from.config_map_ref) {
-                (Some(secret), _) => self.of_secret(&secret.name, key).await?,
-                (None, Some(map)) => self.of_map(&map.name, key).await?,
+                (Some(secret), _) => self.secret_value(&secret.name, key).await?,
+                (None, Some(map)) => self.config_map_value(&map.name, key).await?,
                 (None, None) => None,
             };
             if value.is_some() {
@@ -114,14 +118,14 @@ impl Environment<'_> {
         Ok(None)
     }
 
-    async fn of_secret(&self, name: &str, key: &str) -> Result<Option<SecretString>, Error> {
+    async fn secret_value(&self, name: &str, key: &str) -> Result<Option<SecretString>, Error> {
         let read = secret::read(self.client, self.namespace, name).await;
         let data = read.map_err(|error| Error::Unreadable(error.to_string()))?;
         let value = data.as_ref().and_then(|data| std::str::from_utf8(data.value(key)?).ok());
         Ok(value.map(|value| SecretString::from(value.to_owned())))
     }
 
-    async fn of_map(&self, name: &str, key: &str) -> Result<Option<SecretString>, Error> {
+    async fn config_map_value(&self, name: &str, key: &str) -> Result<Option<SecretString>, Error> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), self.namespace);
         let map = api.get_opt(name).await.map_err(|error| {
             Error::Unreadable(format!("cannot read ConfigMap {name}: {}", client::describe(&error)))

@@ -1,4 +1,7 @@
-//! Exposure to the outside: the Ingress or route of an object, written and replaced.
+//! Applies the Ingress or HTTPRoute that exposes an object, and replaces one by the other.
+//!
+//! The replacement is make-before-break: an Ingress is removed only after the route is accepted by its Gateway, and a route
+//! only after the Ingress is written. What to expose is decided in `core::exposure`.
 
 use std::sync::Arc;
 
@@ -17,7 +20,7 @@ use super::{
     children::{apply, remove},
 };
 
-/// Writes what exposes an object, of which there is an Ingress or a route already. What exposed it before goes when that works without it.
+/// Applies the desired exposure. `ingress` and `route` are the cached children, of which at most one is still desired.
 pub(crate) async fn expose(
     desired: &DesiredExposure,
     ingress: Option<Arc<Ingress>>,
@@ -45,6 +48,7 @@ pub(crate) async fn expose(
         let Some(written) = written.filter(|_| done.failures.len() == failures) else {
             return Exposure::Unwritten;
         };
+        // Until a Gateway accepts the route, the Ingress is the only way in.
         let accepted = acceptance(&written);
         if let (Acceptance::Accepted, Some(ingress)) = (&accepted, ingress) {
             remove(ctx, owner, &*ingress, done).await;

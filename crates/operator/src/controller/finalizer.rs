@@ -1,4 +1,7 @@
-//! The finalizer of an object: there only while something outside the namespace must be cleaned up.
+//! Adds and removes the finalizer of an object.
+//!
+//! An object has it only while something outside its namespace, in coderd or in other namespaces, must be cleaned up.
+//! Garbage collection removes everything else, so that most objects never get one.
 
 use std::ops::ControlFlow;
 
@@ -16,8 +19,8 @@ use serde_json::json;
 
 use super::{Context, kinds::CoderResource};
 
-/// Puts the finalizer on the object or takes it off, and changes nothing else. Goes on if it was so already: after a
-/// write what was seen of the object no longer counts; a failure to write is noted.
+/// Adds or removes the finalizer, and changes nothing else. Continues if there is nothing to change. Breaks after a write,
+/// because what was observed is outdated then, and after a failure, which is noted in `done`.
 pub(crate) async fn set<K>(
     object: &K,
     finalizer: &str,
@@ -31,7 +34,7 @@ where
     let Some(finalizers) = object::finalizers(object, finalizer, desired) else {
         return ControlFlow::Continue(());
     };
-    // The version keeps a finalizer that somebody else has added in the meantime.
+    // A merge patch replaces the whole list: the version protects a finalizer that somebody else has added meanwhile.
     let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "finalizers": finalizers}});
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
     let api: Api<K> = Api::namespaced(ctx.client.clone(), &object.namespace().unwrap_or_default());
@@ -48,18 +51,18 @@ where
     }
 }
 
-/// What became of a write.
+/// The outcome of a write of the finalizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
-    /// It was written, or the object is gone.
+    /// The object was written, or no longer exists.
     Yes,
-    /// It was not, which is noted.
+    /// The failure is in the [`ActResult`].
     Failed,
 }
 
-/// Puts the finalizer on the object before something is made outside. Goes on if it was there; else the pass ends, and a
-/// failure says when to try again.
-pub(crate) async fn hold<K: CoderResource>(
+/// Adds the finalizer before something is created outside the namespace, so that no crash leaves anything behind. Continues
+/// if the object has it; else the reconcile ends, and a failure says when to retry.
+pub(crate) async fn add<K: CoderResource>(
     object: &K,
     finalizer: &str,
     ctx: &Context,

@@ -1,7 +1,7 @@
-//! The kinds whose objects are reconciled.
+//! The kinds of the operator, and the kinds that their objects refer to.
 //!
-//! A new kind is a variant of [`CoderKind`]. Every place that has to know the kinds matches on it without a wildcard, so that
-//! the compiler names them all.
+//! A new kind is a variant of [`CoderKind`]. All code that has to know the kinds matches on it without a wildcard, so that
+//! the compiler lists what a new kind needs.
 
 use std::fmt::Debug;
 
@@ -11,7 +11,7 @@ use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Con
 use kube::Resource;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// One of our kinds.
+/// A kind whose objects the operator reconciles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CoderKind {
     ControlPlane,
@@ -22,7 +22,7 @@ pub(crate) enum CoderKind {
 impl CoderKind {
     pub(crate) const ALL: [Self; 3] = [Self::ControlPlane, Self::Provisioner, Self::WorkspaceProxy];
 
-    /// The name of the kind in the API.
+    /// The `kind` of its objects, which is also the kind of their [`Key`].
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::ControlPlane => "CoderControlPlane",
@@ -31,18 +31,17 @@ impl CoderKind {
         }
     }
 
-    /// The kind with this name in the API.
+    /// The inverse of [`Self::as_str`].
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 
-    /// The key of an object of this kind.
     pub(crate) fn key(self, namespace: &str, name: &str) -> Key {
         Key::new(self.as_str(), namespace, name)
     }
 }
 
-/// A kind of others that our objects refer to.
+/// A kind that our objects refer to and that others own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReferencedKind {
     Secret,
@@ -51,7 +50,6 @@ pub(crate) enum ReferencedKind {
 }
 
 impl ReferencedKind {
-    /// The name of the kind in the API.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Secret => "Secret",
@@ -60,13 +58,13 @@ impl ReferencedKind {
         }
     }
 
-    /// The key of an object of this kind.
+    /// The key of an object. The namespace of a Namespace is empty.
     pub(crate) fn key(self, namespace: &str, name: &str) -> Key {
         Key::new(self.as_str(), namespace, name)
     }
 }
 
-/// An object of one of our kinds.
+/// An object of a [`CoderKind`], with the parts that every reconciler handles alike.
 pub(crate) trait CoderResource:
     Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned
 {

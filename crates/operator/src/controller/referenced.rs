@@ -1,7 +1,7 @@
-//! What is known of Secrets, ConfigMaps and Namespaces of others that our objects refer to.
+//! What is known of the Secrets, ConfigMaps and Namespaces that our objects refer to and do not own.
 //!
-//! Each is read live, once, and again only after a watch said that it changed. Of a Secret nothing is kept but the names
-//! of its keys and a salted checksum.
+//! Each is read live once for each referrer, and again only after a metadata watch showed a change. Of a Secret only the
+//! names of its keys and a salted checksum are kept, never a value.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,12 +21,12 @@ use parking_lot::Mutex;
 
 use super::kinds::ReferencedKind;
 
-/// What was found out, by who asked and about what.
+/// What was read, by referrer and then by the object referred to.
 #[derive(Default)]
 pub(crate) struct ReferencedObjects {
     known: Mutex<HashMap<Key, HashMap<Key, Known>>>,
-    /// Moves with every change that a watch told of: what was read before it may be outdated.
-    moment: AtomicU64,
+    /// Counts the changes that watches showed. A read that began at another count may be outdated and is not kept.
+    changes: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -36,83 +36,85 @@ enum Known {
 }
 
 impl ReferencedObjects {
-    /// Forgets what `asker` knows of `target`, which has changed.
-    pub(crate) fn changed(&self, asker: &Key, target: &Key) {
-        self.moment.fetch_add(1, Ordering::SeqCst);
-        if let Some(known) = self.known.lock().get_mut(asker) {
+    /// Forgets `target`, which has changed.
+    pub(crate) fn changed(&self, referrer: &Key, target: &Key) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        if let Some(known) = self.known.lock().get_mut(referrer) {
             known.remove(target);
         }
     }
 
-    /// Forgets what `asker` knows of anything of a kind.
-    pub(crate) fn watch_gap(&self, asker: &Key, kind: ReferencedKind) {
-        self.moment.fetch_add(1, Ordering::SeqCst);
-        if let Some(known) = self.known.lock().get_mut(asker) {
+    /// Forgets everything of a kind, because the watch missed events.
+    pub(crate) fn watch_gap(&self, referrer: &Key, kind: ReferencedKind) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        if let Some(known) = self.known.lock().get_mut(referrer) {
             known.retain(|target, _| target.kind != kind.as_str());
         }
     }
 
-    /// Forgets everything of an object that is gone.
-    pub(crate) fn forget(&self, asker: &Key) {
-        self.known.lock().remove(asker);
+    /// Forgets a referrer that no longer exists.
+    pub(crate) fn forget(&self, referrer: &Key) {
+        self.known.lock().remove(referrer);
     }
 
-    fn get(&self, asker: &Key, target: &Key) -> Option<Known> {
-        self.known.lock().get(asker)?.get(target).cloned()
+    fn get(&self, referrer: &Key, target: &Key) -> Option<Known> {
+        self.known.lock().get(referrer)?.get(target).cloned()
     }
 
-    /// Keeps what was read at `moment`, unless something has changed since.
-    fn keep(&self, asker: &Key, target: Key, known: Known, moment: u64) {
-        if self.moment.load(Ordering::SeqCst) == moment {
-            self.known.lock().entry(asker.clone()).or_default().insert(target, known);
+    /// Keeps what was read since the count of changes was `changes`, unless a watch showed a change since then: the event may
+    /// have arrived while the read was under way, and would otherwise be lost.
+    fn keep(&self, referrer: &Key, target: Key, known: Known, changes: u64) {
+        if self.changes.load(Ordering::SeqCst) == changes {
+            self.known.lock().entry(referrer.clone()).or_default().insert(target, known);
         }
     }
 
-    /// What the sources of an object say. `uid` salts the checksums.
+    /// The contents of the Secrets and ConfigMaps that an object needs. `uid` salts the checksums, so that equal values in two
+    /// objects have different ones.
     pub(crate) async fn sources(
         &self,
         client: &Client,
-        asker: &Key,
+        referrer: &Key,
         uid: &str,
         desired: BTreeMap<Source, NeededKeys>,
     ) -> Result<SourceContents, Blocker> {
         let mut all = SourceContents::new();
         for (source, desired) in desired {
             let target = match &source {
-                Source::Secret(name) => ReferencedKind::Secret.key(&asker.namespace, name),
-                Source::ConfigMap(name) => ReferencedKind::ConfigMap.key(&asker.namespace, name),
+                Source::Secret(name) => ReferencedKind::Secret.key(&referrer.namespace, name),
+                Source::ConfigMap(name) => ReferencedKind::ConfigMap.key(&referrer.namespace, name),
             };
-            if let Some(Known::Source(asked, found)) = self.get(asker, &target)
-                && asked == desired
+            if let Some(Known::Source(needed, found)) = self.get(referrer, &target)
+                && needed == desired
             {
                 all.insert(source, found);
                 continue;
             }
-            let moment = self.moment.load(Ordering::SeqCst);
+            let changes = self.changes.load(Ordering::SeqCst);
             let found = read(client, &target, uid, &source, &desired).await?;
-            self.keep(asker, target, Known::Source(desired, found.clone()), moment);
+            self.keep(referrer, target, Known::Source(desired, found.clone()), changes);
             all.insert(source, found);
         }
         Ok(all)
     }
 
-    /// Whether a namespace consents to workspaces of the asker's.
+    /// Whether a namespace consents to the workspaces of the referrer: its label names the referrer's namespace.
     pub(crate) async fn consent(
         &self,
         client: &Client,
-        asker: &Key,
+        referrer: &Key,
         namespace: &str,
     ) -> Result<Consent, Blocker> {
         let target = ReferencedKind::Namespace.key("", namespace);
-        if let Some(Known::Consent(consent)) = self.get(asker, &target) {
+        if let Some(Known::Consent(consent)) = self.get(referrer, &target) {
             return Ok(consent);
         }
-        let moment = self.moment.load(Ordering::SeqCst);
+        let changes = self.changes.load(Ordering::SeqCst);
         let api: Api<Namespace> = Api::all(client.clone());
         let consent = match api.get_metadata_opt(namespace).await {
             Ok(None) => Consent::NoNamespace,
             Ok(Some(found)) => {
-                let given = found.labels().get(&format!("{}{}", label::WORKSPACES_OF, asker.namespace));
+                let given = found.labels().get(&format!("{}{}", label::WORKSPACES_OF, referrer.namespace));
                 if given.is_some_and(|value| value == label::ALLOW) {
                     Consent::Given
                 } else {
@@ -121,7 +123,7 @@ impl ReferencedObjects {
             }
             Err(error) => return Err(failure::from_kube(&format!("read Namespace {namespace}"), &error)),
         };
-        self.keep(asker, target, Known::Consent(consent), moment);
+        self.keep(referrer, target, Known::Consent(consent), changes);
         Ok(consent)
     }
 }
@@ -155,13 +157,14 @@ async fn read(
             };
             let digest = digest(uid, source, entries(desired, &all, value));
             let values = desired.values.iter().filter_map(|key| Some((key.clone(), data.get(key)?.clone())));
-            // Binary data does not become environment.
+            // Binary data counts for the checksum, since it can be mounted, but the kubelet makes no environment of it.
             Ok(SourceContent::Data { digest, values: values.collect(), keys: data.into_keys().collect() })
         }
     }
 }
 
-/// The entries of a source that count for its checksum: those that are asked for by name, and all if all matter.
+/// The entries of a source that count for its checksum: those that are needed by name, or all if any entry may matter.
+/// Other entries can change without a rollout.
 fn entries<'a>(
     desired: &'a NeededKeys,
     keys: &'a BTreeSet<String>,
@@ -172,7 +175,6 @@ fn entries<'a>(
     counted.into_iter().map(move |key| (key, value(key)))
 }
 
-/// Why a Secret could not be read.
 fn unreadable(error: secret::Error) -> Blocker {
     match error {
         secret::Error::Api { name, source, .. } => {

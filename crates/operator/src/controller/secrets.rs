@@ -1,9 +1,14 @@
-//! Secrets of ours with what an object holds of coderd: read live, and written onto exactly the version that was read.
+//! The Secrets into which the operator stores what coderd issued: provisioner keys and proxy tokens.
+//!
+//! They are read live and never cached. A write replaces exactly the version that was read and decided on, so that no
+//! change of others is lost and no Secret of others is written.
 
-use coder_k8s_api::Reason;
 use std::collections::{BTreeMap, BTreeSet};
 
-use coder_k8s_api::names::{annotation, label};
+use coder_k8s_api::{
+    Reason,
+    names::{annotation, label},
+};
 use coder_k8s_core::{
     outcome::Blocker,
     target::{Obstacle, SecretDataRef, Version},
@@ -21,56 +26,60 @@ use secrecy::SecretString;
 
 use super::Context;
 
-/// Secrets as they were read, by name.
+/// What reading some Secrets brought, by name. A Secret in neither map does not exist.
 #[derive(Default)]
-pub(crate) struct Held {
+pub(crate) struct ReadSecrets {
     pub(crate) data: BTreeMap<String, SecretData>,
     pub(crate) failed: BTreeMap<String, Blocker>,
 }
 
-/// Reads Secrets.
-pub(crate) async fn read(names: BTreeSet<String>, owner: &Owner, ctx: &Context) -> Held {
-    let mut held = Held::default();
+/// Reads Secrets of the owner's namespace live. One that cannot be read does not stop the others.
+pub(crate) async fn read(names: BTreeSet<String>, owner: &Owner, ctx: &Context) -> ReadSecrets {
+    let mut found = ReadSecrets::default();
     for name in names {
         match secret::read(&ctx.client, &owner.namespace, &name).await {
-            Ok(Some(data)) => drop(held.data.insert(name, data)),
+            Ok(Some(data)) => drop(found.data.insert(name, data)),
             Ok(None) => {}
             Err(error) => {
                 let blocker = Blocker::new(Reason::SecretUnreadable, error.to_string());
-                held.failed.insert(name, blocker);
+                found.failed.insert(name, blocker);
             }
         }
     }
-    held
+    found
 }
 
-/// Why a Secret is not ours to write.
-pub(crate) enum NotOurs {
-    /// As long as nobody changes that.
+/// Why the operator must not write a Secret.
+pub(crate) enum NotWritable {
+    /// Until a person changes the Secret or the spec.
     Blocked(Obstacle),
-    /// For a while.
+    /// Until garbage collection has deleted the Secret of an earlier object of the same name.
     Leftover(Blocker),
 }
 
-/// Whether a Secret is ours to write.
-pub(crate) fn is_ours(name: &str, data: &SecretData, owner: &Owner) -> Result<(), NotOurs> {
+/// Whether the operator may write a Secret for this owner.
+pub(crate) fn check_writable(name: &str, data: &SecretData, owner: &Owner) -> Result<(), NotWritable> {
     match data.belongs(owner) {
-        Belongs::Ours if data.immutable => Err(NotOurs::Blocked(Obstacle::Immutable)),
+        Belongs::Ours if data.immutable => Err(NotWritable::Blocked(Obstacle::Immutable)),
         Belongs::Ours => Ok(()),
-        Belongs::Leftover => Err(NotOurs::Leftover(Blocker::new(
+        Belongs::Leftover => Err(NotWritable::Leftover(Blocker::new(
             Reason::AwaitingDeletion,
-            format!("Secret {name} of a deleted object of the same name is still there"),
+            format!(
+                "waiting for the deletion of Secret {name}, which belongs to a deleted object of the same name"
+            ),
         ))),
         Belongs::Others => {
             let reference = &owner.reference;
             let hand_over = format!("{}={}/{}", annotation::ADOPT_BY, reference.kind, reference.name);
-            Err(NotOurs::Blocked(Obstacle::Foreign(hand_over)))
+            Err(NotWritable::Blocked(Obstacle::Foreign(hand_over)))
         }
     }
 }
 
-/// The Secrets that we wrote for this object and that bear an annotation, found by their metadata.
+/// The metadata of the Secrets that belong to this owner and bear an annotation. Empty also if they cannot be listed: they
+/// are found again by a later reconcile.
 pub(crate) async fn marked(owner: &Owner, annotation: &str, ctx: &Context) -> Vec<PartialObjectMeta<Secret>> {
+    // Ownership is checked by UID below, so that the label of the manager is not part of the selector.
     let selector = owner.labels.iter().filter(|(name, _)| *name != label::MANAGED_BY);
     let selector = selector.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
     let api: Api<Secret> = Api::namespaced(ctx.client.clone(), &owner.namespace);
@@ -84,33 +93,34 @@ pub(crate) async fn marked(owner: &Owner, annotation: &str, ctx: &Context) -> Ve
     found.items.into_iter().filter(ours).collect()
 }
 
-/// Writes a value, or annotations alone, onto exactly the Secret that was decided on. None: it is no longer that one.
+/// Writes a value, or annotations alone, onto exactly the version that was decided on, and returns the new version. None:
+/// `stored` is another version, or the API server has one.
 pub(crate) async fn store(
-    place: &SecretDataRef,
+    target: &SecretDataRef,
     version: &Version,
-    held: Option<&SecretData>,
+    stored: Option<&SecretData>,
     value: Option<&SecretString>,
     annotations: BTreeMap<String, Option<String>>,
     owner: &Owner,
     ctx: &Context,
 ) -> Result<Option<String>, secret::Error> {
-    match (version, held, value) {
+    match (version, stored, value) {
         (Version::Absent, None, Some(value)) => {
             let annotations: BTreeMap<_, _> =
                 annotations.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-            let entry = Entry { name: &place.name, key: &place.key, value, annotations: &annotations };
+            let entry = Entry { name: &target.name, key: &target.key, value, annotations: &annotations };
             secret::write(&ctx.client, owner, None, &entry).await
         }
-        (Version::Is(_), Some(held), _) if is_version(held, version) => {
-            let data = value.map(|value| (place.key.clone(), Some(value.clone())));
+        (Version::Is(_), Some(stored), _) if is_version(stored, version) => {
+            let data = value.map(|value| (target.key.clone(), Some(value.clone())));
             let change = Change { data: data.into_iter().collect(), annotations };
-            secret::change(&ctx.client, owner, &place.name, held, &change).await
+            secret::change(&ctx.client, owner, &target.name, stored, &change).await
         }
         _ => Ok(None),
     }
 }
 
-/// Whether a Secret is the one that was decided on.
-pub(crate) fn is_version(held: &SecretData, version: &Version) -> bool {
-    matches!(version, Version::Is(version) if held.resource_version == *version)
+/// Whether a Secret is still of the version that was decided on.
+pub(crate) fn is_version(stored: &SecretData, version: &Version) -> bool {
+    matches!(version, Version::Is(version) if stored.resource_version == *version)
 }

@@ -1,5 +1,8 @@
-//! The watches of the controller: our kinds and their children in full, Secrets, ConfigMaps and Namespaces of others as
-//! metadata alone.
+//! Starts the watches of the controller.
+//!
+//! Our kinds and their children are watched in full and cached. Secrets, ConfigMaps and Namespaces of others are watched as
+//! metadata alone, so that no Secret of others is ever in memory; a change only enqueues the objects that refer to them.
+//! Each watch has a readiness check, and starts and ends with the CRD of its kind where it has one.
 
 use std::{
     collections::BTreeSet,
@@ -33,15 +36,15 @@ use tokio::task::JoinSet;
 
 use super::{
     Context,
-    enqueue::{child_changed, enqueue, enqueue_routed, root_changed},
+    enqueue::{child_changed, coder_object_changed, enqueue, enqueue_routed},
     kinds::{CoderKind, CoderResource, ReferencedKind},
 };
 
-/// CRDs of others that children may need.
+/// CRDs of others that children may need, with the version that is used.
 pub(crate) const OPTIONAL_CRDS: [(&str, &str); 1] = [(HTTP_ROUTES, "v1")];
 const HTTP_ROUTES: &str = "httproutes.gateway.networking.k8s.io";
 
-/// The namespaces that the controller watches.
+/// The namespaces that the controller watches, from `--watch-namespaces`.
 #[derive(Clone, Debug)]
 pub(crate) enum Scope {
     Everywhere,
@@ -55,7 +58,6 @@ impl Scope {
         if named.is_empty() { Self::Everywhere } else { Self::Namespaces(named) }
     }
 
-    /// Whether a namespace is watched.
     pub(crate) fn includes(&self, namespace: &str) -> bool {
         match self {
             Self::Everywhere => true,
@@ -63,7 +65,7 @@ impl Scope {
         }
     }
 
-    /// The namespaces one by one. A single None stands for all.
+    /// One entry for each watch of a kind: a namespace, or a single None for the whole cluster.
     pub(crate) fn each(&self) -> Vec<Option<String>> {
         match self {
             Self::Everywhere => vec![None],
@@ -72,7 +74,7 @@ impl Scope {
     }
 }
 
-/// The watches while they are being set up.
+/// Everything that is needed to start the watches.
 pub(crate) struct Watches<'a> {
     pub(crate) ctx: &'a Arc<Context>,
     pub(crate) client: &'a Client,
@@ -81,16 +83,17 @@ pub(crate) struct Watches<'a> {
     pub(crate) tasks: &'a mut JoinSet<()>,
 }
 
-/// What must have been listed before the first object is reconciled.
+/// The watches that must have listed before the first object is reconciled.
 #[derive(Default)]
 pub(crate) struct Synced {
     checks: Vec<ReadyCheck>,
+    /// By CRD: our kinds, whose CRD may be missing.
     kinds: Vec<(String, Vec<ReadyCheck>)>,
 }
 
 impl Synced {
-    /// Waits until everything was listed. A kind whose CRD is missing, and a watch that is not allowed, do not delay the
-    /// others: a child that was not listed is still never adopted or created twice.
+    /// Waits until everything is listed. A kind whose CRD is missing, and a watch that RBAC forbids, do not delay the others.
+    /// That is safe: a child that is not cached is created only if it is absent, so that none is adopted or overwritten.
     pub(crate) async fn wait(&self, readiness: &Readiness, crds: &Crds) {
         let listed = |checks: &[ReadyCheck]| checks.iter().all(ReadyCheck::settled);
         let waived =
@@ -114,11 +117,13 @@ impl Watches<'_> {
             for kind in CoderKind::ALL {
                 match kind {
                     CoderKind::ControlPlane => {
-                        self.root(namespace, caches.control_planes.clone(), &mut synced)
+                        self.coder_objects(namespace, caches.control_planes.clone(), &mut synced)
                     }
-                    CoderKind::Provisioner => self.root(namespace, caches.provisioners.clone(), &mut synced),
+                    CoderKind::Provisioner => {
+                        self.coder_objects(namespace, caches.provisioners.clone(), &mut synced);
+                    }
                     CoderKind::WorkspaceProxy => {
-                        self.root(namespace, caches.workspace_proxies.clone(), &mut synced);
+                        self.coder_objects(namespace, caches.workspace_proxies.clone(), &mut synced);
                     }
                 }
             }
@@ -143,7 +148,8 @@ impl Watches<'_> {
                 ReferencedKind::ConfigMap,
             ));
         }
-        self.gateway();
+        self.gateway_api();
+        // With named namespaces the operator has no right to read Namespaces: being named is the consent.
         if matches!(scope, Scope::Everywhere) {
             synced.checks.push(self.metadata_watch::<Namespace>(
                 Api::all(self.client.clone()),
@@ -154,8 +160,8 @@ impl Watches<'_> {
         synced
     }
 
-    /// Watches one of our kinds while its CRD is as this release needs it.
-    fn root<K>(&mut self, namespace: Option<&str>, cache: Cache<K>, synced: &mut Synced)
+    /// Watches one of our kinds while its CRD is installed as this release needs it.
+    fn coder_objects<K>(&mut self, namespace: Option<&str>, cache: Cache<K>, synced: &mut Synced)
     where
         K: CoderResource + References + Send + Sync + 'static,
     {
@@ -173,17 +179,17 @@ impl Watches<'_> {
                 crds.ready(&crd).await;
                 check.fail("not listed yet");
                 tokio::select! {
-                    () = watch.run(|change| root_changed(&ctx, &change)) => {}
+                    () = watch.run(|change| coder_object_changed(&ctx, &change)) => {}
                     () = crds.unready(&crd) => {}
                 }
-                // Without their CRD there are no objects, whatever the watch showed last.
-                watch.clear(|change| root_changed(&ctx, &change));
+                // Without its CRD a kind has no objects, and the aborted watch shows no deletions.
+                watch.clear(|change| coder_object_changed(&ctx, &change));
             }
         });
     }
 
-    /// Enqueues the objects with a route whenever the Gateway API is installed or removed.
-    fn gateway(&mut self) {
+    /// Records whether the Gateway API is installed, and enqueues the objects with a route whenever that changes.
+    fn gateway_api(&mut self) {
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
             loop {
@@ -197,7 +203,7 @@ impl Watches<'_> {
         });
     }
 
-    /// Watches our routes while the cluster has the Gateway API. Without it there is nothing to list.
+    /// Watches our routes while the Gateway API is installed. Without it the check passes, since there is nothing to list.
     fn routes(&mut self, namespace: Option<&str>, cache: Cache<HTTPRoute>) -> ReadyCheck {
         let watch = self.watch(namespace, cache, labelled());
         let check = watch.synced.clone();
@@ -219,7 +225,7 @@ impl Watches<'_> {
         check
     }
 
-    /// Watches the children of one kind that bear our label.
+    /// Watches the children of one kind that bear the label of the operator.
     fn children<K>(&mut self, namespace: Option<&str>, cache: Cache<K>) -> ReadyCheck
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -251,7 +257,7 @@ impl Watches<'_> {
         }
     }
 
-    /// Watches the metadata of objects of others, and enqueues the objects that refer to them.
+    /// Watches the metadata of a referenced kind, and enqueues the objects that refer to what changed.
     fn metadata_watch<K>(
         &mut self,
         api: Api<kube::api::PartialObjectMeta<K>>,
@@ -285,31 +291,31 @@ impl Watches<'_> {
     }
 }
 
-/// Forgets what is known of an object of others that changed, and enqueues those that refer to it. `target` is None if the
-/// watch missed events, so that any object of the kind may have changed.
-fn referenced_changed(ctx: &Context, kind: ReferencedKind, askers: BTreeSet<Key>, target: Option<&Key>) {
-    for asker in &askers {
+/// Forgets what is known of a referenced object that changed, and enqueues the objects that refer to it. `target` is None if
+/// the watch missed events, so that any object of the kind may have changed.
+fn referenced_changed(ctx: &Context, kind: ReferencedKind, referrers: BTreeSet<Key>, target: Option<&Key>) {
+    for referrer in &referrers {
         match target {
-            Some(target) => ctx.referenced.changed(asker, target),
-            None => ctx.referenced.watch_gap(asker, kind),
+            Some(target) => ctx.referenced.changed(referrer, target),
+            None => ctx.referenced.watch_gap(referrer, kind),
         }
-        let Some(asker_kind) = CoderKind::named(asker.kind) else { continue };
-        match (asker_kind, kind) {
+        let Some(referrer_kind) = CoderKind::named(referrer.kind) else { continue };
+        match (referrer_kind, kind) {
             (CoderKind::ControlPlane, ReferencedKind::Secret | ReferencedKind::ConfigMap) => {
-                ctx.coderd_sync.source_changed(asker, target.map_or("", |target| &target.name));
+                ctx.coderd_sync.source_changed(referrer, target.map_or("", |target| &target.name));
             }
             (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::Secret) => match target {
-                Some(_) => ctx.verify_schedule.secret_changed(asker),
-                None => ctx.verify_schedule.watch_gap(asker),
+                Some(_) => ctx.verify_schedule.secret_changed(referrer),
+                None => ctx.verify_schedule.watch_gap(referrer),
             },
             (_, ReferencedKind::Namespace)
             | (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::ConfigMap) => {}
         }
     }
-    enqueue(ctx, askers);
+    enqueue(ctx, referrers);
 }
 
-/// What bears our label.
+/// Selects the children of the operator.
 fn labelled() -> watcher::Config {
     watcher::Config::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGER))
 }

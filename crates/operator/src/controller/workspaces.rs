@@ -1,4 +1,7 @@
-//! Access for workspaces: grants where they are wanted, and their removal where they no longer are.
+//! Grants workspaces their access: applies Roles and RoleBindings, in other namespaces too, and removes obsolete ones.
+//!
+//! Another namespace is touched only if it consents: by its label, or by being one of the watched namespaces. A namespace
+//! that fails is reported by name and delays no other. What to grant is decided in `core::workspace_access`.
 
 use std::collections::BTreeMap;
 
@@ -27,15 +30,15 @@ use super::{
 /// Grants that failed, with their namespaces.
 pub(crate) type GrantBlockers = Vec<(String, Blocker)>;
 
-/// Whether the other namespaces that are asked for consent. One that cannot be asked is taken to think as it did, and is
-/// among the second values.
+/// The consent of each other namespace that the spec names. A namespace that cannot be read keeps its grant if it has one,
+/// and is among the second values.
 pub(crate) async fn consent(
     key: &Key,
     rbac: &WorkspaceRbac,
     existing: &Existing,
     ctx: &Context,
 ) -> (BTreeMap<String, Consent>, GrantBlockers) {
-    let (mut all, mut unasked) = (BTreeMap::new(), Vec::new());
+    let (mut all, mut unknown_consent) = (BTreeMap::new(), Vec::new());
     for namespace in workspace_access::targets(rbac, &key.namespace) {
         if namespace == key.namespace {
             continue;
@@ -46,18 +49,19 @@ pub(crate) async fn consent(
             Scope::Everywhere => match ctx.referenced.consent(&ctx.client, key, &namespace).await {
                 Ok(consent) => consent,
                 Err(failure) => {
-                    let stands = existing.bindings.iter().any(|b| b.namespace().as_ref() == Some(&namespace));
-                    unasked.push((namespace.clone(), failure));
-                    if stands { Consent::Given } else { Consent::Missing }
+                    let has_grant =
+                        existing.bindings.iter().any(|b| b.namespace().as_ref() == Some(&namespace));
+                    unknown_consent.push((namespace.clone(), failure));
+                    if has_grant { Consent::Given } else { Consent::Missing }
                 }
             },
         };
         all.insert(namespace, consent);
     }
-    (all, unasked)
+    (all, unknown_consent)
 }
 
-/// Carries the plan out. What fails is told by its namespace and holds up nothing else.
+/// Performs the plan. Failures go to `grant_blockers` with their namespace and do not stop the other namespaces.
 pub(crate) async fn act(
     plan: &Plan,
     owner: &Owner,
@@ -66,12 +70,12 @@ pub(crate) async fn act(
     grant_blockers: &mut GrantBlockers,
 ) {
     for grant in &plan.grants {
-        let owner = at(owner, &grant.namespace);
+        let owner = owner_in(owner, &grant.namespace);
         let mut part = ActResult::default();
         write(grant, &owner, ctx, &mut part).await;
-        note(&grant.namespace, part, done, grant_blockers);
+        record(&grant.namespace, part, done, grant_blockers);
     }
-    // Who may do something goes before what may be done.
+    // Bindings before Roles: the access ends with its binding.
     for binding in &plan.obsolete_bindings {
         withdraw(&**binding, owner, ctx, done, grant_blockers).await;
     }
@@ -80,24 +84,28 @@ pub(crate) async fn act(
     }
 }
 
-/// Whether nothing is left outside, asked of the API server itself: the caches may not have seen what was just written.
-pub(crate) async fn nothing_left(grantee: &Grantee, ctx: &Context, done: &mut ActResult) -> bool {
-    let left = match (left::<RoleBinding>(grantee, ctx).await, left::<Role>(grantee, ctx).await) {
+/// Whether no grant of the object is left in other namespaces. Reads live, because the caches may not show yet what was
+/// just written, and the finalizer is removed on this answer.
+pub(crate) async fn all_removed(grantee: &Grantee, ctx: &Context, done: &mut ActResult) -> bool {
+    let left = match (count::<RoleBinding>(grantee, ctx).await, count::<Role>(grantee, ctx).await) {
         (Ok(bindings), Ok(roles)) => bindings + roles,
         (Err(error), _) | (_, Err(error)) => {
-            done.failures.push(failure::from_kube("look for workspace access in other namespaces", &error));
+            done.failures.push(failure::from_kube(
+                "list the Roles and RoleBindings of workspaces in other namespaces",
+                &error,
+            ));
             return false;
         }
     };
     if left > 0 {
-        let message = format!("{left} Roles and RoleBindings in other namespaces are still to be removed");
+        let message = format!("waiting for the removal of {left} Roles and RoleBindings in other namespaces");
         done.failures.push(Blocker { reason: Reason::Deleting, message, retry: Retry::Soon });
     }
     left == 0
 }
 
-/// How many objects elsewhere were written for this very object.
-async fn left<K>(grantee: &Grantee, ctx: &Context) -> kube::Result<usize>
+/// How many objects of a kind in other namespaces were written for this very object.
+async fn count<K>(grantee: &Grantee, ctx: &Context) -> kube::Result<usize>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -126,17 +134,17 @@ where
 
 async fn write(grant: &Grant, owner: &Owner, ctx: &Context, done: &mut ActResult) {
     let (role, binding) = (grant.role.name_any(), grant.binding.name_any());
-    let held_role = ctx.caches.roles.get(&grant.namespace, &role);
-    apply(ctx, owner, grant.role.clone(), held_role.clone(), done).await;
+    let cached_role = ctx.caches.roles.get(&grant.namespace, &role);
+    apply(ctx, owner, grant.role.clone(), cached_role.clone(), done).await;
     if let Some(plain) = &grant.plain
         && done.failures.iter().any(|failure| failure.reason == Reason::Forbidden)
     {
-        // What users add cannot be granted; workspaces still run with what they always need, and with nothing that
-        // the spec no longer gives.
-        apply(ctx, owner, plain.clone(), held_role, done).await;
+        // The API server refuses to let the operator grant more than it has itself. Without the extra rules workspaces
+        // still run, and rules that the spec no longer gives do not stay.
+        apply(ctx, owner, plain.clone(), cached_role, done).await;
     }
-    let held = ctx.caches.bindings.get(&grant.namespace, &binding);
-    apply(ctx, owner, grant.binding.clone(), held, done).await;
+    let cached = ctx.caches.bindings.get(&grant.namespace, &binding);
+    apply(ctx, owner, grant.binding.clone(), cached, done).await;
 }
 
 async fn withdraw<K: Child>(
@@ -148,16 +156,16 @@ async fn withdraw<K: Child>(
 ) {
     let namespace = object.namespace().unwrap_or_default();
     let mut part = ActResult::default();
-    remove(ctx, &at(owner, &namespace), object, &mut part).await;
-    note(&namespace, part, done, grant_blockers);
+    remove(ctx, &owner_in(owner, &namespace), object, &mut part).await;
+    record(&namespace, part, done, grant_blockers);
 }
 
-/// The owner of what is in a namespace.
-fn at(owner: &Owner, namespace: &str) -> Owner {
+/// The owner of children in a namespace. An owner reference cannot cross namespaces, so that labels name the owner there.
+fn owner_in(owner: &Owner, namespace: &str) -> Owner {
     if namespace == owner.namespace { owner.clone() } else { owner.outside(namespace) }
 }
 
-fn note(namespace: &str, part: ActResult, done: &mut ActResult, grant_blockers: &mut GrantBlockers) {
+fn record(namespace: &str, part: ActResult, done: &mut ActResult, grant_blockers: &mut GrantBlockers) {
     done.foreign.extend(part.foreign);
     grant_blockers.extend(part.failures.into_iter().map(|failure| (namespace.to_owned(), failure)));
 }

@@ -1,8 +1,8 @@
-//! The sync of control planes with their coderd: when an exchange is due, and what it brought.
+//! The sync of control planes with their coderd: decides when an exchange is due, and keeps what it brought.
 //!
 //! Exchanges run in their own queue, apart from reconciles, so that a server that is slow or dead delays nothing but its own
 //! exchange, not even its own Deployment. An exchange leaves a [`CoderdReport`]; the next reconcile puts it on the status. At
-//! rest an exchange happens only when an interval ends or something changes, and a restart starts none before its time.
+//! rest an exchange runs only when an interval ends or something changes; a restart alone starts none before its time.
 
 mod database;
 mod exchange;
@@ -39,10 +39,10 @@ use crate::{
     controller::Context,
 };
 
-/// How soon an exchange looks again whether the status announces the token that it is about to create.
+/// How soon an exchange checks again whether the status records the token that it is about to create.
 const REQUEUE_AWAITING_RECORD: Duration = Duration::from_millis(50);
 
-/// How often coderd is asked.
+/// The intervals of exchanges, from the flags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Intervals {
     pub(crate) entitlements: Duration,
@@ -72,17 +72,17 @@ struct SyncState {
     stored_version: Option<String>,
     /// Whether a refused token was replaced for the present inputs.
     replaced_refused: bool,
-    /// Whether the status must announce a token before it is created.
+    /// Whether the status must record a token before it is created, so that a crash in between loses track of none.
     awaits_record: bool,
 }
 
-/// What an exchange depends on, besides Secrets. Another value starts another exchange.
+/// What an exchange depends on, besides Secrets and ConfigMaps. Another value starts another exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Inputs {
     generation: Option<i64>,
     /// Whether any pod is ready.
     is_serving: bool,
-    /// The generation of a Deployment that has rolled out: another one may be another version of coderd.
+    /// The generation of the Deployment, once it has rolled out: another one may run another version of coderd.
     rolled_out: Option<i64>,
 }
 
@@ -108,15 +108,21 @@ impl CoderdSync {
         }
     }
 
-    /// What exchanges with the coderd of a control plane brought so far.
+    /// What exchanges brought so far. Empty for another UID: a control plane that was deleted and created again starts anew.
     pub(crate) fn report(&self, key: &Key, uid: Option<&String>) -> CoderdReport {
         let states = self.states.lock();
         let state = states.get(key).filter(|state| state.uid.as_ref() == uid);
         state.map(|state| state.report.clone()).unwrap_or_default()
     }
 
-    /// Starts an exchange if its inputs changed.
+    /// Starts an exchange if its inputs changed, or the revocation of the token if the control plane is being deleted.
     pub(crate) fn consider(&self, key: &Key, object: &CoderControlPlane, deployment: Option<&Deployment>) {
+        if object::is_deleting(object) {
+            if access::needs_cleaning(object, &self.report(key, object.uid().as_ref())) {
+                self.schedule.queue.enqueue(key.clone());
+            }
+            return;
+        }
         let inputs = Inputs::of(object, deployment);
         let is_new = |state: &SyncState| state.uid != object.uid() || state.inputs != inputs;
         if self.states.lock().get(key).is_none_or(is_new) {
@@ -130,27 +136,21 @@ impl CoderdSync {
         self.schedule.queue.enqueue(key.clone());
     }
 
-    /// Starts the revocation of the token of a control plane that is being deleted.
-    pub(crate) fn clean_up(&self, key: &Key, object: &CoderControlPlane) {
-        if access::needs_cleaning(object, &self.report(key, object.uid().as_ref())) {
-            self.schedule.queue.enqueue(key.clone());
-        }
-    }
-
+    /// Forgets a control plane that is paused or no longer exists.
     fn forget(&self, key: &Key) {
         self.states.lock().remove(key);
         self.changed.lock().remove(key);
         self.schedule.forget(key);
     }
 
-    /// Forgets a control plane that is gone.
+    /// Forgets a control plane that no longer exists.
     pub(crate) fn remove(&self, key: &Key) {
         self.forget(key);
         self.schedule.remove(key);
     }
 }
 
-/// Runs what is due for one control plane.
+/// Runs what is due for one control plane, and enqueues its reconcile if the report changed.
 pub(crate) async fn run_due(key: Key, ctx: Arc<Context>) -> Action {
     let sync = &ctx.coderd_sync;
     let object = ctx.caches.control_planes.get(&key.namespace, &key.name);
@@ -184,7 +184,8 @@ pub(crate) async fn run_due(key: Key, ctx: Arc<Context>) -> Action {
     next
 }
 
-/// Whether a Secret or ConfigMap was changed by somebody else. The operator's own write of the token is no news.
+/// Whether somebody else changed a Secret or ConfigMap. The watch shows the operator's own write of the token too, which must
+/// not start another exchange.
 async fn changed_by_others(
     state: &SyncState,
     changed: &BTreeSet<String>,
@@ -201,6 +202,7 @@ async fn changed_by_others(
 }
 
 impl SyncState {
+    /// Drops what an earlier `operatorAccess.method` reported.
     fn drop_reports_of_other_methods(&mut self, object: &CoderControlPlane) {
         let method = object.spec.operator_access.method;
         self.report.grant.take_if(|grant| grant.method != method);
@@ -209,34 +211,35 @@ impl SyncState {
         }
     }
 
-    /// Forgets everything but what is left to revoke.
+    /// Forgets everything but the revocation, which may still be under way.
     fn forget_access(&mut self) {
         (self.token, self.server) = (None, None);
         self.report = CoderdReport { revocation: self.report.revocation.take(), ..CoderdReport::default() };
     }
 }
 
-/// The state after a restart: what the status says is verified in its time.
+/// The state after a restart. What the status reports as well is verified within one interval, spread at random; the rest at
+/// once.
 fn resume(key: &Key, object: &CoderControlPlane, inputs: &Inputs, sync: &CoderdSync) -> SyncState {
     let now = Instant::now();
     let status = object.status.as_ref();
     let checked = status.and_then(|status| status.entitlements_last_checked.as_ref());
     let age = checked.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
     let conditions = || status.into_iter().flat_map(|status| &status.workload.conditions);
-    let of_this_generation = |type_: &str| {
+    let present_condition = |type_: &str| {
         conditions().find(|c| c.type_ == type_ && c.observed_generation == object.metadata.generation)
     };
-    let is_true = |type_: &str| of_this_generation(type_).is_some_and(|c| c.status == "True");
+    let is_true = |type_: &str| present_condition(type_).is_some_and(|c| c.status == "True");
     let renewal = status.and_then(|status| status.operator_token.as_ref()?.renew_after.as_ref());
-    let in_time = renewal.is_none_or(|at| at.0 > Timestamp::now());
+    let needs_no_renewal = renewal.is_none_or(|at| at.0 > Timestamp::now());
     let licensed = object.spec.license_secret_ref.is_none() || is_true(kind::LICENSE_APPLIED);
-    let is_steady = licensed && in_time && is_true(kind::OPERATOR_ACCESS_READY) && age.is_some();
+    let is_steady = licensed && needs_no_renewal && is_true(kind::OPERATOR_ACCESS_READY) && age.is_some();
     let intervals = sync.intervals;
     let verify_in = if is_steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };
     let refresh_in = age.map_or(Duration::ZERO, |age| jittered(intervals.entitlements).saturating_sub(age));
     sync.schedule.set_due(key, Task::Verify, now + verify_in);
     sync.schedule.set_due(key, Task::Entitlements, now + refresh_in);
-    let access = of_this_generation(kind::OPERATOR_ACCESS_READY);
+    let access = present_condition(kind::OPERATOR_ACCESS_READY);
     SyncState {
         uid: object.uid(),
         inputs: inputs.clone(),
@@ -244,6 +247,7 @@ fn resume(key: &Key, object: &CoderControlPlane, inputs: &Inputs, sync: &CoderdS
         server: None,
         token: None,
         stored_version: None,
+        // A refused token is replaced once for its inputs, restarts included.
         replaced_refused: access.is_some_and(|c| Reason::of(c) == Some(Reason::TokenRefused)),
         awaits_record: false,
     }
@@ -262,15 +266,15 @@ async fn sync_due(
     if !state.inputs.is_serving {
         return Action::AwaitChange;
     }
-    // After a restart the watches show no change that happened before it.
-    let has_changed = has_changed || (is_first && license::was_exchanged(key, object, ctx).await);
+    // No watch shows a change that happened while the operator did not run.
+    let has_changed = has_changed || (is_first && license::secret_changed(key, object, ctx).await);
     if has_changed {
         let now = Instant::now();
         schedule.set_due(key, Task::Verify, now);
         schedule.set_due(key, Task::Entitlements, now);
         (state.token, state.server, state.replaced_refused) = (None, None, false);
     }
-    // An outage is over as soon as coderd answers: verified without waiting for the interval.
+    // Re-verifies as soon as coderd answers after an outage, without waiting for the interval.
     let is_degraded = matches!(state.report.access, Some(Access::Degraded(_) | Access::Overdue(_)));
     let verify = schedule.is_due(key, Task::Verify) || state.awaits_record || is_degraded;
     state.awaits_record = false;
@@ -289,7 +293,7 @@ async fn sync_due(
     if verify {
         schedule.set_due(key, Task::Verify, now + jittered(intervals.verify));
     }
-    // A server without licensed features learns of none before it is another server.
+    // An AGPL server has no entitlements until its image changes, so that it is asked less often.
     let is_agpl = state.report.entitlements.as_ref().is_some_and(|known| known.details.is_none());
     let interval = if is_agpl { intervals.verify } else { intervals.entitlements };
     schedule.set_due(key, Task::Entitlements, now + jittered(interval));

@@ -1,12 +1,14 @@
-//! All reads of a pass. Children come from caches: a step that cannot be undone looks again itself. What is known of
-//! Secrets, ConfigMaps and Namespaces is read live once, and again when a watch says that it changed.
+//! All reads of a reconcile.
+//!
+//! Children come from caches, which may be outdated: irreversible effects read live again themselves. Secrets, ConfigMaps
+//! and Namespaces are read live once, and again when a watch shows a change. What coderd answered comes from the reports of
+//! the sync and the daemon poll.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_core::{
     controlplane::{Children, Observed, access_url},
-    outcome::Blocker,
     sources,
     workspace_access::{self, Existing},
 };
@@ -15,24 +17,26 @@ use kube::ResourceExt;
 
 use crate::controller::{Context, served_by, workspaces};
 
-/// What there is of the object, its children, and what it refers to. The second value tells of namespaces that could not
-/// be asked.
-pub(super) async fn observe(
-    key: &Key,
-    object: Arc<CoderControlPlane>,
-    ctx: &Context,
-) -> (Observed, Vec<(String, Blocker)>) {
+pub(super) struct Observation {
+    pub(super) plane: Observed,
+    /// The namespaces whose consent could not be read.
+    pub(super) unknown_consent: workspaces::GrantBlockers,
+}
+
+/// Observes the object, its children, what it refers to, and what is known of its coderd.
+pub(super) async fn observe(key: &Key, object: Arc<CoderControlPlane>, ctx: &Context) -> Observation {
     let children = children(key, &object, ctx);
     let inspected = access_url::inspected(&object);
     let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
-    let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
+    let (consent, unknown_consent) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
     let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
     let privileged_rules = ctx.policy.privileged_rules;
     let coderd = ctx.coderd_sync.report(key, object.uid().as_ref());
     let jobs = ctx.daemon_poller.jobs(key, ctx);
-    (Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs }, unasked)
+    let plane = Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs };
+    Observation { plane, unknown_consent }
 }
 
 fn children(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Children {

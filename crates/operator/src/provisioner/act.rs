@@ -1,5 +1,7 @@
 //! All effects of a reconcile, in order: children, then the key in coderd, then the Deployment if the key changed, then the
-//! finalizer. One that fails does not stop the others.
+//! finalizer.
+//!
+//! One that fails is noted and does not stop the others. coderd is called last, so that a server that hangs delays no child.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -21,19 +23,19 @@ use super::{daemons, drain, keys::KeyReconciler, observe::Observation, scale_dow
 use crate::{
     coderd::credential,
     controller::{
-        Context, accounts,
-        children::{self, apply, budget},
+        Context,
+        children::{self, apply},
         finalizer, pods, workspaces,
     },
 };
 
-/// What the effects of a reconcile brought.
+/// What the effects brought, as far as the status and the requeue depend on it.
 pub(super) struct Done {
     pub(super) outcome: Outcome,
     /// The last decision about the key.
     pub(super) decision: Decision,
     pub(super) health: Health,
-    /// When to ask coderd again.
+    /// When to retry the call to coderd that failed. None: none failed.
     pub(super) retry: Option<Retry>,
 }
 
@@ -45,9 +47,9 @@ pub(super) async fn act(
     ctx: &Arc<Context>,
 ) -> ControlFlow<Action, Done> {
     let observed = &observation.pool;
-    // Pods are scaled and updated whatever coderd answers, with the key that they have so far.
+    // With the key that the pods have so far: scaling and updates do not wait for coderd.
     let mut outcome = apply_children(observed, plan, keys.state.first_run.as_ref(), ctx).await;
-    let decision = match drain::first(observed, ctx, &mut outcome.done).await {
+    let decision = match drain::drain(observed, ctx, &mut outcome.done).await {
         Some(draining) => draining,
         None => credential::run_steps(&mut keys).await,
     };
@@ -73,26 +75,28 @@ async fn apply_children(observed: &Observed, plan: &Plan, run: Option<&Run>, ctx
     let mut outcome = Outcome { deployment: observed.children.deployment.clone(), ..Outcome::default() };
     let Some(owner) = owner(observed) else { return outcome };
     if let Some(desired) = &plan.desired {
-        accounts::make(&desired.accounts, &owner, ctx, &mut outcome.done).await;
+        children::apply_accounts(&desired.accounts, &owner, ctx, &mut outcome.done).await;
     }
     workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome.done, &mut outcome.grant_blockers).await;
     if let Some(desired) = &plan.desired {
         roll_out(observed, run, ctx, &mut outcome).await;
-        let held = observed.children.budget.clone();
-        budget(ctx, &owner, desired.budget.as_ref(), held, &mut outcome.done).await;
-        accounts::clear(&desired.accounts, &owner, ctx, &mut outcome.done).await;
+        let cached = observed.children.budget.clone();
+        children::apply_budget(ctx, &owner, desired.budget.as_ref(), cached, &mut outcome.done).await;
+        children::remove_obsolete_accounts(&desired.accounts, &owner, ctx, &mut outcome.done).await;
     }
     outcome
 }
 
-/// Writes the Deployment. A pool without a key, or the first one without a license, has none.
+/// Applies the Deployment. There is none before the pool has a key, and a new one waits for the license. An existing one
+/// keeps running without a license.
 async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome: &mut Outcome) {
     let Some(owner) = owner(observed).filter(|_| !object::is_deleting(&*observed.object)) else { return };
-    let begun = outcome.deployment.is_some();
-    let Some(run) = run.filter(|_| begun || observed.gate.may_begin()) else { return };
+    let exists = outcome.deployment.is_some();
+    let Some(run) = run.filter(|_| exists || observed.gate.may_begin()) else { return };
     let sources = match &observed.sources {
         Ok(sources) => sources,
         Err(failure) => {
+            // Called twice if the key changed: the failure is reported once.
             if !outcome.done.failures.contains(failure) {
                 outcome.done.failures.push(failure.clone());
             }
@@ -100,11 +104,12 @@ async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome
         }
     };
     let Some(desired) = deployment::build(observed, sources, run) else { return };
-    let held = outcome.deployment.clone();
-    scale_down::prepare(observed, &desired, held.as_deref(), ctx).await;
-    outcome.deployment = apply(ctx, &owner, desired, held, &mut outcome.done).await;
+    let cached = outcome.deployment.clone();
+    scale_down::prepare(observed, &desired, cached.as_deref(), ctx).await;
+    outcome.deployment = apply(ctx, &owner, desired, cached, &mut outcome.done).await;
     if Rollout::of(outcome.deployment.as_deref()).is_stalled() {
-        outcome.pod_message = pods::complaint(&ctx.client, &owner.namespace, &observed.selector()).await;
+        outcome.pod_message =
+            pods::failure_message(&ctx.client, &owner.namespace, &observed.selector()).await;
     }
 }
 
@@ -118,15 +123,16 @@ async fn set_finalizer(
     outcome: &mut Outcome,
 ) -> bool {
     let object = &*observed.object;
-    let held = object::has_finalizer(object, name::PROVISIONER);
+    let has_finalizer = object::has_finalizer(object, name::PROVISIONER);
     let desired = if object::is_deleting(object) {
-        let free = decision.next == NextStep::RemoveFinalizer
+        let is_cleaned_up = decision.next == NextStep::RemoveFinalizer
             && outcome.grant_blockers.is_empty()
-            && (!held || workspaces::nothing_left(&observed.grantee(), ctx, &mut outcome.done).await);
-        !free
+            && (!has_finalizer || workspaces::all_removed(&observed.grantee(), ctx, &mut outcome.done).await);
+        !is_cleaned_up
     } else {
-        held || plan.reaches_outside
+        has_finalizer || plan.reaches_outside
     };
+    // The API server refuses new finalizers on an object that is being deleted.
     if desired && object::is_deleting(object) {
         return false;
     }

@@ -1,4 +1,7 @@
-//! The daemons of a pool: what is known of them, and pods that are started anew because theirs has given up.
+//! The daemons of a pool: reads what is known of them, and restarts pods whose daemons have given up.
+//!
+//! Daemons come from the last daemon poll of the control plane, pods from the API server. Which pods to restart is decided
+//! in `core::provisioner::daemons`.
 
 use std::sync::Arc;
 
@@ -23,17 +26,16 @@ use crate::{
     controlplane::daemon_poll::{organization, plane_of},
 };
 
-/// What is known of the daemons, and the pods where that is of any use. Pods are listed again when their Deployment has
-/// changed, as it does with every pod that comes, goes or turns ready.
+/// The daemons of the last poll, and the pods if there are daemons to compare them with.
 pub(super) async fn observe(
     key: &Key,
     object: &CoderProvisioner,
     deployment: Option<&Deployment>,
     ctx: &Context,
 ) -> daemons::ObservedDaemons {
-    let calls = &ctx.daemon_poller;
-    let listing = organization(object).and_then(|id| calls.listing(&plane_of(object), &id));
-    let mut observed = daemons::ObservedDaemons { listing, pods: None, patience: calls.patience };
+    let poller = &ctx.daemon_poller;
+    let listing = organization(object).and_then(|id| poller.listing(&plane_of(object), &id));
+    let mut observed = daemons::ObservedDaemons { listing, pods: None, patience: poller.patience };
     let (Some(listing), Some(deployment)) = (&observed.listing, deployment) else { return observed };
     let keys = object.status.as_ref().map(daemons::keys).unwrap_or_default();
     if Rollout::of(Some(deployment)).ready > 0 || !listing.part(&keys).is_empty() {
@@ -43,6 +45,9 @@ pub(super) async fn observe(
 }
 
 /// The pods of a pool. None: they cannot be listed.
+///
+/// Listed once for each version of the Deployment: its status changes with every pod that is created, deleted or turns
+/// ready, so that no watch of pods is needed.
 pub(super) async fn pods(key: &Key, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<Pod>>> {
     let version = deployment.resource_version().unwrap_or_default();
     if let Some(pods) = ctx.verify_schedule.pods(key, &version) {
@@ -58,31 +63,36 @@ pub(super) async fn pods(key: &Key, deployment: &Deployment, ctx: &Context) -> O
             Some(pods)
         }
         Err(error) => {
-            tracing::warn!("cannot list the pods: {}", client::describe(&error));
+            tracing::warn!(
+                "cannot list the pods of Deployment {}: {}",
+                deployment.name_any(),
+                client::describe(&error)
+            );
             None
         }
     }
 }
 
-/// Starts pods anew whose daemons have given up. They serve nobody, so that no disruption budget speaks for them; what
-/// may still be going on in them has its grace period.
+/// Deletes pods whose daemons have given up, so that the ReplicaSet replaces them. Such a pod runs no jobs, so that it is
+/// deleted without regard to the disruption budget, with its normal grace period.
 pub(super) async fn restart_stopped(health: &Health, observed: &Observed, ctx: &Context) {
     let namespace = observed.object.namespace().unwrap_or_default();
     let api: Api<v1::Pod> = Api::namespaced(ctx.client.clone(), &namespace);
-    let mut gone = Vec::new();
+    let mut deleted = Vec::new();
     for pod in &health.restart {
-        let this = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
-        match api.delete(&pod.name, &DeleteParams::default().preconditions(this)).await {
-            Ok(_) => gone.push(pod.name.as_str()),
+        // A pod that has taken the name since is left alone.
+        let only_this = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+        match api.delete(&pod.name, &DeleteParams::default().preconditions(only_this)).await {
+            Ok(_) => deleted.push(pod.name.as_str()),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
             Err(error) => tracing::warn!("cannot delete pod {}: {}", pod.name, client::describe(&error)),
         }
     }
-    if !gone.is_empty() {
+    if !deleted.is_empty() {
         ctx.verify_schedule.forget_pods(&Key::of(CoderKind::Provisioner.as_str(), &*observed.object));
         let message = format!(
-            "{} start anew: their daemons were refused for want of a license and do not try again",
-            gone.join(", ")
+            "restarted {}: coderd refused their daemons for want of a license, and a refused daemon does not retry",
+            deleted.join(", ")
         );
         tracing::info!("{message}");
         let note = EventNote { warning: false, reason: Reason::DaemonsRestarted, message };

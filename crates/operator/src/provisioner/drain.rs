@@ -1,5 +1,7 @@
-//! Drains a pool that is being deleted: its daemons end before its keys are deleted. Each finishes its build within its
-//! grace period.
+//! Drains a pool that is being deleted: its daemons stop before its keys are deleted, because deleting a key ends the
+//! sessions of its daemons. Each daemon finishes its build within its grace period.
+//!
+//! Nothing here delays a deletion beyond its deadline: pods that cannot be listed or do not stop are not waited for.
 
 use std::time::Duration;
 
@@ -17,11 +19,12 @@ use kube::{Api, ResourceExt, api::ListParams};
 use super::act;
 use crate::controller::{Context, children};
 
-/// How soon to look again whether the pods are gone.
+/// How soon to check again whether the pods have stopped.
 const REQUEUE_DRAINING: Duration = Duration::from_secs(1);
 
-/// Drains the pool if it is being deleted. Some: not all daemons have ended yet.
-pub(super) async fn first(observed: &Observed, ctx: &Context, done: &mut ActResult) -> Option<Decision> {
+/// Removes the Deployment of a pool that is being deleted. Some: not all of its daemons have stopped yet, and this is the
+/// decision to wait for them.
+pub(super) async fn drain(observed: &Observed, ctx: &Context, done: &mut ActResult) -> Option<Decision> {
     let object = &*observed.object;
     let owner = act::owner(observed).filter(|_| object::is_deleting(object))?;
     if let Some(deployment) = observed.children.deployment.as_deref() {
@@ -33,19 +36,20 @@ pub(super) async fn first(observed: &Observed, ctx: &Context, done: &mut ActResu
     let labels =
         observed.selector().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &owner.namespace);
-    // Pods that cannot be listed do not delay the deletion.
+    // A failure to list does not delay the deletion.
     let pods = api.list(&ListParams::default().labels(&labels.join(","))).await.ok()?;
     pods.iter().any(|pod| is_awaited(pod, object, ctx)).then(|| leaving(REQUEUE_DRAINING))
 }
 
-/// Whether a pod may still end by itself: its grace period is not over, or it was not asked to stop yet and the clean-up
-/// deadline has not passed.
+/// Whether a pod may still stop by itself: its grace period is not over; or garbage collection has not deleted it yet, and
+/// the clean-up deadline has not passed.
 fn is_awaited(pod: &Pod, object: &impl ResourceExt, ctx: &Context) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return false;
     }
     match &pod.metadata.deletion_timestamp {
+        // The API server sets the timestamp to the end of the grace period.
         Some(end) => ctx.now() <= end.0,
         None => object.meta().deletion_timestamp.as_ref().is_some_and(|since| {
             ctx.now().duration_since(since.0).unsigned_abs() < ctx.policy.cleanup_timeout

@@ -1,4 +1,7 @@
-//! All reads of a reconcile that precede its decisions. What only coderd knows is asked later, when a decision needs it.
+//! All reads of a reconcile that precede its decisions.
+//!
+//! Children and the control plane come from caches; Secrets with keys are read live. coderd is asked here only for what no
+//! control plane publishes: its identity and its entitlements. Keys are queried later, when a decision needs them.
 
 use std::sync::Arc;
 
@@ -18,7 +21,6 @@ use crate::{
     controller::{Context, served_by, workspaces},
 };
 
-/// What was observed.
 pub(super) struct Observation {
     pub(super) pool: Observed,
     /// The namespaces whose consent could not be read.
@@ -74,8 +76,8 @@ fn children(key: &Key, object: &CoderProvisioner, ctx: &Context) -> Children {
     }
 }
 
-/// The deployment of the control plane. The sync of the control plane asks for it, unless operator access is disabled: then
-/// the pool asks when it verifies, and otherwise takes what it has recorded.
+/// The deployment ID of the control plane. As a rule the sync of the control plane publishes it. With operator access
+/// disabled nobody does: then the pool asks coderd when it verifies, and otherwise uses its own record.
 async fn identity(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,
@@ -98,17 +100,17 @@ async fn identity(
     server.map(|server| server.deployment_id().to_owned()).or(recorded)
 }
 
-/// Whether there is a token that can manage keys.
+/// Whether the session token that manages keys is in its Secret. Does not ask coderd whether it works.
 async fn check_credentials(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,
     key: &Key,
     ctx: &Context,
 ) -> Result<(), Blocker> {
-    let place = credentials::of_pool(object, plane)?;
-    let reason = match place.kind {
+    let credentials = credentials::of_pool(object, plane)?;
+    let reason = match credentials.kind {
         CredentialsKind::Bootstrap => Reason::BootstrapSecretUnavailable,
         CredentialsKind::Operator => Reason::OperatorTokenSecretUnavailable,
     };
-    credentials::check(&place, reason, &key.namespace, ctx).await
+    credentials::check(&credentials, reason, &key.namespace, ctx).await
 }

@@ -1,5 +1,7 @@
 //! All effects of a reconcile, in order: children, then the registration in coderd, then the Deployment if the token
-//! changed, then the finalizer. One that fails does not stop the others.
+//! changed, then the finalizer.
+//!
+//! One that fails is noted and does not stop the others. coderd is called last, so that a server that hangs delays no child.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -23,20 +25,20 @@ use super::registration::RegistrationReconciler;
 use crate::{
     coderd::credential,
     controller::{
-        Context, accounts,
-        children::{self, apply, budget},
+        Context,
+        children::{self, apply},
         exposure, finalizer, pods,
     },
 };
 
-/// What the effects of a reconcile brought.
+/// What the effects brought, as far as the status and the requeue depend on it.
 pub(super) struct Done {
     pub(super) outcome: Outcome,
     /// The last decision about the registration.
     pub(super) decision: Decision,
-    /// How coderd sees the proxy. None: coderd was not asked.
+    /// The health of the proxy as coderd reports it. None: coderd was not asked.
     pub(super) health: Option<Health>,
-    /// When to ask coderd again.
+    /// When to retry the call to coderd that failed. None: none failed.
     pub(super) retry: Option<Retry>,
 }
 
@@ -47,7 +49,7 @@ pub(super) async fn act(
     mut registration: RegistrationReconciler,
     ctx: &Arc<Context>,
 ) -> ControlFlow<Action, Done> {
-    // Pods are scaled and updated whatever coderd answers, with the token that they have so far.
+    // With the token that the pods have so far: scaling and updates do not wait for coderd.
     let mut outcome = apply_children(observed, desired, registration.state.first_run.as_ref(), ctx).await;
     let decision = credential::run_steps(&mut registration).await;
     let retry = registration.state.retry;
@@ -72,25 +74,29 @@ async fn apply_children(
     run: Option<&Run>,
     ctx: &Context,
 ) -> Outcome {
-    let held = &observed.children;
-    let mut outcome = Outcome { deployment: held.deployment.clone(), ..Outcome::default() };
+    let cached = &observed.children;
+    let mut outcome = Outcome { deployment: cached.deployment.clone(), ..Outcome::default() };
     let (Some(owner), Some(desired)) = (owner(observed), desired) else { return outcome };
-    accounts::make(&desired.accounts, &owner, ctx, &mut outcome.done).await;
-    let service = apply(ctx, &owner, desired.service.clone(), held.service.clone(), &mut outcome.done).await;
+    children::apply_accounts(&desired.accounts, &owner, ctx, &mut outcome.done).await;
+    let service =
+        apply(ctx, &owner, desired.service.clone(), cached.service.clone(), &mut outcome.done).await;
     outcome.service = service.is_some();
-    // The Service shows the family of the pods' addresses. Without one it stays what it was.
-    let before = || held.deployment.as_deref().is_some_and(pod::is_ipv6);
-    outcome.ipv6 = service.as_deref().map_or_else(before, service::is_ipv6);
+    // The Service has an address of the cluster's IP family, which is that of the pods too. If it cannot be read, the
+    // Deployment keeps its family.
+    let present_family = || cached.deployment.as_deref().is_some_and(pod::is_ipv6);
+    outcome.ipv6 = service.as_deref().map_or_else(present_family, service::is_ipv6);
     roll_out(observed, run, ctx, &mut outcome).await;
-    let (ingress, route) = (held.ingress.clone(), held.route.clone());
+    let (ingress, route) = (cached.ingress.clone(), cached.route.clone());
     outcome.exposure =
         exposure::expose(&desired.exposure, ingress, route, &owner, ctx, &mut outcome.done).await;
-    budget(ctx, &owner, desired.budget.as_ref(), held.budget.clone(), &mut outcome.done).await;
-    accounts::clear(&desired.accounts, &owner, ctx, &mut outcome.done).await;
+    children::apply_budget(ctx, &owner, desired.budget.as_ref(), cached.budget.clone(), &mut outcome.done)
+        .await;
+    children::remove_obsolete_accounts(&desired.accounts, &owner, ctx, &mut outcome.done).await;
     outcome
 }
 
-/// Writes the Deployment. A proxy without a token, or the first one without a license, has none.
+/// Applies the Deployment. There is none before the proxy has a token, and a new one waits for the license. An existing one
+/// keeps running without a license.
 async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome: &mut Outcome) {
     let Some(owner) = owner(observed).filter(|_| !object::is_deleting(&*observed.object)) else { return };
     let may_begin = outcome.deployment.is_some() || observed.gate.as_ref().is_none_or(LicenseGate::may_begin);
@@ -98,6 +104,7 @@ async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome
     let sources = match &observed.sources {
         Ok(sources) => sources,
         Err(failure) => {
+            // Called twice if the token changed: the failure is reported once.
             if !outcome.done.failures.contains(failure) {
                 outcome.done.failures.push(failure.clone());
             }
@@ -105,10 +112,11 @@ async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome
         }
     };
     let Some(desired) = deployment::build(observed, sources, run, outcome.ipv6) else { return };
-    let held = outcome.deployment.clone();
-    outcome.deployment = apply(ctx, &owner, desired, held, &mut outcome.done).await;
+    let cached = outcome.deployment.clone();
+    outcome.deployment = apply(ctx, &owner, desired, cached, &mut outcome.done).await;
     if Rollout::of(outcome.deployment.as_deref()).is_stalled() {
-        outcome.pod_message = pods::complaint(&ctx.client, &owner.namespace, &observed.selector()).await;
+        outcome.pod_message =
+            pods::failure_message(&ctx.client, &owner.namespace, &observed.selector()).await;
     }
 }
 

@@ -1,4 +1,7 @@
-//! All reads of a reconcile that precede its decisions. What only coderd knows is asked later, when a decision needs it.
+//! All reads of a reconcile that precede its decisions.
+//!
+//! Children and the control plane come from caches; Secrets with tokens are read live. coderd is asked here only for what no
+//! control plane publishes: its identity and its entitlements. The registration is queried later, when a decision needs it.
 
 use std::sync::{Arc, atomic::Ordering};
 

@@ -1,7 +1,8 @@
-//! The coderd that a proxy registers with: where it is, which one it is, and whether it may be talked to.
+//! Finds the coderd that a proxy registers with: through a control plane, or at the address of `bootstrap`.
 //!
-//! An address in an object is used with a credential only if it is that of a control plane of the same namespace, or if
-//! whoever runs the operator allowed it. Otherwise not even an empty request goes there.
+//! An address in a spec is called only if it is that of a control plane of the same namespace, or if
+//! `--allowed-coder-urls` lists it. Otherwise not even a request without a credential is sent, so that a spec cannot make
+//! the operator probe the network.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use crate::{
     controller::Context,
 };
 
-/// The coderd of a proxy.
+/// The coderd of a proxy, and what stands in the way of registering there.
 pub(super) struct ProxyTarget {
     /// The control plane that the object names.
     pub(super) control_plane: Option<Arc<CoderControlPlane>>,
@@ -34,7 +35,7 @@ pub(super) struct ProxyTarget {
     pub(super) credentials: Option<Result<(), Blocker>>,
     /// The coderd, or why there is none.
     pub(super) target: Result<CoderdTarget, Blocker>,
-    /// When to try again what was not answered.
+    /// When to retry the identification that failed. None: none failed.
     pub(super) retry: Option<Retry>,
     /// The servers that were identified on the way.
     pub(super) connections: Connections,
@@ -53,7 +54,7 @@ pub(super) async fn find(
     if let Some(bootstrap) = &object.spec.bootstrap {
         return by_address(key, object, bootstrap, verify_due, ctx).await;
     }
-    let message = "a person supplies the token".to_owned();
+    let message = "spec.proxySessionTokenSecretRef supplies the token".to_owned();
     let target = Err(Blocker::new(Reason::TokenGiven, message));
     let connections = Connections::new(&key.namespace, None);
     ProxyTarget { control_plane: None, gate: None, credentials: None, target, retry: None, connections }
@@ -97,7 +98,7 @@ async fn by_address(
     let secret = Some(SecretDataRef { name: reference.name.to_string(), key: data_key });
     let credentials = Credentials { kind: CredentialsKind::Bootstrap, secret };
     let url = bootstrap.coder_url.to_string();
-    let mut found_target = ProxyTarget {
+    let mut found = ProxyTarget {
         control_plane: None,
         gate: None,
         credentials: None,
@@ -106,45 +107,47 @@ async fn by_address(
         connections: Connections::new(&key.namespace, Some(bootstrap)),
     };
     if !is_allowed(&url, &key.namespace, ctx) {
-        found_target.gate =
-            Some(LicenseGate::unknown(format!("{url} is not asked, because it is not allowed")));
-        found_target.credentials = Some(Err(refusal(&url)));
-        return found_target;
+        found.gate = Some(LicenseGate::unknown(format!(
+            "the operator may not call {url}: add it to --allowed-coder-urls"
+        )));
+        found.credentials = Some(Err(refusal(&url)));
+        return found;
     }
     let checked =
         tokens::check(&credentials, Reason::CredentialsSecretUnavailable, &key.namespace, ctx).await;
-    found_target.credentials = Some(checked);
+    found.credentials = Some(checked);
     let server = match targets::bootstrap_server(bootstrap, &key.namespace, ctx).await {
         Ok(server) => server,
         Err(blocker) => {
-            found_target.gate = Some(LicenseGate::unknown(blocker.message.clone()));
-            found_target.target = Err(blocker);
-            return found_target;
+            found.gate = Some(LicenseGate::unknown(blocker.message.clone()));
+            found.target = Err(blocker);
+            return found;
         }
     };
-    found_target.gate = Some(license(object, &server, verify_due, ctx).await);
-    let identity = identity(object, &url, &server, verify_due, &mut found_target).await;
-    found_target.target = identity.and_then(|id| {
-        let place = CoderdTarget {
+    found.gate = Some(license(object, &server, verify_due, ctx).await);
+    let identity = identity(object, &url, &server, verify_due, &mut found).await;
+    found.target = identity.and_then(|id| {
+        let target = CoderdTarget {
             control_plane: String::new(),
             url,
             deployment_id: Some(id),
             credentials: Some(credentials),
         };
-        is_the_same(object, &place).map(|()| place)
+        check_same_deployment(object, &target).map(|()| target)
     });
-    found_target
+    found
 }
 
 fn refusal(url: &str) -> Blocker {
     let message = format!(
-        "credentials are not sent to {url}: it is not a control plane of this namespace, and --allowed-coder-urls of the \
-         operator does not list it"
+        "credentials are not sent to {url}: it is not a control plane of this namespace: add it to --allowed-coder-urls of \
+         the operator"
     );
     Blocker::new(Reason::UrlNotAllowed, message)
 }
 
-/// Whether the license covers proxies. Nobody asks for this one; at rest what was said stays.
+/// Whether the license covers proxies. No control plane publishes that for an address, so that coderd is asked at each
+/// verification; in between the condition on status counts.
 async fn license(
     object: &CoderWorkspaceProxy,
     server: &Server,
@@ -152,48 +155,50 @@ async fn license(
     ctx: &Context,
 ) -> LicenseGate {
     let conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
-    let said = conditions.into_iter().any(|c| c.type_ == kind::ENTITLED && c.status == "True");
-    if said && !verify_due {
+    let was_entitled = conditions.into_iter().any(|c| c.type_ == kind::ENTITLED && c.status == "True");
+    if was_entitled && !verify_due {
         return LicenseGate::open(Feature::Proxies);
     }
     let answer = license_gate::answer(Feature::Proxies, server.entitlements().await);
     license_gate::answered(Feature::Proxies, &Published::default(), &answer, ctx)
 }
 
-/// Which deployment answers at the address. At rest it is the recorded one.
+/// The ID of the deployment that answers at the address. Between verifications it is the recorded one.
 async fn identity(
     object: &CoderWorkspaceProxy,
     url: &str,
     server: &Server,
     verify_due: bool,
-    found_target: &mut ProxyTarget,
+    found: &mut ProxyTarget,
 ) -> Result<String, Blocker> {
     let status = object.status.as_ref().filter(|status| status.coder_url.as_deref() == Some(url));
     if let Some(known) = status.and_then(|status| status.deployment_id.clone()).filter(|_| !verify_due) {
         return Ok(known);
     }
-    match found_target.connections.identify(url.to_owned(), server).await {
+    match found.connections.identify(url.to_owned(), server).await {
         Ok(server) => Ok(server.deployment_id().to_owned()),
         Err(error) => {
-            found_target.retry = Some(later(found_target.retry, retry_of(&error)));
+            found.retry = Some(later(found.retry, retry_of(&error)));
             Err(blocker_at(&error, "bootstrap.coderURL"))
         }
     }
 }
 
-/// A credential belongs to one deployment and is sent to no other.
-fn is_the_same(object: &CoderWorkspaceProxy, place: &CoderdTarget) -> Result<(), Blocker> {
+/// Refuses another deployment than the recorded one at the same address with the same credentials: a credential belongs to
+/// one deployment and is sent to no other. A new address or Secret in the spec is a person's decision to move.
+fn check_same_deployment(object: &CoderWorkspaceProxy, target: &CoderdTarget) -> Result<(), Blocker> {
     let Some(status) = object.status.as_ref() else { return Ok(()) };
-    let known = status.deployment_id.as_ref().is_some_and(|id| Some(id) != place.deployment_id.as_ref());
-    let same_way = status.coder_url.as_ref() == Some(&place.url)
-        && Credentials::of(status.credentials_source.as_ref()) == place.credentials;
-    if !(known && same_way) {
+    let has_changed =
+        status.deployment_id.as_ref().is_some_and(|id| Some(id) != target.deployment_id.as_ref());
+    let is_unedited = status.coder_url.as_ref() == Some(&target.url)
+        && Credentials::of(status.credentials_source.as_ref()) == target.credentials;
+    if !(has_changed && is_unedited) {
         return Ok(());
     }
     let message = format!(
-        "another deployment answers at {} than the one that the proxy is registered in; the credentials were not sent: \
+        "another deployment answers at {} than the one that the proxy is registered in, and the credentials were not sent: \
          put a token of this deployment into another Secret, and name that in bootstrap.credentialsSecretRef",
-        place.url
+        target.url
     );
     Err(Blocker::new(Reason::DeploymentChanged, message))
 }

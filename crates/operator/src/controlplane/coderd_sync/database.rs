@@ -1,7 +1,7 @@
-//! Tokens from coderd's database.
+//! Creates and revokes operator tokens in coderd's database.
 //!
-//! A connection is opened only to create, check or revoke a token, and closed right after. The address, which holds a
-//! password, is read for that and not kept.
+//! The database is found as the pods find it, by `CODER_PG_CONNECTION_URL`. A connection is opened only to create, check or
+//! revoke a token, and closed right after. The address, which holds a password, is read each time and not kept.
 
 use coder_k8s_api::{CoderControlPlane, Reason};
 use coder_k8s_coderd::postgres::{Dsn, DsnContext, Ensured, TokenRequest as DatabaseRequest};
@@ -25,13 +25,13 @@ struct Database {
     ca: Option<Vec<u8>>,
 }
 
-/// Whether the address and the CA can be used. Does not connect.
+/// Whether the address and the CA are usable. Does not connect.
 pub(super) async fn check(request: &TokenRequest<'_>) -> Result<(), Blocker> {
     let Database { dsn, ca } = find(request.object, request.key, request.ctx).await?;
     request.ctx.external.postgres.examine(&dsn, ca.as_deref()).map_err(blocker_of_database)
 }
 
-/// Creates a token, or finds the present one to be good.
+/// Creates a token, unless the present one is good.
 pub(super) async fn create(request: &TokenRequest<'_>) -> Result<NewToken, Blocker> {
     let database = find(request.object, request.key, request.ctx).await?;
     let ensured = ensure(request, &database, request.current, request.is_refused).await?;
@@ -50,13 +50,13 @@ pub(super) async fn create(request: &TokenRequest<'_>) -> Result<NewToken, Block
     })
 }
 
-/// Removes every token of ours but this one.
+/// Removes every other token of this control plane.
 pub(super) async fn keep_only(request: &TokenRequest<'_>, token: &SecretString) -> Result<(), Blocker> {
     let database = find(request.object, request.key, request.ctx).await?;
     ensure(request, &database, Some(token), false).await.map(drop)
 }
 
-/// Revokes every token of ours.
+/// Revokes every token of this control plane.
 pub(super) async fn revoke(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<(), Blocker> {
     let database = find(object, key, ctx).await?;
     let revoked = revoke_in(&database, key, ctx).await?;
@@ -94,7 +94,7 @@ async fn ensure(
     Ok(ensured)
 }
 
-/// Finds the database by the environment of the pods.
+/// Finds the database by the environment of the pods. Every failure but an unreadable source waits for a change.
 async fn find(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Database, Blocker> {
     let environment = Environment { client: &ctx.client, namespace: &key.namespace, pod: &object.spec.pod };
     let auth = environment.value(database::AUTH).await.map_err(unavailable)?;

@@ -1,5 +1,8 @@
-//! One exchange with the coderd of a control plane, in order: identify the server, see to the token, then to the license,
-//! then ask for the entitlements. A part that fails does not keep the next ones from being asked that need it not.
+//! One exchange with the coderd of a control plane, in order: identify the server, verify the token, apply the license, read
+//! the entitlements.
+//!
+//! A part that fails does not stop later parts that do not need it. The exchange writes only its report; failures that are
+//! worth a condition are in it.
 
 use coder_k8s_api::{CoderControlPlane, Reason};
 use coder_k8s_coderd::{BoundToken, Client, ErrorKind, IdentifiedServer, Server};
@@ -18,7 +21,6 @@ use crate::{
     controller::Context,
 };
 
-/// One exchange.
 pub(super) struct Exchange<'a> {
     pub(super) state: &'a mut SyncState,
     /// Whether the spec, a Secret or the server's pods changed since the last exchange.
@@ -29,24 +31,25 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Runs the exchange. The error says when to try again; what failed is in the report.
+    /// Runs the exchange. `verify`: the token and the license are verified, not only what is still to be applied. The error
+    /// says when to retry; what failed is in the report.
     pub(super) async fn run(&mut self, verify: bool) -> Result<(), Retry> {
         let Some(server) = self.server().await? else { return Ok(()) };
         let (client, token_retry) = if verify {
             let Some(identified) = self.identify(&server).await? else { return Ok(()) };
             self.verify_token(&identified).await
-        } else if license::is_open(self.state, self.object) {
+        } else if license::is_pending(self.state, self.object) {
             (self.reuse_token(&server).await?, None)
         } else {
             (None, None)
         };
         let license_retry = match &client {
-            Some(client) if verify || license::is_open(self.state, self.object) => {
+            Some(client) if verify || license::is_pending(self.state, self.object) => {
                 license::sync(self, client).await
             }
             _ => None,
         };
-        // Entitlements need no token, so that they are asked for whatever became of it.
+        // coderd serves entitlements without a token, so that they are read whatever became of it.
         let entitlements = self.refresh_entitlements(&server).await;
         match token_retry.or(license_retry) {
             Some(retry) => Err(retry),
@@ -54,7 +57,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// The server without a credential. None: there is none, and the report says why.
+    /// The server without a credential. None: the spec gives no usable address, and the report says why.
     async fn server(&mut self) -> Result<Option<Server>, Retry> {
         if self.state.server.is_none() {
             match targets::server_of(self.object, self.ctx).await {
@@ -72,6 +75,9 @@ impl Exchange<'_> {
     }
 
     /// Asks the server which deployment it is. None: it is another one than the token belongs to.
+    ///
+    /// Only an `apiURL` is checked. The control plane's own Service leads to its own pods, whose deployment changes with their
+    /// database, and an edit of the spec or of a Secret may be a person's decision to move.
     async fn identify(&mut self, server: &Server) -> Result<Option<IdentifiedServer>, Retry> {
         let identified = match server.identify().await {
             Ok(identified) => identified,
@@ -109,7 +115,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Runs the token's protocol. Returns a client if coderd accepts the token, and when to try again.
+    /// Runs the token's protocol. Returns a client if coderd accepts the token, and when to retry.
     async fn verify_token(&mut self, server: &IdentifiedServer) -> (Option<Client>, Option<Retry>) {
         let (report, client) = token::sync(self, server).await;
         let state = &mut *self.state;
@@ -137,14 +143,14 @@ impl Exchange<'_> {
         (client.filter(|_| report.is_usable), report.retry)
     }
 
-    /// The client of the last verification, for a license that is still to be applied.
+    /// A client with the token of the last verification, for a license that is still to be applied.
     async fn reuse_token(&mut self, server: &Server) -> Result<Option<Client>, Retry> {
         let Some(token) = self.state.token.clone() else { return Ok(None) };
         let Some(identified) = self.identify(server).await? else { return Ok(None) };
         Ok(self.client(&identified, &token).ok())
     }
 
-    /// Reports that coderd could not be asked. What works is not withdrawn.
+    /// Reports that coderd does not answer. The token and the license stay as they are.
     pub(super) fn unreachable(&mut self, blocker: &Blocker) -> Retry {
         if self.state.token.is_some() || access::has_token_source(self.object) {
             self.state.report.access = Some(Access::unreachable(blocker));

@@ -1,7 +1,7 @@
-//! Tokens through the first user of coderd, whose name and password are in a Secret.
+//! Creates and deletes operator tokens as the first user of coderd, whose name and password are in a Secret.
 //!
 //! The password is used to create the first user, and to log in when there is no working token. After that each token
-//! creates its successor.
+//! creates its successor. When to do so is decided in `core::controlplane::coderd::operator_token`.
 
 use coder_k8s_api::Reason;
 use coder_k8s_coderd::{Client, ErrorKind, NewFirstUser, Token};
@@ -21,14 +21,14 @@ pub(super) async fn create(request: &TokenRequest<'_>) -> Result<NewToken, Block
     let session = log_in(request).await?;
     let client = client(request, &session)?;
     let minted = mint(request, &client, request.current.map(token_id)).await;
-    // A session is one more way in, and no longer needed.
+    // A session that stays would be one more credential.
     if let Err(error) = client.delete_token("me", token_id(&session)).await {
-        tracing::warn!("the session of the first user could not be ended: {error}");
+        tracing::warn!("cannot end the session of the first user: {error}");
     }
     minted
 }
 
-/// Deletes the tokens of ours that a user has, except one.
+/// Deletes the operator's tokens of a user, except `keep`. Recognised by name, so that those of lost responses are included.
 pub(super) async fn remove_tokens(
     request: &TokenRequest<'_>,
     client: &Client,
@@ -58,13 +58,15 @@ pub(super) async fn delete(client: &Client, user: &str, id: &str) -> Result<(), 
     }
 }
 
-/// The two names that our tokens take turns in: coderd accepts each name once.
+/// The two names that tokens take turns in: names are unique for each user, and a token is created while its predecessor
+/// still exists.
 fn token_names(request: &TokenRequest<'_>) -> [String; 2] {
     let name = names::operator_token(&request.key.namespace, &request.key.name);
     [format!("{name}-next"), name]
 }
 
-/// Creates a token under the name that the present one does not have.
+/// Creates a token under the name that the present one does not have. An unused token of that name, left by a crash, is
+/// deleted first.
 async fn mint(
     request: &TokenRequest<'_>,
     client: &Client,
@@ -77,12 +79,14 @@ async fn mint(
     for leftover in existing.iter().filter(|token| token.token_name == name) {
         delete(client, "me", &leftover.id).await?;
     }
+    // For owners the maximum is seven days by default, and coderd rejects a longer lifetime instead of shortening it.
     let longest = client.longest_token_lifetime("me").await.map_err(|error| blocker_of(&error))?;
     let longest = SignedDuration::try_from(longest).unwrap_or(SignedDuration::MAX);
     let lifetime = request.lifetime().min(longest);
     let now = Timestamp::now();
-    let asked = std::time::Duration::try_from(lifetime).unwrap_or_default();
-    let token = client.create_token("me", &name, Some(asked)).await.map_err(|error| blocker_of(&error))?;
+    let requested = std::time::Duration::try_from(lifetime).unwrap_or_default();
+    let token =
+        client.create_token("me", &name, Some(requested)).await.map_err(|error| blocker_of(&error))?;
     tracing::info!(token = token.id, "coderd created an operator token");
     let after = |time: SignedDuration| now.checked_add(time).unwrap_or(Timestamp::MAX);
     Ok(NewToken {
@@ -101,7 +105,7 @@ pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, B
     if !has_user {
         match server.create_first_user(&user).await {
             Ok(_) => tracing::info!("created the first user {}", user.username),
-            // Somebody was quicker, or an earlier attempt of ours went unanswered: logging in shows which.
+            // Somebody else created the user, or the response to an earlier attempt was lost: the login shows which.
             Err(error) if matches!(error.kind, ErrorKind::Duplicate { .. }) => {}
             Err(error) if matches!(error.kind, ErrorKind::Invalid { .. }) => {
                 let message =
@@ -131,7 +135,7 @@ pub(super) async fn read(request: &TokenRequest<'_>) -> Result<NewFirstUser, Blo
     let Some(reference) = &request.object.spec.operator_access.first_user_secret_ref else {
         return Err(Blocker::until_change(
             Reason::SecretMissing,
-            "operatorAccess.firstUserSecretRef is not set",
+            "operatorAccess.firstUserSecretRef is not set: name the Secret with the first user there",
         ));
     };
     let name = reference.name.as_str();
@@ -152,7 +156,7 @@ pub(super) async fn read(request: &TokenRequest<'_>) -> Result<NewFirstUser, Blo
     })
 }
 
-/// A client with a token that this very server issued: the present token, or a session from a moment ago.
+/// A client with a token that this very server issued: the present token, which was checked, or a session of this exchange.
 fn client(request: &TokenRequest<'_>, token: &SecretString) -> Result<Client, Blocker> {
     let client = request.server.first_contact(token);
     client.map_err(|bad| Blocker::until_change(Reason::BadToken, bad.to_string()))

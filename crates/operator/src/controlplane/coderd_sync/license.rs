@@ -1,6 +1,7 @@
-//! The hands of the license's protocol: reads the Secret, lists, sends and removes licenses.
+//! Answers the queries and performs the effects of the license protocol: reads the Secret; lists, sends and removes licenses.
 //!
-//! What to do is decided in `core::controlplane::coderd::license`. The text is in memory only while it is hashed or sent.
+//! What to do is decided in `core::controlplane::coderd::license`. The text of a license is read live and is in memory only
+//! while it is hashed or sent.
 
 use std::ops::ControlFlow;
 
@@ -28,7 +29,7 @@ use crate::{
     controller::Context,
 };
 
-/// Whether the license of the spec was last known to be applied.
+/// Whether the license of the spec is applied, by the last exchange or else by the status. True if the spec names none.
 pub(super) fn is_applied(state: &SyncState, object: &CoderControlPlane) -> bool {
     match &state.report.license {
         Some(License::Applied { .. }) => true,
@@ -41,13 +42,15 @@ pub(super) fn is_applied(state: &SyncState, object: &CoderControlPlane) -> bool 
     }
 }
 
-/// Whether an exchange between two verifications should try to apply the license. What coderd rejected waits for a change.
-pub(super) fn is_open(state: &SyncState, object: &CoderControlPlane) -> bool {
+/// Whether an exchange between two verifications should try to apply the license. A license that coderd rejected waits for a
+/// change.
+pub(super) fn is_pending(state: &SyncState, object: &CoderControlPlane) -> bool {
     !is_applied(state, object) && !matches!(state.report.license, Some(License::Refused { .. }))
 }
 
-/// Whether the Secret holds another license than the one that was applied last: it changed while no operator ran.
-pub(super) async fn was_exchanged(key: &Key, object: &CoderControlPlane, ctx: &Context) -> bool {
+/// Whether the Secret holds another license than the one that was applied last. False if it cannot be read: the exchange
+/// reports that.
+pub(super) async fn secret_changed(key: &Key, object: &CoderControlPlane, ctx: &Context) -> bool {
     let recorded = object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
     match read(key, object, ctx).await {
         Ok(Some(text)) => recorded != Some(license::hash(text.expose_secret())),
@@ -55,7 +58,7 @@ pub(super) async fn was_exchanged(key: &Key, object: &CoderControlPlane, ctx: &C
     }
 }
 
-/// The license of the Secret. None: the spec names none.
+/// Reads the license. None: the spec names no Secret.
 async fn read(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<Option<SecretString>, Blocker> {
     let Some(reference) = &object.spec.license_secret_ref else { return Ok(None) };
     let data_key = reference.key.as_ref().map_or("license", AsRef::as_ref);
@@ -70,7 +73,7 @@ async fn read(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<Op
         return missing(&format!("holds no text under the key {data_key}"));
     };
     if text.trim().is_empty() {
-        return missing(&format!("holds only blanks under the key {data_key}"));
+        return missing(&format!("is empty under the key {data_key}"));
     }
     Ok(Some(SecretString::from(text.trim().to_owned())))
 }
@@ -106,7 +109,7 @@ pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option
     retry
 }
 
-/// What earlier exchanges left: in this process, else on the status.
+/// What is recorded of earlier exchanges: in this process, else on the status.
 fn record(state: &SyncState, object: &CoderControlPlane) -> LicenseRecord {
     let status = object.status.as_ref();
     let on_status = status.and_then(|status| status.license.as_ref());
@@ -162,6 +165,7 @@ impl driver::Protocol for LicenseProtocol<'_, '_> {
     }
 
     async fn act(&mut self, effect: LicenseEffect) -> ControlFlow<LicenseReport> {
+        // The license of a spec that was edited meanwhile must not be sent.
         if !self.exchange.ctx.is_unedited(self.exchange.object).await {
             let (keeps, retry) = (true, Some(Retry::Backoff));
             return ControlFlow::Break(LicenseReport { keeps, retry, ..LicenseReport::default() });
@@ -191,6 +195,7 @@ impl LicenseProtocol<'_, '_> {
                 Ok(installed(&added))
             }
             Err(error) => {
+                // coderd already has this very license: an earlier request may have been carried out unanswered.
                 if matches!(error.kind, ErrorKind::Duplicate { .. }) {
                     self.observed.list = Some(Ok(self.list().await.unwrap_or_default()));
                 }
@@ -205,7 +210,7 @@ impl LicenseProtocol<'_, '_> {
             Ok(()) => tracing::info!(license = id, "removed the license that was replaced"),
             Err(error) if error.is_not_found() => {}
             Err(error) => {
-                tracing::warn!("the license that was replaced could not be removed: {error}");
+                tracing::warn!(license = id, "cannot remove the license that was replaced: {error}");
                 return Err(blocker_of(&error));
             }
         }

@@ -1,6 +1,7 @@
-//! The hands of the revocation: when `operatorAccess.disabled` is set, and when the object is deleted.
+//! Revokes the operator token, when `operatorAccess.disabled` is set and when the object is deleted.
 //!
-//! What to do, in which order, and when to give up is decided in `core::controlplane::coderd::revocation`.
+//! What to revoke, in which order, and when to give up is decided in `core::controlplane::coderd::revocation`; this file
+//! performs it in the database or in coderd and removes the Secret. A token that a person supplied is never revoked.
 
 use std::{ops::ControlFlow, time::Duration};
 
@@ -156,6 +157,7 @@ impl driver::Protocol for RevocationProtocol<'_> {
     }
 
     async fn act(&mut self, effect: RevocationEffect) -> ControlFlow<RevocationReport> {
+        // The fence of the Kubernetes client does not cover coderd and the database.
         let acted = if self.ctx.fence.is_open() {
             match effect {
                 RevocationEffect::RemoveSecret => self.remove_secret().await,
@@ -163,7 +165,10 @@ impl driver::Protocol for RevocationProtocol<'_> {
                 RevocationEffect::RevokeInCoderd => self.revoke_in_coderd().await,
             }
         } else {
-            Err(Blocker::new(Reason::NotLeading, "another instance of the operator leads"))
+            Err(Blocker::new(
+                Reason::NotLeading,
+                "waiting for the leading instance of the operator to revoke the token",
+            ))
         };
         match acted {
             Ok(()) => self.observed.done.push(effect),
@@ -181,7 +186,7 @@ impl RevocationProtocol<'_> {
         }
     }
 
-    /// Deletes the tokens of the first user: with the token itself, else after logging in once more.
+    /// Deletes the tokens of the first user: with the token itself, or after a login if coderd refuses it.
     async fn revoke_in_coderd(&self) -> Result<(), Blocker> {
         let current = match token_secret::read(&self.owner, self.object, self.ctx).await? {
             Found::Ours(secret) => secret.token,
@@ -203,7 +208,7 @@ impl RevocationProtocol<'_> {
         {
             match client.me().await {
                 Ok(_) => {
-                    // The others first: afterwards this token can delete nothing any more.
+                    // The others first: the token that makes the calls is deleted last.
                     first_user::remove_tokens(&request, &client, "me", Some(token_id(&token))).await?;
                     return first_user::delete(&client, "me", token_id(&token)).await;
                 }

@@ -1,7 +1,8 @@
-//! The hands of the operator token's protocol: reads Secrets, asks coderd, creates and stores tokens.
+//! Answers the queries and performs the effects of the operator token's protocol: reads Secrets, asks coderd, creates and
+//! stores tokens.
 //!
-//! What to ask and do is decided in `core::controlplane::coderd::operator_token`. Token texts stay in this file and are
-//! never printed.
+//! What to ask and do is decided in `core::controlplane::coderd::operator_token`, which never sees a token. Tokens are never
+//! printed.
 
 use std::ops::ControlFlow;
 
@@ -35,7 +36,7 @@ use crate::{
 /// How long a token lives unless `operatorAccess.tokenLifetimeDays` says otherwise.
 const DEFAULT_LIFETIME_DAYS: i64 = 365;
 
-/// A token that was created, or found to be good.
+/// A token that was created, or the present one if it is good for long enough.
 pub(super) struct NewToken {
     pub(super) token: SecretString,
     pub(super) expires: Timestamp,
@@ -65,7 +66,7 @@ impl TokenRequest<'_> {
     }
 }
 
-/// Runs the protocol. Returns the client with the token that coderd accepted, if there is one.
+/// Runs the protocol. Returns the client with the token that coderd accepted, if it accepted one.
 pub(super) async fn sync(
     exchange: &mut Exchange<'_>,
     server: &IdentifiedServer,
@@ -142,6 +143,7 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
     }
 
     async fn act(&mut self, effect: TokenEffect) -> ControlFlow<TokenReport> {
+        // A token for a spec that was edited meanwhile must be neither created nor revoked.
         if !self.exchange.ctx.is_unedited(self.exchange.object).await {
             let retry = Some(Retry::Backoff);
             let replaced_refused = self.observed.replaced_refused;
@@ -188,12 +190,12 @@ impl TokenProtocol<'_, '_> {
         Ok(TokenSecret::Ours { has_token, in_place })
     }
 
-    /// The token that a person supplies, read once until something changes.
+    /// Reads the token that a person supplies, once until something changes.
     async fn read_supplied(&mut self) -> Result<TokenSecret, Blocker> {
         let Some(reference) = &self.exchange.object.spec.operator_access.token_secret_ref else {
             return Err(Blocker::until_change(
                 Reason::SecretMissing,
-                "operatorAccess.tokenSecretRef is not set",
+                "operatorAccess.tokenSecretRef is not set: name the Secret with the token there",
             ));
         };
         let data_key = reference.key.as_ref().map_or("token", AsRef::as_ref);
@@ -245,6 +247,7 @@ impl TokenProtocol<'_, '_> {
         }
     }
 
+    /// Whether the token's user is an owner and a member of every organization.
     async fn rights(&self) -> Result<bool, Blocker> {
         let (Some(user), Some(client)) = (&self.user, &self.client) else { return Ok(false) };
         if !user.is_owner() {
@@ -266,6 +269,7 @@ impl TokenProtocol<'_, '_> {
         }
     }
 
+    /// Whether a token could be created: the Secret of the first user, or the address of the database, can be read.
     async fn source(&self) -> Result<(), Blocker> {
         let request = self.request(false, false);
         match self.observed.method {
@@ -326,7 +330,8 @@ impl TokenProtocol<'_, '_> {
             (AccessMethod::FirstUser | AccessMethod::TokenSecret, _) => {}
         }
         if self.observed.method == AccessMethod::TokenSecret {
-            // The Secret of a revoked token helps nobody. If it cannot be removed, garbage collection removes it with the object.
+            // The Secret of a revoked token is of no use. If it cannot be removed, garbage collection removes it with the
+            // object.
             let removed = async {
                 match token_secret::read(&self.owner, object, ctx).await? {
                     Found::Ours(secret) => secret.remove(&self.owner, ctx).await,
@@ -341,7 +346,7 @@ impl TokenProtocol<'_, '_> {
     }
 }
 
-/// The public half of a token, by which coderd lists it.
+/// The public half of a token, `<id>-<secret>`, by which coderd lists and deletes it.
 pub(super) fn token_id(token: &SecretString) -> &str {
     let text = token.expose_secret();
     text.split_once('-').map_or(text, |(id, _)| id)

@@ -1,7 +1,7 @@
-//! The Secret with the operator's own token.
+//! The Secret with the token that the operator created for itself.
 //!
-//! It is read live before it is written, and written only onto the version that was read. A Secret that the operator does
-//! not own is neither read from nor written to.
+//! It is read live before it is written, and written only onto the version that was read. A Secret of that name that the
+//! operator does not own is reported as foreign, and neither used nor written.
 
 use std::collections::BTreeMap;
 
@@ -23,13 +23,13 @@ use crate::{coderd::blocker_of_secret, controller::Context};
 
 const DATA_KEY: &str = "token";
 
-/// The Secret of the spec, or what has its name.
+/// The Secret of `generatedTokenSecretName`, or a foreign one of that name.
 pub(super) enum Found {
     Ours(StoredSecret),
     Foreign(ForeignObject),
 }
 
-/// Where the token is, and where it belongs.
+/// The Secret as it was read, and after a rename the one before it.
 pub(super) struct StoredSecret {
     name: String,
     live: Option<SecretData>,
@@ -39,7 +39,7 @@ pub(super) struct StoredSecret {
     pub(super) token: Option<SecretString>,
 }
 
-/// Whether the Secret is as this process itself wrote it last.
+/// Whether the live Secret is of the version that this process wrote last.
 pub(super) async fn is_own_write(
     state: &SyncState,
     key: &Key,
@@ -112,7 +112,10 @@ impl StoredSecret {
         let entry = Entry { name: &self.name, key: DATA_KEY, value: token, annotations: &annotations };
         let written = secret::write(&ctx.client, owner, self.live.as_ref(), &entry).await;
         let Some(version) = written.map_err(blocker_of_secret)? else {
-            let message = format!("Secret {} changed while the operator token was being stored", self.name);
+            let message = format!(
+                "Secret {} changed while the operator token was stored: waiting to store it again",
+                self.name
+            );
             return Err(Blocker::new(Reason::Conflict, message).with_retry(Retry::Soon));
         };
         tracing::info!("stored the operator token in Secret {}", self.name);
