@@ -19,13 +19,13 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::secret;
 
-/// What a failed call to the coderd of a control plane means.
+/// The blocker for a failed call to the coderd of a control plane.
 pub(crate) fn blocker_of(error: &Error) -> Blocker {
     blocker_at(error, "operatorAccess.apiURL")
 }
 
-/// What a failed call to coderd means. `field` is the field of the spec that sets its address. The message is the same from
-/// try to try.
+/// The blocker for a failed call to coderd. `field` is the field of the spec that sets its address. The message is the same
+/// for each attempt, so that a status does not change with every retry.
 pub(crate) fn blocker_at(error: &Error, field: &str) -> Blocker {
     let message = match &error.kind {
         ErrorKind::Redirected { to } => format!(
@@ -36,7 +36,7 @@ pub(crate) fn blocker_at(error: &Error, field: &str) -> Blocker {
     Blocker::new(error.reason(), message).with_retry(retry_of(error))
 }
 
-/// When to call again. A server changes without anything in Kubernetes changing, so that every failure is retried.
+/// When to call again. A server may change while nothing in Kubernetes does, so that every failure is retried.
 pub(crate) fn retry_of(error: &Error) -> Retry {
     match error.retry() {
         coder_k8s_coderd::Retry::After(wait) => Retry::After(wait),
@@ -44,7 +44,7 @@ pub(crate) fn retry_of(error: &Error) -> Retry {
     }
 }
 
-/// What a failure in coderd's database means.
+/// The blocker for a failure in coderd's database.
 #[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
 pub(crate) fn blocker_of_database(error: postgres::Error) -> Blocker {
     match error.retry() {
@@ -55,13 +55,13 @@ pub(crate) fn blocker_of_database(error: postgres::Error) -> Blocker {
     }
 }
 
-/// What a Secret that cannot be read or written means.
+/// The blocker for a Secret that cannot be read or written.
 #[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
 pub(crate) fn blocker_of_secret(error: secret::Error) -> Blocker {
     Blocker::new(Reason::Error, error.to_string())
 }
 
-/// The later of two times for the next attempt: whoever asked to be left alone is.
+/// Combines the retries of two failed calls: a delay that a server demands (Retry-After) is kept, and the longer one counts.
 pub(crate) fn later(so_far: Option<Retry>, retry: Retry) -> Retry {
     match (so_far, retry) {
         (Some(Retry::After(one)), Retry::After(two)) => Retry::After(one.max(two)),

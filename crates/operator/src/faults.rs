@@ -1,9 +1,9 @@
-//! Faults on purpose, for tests of the whole process. Not part of the released binary.
+//! Injects faults for tests of the whole process. Not part of the released binary.
 //!
 //! `CODER_K8S_FAULTS` names a file that is read anew at every call. Each line is one fault:
 //! `before|after VERB RESOURCE PATH FAULT COUNT`, where `*` stands for any verb or resource, PATH is a part of the path
 //! (`/` for any), FAULT is `error`, `exit`, `status=500` or `delay=200` (milliseconds), and COUNT how often it
-//! happens. `after` means that the server has done what it was asked to, and the operator does not learn of it.
+//! happens. `after` means that the server has carried out the request, and the response is lost.
 
 use std::{collections::HashMap, fs, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,39 +12,40 @@ use coder_k8s_engine::client::{Call, Fault, Faults};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
-/// Names the file with the faults.
+/// The environment variable with the path of the faults.
 pub(crate) const VARIABLE: &str = "CODER_K8S_FAULTS";
 
-/// The faults that the environment asks for, if any.
+/// The faults for calls to Kubernetes. None: the variable is not set.
 pub(crate) fn from_env() -> Option<Arc<dyn Faults>> {
     let file = PathBuf::from(std::env::var_os(VARIABLE)?);
     tracing::debug!("faults of {} are injected", file.display());
-    Some(Arc::new(Listed { file, used: Mutex::default() }))
+    Some(Arc::new(FaultsFile { file, used: Mutex::default() }))
 }
 
-/// The settings of clients of coderd, with the faults and the addresses that the environment asks for: `VERB` is `coderd`,
-/// `RESOURCE` the name of the call with dashes. `CODER_K8S_HOSTS` names a file with lines `HOST ADDRESS:PORT`, because
-/// Services have no names outside a cluster.
+/// Adds faults and addresses to the settings of coderd's clients. In a fault `VERB` is `coderd`, and `RESOURCE` the name of
+/// the call with dashes. `CODER_K8S_HOSTS` names a file with lines `HOST ADDRESS:PORT`, because the DNS names of Services do
+/// not resolve outside a cluster.
 pub(crate) fn of_coderd(settings: Settings) -> Settings {
     let listed = std::env::var_os(VARIABLE).map(|file| {
-        Arc::new(Listed { file: file.into(), used: Mutex::default() }) as Arc<dyn coder_k8s_coderd::Faults>
+        Arc::new(FaultsFile { file: file.into(), used: Mutex::default() })
+            as Arc<dyn coder_k8s_coderd::Faults>
     });
     let hosts = std::env::var_os("CODER_K8S_HOSTS")
-        .map(|file| Arc::new(Hosts { file: file.into() }) as Arc<dyn coder_k8s_coderd::Resolve>);
+        .map(|file| Arc::new(HostsFile { file: file.into() }) as Arc<dyn coder_k8s_coderd::Resolve>);
     Settings { faults: listed, resolver: hosts.or(settings.resolver.clone()), ..settings }
 }
 
-impl coder_k8s_coderd::Faults for Listed {
+impl coder_k8s_coderd::Faults for FaultsFile {
     fn before(&self, call: &coder_k8s_coderd::Call) -> Option<coder_k8s_coderd::Fault> {
-        self.find("before", "coderd", &call.name.replace(' ', "-"), "/").map(translated)
+        self.find("before", "coderd", &call.name.replace(' ', "-"), "/").map(to_coderd)
     }
 
     fn after(&self, call: &coder_k8s_coderd::Call) -> Option<coder_k8s_coderd::Fault> {
-        self.find("after", "coderd", &call.name.replace(' ', "-"), "/").map(translated)
+        self.find("after", "coderd", &call.name.replace(' ', "-"), "/").map(to_coderd)
     }
 }
 
-fn translated(fault: Fault) -> coder_k8s_coderd::Fault {
+fn to_coderd(fault: Fault) -> coder_k8s_coderd::Fault {
     match fault {
         Fault::Error => coder_k8s_coderd::Fault::Error,
         Fault::Status(code) => coder_k8s_coderd::Fault::Status(code),
@@ -53,12 +54,12 @@ fn translated(fault: Fault) -> coder_k8s_coderd::Fault {
     }
 }
 
-/// Names and addresses from a file that is read anew each time.
-struct Hosts {
+/// Resolves names by a file that is read at every call.
+struct HostsFile {
     file: PathBuf,
 }
 
-impl coder_k8s_coderd::Resolve for Hosts {
+impl coder_k8s_coderd::Resolve for HostsFile {
     fn resolve(&self, host: String, _port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
         let text = fs::read_to_string(&self.file).unwrap_or_default();
         let found = text.lines().find_map(|line| {
@@ -70,12 +71,13 @@ impl coder_k8s_coderd::Resolve for Hosts {
     }
 }
 
-struct Listed {
+struct FaultsFile {
     file: PathBuf,
+    /// How often each line was used.
     used: Mutex<HashMap<String, u32>>,
 }
 
-impl Faults for Listed {
+impl Faults for FaultsFile {
     fn before(&self, call: &Call) -> Option<Fault> {
         self.find("before", call.verb.as_str(), &call.resource, call.path())
     }
@@ -85,7 +87,7 @@ impl Faults for Listed {
     }
 }
 
-impl Listed {
+impl FaultsFile {
     fn find(&self, when: &str, verb: &str, resource: &str, path: &str) -> Option<Fault> {
         let text = fs::read_to_string(&self.file).ok()?;
         let line = text.lines().find(|line| applies(line, when, verb, resource, path))?;
@@ -103,12 +105,12 @@ impl Listed {
 
 fn applies(line: &str, when: &str, verb: &str, resource: &str, path: &str) -> bool {
     let parts: Vec<_> = line.split_whitespace().collect();
-    let [asked_when, asked_verb, asked_resource, asked_path, ..] = parts.as_slice() else { return false };
-    let fits = |asked: &str, given: &str| asked == "*" || asked == given;
-    *asked_when == when
-        && fits(asked_verb, verb)
-        && fits(asked_resource, resource)
-        && path.contains(asked_path)
+    let [line_when, line_verb, line_resource, line_path, ..] = parts.as_slice() else { return false };
+    let matches = |pattern: &str, value: &str| pattern == "*" || pattern == value;
+    *line_when == when
+        && matches(line_verb, verb)
+        && matches(line_resource, resource)
+        && path.contains(line_path)
 }
 
 fn parse(fault: &str) -> Option<Fault> {
@@ -130,7 +132,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("faults-{}", std::process::id()));
         fs::write(&folder, "before apply deployments /namespaces/a/ status=500 2\nafter * * / exit\n")
             .unwrap();
-        let listed = Listed { file: folder.clone(), used: Mutex::default() };
+        let listed = FaultsFile { file: folder.clone(), used: Mutex::default() };
         let find = |when: &str, path: &str| listed.find(when, "apply", "deployments", path);
         assert_eq!(find("before", "/namespaces/b/x"), None);
         assert_eq!(find("before", "/namespaces/a/x"), Some(Fault::Status(500)));

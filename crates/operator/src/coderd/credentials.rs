@@ -1,4 +1,7 @@
-//! Which Secret holds the session token that an object uses in coderd.
+//! Finds and reads the session token that an object uses in coderd: its own from `bootstrap`, else the operator token of its
+//! control plane.
+//!
+//! Secrets are read live, and a token is returned only to be attached to an identified server. Nothing here calls coderd.
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason};
 use coder_k8s_core::{
@@ -10,10 +13,10 @@ use secrecy::SecretString;
 use super::targets;
 use crate::controller::Context;
 
-/// The key of a token where neither spec nor status names one.
+/// The key in the Secret where neither spec nor status names one.
 pub(crate) const DEFAULT_TOKEN_KEY: &str = "token";
 
-/// Where a pool's credentials are: its own, else the control plane's.
+/// Where the credentials of a pool are. Those of `bootstrap` are used alone, even if they do not work.
 pub(crate) fn of_pool(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,
@@ -27,7 +30,7 @@ pub(crate) fn of_pool(
     operator_token(object.spec.control_plane_ref.name.as_str(), plane)
 }
 
-/// Where the operator token of a control plane is.
+/// Where the operator token of a control plane is, by its status. The control plane must report it as usable.
 pub(crate) fn operator_token(name: &str, plane: Option<&CoderControlPlane>) -> Result<Credentials, Blocker> {
     let status = plane.and_then(|plane| plane.status.as_ref());
     if status.is_none_or(|status| status.operator_access_ready != Some(true)) {
@@ -62,7 +65,7 @@ pub(crate) async fn read(
     Ok(data.and_then(|data| data.text(&secret.key)))
 }
 
-/// Whether credentials are in their Secret. `reason` says so if they are not.
+/// Whether the credentials are in their Secret. `reason` is that of the blocker if they are not, or cannot be read.
 pub(crate) async fn check(
     credentials: &Credentials,
     reason: Reason,
@@ -77,7 +80,7 @@ pub(crate) async fn check(
     }
 }
 
-/// A token is not in its Secret.
+/// The blocker for a token that is not in its Secret.
 pub(crate) fn missing(reason: Reason, secret: &SecretDataRef) -> Blocker {
     let message =
         format!("Secret {} does not exist, or its key {} is missing or empty", secret.name, secret.key);

@@ -1,13 +1,13 @@
-//! The one driver of everything that the operator does in coderd.
+//! The driver of the protocols with coderd: operator token, license and revocation.
 //!
-//! `core` decides, the driver asks and acts: decide, answer the query, decide again, perform the effect, decide again, until
-//! the decision is done. The number of steps of one reconcile is bounded.
+//! `core` decides each step; the driver answers queries and performs effects until the decision is done. It adds no decision
+//! of its own, and the number of steps is bounded.
 
 use std::ops::ControlFlow;
 
 use coder_k8s_core::steps::Step;
 
-/// A decision of `core` together with the hands that answer its queries and perform its effects.
+/// A decision of `core`, with the code that answers its queries and performs its effects.
 pub(crate) trait Protocol {
     type Query;
     type Effect;
@@ -16,17 +16,17 @@ pub(crate) trait Protocol {
     /// The next step for what is known so far.
     fn decide(&self) -> Step<Self::Query, Self::Effect, Self::Done>;
 
-    /// Answers a query and notes the answer. A failure is an answer too.
+    /// Answers a query and records the answer for the next decision. A failure is an answer too.
     async fn ask(&mut self, query: Self::Query);
 
-    /// Performs an effect and notes the outcome. Breaks where the reconcile must end.
+    /// Performs an effect and records the outcome for the next decision. Breaks if the object changed meanwhile.
     async fn act(&mut self, effect: Self::Effect) -> ControlFlow<Self::Done>;
 }
 
-/// The most steps of one reconcile. Every step adds something to what is known, so that no decision comes close.
+/// The most steps of one run. Every step adds to what is known, so that a decision that needs more has a bug.
 const MAX_STEPS: usize = 64;
 
-/// Runs a protocol to its end. None: it did not end within the bound, which the caller retries.
+/// Runs a protocol to its end. None: it exceeded the bound; the caller retries later.
 pub(crate) async fn run<P: Protocol>(protocol: &mut P) -> Option<P::Done> {
     for _ in 0..MAX_STEPS {
         match protocol.decide() {
@@ -39,7 +39,7 @@ pub(crate) async fn run<P: Protocol>(protocol: &mut P) -> Option<P::Done> {
             Step::Done(done) => return Some(done),
         }
     }
-    tracing::error!("a decision did not end after {MAX_STEPS} steps");
+    tracing::error!("bug: a decision about coderd did not end after {MAX_STEPS} steps");
     None
 }
 

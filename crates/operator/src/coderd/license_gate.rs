@@ -1,5 +1,7 @@
-//! Whether the license covers a feature: read from the status of the control plane, which asks coderd for all of its pools
-//! and proxies, and asked of coderd only where no control plane does.
+//! Whether the license covers a feature, for the pools and proxies that need it.
+//!
+//! As a rule the answer is on the status of the control plane, which asks coderd once for all of its pools and proxies.
+//! coderd is asked here only where no control plane publishes it. What follows is decided in `core::license_gate`.
 
 use coder_k8s_api::{CoderControlPlane, Reason};
 use coder_k8s_coderd::{Entitlements, Error, ErrorKind};
@@ -30,7 +32,7 @@ pub(crate) async fn of_plane(
 
 async fn ask(feature: Feature, plane: Option<&CoderControlPlane>, ctx: &Context) -> EntitlementAnswer {
     let Some(plane) = plane else {
-        return EntitlementAnswer::Failed("the control plane does not exist".to_owned());
+        return EntitlementAnswer::Failed("the control plane of controlPlaneRef does not exist".to_owned());
     };
     let unavailable = |blocker: Blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message);
     match targets::server_of(plane, ctx).await.map_err(unavailable) {
@@ -39,7 +41,7 @@ async fn ask(feature: Feature, plane: Option<&CoderControlPlane>, ctx: &Context)
     }
 }
 
-/// The gate, given what coderd itself says.
+/// The gate, given the answer of coderd.
 pub(crate) fn answered(
     feature: Feature,
     published: &Published,
@@ -52,7 +54,7 @@ pub(crate) fn answered(
     }
 }
 
-/// What coderd's answer means for a feature.
+/// The answer of coderd for one feature. An AGPL server has no entitlements and is not a failure.
 pub(crate) fn answer(feature: Feature, entitlements: Result<Entitlements, Error>) -> EntitlementAnswer {
     match entitlements {
         Ok(all) => {
@@ -67,14 +69,14 @@ pub(crate) fn answer(feature: Feature, entitlements: Result<Entitlements, Error>
     }
 }
 
-/// What the status of a control plane says of a feature.
+/// What the status of a control plane publishes about a feature.
 fn published(feature: Feature, plane: Option<&CoderControlPlane>) -> Published {
     let status = plane.and_then(|plane| plane.status.as_ref());
-    let word = match feature {
+    let entitlement = match feature {
         Feature::Provisioners => {
             status.and_then(|status| status.external_provisioner_daemons_entitlement.as_deref())
         }
-        // Only what is granted is listed.
+        // The status lists only features that are granted: once checked, one that is missing is not entitled.
         Feature::Proxies => {
             status.filter(|status| status.entitlements_last_checked.is_some()).map(|status| {
                 let features = status.entitlements.as_ref().map(|entitlements| &entitlements.features);
@@ -84,7 +86,7 @@ fn published(feature: Feature, plane: Option<&CoderControlPlane>) -> Published {
         }
     };
     Published {
-        entitlement: word.map(FeatureState::parse).unwrap_or_default(),
+        entitlement: entitlement.map(FeatureState::parse).unwrap_or_default(),
         checked: status.and_then(|status| status.entitlements_last_checked.as_ref()).map(|time| time.0),
         kept: plane.is_some_and(|plane| !plane.spec.operator_access.disabled),
     }

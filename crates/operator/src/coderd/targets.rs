@@ -1,8 +1,8 @@
-//! The one factory of clients.
+//! The one factory of clients of coderd.
 //!
 //! An address becomes a [`Server`], a server that said which deployment it is becomes an [`IdentifiedServer`], and only that
 //! takes a credential, which must belong to its deployment. [`Connections`] does this for the targets of one reconcile and
-//! is dropped at its end, so that the next reconcile asks again who answers.
+//! is dropped at its end, so that the next reconcile identifies the servers again.
 
 use std::collections::BTreeMap;
 
@@ -23,11 +23,12 @@ use crate::controller::Context;
 
 /// Why a target cannot be used.
 pub(crate) enum TargetError {
-    /// It never can: neither the control plane nor the credentials exist, or another deployment answers.
+    /// It never will be usable again: neither the control plane nor the credentials exist, or another deployment answers.
+    /// A deletion does not wait for it.
     Gone,
-    /// Something other than coderd stands in the way.
+    /// Something in Kubernetes is missing, and coderd was not called.
     Blocked(Blocker),
-    /// coderd was asked who it is and did not answer as it should.
+    /// The identification failed.
     Failed(Error),
 }
 
@@ -43,7 +44,7 @@ impl From<Error> for TargetError {
     }
 }
 
-/// The server of a control plane, at the address that the operator calls.
+/// The server of a control plane, at `operatorAccess.apiURL` or else at its Service: by HTTPS if a CA is named.
 pub(crate) async fn server_of(plane: &CoderControlPlane, ctx: &Context) -> Result<Server, Blocker> {
     let access = &plane.spec.operator_access;
     let url = match (&access.api_url, &access.ca_secret_ref) {
@@ -55,7 +56,7 @@ pub(crate) async fn server_of(plane: &CoderControlPlane, ctx: &Context) -> Resul
     server_at(url, ca, &plane.namespace().unwrap_or_default(), ctx).await
 }
 
-/// The server at an address. `ca` is the Secret with the CA that vouches for it, and the field that names the Secret.
+/// The server at an address. `ca` is the Secret with the CA to trust, and the field of the spec that names it.
 async fn server_at(
     url: String,
     ca: Option<(&SecretKeyRef, &str)>,
@@ -70,7 +71,7 @@ async fn server_at(
     ctx.external.connector.server(&Target { url, ca }).map_err(bad)
 }
 
-/// The server at the address of a proxy's `bootstrap`, which is allowed.
+/// The server at the address of a proxy's `bootstrap`. The caller has checked [`is_allowed`].
 pub(crate) async fn bootstrap_server(
     bootstrap: &ProxyBootstrap,
     namespace: &str,
@@ -90,7 +91,7 @@ pub(crate) async fn read_secret(
     secret::read(&ctx.client, namespace, name).await.map_err(blocker_of_secret)
 }
 
-/// Reads a certificate authority, which the given field of the spec names.
+/// Reads a CA certificate. `field` is the field of the spec that names the Secret, for the message.
 pub(crate) async fn read_ca(
     reference: &SecretKeyRef,
     field: &str,
@@ -106,39 +107,42 @@ pub(crate) async fn read_ca(
 }
 
 /// Whether a credential of an object may be sent to an address: it is that of a control plane of the same namespace, or
-/// whoever runs the operator allows it.
+/// `--allowed-coder-urls` lists it. Without this check the author of a spec could have a token that they cannot read sent to a
+/// server of their own.
 pub(crate) fn is_allowed(url: &str, namespace: &str, ctx: &Context) -> bool {
     if ctx.policy.allowed_urls.iter().any(|allowed| is_same_server(allowed, url)) {
         return true;
     }
     let planes = ctx.caches.control_planes.filter(|plane| plane.namespace().as_deref() == Some(namespace));
     planes.iter().any(|plane| {
-        let long =
+        let addresses =
             [access_url::cluster_url(plane), access_url::http_url(plane), access_url::https_url(plane)];
-        let short = format!(".svc.{}", plane.spec.cluster_domain);
-        long.iter()
-            .any(|own| is_same_server(own, url) || is_same_server(&own.replacen(&short, ".svc", 1), url))
+        // A Service has a DNS name with and without the cluster domain.
+        let suffix = format!(".svc.{}", plane.spec.cluster_domain);
+        addresses
+            .iter()
+            .any(|own| is_same_server(own, url) || is_same_server(&own.replacen(&suffix, ".svc", 1), url))
     })
 }
 
 /// The servers and clients of one reconcile. Each server is identified once.
 pub(crate) struct Connections {
     namespace: String,
-    /// The address, with its CA, that the spec of a proxy names.
+    /// The address and CA in the spec of a proxy.
     bootstrap: Option<ProxyBootstrap>,
-    /// By control plane, or by address where there is none.
+    /// By the name of the control plane, or by address where there is none.
     servers: BTreeMap<String, IdentifiedServer>,
     clients: BTreeMap<CoderdTarget, Client>,
 }
 
 impl Connections {
-    /// No server is identified yet. `bootstrap` is what the spec of a proxy names.
+    /// Creates connections without a server. `bootstrap` is that of a proxy's spec.
     pub(crate) fn new(namespace: &str, bootstrap: Option<&ProxyBootstrap>) -> Self {
         let (namespace, bootstrap) = (namespace.to_owned(), bootstrap.cloned());
         Self { namespace, bootstrap, servers: BTreeMap::new(), clients: BTreeMap::new() }
     }
 
-    /// The server of a control plane.
+    /// The identified server of a control plane.
     pub(crate) async fn plane(
         &mut self,
         plane: &CoderControlPlane,
@@ -152,7 +156,7 @@ impl Connections {
         Ok(self.identify(plane.name_any(), &server).await?)
     }
 
-    /// The server at the address of `bootstrap`, which is allowed.
+    /// The identified server at the address of `bootstrap`. The caller has checked [`is_allowed`].
     pub(crate) async fn bootstrap(
         &mut self,
         bootstrap: &ProxyBootstrap,
@@ -179,14 +183,15 @@ impl Connections {
                 return Err(TargetError::Gone);
             }
             let server = self.plane(&plane, ctx).await?;
-            // The status of the control plane says in its time which deployment answers now.
+            // A retry and not `Gone`: the control plane's status still names the recorded deployment, or none yet, and is
+            // corrected by its own sync.
             if recorded.is_some_and(|recorded| recorded != server.deployment_id()) {
                 return Err(other_deployment().into());
             }
             return Ok(server);
         }
         let server = self.address(target, ctx).await?;
-        // Without a control plane nobody vouches for the address: it must be the deployment that is recorded.
+        // Without a control plane nothing but the recorded deployment ID shows that the address is the right one.
         if recorded != Some(server.deployment_id()) { Err(TargetError::Gone) } else { Ok(server) }
     }
 
@@ -213,7 +218,7 @@ impl Connections {
         Ok(self.identify(target.url.clone(), &server).await?)
     }
 
-    /// Asks a server who it is and remembers the answer under its control plane or address.
+    /// Identifies a server and keeps it under `key`, the name of its control plane or its address.
     pub(crate) async fn identify(&mut self, key: String, server: &Server) -> Result<IdentifiedServer, Error> {
         let identified = server.identify().await?;
         self.servers.insert(key, identified.clone());
@@ -234,7 +239,7 @@ impl Connections {
         if is_address && !is_allowed(&target.url, &self.namespace, ctx) {
             return Err(TargetError::Gone);
         }
-        // A target that is gone for good is not waited for.
+        // Nothing will bring back a target without its control plane: it is not waited for.
         let blocked = |blocker: Blocker| match is_address || plane.is_some() {
             true => TargetError::Blocked(blocker),
             false => TargetError::Gone,
@@ -245,7 +250,8 @@ impl Connections {
             Some(SecretDataRef::of(reference, credentials::DEFAULT_TOKEN_KEY))
         };
         let Some(secret) = recorded.or_else(published) else {
-            let message = format!("CoderControlPlane {} has no operator token", target.control_plane);
+            let message =
+                format!("waiting for the operator token of CoderControlPlane {}", target.control_plane);
             return Err(blocked(Blocker::new(Reason::OperatorAccessNotReady, message)));
         };
         let Some(token) = credentials::read(&secret, &self.namespace, ctx).await? else {
@@ -259,7 +265,7 @@ impl Connections {
         let published = plane.as_ref().and_then(|plane| plane.status.as_ref()?.deployment_id.clone());
         let client = match target.deployment_id.clone().or(published) {
             Some(deployment_id) => server.authenticate(&BoundToken::new(token, deployment_id)),
-            // The Go operator records no deployment.
+            // The Go operator records no deployment ID, so that there is nothing to compare with.
             None => server.first_contact(&token),
         };
         let client = client.map_err(blocker_of_credential)?;
@@ -268,14 +274,14 @@ impl Connections {
     }
 }
 
-/// Another deployment answers than the one that the credential belongs to.
+/// The blocker for another deployment than the one that a credential belongs to.
 pub(crate) fn other_deployment() -> Blocker {
     let message =
         "another deployment answers than the one that is recorded, and no credential was sent to it";
     Blocker::new(Reason::ControlPlaneUnavailable, message)
 }
 
-/// What a refused credential means.
+/// The blocker for a credential that must not be attached to a server.
 pub(crate) fn blocker_of_credential(error: CredentialError) -> Blocker {
     match error {
         CredentialError::OtherDeployment => other_deployment(),

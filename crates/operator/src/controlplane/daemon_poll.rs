@@ -1,9 +1,9 @@
-//! Polls coderd for the daemons of each organization that are alive, and the jobs that wait.
+//! Polls coderd for the live daemons and the pending jobs of each organization.
 //!
 //! One poll for each control plane, at an interval, serves all of its pools and the report of jobs. Polls have their own
 //! queue, so that a slow server delays nothing else. A poll enqueues a pool only when the pool's own daemons changed, and the
-//! control plane only when the verdict about its jobs changed. A failed poll changes nothing before three intervals are
-//! over. At rest a poll asks coderd alone, never the API server: the address and the token are remembered while they work.
+//! control plane only when the verdict about its jobs changed. A failed poll changes nothing for three intervals. At rest a
+//! poll calls coderd alone, never the API server: the address and the token are remembered while they work.
 
 mod query;
 
@@ -30,15 +30,15 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub(crate) use self::query::daemons_now;
-use self::query::{Answer, Unanswered};
+use self::query::{Answer, PollFailure};
 use crate::{
     coderd::schedule::{Schedule, jittered},
     controller::{CoderKind, Context},
 };
 
-/// After how many intervals without an answer the last listing no longer counts.
+/// The number of intervals without an answer after which the last listing no longer counts.
 const INTERVALS_UNTIL_OUTDATED: u32 = 3;
-/// How many times more often coderd is polled while a daemon is expected to connect.
+/// The factor by which coderd is polled more often while a daemon is expected to connect.
 const EXPECTING_FACTOR: u32 = 6;
 
 /// The polls of all control planes of the process.
@@ -58,20 +58,20 @@ struct PolledPlane {
     jobs: Option<Jobs>,
     /// Until when a daemon is expected to connect.
     expecting_until: Option<Instant>,
-    /// Where coderd answered last.
+    /// The server that answered last.
     server: Option<Remembered<Server>>,
 }
 
 struct PolledOrganization {
     name: String,
     listing: Option<Arc<DaemonListing>>,
-    /// When coderd last answered. Before its first answer: when it was first to be asked.
+    /// When coderd last answered. Before its first answer: when the organization became known.
     since: Instant,
     /// The token that coderd accepted last.
     token: Option<Remembered<BoundToken>>,
 }
 
-/// Something that worked for a generation of the control plane.
+/// Something that worked, and is used again while the control plane has the same generation.
 struct Remembered<T> {
     generation: Option<i64>,
     value: T,
@@ -89,18 +89,18 @@ impl PolledOrganization {
     }
 
     /// Records the outcome of a poll. A listing counts for `valid_for` after coderd last answered.
-    fn record(&mut self, answer: Result<Answer, Unanswered>, generation: Option<i64>, valid_for: Duration) {
+    fn record(&mut self, answer: Result<Answer, PollFailure>, generation: Option<i64>, valid_for: Duration) {
         match answer {
             Ok(Answer { daemons, jobs, blocker, token }) => {
                 self.listing = Some(Arc::new(DaemonListing { daemons, jobs, blocker, outdated: false }));
                 self.since = Instant::now();
                 self.token = Some(Remembered { generation, value: token });
             }
-            Err(Unanswered { blocker, .. }) => {
+            Err(PollFailure { blocker, .. }) => {
                 self.token = None;
                 let outdated = self.since.elapsed() > valid_for;
                 let before = self.listing.as_deref().cloned();
-                // The first polls may fail while coderd starts: reported only after the same time.
+                // The first polls may fail while coderd starts: reported only after the same time as any outage.
                 if before.is_some() || outdated {
                     let before = before.unwrap_or_default();
                     self.listing =
@@ -112,12 +112,12 @@ impl PolledOrganization {
 }
 
 impl DaemonPoller {
-    /// Creates a poller that has polled nobody yet.
+    /// Creates a poller without control planes: they are added as their pools are reconciled.
     pub(crate) fn new(interval: Duration, patience: Duration) -> Self {
         Self { schedule: Schedule::uncounted(), interval, patience, planes: Mutex::default() }
     }
 
-    /// The last listing of an organization.
+    /// The last listing of an organization. None: it was not polled yet.
     pub(crate) fn listing(&self, plane: &Key, organization: &str) -> Option<Arc<DaemonListing>> {
         self.planes.lock().get(plane)?.organizations.get(organization)?.listing.clone()
     }
@@ -167,13 +167,13 @@ impl DaemonPoller {
         self.planes.lock().remove(plane).is_some()
     }
 
-    /// Forgets a control plane that is gone.
+    /// Forgets a control plane that no longer exists.
     pub(crate) fn remove(&self, plane: &Key) {
         self.forget(plane);
         self.schedule.remove(plane);
     }
 
-    /// The jobs that wait in each organization, for the metrics.
+    /// The pending jobs of each organization, for the metrics. `waiting` is in seconds.
     pub(crate) fn queues(&self, now: Timestamp) -> Vec<JobQueue> {
         let all = self.planes.lock();
         let polled = all
@@ -211,7 +211,7 @@ impl DaemonPoller {
     }
 }
 
-/// Polls one control plane.
+/// Polls one control plane, and forgets it if it is paused, being deleted or without pools.
 pub(crate) async fn poll(key: Key, ctx: Arc<Context>) -> Action {
     let poller = &ctx.daemon_poller;
     let plane = ctx.caches.control_planes.get(&key.namespace, &key.name);
@@ -224,7 +224,7 @@ pub(crate) async fn poll(key: Key, ctx: Arc<Context>) -> Action {
         return Action::AwaitChange;
     };
     let generation = plane.metadata.generation;
-    // Identified once for all organizations of this poll.
+    // Once for all organizations: an identification costs one call and holds for one poll.
     let server = identify(&plane, &key, &ctx).await;
     let mut answers = BTreeMap::new();
     for (organization, members) in by_organization(&pools) {
@@ -233,15 +233,15 @@ pub(crate) async fn poll(key: Key, ctx: Arc<Context>) -> Action {
                 let token = poller.token(&key, &organization, generation);
                 query::daemons_and_jobs(server, token, &plane, &organization, &members, &ctx).await
             }
-            Err(unanswered) => Err(unanswered.clone()),
+            Err(failure) => Err(failure.clone()),
         };
         answers.insert(organization, answer);
     }
     let failures = || answers.values().filter_map(|answer| answer.as_ref().err());
-    for Unanswered { blocker, .. } in failures() {
-        tracing::debug!(reason = %blocker.reason, "the poll failed: {}", blocker.message);
+    for PollFailure { blocker, .. } in failures() {
+        tracing::debug!(reason = %blocker.reason, "the daemon poll failed: {}", blocker.message);
     }
-    let retry = failures().find_map(|unanswered| unanswered.retry);
+    let retry = failures().find_map(|failure| failure.retry);
     record(answers, &pools, &key, generation, &ctx);
     let delay = poller.delay_until_next(&key);
     match retry {
@@ -257,9 +257,9 @@ async fn identify(
     plane: &CoderControlPlane,
     key: &Key,
     ctx: &Context,
-) -> Result<IdentifiedServer, Unanswered> {
+) -> Result<IdentifiedServer, PollFailure> {
     if !is_serving(key, ctx) {
-        let message = format!("no pod of CoderControlPlane {} is ready", key.name);
+        let message = format!("waiting for a ready pod of CoderControlPlane {}", key.name);
         return Err(Blocker::new(Reason::ControlPlaneUnavailable, message).into());
     }
     let generation = plane.metadata.generation;
@@ -275,7 +275,7 @@ async fn identify(
 
 /// Records the answers, and enqueues the objects that they concern.
 fn record(
-    answers: BTreeMap<String, Result<Answer, Unanswered>>,
+    answers: BTreeMap<String, Result<Answer, PollFailure>>,
     pools: &[Arc<CoderProvisioner>],
     key: &Key,
     generation: Option<i64>,
@@ -325,16 +325,16 @@ fn record(
     }
 }
 
-/// Whether all jobs of a control plane can run, as far as its organizations have been polled.
+/// Whether the jobs of a control plane can run, judged by the organizations that have been polled.
 fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp) -> Jobs {
-    let asked: Vec<_> = known
+    let polled: Vec<_> = known
         .organizations
         .iter()
         .filter_map(|(id, polled)| {
             Some(jobs::Organization { id, name: &polled.name, listing: polled.listing.as_deref()? })
         })
         .collect();
-    if asked.is_empty() {
+    if polled.is_empty() {
         return Jobs::NotPolledYet;
     }
     let ours = pools.iter().filter_map(|pool| {
@@ -345,10 +345,10 @@ fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp)
             is_scaled_to_zero: pool.spec.replicas == 0,
         })
     });
-    jobs::judge(&asked, &ours.collect::<Vec<_>>(), now)
+    jobs::judge(&polled, &ours.collect::<Vec<_>>(), now)
 }
 
-/// Whether a daemon was listed before and no longer is.
+/// Whether a daemon of the pool was listed before and no longer is. After a restart the status says what was listed.
 fn has_vanished(pool: &CoderProvisioner, before: Option<&DaemonListing>, after: &DaemonListing) -> bool {
     let after_names = part(after, pool);
     let status = pool.status.as_ref().and_then(|status| status.daemons.as_ref());
@@ -368,20 +368,21 @@ fn is_serving(key: &Key, ctx: &Context) -> bool {
     Rollout::of(ctx.caches.deployments.get(&key.namespace, &key.name).as_deref()).ready > 0
 }
 
-/// The pools of a control plane that have a key there, and so daemons.
+/// The pools of a control plane that have a key in it. A pool whose key is in another deployment, as after a restored
+/// database, has no daemons here.
 fn pools(plane: &Key, ctx: &Context) -> Vec<Arc<CoderProvisioner>> {
     let deployment = |plane: &CoderControlPlane| plane.status.as_ref()?.deployment_id.clone();
-    let there = ctx.caches.control_planes.get(&plane.namespace, &plane.name);
-    let there = there.and_then(|plane| deployment(&plane));
-    let is_there = |pool: &CoderProvisioner| {
-        let own = pool.status.as_ref().and_then(|status| status.deployment_id.as_ref());
-        !matches!((own, &there), (Some(own), Some(there)) if own != there)
+    let present = ctx.caches.control_planes.get(&plane.namespace, &plane.name);
+    let present = present.and_then(|plane| deployment(&plane));
+    let is_of_deployment = |pool: &CoderProvisioner| {
+        let recorded = pool.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        !matches!((recorded, &present), (Some(recorded), Some(present)) if recorded != present)
     };
     let mut found = ctx.caches.provisioners.filter(|pool| {
         plane_of(pool) == *plane
             && organization(pool).is_some()
             && !object::is_deleting(pool)
-            && is_there(pool)
+            && is_of_deployment(pool)
     });
     found.sort_by_key(|pool| pool.name_any());
     found
@@ -403,7 +404,7 @@ pub(crate) fn plane_of(pool: &CoderProvisioner) -> Key {
     CoderKind::ControlPlane.key(&namespace, pool.spec.control_plane_ref.name.as_str())
 }
 
-/// The UUID of the organization in which a pool has a key.
+/// The UUID of the organization in which a pool has a key of its present control plane. None: it has no such key.
 pub(crate) fn organization(pool: &CoderProvisioner) -> Option<String> {
     let status = pool.status.as_ref()?;
     let of_plane =

@@ -1,4 +1,7 @@
-//! Asks coderd for daemons and jobs: with the control plane's token, or with that of a pool which brings its own.
+//! Asks coderd for daemons and jobs.
+//!
+//! The token is the operator token of the control plane, else that of a pool with credentials of its own. It is bound to the
+//! deployment that it belongs to and is never sent to another. Nothing here writes.
 
 use std::sync::Arc;
 
@@ -24,39 +27,39 @@ use crate::{
 pub(super) struct Answer {
     pub(super) daemons: Vec<daemon_listing::Daemon>,
     pub(super) jobs: Option<Vec<daemon_listing::Job>>,
-    /// Why there are no jobs.
+    /// Why `jobs` is None.
     pub(super) blocker: Option<Blocker>,
     /// The token that coderd accepted.
     pub(super) token: BoundToken,
 }
 
-/// Why there is no answer.
+/// Why a poll brought no answer.
 #[derive(Clone)]
-pub(super) struct Unanswered {
+pub(super) struct PollFailure {
     pub(super) blocker: Blocker,
-    /// None: at the next interval.
+    /// None: coderd was not asked, and the next attempt is at the next interval.
     pub(super) retry: Option<Retry>,
 }
 
-impl From<Blocker> for Unanswered {
+impl From<Blocker> for PollFailure {
     fn from(blocker: Blocker) -> Self {
         Self { blocker, retry: None }
     }
 }
 
-impl From<Error> for Unanswered {
+impl From<Error> for PollFailure {
     fn from(error: Error) -> Self {
         Self { retry: Some(retry_of(&error)), blocker: blocker_of(&error) }
     }
 }
 
-/// The server of a control plane.
-pub(super) async fn server(plane: &CoderControlPlane, ctx: &Context) -> Result<Server, Unanswered> {
+/// The server of a control plane, not identified yet.
+pub(super) async fn server(plane: &CoderControlPlane, ctx: &Context) -> Result<Server, PollFailure> {
     let unavailable = |blocker: Blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message);
     Ok(targets::server_of(plane, ctx).await.map_err(unavailable)?)
 }
 
-/// Lists the daemons of an organization that are alive, and the jobs that wait there.
+/// Lists the live daemons and the pending jobs of an organization.
 pub(super) async fn daemons_and_jobs(
     server: &IdentifiedServer,
     token: Option<BoundToken>,
@@ -64,11 +67,11 @@ pub(super) async fn daemons_and_jobs(
     organization: &str,
     pools: &[Arc<CoderProvisioner>],
     ctx: &Context,
-) -> Result<Answer, Unanswered> {
+) -> Result<Answer, PollFailure> {
     let (client, token, daemons) = daemons(server, token, plane, organization, pools, ctx).await?;
     let (jobs, blocker) = match pending(&client, organization).await {
         Ok(jobs) => (Some(jobs), None),
-        // A pool's own token may list daemons and nothing else.
+        // The token of a pool may have the right to list daemons and not jobs.
         Err(error) if matches!(error.kind, ErrorKind::Forbidden { .. } | ErrorKind::NotFound { .. }) => {
             (None, Some(blocker_of(&error)))
         }
@@ -77,7 +80,7 @@ pub(super) async fn daemons_and_jobs(
     Ok(Answer { daemons, jobs, blocker, token })
 }
 
-/// The daemons of the pool's organization at this moment. None: coderd cannot be asked.
+/// The daemons of the pool's organization, read now. None: coderd does not answer.
 pub(crate) async fn daemons_now(
     pool: &Arc<CoderProvisioner>,
     ctx: &Context,
@@ -97,10 +100,10 @@ pub(crate) async fn daemons_now(
     };
     match listed.await {
         Ok((_, _, daemons)) => Some(daemons),
-        Err(Unanswered { blocker, .. }) => {
+        Err(PollFailure { blocker, .. }) => {
             tracing::info!(
                 reason = %blocker.reason,
-                "cannot ask which daemons are busy: {}",
+                "cannot list busy daemons: {}",
                 blocker.message
             );
             None
@@ -108,8 +111,8 @@ pub(crate) async fn daemons_now(
     }
 }
 
-/// The daemons, with the client and token that listed them. A remembered token that coderd no longer accepts may have been
-/// replaced, so that the Secret is read again.
+/// The daemons, with the client and token that listed them. If coderd refuses the remembered token, the Secret is read again,
+/// because the token may have been replaced.
 async fn daemons(
     server: &IdentifiedServer,
     remembered: Option<BoundToken>,
@@ -117,7 +120,7 @@ async fn daemons(
     organization: &str,
     pools: &[Arc<CoderProvisioner>],
     ctx: &Context,
-) -> Result<(Client, BoundToken, Vec<daemon_listing::Daemon>), Unanswered> {
+) -> Result<(Client, BoundToken, Vec<daemon_listing::Daemon>), PollFailure> {
     if let Some(token) = remembered {
         let client = server.authenticate(&token).map_err(targets::blocker_of_credential)?;
         match alive(&client, organization).await {
@@ -132,6 +135,7 @@ async fn daemons(
     Ok((client, token, daemons))
 }
 
+/// Without `offline` coderd lists only daemons that sent a heartbeat in the last 90 seconds.
 async fn alive(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Daemon>, Error> {
     let listed = client.provisioner_daemons(organization, Daemons { offline: false }).await?;
     let daemons = listed.into_iter().map(|daemon| daemon_listing::Daemon {
@@ -150,22 +154,28 @@ async fn alive(client: &Client, organization: &str) -> Result<Vec<daemon_listing
 async fn pending(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Job>, Error> {
     let which = Jobs { status: vec![JobStatus::Pending] };
     let listed = client.provisioner_jobs(organization, &which).await?;
-    let waits = |job: &Job| job.status == JobStatus::Pending;
+    // Filtered here too: the answer is not trusted to respect the filter.
+    let is_pending = |job: &Job| job.status == JobStatus::Pending;
     Ok(listed
         .into_iter()
-        .filter(waits)
+        .filter(is_pending)
         .map(|job| daemon_listing::Job { tags: job.tags, since: job.created_at })
         .collect())
 }
 
-/// The control plane's token, else that of a pool, bound to the deployment that it belongs to.
+/// The operator token of the control plane, else the token of a pool, bound to the deployment that it belongs to.
 async fn token(
     server: &IdentifiedServer,
     plane: &CoderControlPlane,
     pools: &[Arc<CoderProvisioner>],
     ctx: &Context,
-) -> Result<BoundToken, Unanswered> {
-    let no_token = || Blocker::new(Reason::OperatorAccessNotReady, "there is no token");
+) -> Result<BoundToken, PollFailure> {
+    let no_token = || {
+        Blocker::new(
+            Reason::OperatorAccessNotReady,
+            "waiting for a token: neither the control plane nor a pool has one",
+        )
+    };
     let mut all: Vec<_> = pools.iter().map(|pool| (pool, credentials::of_pool(pool, Some(plane)))).collect();
     let rank = |found: &Result<Credentials, Blocker>| match found {
         Ok(credentials) if credentials.kind == CredentialsKind::Operator => 0,
