@@ -1,6 +1,6 @@
 //! The one way to talk to coderd: targets and clients, errors, the driver of decisions, and the schedules.
 //!
-//! Only [`targets`] makes clients. A credential can be attached only to a server that has said which deployment it is
+//! Only [`targets`] makes clients. A credential can be attached only to a server that has answered which deployment it is
 //! (`coder_k8s_coderd::IdentifiedServer`), so that no caller can send one elsewhere by mistake.
 
 pub(crate) mod credential;

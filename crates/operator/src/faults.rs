@@ -1,6 +1,6 @@
 //! Injects faults for tests of the whole process. Not part of the released binary.
 //!
-//! `CODER_K8S_FAULTS` names a file that is read anew at every call. Each line is one fault:
+//! `CODER_K8S_FAULTS` names a file that is read again at every call. Each line is one fault:
 //! `before|after VERB RESOURCE PATH FAULT COUNT`, where `*` stands for any verb or resource, PATH is a part of the path
 //! (`/` for any), FAULT is `error`, `exit`, `status=500` or `delay=200` (milliseconds), and COUNT how often it
 //! happens. `after` means that the server has carried out the request, and the response is lost.

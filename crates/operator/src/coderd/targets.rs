@@ -1,6 +1,6 @@
 //! The one factory of clients of coderd.
 //!
-//! An address becomes a [`Server`], a server that said which deployment it is becomes an [`IdentifiedServer`], and only that
+//! An address becomes a [`Server`], a server that answered which deployment it is becomes an [`IdentifiedServer`], and only that
 //! takes a credential, which must belong to its deployment. [`Connections`] does this for the targets of one reconcile and
 //! is dropped at its end, so that the next reconcile identifies the servers again.
 
@@ -192,7 +192,7 @@ impl Connections {
         }
         let server = self.address(target, ctx).await?;
         // Without a control plane nothing but the recorded deployment ID shows that the address is the right one.
-        if recorded != Some(server.deployment_id()) { Err(TargetError::Gone) } else { Ok(server) }
+        if recorded == Some(server.deployment_id()) { Ok(server) } else { Err(TargetError::Gone) }
     }
 
     async fn address(
@@ -240,9 +240,8 @@ impl Connections {
             return Err(TargetError::Gone);
         }
         // Nothing will bring back a target without its control plane: it is not waited for.
-        let blocked = |blocker: Blocker| match is_address || plane.is_some() {
-            true => TargetError::Blocked(blocker),
-            false => TargetError::Gone,
+        let blocked = |blocker: Blocker| {
+            if is_address || plane.is_some() { TargetError::Blocked(blocker) } else { TargetError::Gone }
         };
         let recorded = target.credentials.as_ref().and_then(|credentials| credentials.secret.clone());
         let published = || {
@@ -255,9 +254,10 @@ impl Connections {
             return Err(blocked(Blocker::new(Reason::OperatorAccessNotReady, message)));
         };
         let Some(token) = credentials::read(&secret, &self.namespace, ctx).await? else {
-            let reason = match is_address {
-                true => Reason::CredentialsSecretUnavailable,
-                false => Reason::OperatorTokenSecretUnavailable,
+            let reason = if is_address {
+                Reason::CredentialsSecretUnavailable
+            } else {
+                Reason::OperatorTokenSecretUnavailable
             };
             return Err(blocked(credentials::missing(reason, &secret)));
         };

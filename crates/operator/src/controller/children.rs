@@ -29,7 +29,7 @@ pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &st
     Some(Owner { namespace: object.namespace()?, reference, labels, claim: Claim::Reference })
 }
 
-/// Applies a child and returns it as it is now. None: it does not exist, or is not ours.
+/// Applies a child and returns it as it is now. None: it does not exist, or somebody else owns it.
 pub(crate) async fn apply<K: Child>(
     ctx: &Context,
     owner: &Owner,

@@ -174,7 +174,7 @@ impl Context {
         }
     }
 
-    /// Enqueues an object of ours. Keys of other kinds are ignored.
+    /// Enqueues an object into the queue of its kind. Keys of other kinds than [`CoderKind`] are ignored.
     pub(crate) fn enqueue(&self, key: Key) {
         if let Some(kind) = CoderKind::named(key.kind) {
             self.queue_of(kind).enqueue(key);

@@ -48,10 +48,10 @@ impl Environment<'_> {
         Box::pin(async move {
             let entries = self.pod.extra_env.iter().enumerate().take(count);
             let Some((position, entry)) = entries.rev().find(|(_, entry)| entry.name == variable) else {
-                return self.from_env_from(variable).await;
+                return self.env_from_value(variable).await;
             };
             match (&entry.value_from, &entry.value) {
-                (Some(from), _) => self.from_reference(variable, from).await,
+                (Some(from), _) => self.referenced_value(variable, from).await,
                 (None, Some(value)) => self.expand(value, position).await.map(Some),
                 (None, None) => Ok(None),
             }
@@ -78,7 +78,7 @@ impl Environment<'_> {
         Ok(SecretString::from(text))
     }
 
-    async fn from_reference(
+    async fn referenced_value(
         &self,
         variable: &str,
         from: &EnvVarSource,
@@ -103,7 +103,7 @@ impl Environment<'_> {
     }
 
     /// The value from `envFrom`. Of several sources with the same key the last wins.
-    async fn from_env_from(&self, variable: &str) -> Result<Option<SecretString>, Error> {
+    async fn env_from_value(&self, variable: &str) -> Result<Option<SecretString>, Error> {
         for from in self.pod.env_from.iter().rev() {
             let Some(key) = key_for(from, variable) else { continue };
             let value = match (&from.secret_ref, &from.config_map_ref) {

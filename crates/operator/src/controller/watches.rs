@@ -117,7 +117,7 @@ impl Watches<'_> {
             for kind in CoderKind::ALL {
                 match kind {
                     CoderKind::ControlPlane => {
-                        self.coder_objects(namespace, caches.control_planes.clone(), &mut synced)
+                        self.coder_objects(namespace, caches.control_planes.clone(), &mut synced);
                     }
                     CoderKind::Provisioner => {
                         self.coder_objects(namespace, caches.provisioners.clone(), &mut synced);

@@ -153,7 +153,7 @@ impl DaemonPoller {
         let was_polled = conditions.into_iter().any(|c| c.type_ == condition::kind::DAEMONS_CONNECTED);
         match (is_new, health.is_expecting()) {
             (true, false) if was_polled => {
-                self.schedule.queue.enqueue_within(plane, self.interval.mul_f64(jitter()))
+                self.schedule.queue.enqueue_within(plane, self.interval.mul_f64(jitter()));
             }
             (true, _) => self.schedule.queue.enqueue(plane),
             (false, true) => self.schedule.queue.enqueue_within(plane, self.interval / EXPECTING_FACTOR),
@@ -352,10 +352,10 @@ fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp)
 fn has_vanished(pool: &CoderProvisioner, before: Option<&DaemonListing>, after: &DaemonListing) -> bool {
     let after_names = part(after, pool);
     let status = pool.status.as_ref().and_then(|status| status.daemons.as_ref());
-    let gone = |name: &String| !after_names.contains_key(name);
+    let is_unlisted = |name: &String| !after_names.contains_key(name);
     match before {
-        Some(before) => part(before, pool).keys().any(gone),
-        None => status.into_iter().flat_map(|status| &status.list).any(|daemon| gone(&daemon.name)),
+        Some(before) => part(before, pool).keys().any(is_unlisted),
+        None => status.into_iter().flat_map(|status| &status.list).any(|daemon| is_unlisted(&daemon.name)),
     }
 }
 

@@ -58,10 +58,10 @@ async fn set_cost(key: &Key, mark: &Mark, ctx: &Context) {
     let patch = json!({"metadata": {"uid": uid, "annotations": {cost::ANNOTATION: cost}}});
     match api.patch(pod, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => {
-            tracing::info!(pod, busy = cost.is_some(), "set the deletion cost of a pod before scaling down")
+            tracing::info!(pod, busy = cost.is_some(), "set the deletion cost of a pod before scaling down");
         }
         Err(error) => {
-            tracing::warn!("cannot set the deletion cost of pod {pod}: {}", client::describe(&error))
+            tracing::warn!("cannot set the deletion cost of pod {pod}: {}", client::describe(&error));
         }
     }
 }

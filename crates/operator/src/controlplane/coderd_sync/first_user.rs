@@ -49,7 +49,7 @@ async fn our_tokens(request: &TokenRequest<'_>, client: &Client, user: &str) -> 
     Ok(all.into_iter().filter(|token| names.contains(&token.token_name)).collect())
 }
 
-/// Deletes a token. One that is gone already is no error.
+/// Deletes a token. One that no longer exists is no error.
 pub(super) async fn delete(client: &Client, user: &str, id: &str) -> Result<(), Blocker> {
     match client.delete_token(user, id).await {
         Ok(()) => Ok(()),

@@ -41,7 +41,7 @@ pub(super) struct NewToken {
     pub(super) token: SecretString,
     pub(super) expires: Timestamp,
     pub(super) renew_after: Timestamp,
-    /// Whether no other token of ours is left in coderd.
+    /// Whether coderd has no other token of this control plane.
     pub(super) is_only_one: bool,
 }
 
@@ -176,7 +176,7 @@ impl TokenProtocol<'_, '_> {
         let found = token_secret::read(&self.owner, object, ctx).await;
         self.exchange.state.report.foreign = None;
         let secret = match found? {
-            Found::Ours(secret) => secret,
+            Found::Ours(secret) => *secret,
             Found::Foreign(foreign) => {
                 let name = foreign.name.clone();
                 self.exchange.state.report.foreign = Some(foreign);
@@ -257,7 +257,7 @@ impl TokenProtocol<'_, '_> {
         Ok(all.iter().all(|organization| user.organization_ids.contains(&organization.id)))
     }
 
-    fn request<'r>(&'r self, renews: bool, is_refused: bool) -> TokenRequest<'r> {
+    fn request(&self, renews: bool, is_refused: bool) -> TokenRequest<'_> {
         TokenRequest {
             object: self.exchange.object,
             key: self.exchange.key,

@@ -25,7 +25,7 @@ const DATA_KEY: &str = "token";
 
 /// The Secret of `generatedTokenSecretName`, or a foreign one of that name.
 pub(super) enum Found {
-    Ours(StoredSecret),
+    Ours(Box<StoredSecret>),
     Foreign(ForeignObject),
 }
 
@@ -82,7 +82,7 @@ pub(super) async fn read(owner: &Owner, object: &CoderControlPlane, ctx: &Contex
         }
         secret.earlier = earlier.map(|earlier| (recorded.name.clone(), earlier));
     }
-    Ok(Found::Ours(secret))
+    Ok(Found::Ours(Box::new(secret)))
 }
 
 impl StoredSecret {
