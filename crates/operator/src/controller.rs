@@ -27,12 +27,12 @@ use coder_k8s_coderd::{
     postgres::{self, Postgres},
 };
 use coder_k8s_engine::{
-    client::{self, Settings},
+    cache::ObjectKey,
+    client::{self, ClientSettings},
     crds::Crds,
     fence::Fence,
     health::{self, Readiness},
-    key::Key,
-    lease::{self, Ended, Heartbeat},
+    lease::{self, ElectionEnd, Heartbeat},
     logs,
     metrics::Metrics,
     queue::Action,
@@ -111,9 +111,12 @@ pub(crate) async fn control(
     let (metrics, readiness) = (Metrics::new(), Readiness::default());
     let fence = if election.is_some() { Fence::closed() } else { Fence::always_open() };
     let config = kube_config(&options).await?;
-    let settings =
-        |fence| Settings { deadline: options.request_timeout, fence, ..Settings::new(metrics.clone()) };
-    let fenced = Settings { faults: injected_faults(), ..settings(Some(fence.clone())) };
+    let settings = |fence| ClientSettings {
+        deadline: options.request_timeout,
+        fence,
+        ..ClientSettings::new(metrics.clone())
+    };
+    let fenced = ClientSettings { faults: injected_faults(), ..settings(Some(fence.clone())) };
     let client = client::build(config.clone(), fenced)?;
     // Outside the fence: the lease must be written before this process leads.
     let lease_client = client::build(config, settings(None))?;
@@ -174,8 +177,8 @@ pub(crate) async fn control(
         }
         ended = &mut elected => {
             return match ended.context("the lease loop failed")? {
-                Some(Ended::Lost(loss)) => Err(anyhow!("no longer leading: {loss}; exiting, so that this process writes nothing more")),
-                Some(Ended::Released) | None => Ok(()),
+                Some(ElectionEnd::Lost(loss)) => Err(anyhow!("no longer leading: {loss}; exiting, so that this process writes nothing more")),
+                Some(ElectionEnd::Released) | None => Ok(()),
             };
         }
     };
@@ -235,12 +238,12 @@ fn injected_faults() -> Option<Arc<dyn client::Faults>> {
 
 /// Starts to compete for the lease. The receiver says whether this process leads: always without an election.
 fn elect(
-    election: Option<lease::Settings>,
+    election: Option<lease::LeaseSettings>,
     client: Client,
     fence: Fence,
     readiness: &Readiness,
     release: CancellationToken,
-) -> (JoinHandle<Option<Ended>>, watch::Receiver<bool>) {
+) -> (JoinHandle<Option<ElectionEnd>>, watch::Receiver<bool>) {
     let (leading, leads) = watch::channel(election.is_none());
     let Some(election) = election else {
         let waiting = tokio::spawn(async move {
@@ -261,7 +264,7 @@ fn elect(
 }
 
 /// Reconciles one object of any kind.
-async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
+async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     match CoderKind::named(key.kind) {
         Some(CoderKind::ControlPlane) => crate::controlplane::reconcile(key, ctx).await,
         Some(CoderKind::Provisioner) => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
@@ -337,8 +340,8 @@ fn update_gauges(ctx: &Context) {
             expiries.push((plane.namespace().unwrap_or_default(), plane.name_any(), at.0.as_second()));
         }
     });
-    ctx.metrics.licenses_expire(expiries);
-    ctx.metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
+    coder_metrics.licenses_expire(expiries);
+    coder_metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
     for kind in CoderKind::ALL {
         match kind {
             CoderKind::ControlPlane => count_by_readiness(ctx, &ctx.caches.control_planes),

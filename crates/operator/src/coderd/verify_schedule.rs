@@ -16,7 +16,7 @@ use coder_k8s_core::{
     outcome::Retry,
     provisioner::{daemons::Pod, keys::Decision},
 };
-use coder_k8s_engine::{backoff::jitter, key::Key, metrics::Metrics, queue::Action};
+use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, metrics::Metrics, queue::Action};
 use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -30,11 +30,11 @@ const REQUEUE_CONTINUE: Duration = Duration::from_millis(50);
 /// The schedule of all schedule and proxies of the process.
 pub(crate) struct VerifySchedule {
     pub(crate) schedule: Schedule,
-    states: Mutex<HashMap<Key, VerifyState>>,
+    states: Mutex<HashMap<ObjectKey, VerifyState>>,
     /// Objects that refer to a Secret which changed since their last reconcile.
-    changed: Mutex<HashSet<Key>>,
+    changed: Mutex<HashSet<ObjectKey>>,
     /// The pods of each pool as of a version of its Deployment.
-    pods: Mutex<HashMap<Key, Listed>>,
+    pods: Mutex<HashMap<ObjectKey, Listed>>,
     interval: Duration,
 }
 
@@ -64,20 +64,20 @@ impl VerifySchedule {
     }
 
     /// Makes the verification due, because a Secret that the object refers to changed. Does not enqueue the object.
-    pub(crate) fn secret_changed(&self, key: &Key) {
+    pub(crate) fn secret_changed(&self, key: &ObjectKey) {
         self.changed.lock().insert(key.clone());
     }
 
     /// Makes the verification due, because the watch of Secrets missed events. An object that was not reconciled yet has
     /// missed nothing: else a restart would verify every object at once.
-    pub(crate) fn watch_gap(&self, key: &Key) {
+    pub(crate) fn watch_gap(&self, key: &ObjectKey) {
         if self.states.lock().contains_key(key) {
             self.secret_changed(key);
         }
     }
 
     /// Forgets an object that no longer exists.
-    pub(crate) fn forget(&self, key: &Key) {
+    pub(crate) fn forget(&self, key: &ObjectKey) {
         self.states.lock().remove(key);
         self.changed.lock().remove(key);
         self.pods.lock().remove(key);
@@ -85,28 +85,28 @@ impl VerifySchedule {
     }
 
     /// The pods of a pool, if they were listed at this version of its Deployment.
-    pub(crate) fn pods(&self, key: &Key, version: &str) -> Option<Arc<Vec<Pod>>> {
+    pub(crate) fn pods(&self, key: &ObjectKey, version: &str) -> Option<Arc<Vec<Pod>>> {
         self.pods.lock().get(key).filter(|(listed, _)| listed == version).map(|(_, pods)| pods.clone())
     }
 
     /// Lists the pods of a pool again at the next reconcile, because this process deleted some.
-    pub(crate) fn forget_pods(&self, key: &Key) {
+    pub(crate) fn forget_pods(&self, key: &ObjectKey) {
         self.pods.lock().remove(key);
     }
 
     /// Keeps the pods of a pool as of a version of its Deployment.
-    pub(crate) fn keep_pods(&self, key: &Key, version: String, pods: &Arc<Vec<Pod>>) {
+    pub(crate) fn keep_pods(&self, key: &ObjectKey, version: String, pods: &Arc<Vec<Pod>>) {
         self.pods.lock().insert(key.clone(), (version, pods.clone()));
     }
 
     /// Whether the key of a pool is to be verified: see [`Self::is_due`].
-    pub(crate) fn verify_due(&self, key: &Key, object: &CoderProvisioner) -> bool {
+    pub(crate) fn verify_due(&self, key: &ObjectKey, object: &CoderProvisioner) -> bool {
         self.is_due(key, object, kind::PROVISIONER_KEY_READY)
     }
 
     /// Whether an object is to be verified. `condition` is the one that is True while its credential is well. Consumes the
     /// note of a changed Secret, so that a reconcile calls this once.
-    pub(crate) fn is_due<K: CoderResource>(&self, key: &Key, object: &K, condition: &str) -> bool {
+    pub(crate) fn is_due<K: CoderResource>(&self, key: &ObjectKey, object: &K, condition: &str) -> bool {
         let now = Instant::now();
         let secret_changed = self.changed.lock().remove(key);
         let mut all = self.states.lock();
@@ -137,24 +137,24 @@ impl VerifySchedule {
 
     /// Records that a reconcile created something in coderd that it could not store. Whatever enqueues the object, the next
     /// one is created only after the delay of that failure, or after an edit of the object.
-    pub(crate) fn lost(&self, key: &Key) {
+    pub(crate) fn lost(&self, key: &ObjectKey) {
         if let Some(state) = self.states.lock().get_mut(key) {
             state.lost = true;
         }
     }
 
     /// How long nothing may be created in coderd yet. None: something may.
-    pub(crate) fn creation_backoff(&self, key: &Key) -> Option<Duration> {
+    pub(crate) fn creation_backoff(&self, key: &ObjectKey) -> Option<Duration> {
         let create_after = self.states.lock().get(key)?.create_after?;
         Some(create_after.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
     }
 
     /// The requeue after a reconcile that failed and wrote no final status.
-    pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Action {
+    pub(crate) fn failed(&self, key: &ObjectKey, retry: Retry) -> Action {
         Action::RequeueAfter(self.delay(key, retry))
     }
 
-    fn delay(&self, key: &Key, retry: Retry) -> Duration {
+    fn delay(&self, key: &ObjectKey, retry: Retry) -> Duration {
         let delay = self.schedule.failed(key, retry);
         if let Some(state) = self.states.lock().get_mut(key).filter(|state| state.lost) {
             state.lost = false;
@@ -167,7 +167,7 @@ impl VerifySchedule {
     /// health of daemons.
     pub(crate) fn requeue_pool(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         finished: Action,
         decision: &Decision,
         delays: [Option<Duration>; 2],
@@ -184,7 +184,7 @@ impl VerifySchedule {
     /// failed call to coderd.
     pub(crate) fn requeue(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         finished: Action,
         continues: bool,
         interval_factor: f64,
@@ -237,8 +237,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_lost_is_created_again_after_the_delay_or_an_edit() {
-        let (schedule, key) =
-            (VerifySchedule::new(Metrics::new(), Duration::from_mins(5)), Key::new("Pool", "ns", "pool"));
+        let (schedule, key) = (
+            VerifySchedule::new(Metrics::new(), Duration::from_mins(5)),
+            ObjectKey::new("Pool", "ns", "pool"),
+        );
         schedule.verify_due(&key, &object(1));
         // A failure that lost nothing delays no creation.
         schedule.failed(&key, Retry::Backoff);

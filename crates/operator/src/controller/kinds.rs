@@ -6,7 +6,7 @@
 use std::fmt::Debug;
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy};
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::Resource;
 use serde::{Serialize, de::DeserializeOwned};
@@ -22,7 +22,7 @@ pub(crate) enum CoderKind {
 impl CoderKind {
     pub(crate) const ALL: [Self; 3] = [Self::ControlPlane, Self::Provisioner, Self::WorkspaceProxy];
 
-    /// The `kind` of its objects, which is also the kind of their [`Key`].
+    /// The `kind` of its objects, which is also the kind of their [`ObjectKey`].
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::ControlPlane => "CoderControlPlane",
@@ -36,8 +36,8 @@ impl CoderKind {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 
-    pub(crate) fn key(self, namespace: &str, name: &str) -> Key {
-        Key::new(self.as_str(), namespace, name)
+    pub(crate) fn key(self, namespace: &str, name: &str) -> ObjectKey {
+        ObjectKey::new(self.as_str(), namespace, name)
     }
 }
 
@@ -59,8 +59,8 @@ impl ReferencedKind {
     }
 
     /// The key of an object. The namespace of a Namespace is empty.
-    pub(crate) fn key(self, namespace: &str, name: &str) -> Key {
-        Key::new(self.as_str(), namespace, name)
+    pub(crate) fn key(self, namespace: &str, name: &str) -> ObjectKey {
+        ObjectKey::new(self.as_str(), namespace, name)
     }
 }
 

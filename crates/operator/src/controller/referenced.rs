@@ -14,7 +14,7 @@ use coder_k8s_core::{
     sources::{NeededKeys, Source, SourceContent, SourceContents, digest},
     workspace_access::Consent,
 };
-use coder_k8s_engine::{failure, key::Key, secret};
+use coder_k8s_engine::{cache::ObjectKey, failure, secret};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
@@ -24,7 +24,7 @@ use super::kinds::ReferencedKind;
 /// What was read, by referrer and then by the object referred to.
 #[derive(Default)]
 pub(crate) struct ReferencedObjects {
-    known: Mutex<HashMap<Key, HashMap<Key, Known>>>,
+    known: Mutex<HashMap<ObjectKey, HashMap<ObjectKey, Known>>>,
     /// Counts the changes that watches showed. A read that began at another count may be outdated and is not kept.
     changes: AtomicU64,
 }
@@ -37,7 +37,7 @@ enum Known {
 
 impl ReferencedObjects {
     /// Forgets `target`, which has changed.
-    pub(crate) fn changed(&self, referrer: &Key, target: &Key) {
+    pub(crate) fn changed(&self, referrer: &ObjectKey, target: &ObjectKey) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         if let Some(known) = self.known.lock().get_mut(referrer) {
             known.remove(target);
@@ -45,7 +45,7 @@ impl ReferencedObjects {
     }
 
     /// Forgets everything of a kind, because the watch missed events.
-    pub(crate) fn watch_gap(&self, referrer: &Key, kind: ReferencedKind) {
+    pub(crate) fn watch_gap(&self, referrer: &ObjectKey, kind: ReferencedKind) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         if let Some(known) = self.known.lock().get_mut(referrer) {
             known.retain(|target, _| target.kind != kind.as_str());
@@ -53,17 +53,17 @@ impl ReferencedObjects {
     }
 
     /// Forgets a referrer that no longer exists.
-    pub(crate) fn forget(&self, referrer: &Key) {
+    pub(crate) fn forget(&self, referrer: &ObjectKey) {
         self.known.lock().remove(referrer);
     }
 
-    fn get(&self, referrer: &Key, target: &Key) -> Option<Known> {
+    fn get(&self, referrer: &ObjectKey, target: &ObjectKey) -> Option<Known> {
         self.known.lock().get(referrer)?.get(target).cloned()
     }
 
     /// Keeps what was read since the count of changes was `changes`, unless a watch showed a change since then: the event may
     /// have arrived while the read was under way, and would otherwise be lost.
-    fn keep(&self, referrer: &Key, target: Key, known: Known, changes: u64) {
+    fn keep(&self, referrer: &ObjectKey, target: ObjectKey, known: Known, changes: u64) {
         if self.changes.load(Ordering::SeqCst) == changes {
             self.known.lock().entry(referrer.clone()).or_default().insert(target, known);
         }
@@ -74,7 +74,7 @@ impl ReferencedObjects {
     pub(crate) async fn sources(
         &self,
         client: &Client,
-        referrer: &Key,
+        referrer: &ObjectKey,
         uid: &str,
         desired: BTreeMap<Source, NeededKeys>,
     ) -> Result<SourceContents, Blocker> {
@@ -102,7 +102,7 @@ impl ReferencedObjects {
     pub(crate) async fn consent(
         &self,
         client: &Client,
-        referrer: &Key,
+        referrer: &ObjectKey,
         namespace: &str,
     ) -> Result<Consent, Blocker> {
         let target = ReferencedKind::Namespace.key("", namespace);
@@ -130,7 +130,7 @@ impl ReferencedObjects {
 
 async fn read(
     client: &Client,
-    target: &Key,
+    target: &ObjectKey,
     uid: &str,
     source: &Source,
     desired: &NeededKeys,

@@ -15,7 +15,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{
     apply::Owner,
-    secret::{self, Belongs, Change, Entry, SecretData},
+    secret::{self, SecretData, SecretEntry, SecretOwnership, SecretPatch},
 };
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
@@ -59,16 +59,16 @@ pub(crate) enum NotWritable {
 
 /// Whether the operator may write a Secret for this owner.
 pub(crate) fn check_writable(name: &str, data: &SecretData, owner: &Owner) -> Result<(), NotWritable> {
-    match data.belongs(owner) {
-        Belongs::Ours if data.immutable => Err(NotWritable::Blocked(Obstacle::Immutable)),
-        Belongs::Ours => Ok(()),
-        Belongs::Leftover => Err(NotWritable::Leftover(Blocker::new(
+    match data.ownership(owner) {
+        SecretOwnership::Ours if data.immutable => Err(NotWritable::Blocked(Obstacle::Immutable)),
+        SecretOwnership::Ours => Ok(()),
+        SecretOwnership::Leftover => Err(NotWritable::Leftover(Blocker::new(
             Reason::AwaitingDeletion,
             format!(
                 "waiting for the deletion of Secret {name}, which belongs to a deleted object of the same name"
             ),
         ))),
-        Belongs::Others => {
+        SecretOwnership::Foreign => {
             let reference = &owner.reference;
             let hand_over = format!("{}={}/{}", annotation::ADOPT_BY, reference.kind, reference.name);
             Err(NotWritable::Blocked(Obstacle::Foreign(hand_over)))
@@ -108,13 +108,14 @@ pub(crate) async fn store(
         (Version::Absent, None, Some(value)) => {
             let annotations: BTreeMap<_, _> =
                 annotations.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-            let entry = Entry { name: &target.name, key: &target.key, value, annotations: &annotations };
+            let entry =
+                SecretEntry { name: &target.name, key: &target.key, value, annotations: &annotations };
             secret::write(&ctx.client, owner, None, &entry).await
         }
         (Version::Is(_), Some(stored), _) if is_version(stored, version) => {
             let data = value.map(|value| (target.key.clone(), Some(value.clone())));
-            let change = Change { data: data.into_iter().collect(), annotations };
-            secret::change(&ctx.client, owner, &target.name, stored, &change).await
+            let change = SecretPatch { data: data.into_iter().collect(), annotations };
+            secret::patch(&ctx.client, owner, &target.name, stored, &change).await
         }
         _ => Ok(None),
     }

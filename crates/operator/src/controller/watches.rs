@@ -14,9 +14,9 @@ use coder_k8s_api::names::{self, label};
 use coder_k8s_core::{exposure::route::HTTPRoute, references::References};
 use coder_k8s_engine::{
     cache::Cache,
+    cache::ObjectKey,
     crds::{Crds, Served},
     health::{Readiness, ReadyCheck},
-    key::Key,
     metadata_watch::{MetadataEvent, MetadataWatch},
     object_watch::ObjectWatch,
 };
@@ -272,7 +272,7 @@ impl Watches<'_> {
         let ctx = self.ctx.clone();
         self.tasks.spawn(async move {
             let on_event = |event: MetadataEvent<'_>| match event {
-                MetadataEvent::Touched { namespace, name } => {
+                MetadataEvent::Changed { namespace, name } => {
                     let target = kind.key(namespace, name);
                     referenced_changed(
                         &ctx,
@@ -293,7 +293,12 @@ impl Watches<'_> {
 
 /// Forgets what is known of a referenced object that changed, and enqueues the objects that refer to it. `target` is None if
 /// the watch missed events, so that any object of the kind may have changed.
-fn referenced_changed(ctx: &Context, kind: ReferencedKind, referrers: BTreeSet<Key>, target: Option<&Key>) {
+fn referenced_changed(
+    ctx: &Context,
+    kind: ReferencedKind,
+    referrers: BTreeSet<ObjectKey>,
+    target: Option<&ObjectKey>,
+) {
     for referrer in &referrers {
         match target {
             Some(target) => ctx.referenced.changed(referrer, target),

@@ -12,8 +12,8 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{
     apply::{Child, Owner},
+    cache::ObjectKey,
     failure,
-    key::Key,
 };
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -33,7 +33,7 @@ pub(crate) type GrantBlockers = Vec<(String, Blocker)>;
 /// The consent of each other namespace that the spec names. A namespace that cannot be read keeps its grant if it has one,
 /// and is among the second values.
 pub(crate) async fn consent(
-    key: &Key,
+    key: &ObjectKey,
     rbac: &WorkspaceRbac,
     existing: &Existing,
     ctx: &Context,
@@ -162,7 +162,11 @@ async fn withdraw<K: Child>(
 
 /// The owner of children in a namespace. An owner reference cannot cross namespaces, so that labels name the owner there.
 fn owner_in(owner: &Owner, namespace: &str) -> Owner {
-    if namespace == owner.namespace { owner.clone() } else { owner.outside(namespace) }
+    if namespace == owner.namespace {
+        owner.clone()
+    } else {
+        owner.in_namespace(namespace, annotation::WORKSPACE_RBAC_OWNER_UID)
+    }
 }
 
 fn record(namespace: &str, part: ActResult, done: &mut ActResult, grant_blockers: &mut GrantBlockers) {

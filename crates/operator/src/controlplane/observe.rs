@@ -12,7 +12,7 @@ use coder_k8s_core::{
     sources,
     workspace_access::{self, Existing},
 };
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
 
 use crate::controller::{Context, served_by, workspaces};
@@ -24,7 +24,7 @@ pub(super) struct Observation {
 }
 
 /// Observes the object, its children, what it refers to, and what is known of its coderd.
-pub(super) async fn observe(key: &Key, object: Arc<CoderControlPlane>, ctx: &Context) -> Observation {
+pub(super) async fn observe(key: &ObjectKey, object: Arc<CoderControlPlane>, ctx: &Context) -> Observation {
     let children = children(key, &object, ctx);
     let inspected = access_url::inspected(&object);
     let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
@@ -39,7 +39,7 @@ pub(super) async fn observe(key: &Key, object: Arc<CoderControlPlane>, ctx: &Con
     Observation { plane, unknown_consent }
 }
 
-fn children(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Children {
+fn children(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -> Children {
     let (caches, namespace, name) = (&ctx.caches, &key.namespace, &key.name);
     let served = served_by(workspace_access::Kind::ControlPlane, namespace, name);
     Children {

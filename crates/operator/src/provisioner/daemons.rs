@@ -14,7 +14,7 @@ use coder_k8s_core::{
     },
     rollout::Rollout,
 };
-use coder_k8s_engine::{client, key::Key};
+use coder_k8s_engine::{cache::ObjectKey, client};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1};
 use kube::{
     Api, Resource, ResourceExt,
@@ -28,7 +28,7 @@ use crate::{
 
 /// The daemons of the last poll, and the pods if there are daemons to compare them with.
 pub(super) async fn observe(
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderProvisioner,
     deployment: Option<&Deployment>,
     ctx: &Context,
@@ -48,7 +48,7 @@ pub(super) async fn observe(
 ///
 /// Listed once for each version of the Deployment: its status changes with every pod that is created, deleted or turns
 /// ready, so that no watch of pods is needed.
-pub(super) async fn pods(key: &Key, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<Pod>>> {
+pub(super) async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<Pod>>> {
     let version = deployment.resource_version().unwrap_or_default();
     if let Some(pods) = ctx.verify_schedule.pods(key, &version) {
         return Some(pods);
@@ -89,7 +89,7 @@ pub(super) async fn restart_stopped(health: &Health, observed: &Observed, ctx: &
         }
     }
     if !deleted.is_empty() {
-        ctx.verify_schedule.forget_pods(&Key::of(CoderKind::Provisioner.as_str(), &*observed.object));
+        ctx.verify_schedule.forget_pods(&ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object));
         let message = format!(
             "restarted {}: coderd refused their daemons for want of a license, and a refused daemon does not retry",
             deleted.join(", ")

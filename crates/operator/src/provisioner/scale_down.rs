@@ -8,7 +8,7 @@ use coder_k8s_core::provisioner::{
     Observed,
     daemons::cost::{self, Mark},
 };
-use coder_k8s_engine::{client, key::Key};
+use coder_k8s_engine::{cache::ObjectKey, client};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{
     Api,
@@ -43,7 +43,7 @@ pub(super) async fn prepare(
             None => return,
         },
     };
-    let key = Key::of(CoderKind::Provisioner.as_str(), &*observed.object);
+    let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
     let Some(pods) = daemons::pods(&key, cached, ctx).await else { return };
     for mark in cost::marks(&pods, &daemons) {
         set_cost(&key, &mark, ctx).await;
@@ -51,7 +51,7 @@ pub(super) async fn prepare(
     }
 }
 
-async fn set_cost(key: &Key, mark: &Mark, ctx: &Context) {
+async fn set_cost(key: &ObjectKey, mark: &Mark, ctx: &Context) {
     let Mark { pod, uid, cost } = mark;
     let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &key.namespace);
     // The API server rejects another UID, so that a pod that has taken the name since is left alone.

@@ -19,7 +19,7 @@ use coder_k8s_core::{
     outcome::{Blocker, Retry},
     steps::Step,
 };
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
@@ -50,7 +50,7 @@ pub(super) fn is_pending(state: &SyncState, object: &CoderControlPlane) -> bool 
 
 /// Whether the Secret holds another license than the one that was applied last. False if it cannot be read: the exchange
 /// reports that.
-pub(super) async fn secret_changed(key: &Key, object: &CoderControlPlane, ctx: &Context) -> bool {
+pub(super) async fn secret_changed(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -> bool {
     let recorded = object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
     match read(key, object, ctx).await {
         Ok(Some(text)) => recorded != Some(license::hash(text.expose_secret())),
@@ -59,7 +59,11 @@ pub(super) async fn secret_changed(key: &Key, object: &CoderControlPlane, ctx: &
 }
 
 /// Reads the license. None: the spec names no Secret.
-async fn read(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<Option<SecretString>, Blocker> {
+async fn read(
+    key: &ObjectKey,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Result<Option<SecretString>, Blocker> {
     let Some(reference) = &object.spec.license_secret_ref else { return Ok(None) };
     let data_key = reference.key.as_ref().map_or("license", AsRef::as_ref);
     let data = targets::read_secret(&key.namespace, reference.name.as_str(), ctx).await?;
