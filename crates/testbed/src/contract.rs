@@ -202,7 +202,7 @@ fn ensure(holds: bool, expectation: &str) -> Finding {
 /// Expects a refusal with this reason.
 fn refused<T>(result: Result<T, Error>, reason: &str) -> Finding {
     match result {
-        Err(error) if error.reason() == reason => Ok(()),
+        Err(error) if error.reason().as_str() == reason => Ok(()),
         Err(error) => Err(format!("expected {reason}, got {}: {error}", error.reason())),
         Ok(_) => Err(format!("expected {reason}, but it was accepted")),
     }
