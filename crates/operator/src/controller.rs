@@ -7,19 +7,15 @@
 pub(crate) mod accounts;
 mod caches;
 pub(crate) mod children;
-pub(crate) mod coderd;
 mod context;
-pub(crate) mod credential;
 mod enqueue;
 pub(crate) mod environment;
 pub(crate) mod exposure;
 pub(crate) mod finalizer;
 pub(crate) mod options;
-pub(crate) mod places;
 pub(crate) mod pods;
 mod referenced;
 pub(crate) mod secrets;
-pub(crate) mod verify_schedule;
 mod watches;
 pub(crate) mod workspaces;
 
@@ -62,8 +58,8 @@ use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;
 
-/// How many conversations with coderd go on at a time. Each waits for its own server.
-const CONVERSATIONS: usize = 512;
+/// How many objects are reconciled at a time by work that calls coderd. Each waits for its own server.
+const CODERD_CONCURRENCY: usize = 512;
 
 /// How long the lease may take to be handed over.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -155,16 +151,31 @@ pub(crate) async fn control(
         ctx.metrics.leading(true);
         tracing::info!("leading: objects are reconciled");
         let reconcile = |key| crate::controlplane::reconcile(key, ctx.clone());
-        let converse = |key| crate::controlplane::talk::converse(key, ctx.clone());
-        let pool = |key| reconcile_slowly(key, ctx.clone());
-        let roll_call = |key| crate::controlplane::daemon_poll::call(key, ctx.clone());
-        let (passes, talks, pools, daemon_poller) = tokio::join!(
+        let sync = |key| crate::controlplane::coderd_sync::run_due(key, ctx.clone());
+        let dependent = |key| reconcile_dependent(key, ctx.clone());
+        let poll = |key| crate::controlplane::daemon_poll::poll(key, ctx.clone());
+        let drained: (bool, bool, bool, bool) = tokio::join!(
             ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile),
-            ctx.talks.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, converse),
-            ctx.verify_schedule.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, pool),
-            ctx.daemon_poller.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, roll_call),
+            ctx.coderd_sync.schedule.queue.run(
+                CODERD_CONCURRENCY,
+                stop.clone(),
+                options.shutdown_timeout,
+                sync
+            ),
+            ctx.verify_schedule.schedule.queue.run(
+                CODERD_CONCURRENCY,
+                stop.clone(),
+                options.shutdown_timeout,
+                dependent
+            ),
+            ctx.daemon_poller.schedule.queue.run(
+                CODERD_CONCURRENCY,
+                stop.clone(),
+                options.shutdown_timeout,
+                poll
+            ),
         );
-        passes && talks && pools && daemon_poller
+        drained == (true, true, true, true)
     };
     let drained = tokio::select! {
         drained = work => drained,
@@ -252,8 +263,8 @@ fn elect(
     (elected, leads)
 }
 
-/// A pass over an object that talks to coderd itself, and so may take its time.
-async fn reconcile_slowly(key: Key, ctx: Arc<Context>) -> Action {
+/// Reconciles a pool or a proxy, which depends on a coderd and so may take its time.
+async fn reconcile_dependent(key: Key, ctx: Arc<Context>) -> Action {
     match key.kind {
         kind::PROVISIONER => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
         _ => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,

@@ -1,9 +1,9 @@
 //! CoderControlPlane: what is read before a decision and what is done after it.
 
 mod act;
+pub(crate) mod coderd_sync;
 pub(crate) mod daemon_poll;
 mod observe;
-pub(crate) mod talk;
 
 use std::sync::Arc;
 
@@ -32,9 +32,9 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     }
     outcome.grant_blockers.extend(unasked);
     if observed.is_deleting() {
-        ctx.talks.clean_up(&key, &observed.object);
+        ctx.coderd_sync.clean_up(&key, &observed.object);
     } else {
-        ctx.talks.consider(&key, &observed.object, outcome.deployment.as_deref());
+        ctx.coderd_sync.consider(&key, &observed.object, outcome.deployment.as_deref());
     }
     let status = controlplane::status(&observed, &plan, &outcome, ctx.now());
     ctx.finish(&key, &*observed.object, &status, outcome.into_done(), started).await

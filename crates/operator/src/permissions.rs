@@ -52,11 +52,11 @@ pub const PERMISSIONS: [Permission; 19] = [
     },
     Permission {
         group: "coder.com",
-        resources: &["coderprovisioners", "coderworkspaceproxies"],
+        resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
         verbs: &["get"],
         only: None,
         within: Within::Watched,
-        why: "reading them live before a key or registration is created or deleted",
+        why: "reading the object live before something is created or deleted in coderd",
     },
     Permission {
         group: "coder.com",

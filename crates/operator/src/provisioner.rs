@@ -16,7 +16,10 @@ use coder_k8s_core::{object, outcome::ActResult, provisioner};
 use coder_k8s_engine::{key::Key, queue::Action};
 use tokio::time::Instant;
 
-use crate::controller::{Context, credential};
+use crate::{
+    coderd::{credential, targets::Connections},
+    controller::Context,
+};
 
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
@@ -30,9 +33,11 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
         return ctx.finish(&key, &*object, &status, ActResult::default(), started).await;
     }
     let verify_due = ctx.verify_schedule.verify_due(&key, &object);
-    let (observed, unasked) = observe::observe(&key, object, verify_due, &ctx).await;
+    let mut connections = Connections::new(&key.namespace, None);
+    let (observed, unasked) = observe::observe(&key, object, &mut connections, verify_due, &ctx).await;
     let plan = provisioner::decide(&observed);
-    let Some(mut keys) = keys::KeyReconciler::begin(&key, &observed, verify_due, &ctx).await else {
+    let Some(mut keys) = keys::KeyReconciler::begin(&key, &observed, connections, verify_due, &ctx).await
+    else {
         return Action::AwaitChange;
     };
     // What pods run with so far: they are scaled and updated whatever coderd says.

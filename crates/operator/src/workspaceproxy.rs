@@ -14,7 +14,7 @@ use coder_k8s_core::{object, outcome::ActResult, workspaceproxy};
 use coder_k8s_engine::{key::Key, queue::Action};
 use tokio::time::Instant;
 
-use crate::controller::{Context, credential};
+use crate::{coderd::credential, controller::Context};
 
 /// How much of the interval passes until a proxy that is not healthy is looked at again.
 const UNHEALTHY: f64 = 0.1;

@@ -40,12 +40,14 @@ use super::{
     caches::{Caches, kind},
     options::Options,
     referenced::ReferencedObjects,
-    verify_schedule::VerifySchedule,
     watches::Scope,
 };
-use crate::controlplane::{
-    daemon_poll::DaemonPoller,
-    talk::{Intervals, Talks},
+use crate::{
+    coderd::verify_schedule::VerifySchedule,
+    controlplane::{
+        coderd_sync::{CoderdSync, Intervals},
+        daemon_poll::DaemonPoller,
+    },
 };
 
 /// How soon to look again at an object of others that is in the way.
@@ -81,8 +83,8 @@ pub(crate) struct Context {
     pub(crate) queue: Queue,
     /// What is known of objects that ours refer to.
     pub(crate) referenced: ReferencedObjects,
-    /// Conversations with coderd.
-    pub(crate) talks: Talks,
+    /// The sync of control planes with their coderd.
+    pub(crate) coderd_sync: CoderdSync,
     /// Pools and proxies, whose passes talk to coderd themselves and so have a queue of their own.
     pub(crate) verify_schedule: VerifySchedule,
     /// Who of the daemons is there.
@@ -159,9 +161,10 @@ impl Context {
         fence: Fence,
         options: &Options,
     ) -> Self {
-        let intervals = Intervals { refresh: options.entitlements_interval, verify: options.verify_interval };
+        let intervals =
+            Intervals { entitlements: options.entitlements_interval, verify: options.verify_interval };
         Self {
-            talks: Talks::new(intervals),
+            coderd_sync: CoderdSync::new(intervals),
             verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
             daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
             connector: outside.connector,
@@ -188,7 +191,7 @@ impl Context {
 
     /// Where an object waits.
     pub(crate) fn queue_of(&self, key: &Key) -> &Queue {
-        if key.kind == kind::CONTROL_PLANE { &self.queue } else { &self.verify_schedule.queue }
+        if key.kind == kind::CONTROL_PLANE { &self.queue } else { &self.verify_schedule.schedule.queue }
     }
 
     /// Has an object looked at.
@@ -245,6 +248,21 @@ impl Context {
         live && self.fence.is_open()
     }
 
+    /// Whether an object is still of the generation that was decided on, read live, and this process may still change
+    /// anything. Unlike [`Self::is_current`] it allows for writes of the status, which other queues of this process make.
+    pub(crate) async fn is_unedited<K: CoderResource>(&self, object: &K) -> bool {
+        let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
+        let is_same = match api.get_metadata_opt(&object.name_any()).await {
+            Ok(Some(live)) => {
+                let (live, seen) = (live.meta(), object.meta());
+                (&live.uid, live.generation, &live.deletion_timestamp)
+                    == (&seen.uid, seen.generation, &seen.deletion_timestamp)
+            }
+            Ok(None) | Err(_) => false,
+        };
+        is_same && self.fence.is_open()
+    }
+
     /// How the deletion of an object stands. None: it is not being deleted.
     pub(crate) fn deletion<K: Resource>(&self, object: &K) -> Option<Deletion> {
         let since = object.meta().deletion_timestamp.as_ref()?;
@@ -257,11 +275,9 @@ impl Context {
         self.written.lock().remove(key);
         self.failures.forget(key);
         self.referenced.forget(key);
-        self.talks.forget(key);
-        self.talks.queue.forget(key);
+        self.coderd_sync.remove(key);
         self.verify_schedule.forget(key);
-        self.daemon_poller.forget(key);
-        self.daemon_poller.queue.forget(key);
+        self.daemon_poller.remove(key);
     }
 
     /// Writes a status in the middle of a pass, before something that must not happen unrecorded. What was seen of the

@@ -266,10 +266,10 @@ impl Watches<'_> {
                             ctx.referenced.changed(asker, &target);
                             match asker.kind {
                                 kind::CONTROL_PLANE if kind != kind::NAMESPACE => {
-                                    ctx.talks.touch(asker, &target.name);
+                                    ctx.coderd_sync.source_changed(asker, &target.name);
                                 }
                                 kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
-                                    ctx.verify_schedule.touch(asker);
+                                    ctx.verify_schedule.secret_changed(asker);
                                 }
                                 _ => {}
                             }
@@ -281,9 +281,11 @@ impl Watches<'_> {
                         for asker in &askers {
                             ctx.referenced.gap(asker, kind);
                             match asker.kind {
-                                kind::CONTROL_PLANE if kind != kind::NAMESPACE => ctx.talks.touch(asker, ""),
+                                kind::CONTROL_PLANE if kind != kind::NAMESPACE => {
+                                    ctx.coderd_sync.source_changed(asker, "")
+                                }
                                 kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
-                                    ctx.verify_schedule.gap(asker);
+                                    ctx.verify_schedule.watch_gap(asker);
                                 }
                                 _ => {}
                             }

@@ -85,7 +85,8 @@ async fn ensure(
         now: Timestamp::now(),
         replace,
     };
-    let ensured = Box::pin(request.ctx.postgres.ensure(&database.dsn, database.ca.as_deref(), &desired)).await;
+    let ensured =
+        Box::pin(request.ctx.postgres.ensure(&database.dsn, database.ca.as_deref(), &desired)).await;
     let ensured = ensured.map_err(blocker_of_database)?;
     if ensured.made {
         tracing::info!("created an operator token in {}", database.dsn.server());
@@ -111,9 +112,9 @@ async fn find(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Da
     let reference = object.spec.operator_access.database_ca_secret_ref.as_ref();
     let ca = match reference {
         None => None,
-        Some(reference) => {
-            Some(targets::read_ca(reference, "operatorAccess.databaseCASecretRef", &key.namespace, ctx).await?)
-        }
+        Some(reference) => Some(
+            targets::read_ca(reference, "operatorAccess.databaseCASecretRef", &key.namespace, ctx).await?,
+        ),
     };
     Ok(Database { dsn, ca })
 }

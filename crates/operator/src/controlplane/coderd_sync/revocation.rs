@@ -72,8 +72,11 @@ async fn revoke(
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> Action {
-    let Some(owner) = children::owner_of(object, component::CONTROL_PLANE) else { return Action::AwaitChange };
-    let replaced = object.status.as_ref().and_then(|status| status.operator_token.as_ref()?.replaces.as_ref());
+    let Some(owner) = children::owner_of(object, component::CONTROL_PLANE) else {
+        return Action::AwaitChange;
+    };
+    let replaced =
+        object.status.as_ref().and_then(|status| status.operator_token.as_ref()?.replaces.as_ref());
     let observed = ObservedRevocation {
         token_name: names::operator_token(&key.namespace, &key.name),
         recorded: access::minted_token(object),
