@@ -70,7 +70,7 @@ topics! {
             "The first retry after the API server rejects a write because the object changed in the meantime.";
         REQUEUE_OWN_WRITE ms(50), "",
             "A reconcile while the cache does not show yet what the operator wrote to the object.";
-        REQUEUE_NEXT_STEP ms(50), "",
+        REQUEUE_CONTINUE ms(50), "",
             "The reconcile that continues the steps of a key or registration.";
         REQUEUE_AWAITING_RECORD ms(50), "",
             "The sync that creates an operator token, until the status records the token.";
@@ -164,6 +164,16 @@ topics! {
             "The end of a connection to the database.";
         FENCE_CHECK ms(250), "",
             "How often a write in flight checks whether the instance still leads.";
+    }
+
+    "How long may a pod take to stop?"
+    "" {
+        POD_DRAIN s(10), "",
+            "How long a pod of a control plane or proxy serves requests after its deletion, before it stops.";
+        POD_GRACE_PERIOD s(70), "`terminationGracePeriodSeconds`",
+            "Grace period of a pod of a control plane or proxy, its drain included.";
+        DAEMON_GRACE_PERIOD s(600), "`terminationGracePeriodSeconds`",
+            "Grace period of a daemon, which finishes its build.";
     }
 
     "How fast does the leader change?"
