@@ -8,6 +8,7 @@ mod takeover;
 
 use std::collections::BTreeMap;
 
+use coder_k8s_api::Reason;
 use jiff::{SignedDuration, Timestamp};
 
 use super::*;
@@ -82,7 +83,7 @@ fn pending(name: &str) -> KeyIntent {
         organization: organization("default", "org"),
         tags_hash: tags::hash(&tags("eu")),
         place: place("coder"),
-        reason: Reason::FirstKey.into(),
+        reason: Reason::FirstKey.to_string(),
         since: at(NOW - 10),
     }
 }
@@ -96,7 +97,7 @@ fn stale(id: Option<&str>, name: &str) -> RetiredKey {
 }
 
 fn blocker() -> Blocker {
-    Blocker::new(Reason::Unreachable, "no answer".into())
+    Blocker::new(Reason::Unreachable, "no answer")
 }
 
 fn base(given: Option<&str>) -> KeyBase {
@@ -192,7 +193,7 @@ fn step(observed: &ObservedKeys) -> Effect {
 }
 
 #[track_caller]
-fn stalls(observed: &ObservedKeys) -> &'static str {
+fn stalls(observed: &ObservedKeys) -> Reason {
     let decision = decide(observed, at(NOW));
     assert_eq!((decision.next, decision.verdict.stage), (NextStep::Done, CredentialProgress::Stalled));
     decision.verdict.reason

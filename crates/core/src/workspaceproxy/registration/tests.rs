@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::*;
@@ -108,7 +109,7 @@ fn well() -> ObservedRegistration {
 }
 
 fn blocker() -> Blocker {
-    Blocker::new(Reason::Unreachable, "no answer".into())
+    Blocker::new(Reason::Unreachable, "no answer")
 }
 
 fn next(observed: &ObservedRegistration) -> NextStep {
@@ -129,7 +130,7 @@ fn record(observed: &ObservedRegistration) -> RegistrationRecord {
     }
 }
 
-fn verdict(observed: &ObservedRegistration) -> (CredentialProgress, &'static str) {
+fn verdict(observed: &ObservedRegistration) -> (CredentialProgress, Reason) {
     let decision = decide(observed, at(NOW));
     assert_eq!(decision.next, NextStep::Done);
     (decision.verdict.stage, decision.verdict.reason)
@@ -156,7 +157,7 @@ fn a_free_name_is_announced_before_it_is_registered() {
 fn nothing_is_asked_or_made_without_license_and_credentials() {
     let mut observed = fresh();
     observed.listings.clear();
-    observed.may_make = Err(Blocker::new(Reason::NotEntitled, "no".into()));
+    observed.may_make = Err(Blocker::new(Reason::NotEntitled, "no"));
     assert_eq!(verdict(&observed), (CredentialProgress::Working, Reason::NotEntitled));
     observed.record.pending = Some(pending(None));
     observed.listings = fresh().listings;
@@ -245,7 +246,7 @@ fn a_lost_or_dead_token_is_announced_and_made_again() {
         (dead, Reason::TokenRefused),
     ] {
         let announced = record(&observed).pending.unwrap();
-        assert_eq!((announced.id.as_deref(), announced.reason.as_str()), (Some(ID), reason));
+        assert_eq!((announced.id.as_deref(), announced.reason.as_str()), (Some(ID), reason.as_str()));
         observed.record.pending = Some(announced);
         assert!(
             matches!(step(&observed), Effect::Coderd(RegistrationEffect::Make { pending, .. }) if pending.id.as_deref() == Some(ID))
@@ -282,7 +283,7 @@ fn what_is_not_definite_makes_no_token() {
 
 #[test]
 fn a_token_that_works_needs_no_credentials() {
-    let missing = Blocker::new(Reason::CredentialsSecretUnavailable, "not there".into());
+    let missing = Blocker::new(Reason::CredentialsSecretUnavailable, "not there");
     let mut observed = well();
     observed.may_make = Err(missing.clone());
     observed.record = RegistrationRecord::default();
@@ -293,7 +294,7 @@ fn a_token_that_works_needs_no_credentials() {
     let after = record(&observed);
     assert_eq!(after.current, Some(registration(ID)));
     observed.record = after;
-    assert_eq!(verdict(&observed), (CredentialProgress::Ready, "Registered"));
+    assert_eq!(verdict(&observed), (CredentialProgress::Ready, Reason::Registered));
     observed.proofs = [(secret_at("s"), TokenProof::Refused)].into();
     assert_eq!(
         verdict(&observed),
@@ -306,7 +307,7 @@ fn a_token_that_works_needs_no_credentials() {
 fn at_rest_nothing_is_asked() {
     let mut observed = well();
     (observed.verify_due, observed.listings, observed.proofs) = (false, BTreeMap::new(), BTreeMap::new());
-    assert_eq!(verdict(&observed), (CredentialProgress::Ready, "Registered"));
+    assert_eq!(verdict(&observed), (CredentialProgress::Ready, Reason::Registered));
     observed.verify_due = true;
     assert_eq!(next(&observed), NextStep::Ask(RegistrationQuery::Registrations(place("coder"))));
     observed.listings = well().listings;
@@ -370,7 +371,7 @@ fn another_deployment_means_another_registration_and_the_old_one_goes_last() {
 fn a_refused_address_stalls_and_asks_nothing() {
     let mut observed = fresh();
     observed.listings.clear();
-    let refused = Blocker::new(Reason::UrlNotAllowed, "no".into());
+    let refused = Blocker::new(Reason::UrlNotAllowed, "no");
     (observed.target, observed.may_make) = (Err(refused.clone()), Err(refused));
     assert_eq!(verdict(&observed), (CredentialProgress::Stalled, Reason::UrlNotAllowed));
     observed.record.current = Some(registration(ID));

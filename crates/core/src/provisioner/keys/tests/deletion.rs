@@ -34,7 +34,7 @@ fn every_key_goes_before_the_object() {
 
 #[test]
 fn it_works_without_a_control_plane_while_credentials_remain() {
-    let observed = ObservedKeys { target: Err(blocker()), ..deletion(verified(running())) };
+    let observed = ObservedKeys { target: Err(blocker()), ..going(verified(running())) };
     assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { id, .. }) if id == "k1"));
 }
 
