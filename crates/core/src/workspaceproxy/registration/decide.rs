@@ -11,7 +11,7 @@ use super::{
         DesiredRegistration, ListedProxy, Listing, ObservedRegistration, RegistrationMarks, Secret,
         TokenProof,
     },
-    record::{RegistrationRecord, RegistrationRef, was_announced},
+    record::{RegistrationRecord, RegistrationRef, RetiredRegistration, was_announced},
     retire, token,
     verdict::{self, CredentialProgress, CredentialVerdict},
 };
@@ -234,7 +234,7 @@ impl<'a> RegistrationFacts<'a> {
     }
 
     /// UUIDs of registrations whose tokens, or marks, our Secrets hold.
-    fn known_ids(&self) -> impl Iterator<Item = &'a String> + use<'a> {
+    pub(super) fn known_ids(&self) -> impl Iterator<Item = &'a String> + use<'a> {
         let deployment = self.observed.target.as_ref().ok().and_then(|target| target.deployment_id.as_ref());
         self.observed.secrets.values().flat_map(move |secret| {
             let Secret::Ours { holds: token, marks, .. } = secret else { return Vec::new() };
@@ -262,8 +262,11 @@ impl<'a> RegistrationFacts<'a> {
             place: target.clone(),
         };
         let known = self.known_ids().find_map(|id| listing.iter().find(|listed| listed.id == *id));
-        if let Some(known) = known {
+        // A target that the spec returns to may still have the registration that was given up.
+        let mut given_up = self.record.stale.iter().filter(|stale| stale.place.is_same(target));
+        if let Some(known) = known.or_else(|| given_up.find_map(|stale| stale.find(listing))) {
             let mut record = RegistrationRecord { current: Some(registration(known)), ..self.record.clone() };
+            record.stale.retain(|stale| stale.id.as_ref() != Some(&known.id));
             // Perhaps it is what was announced.
             record.pending.take_if(|pending| pending.name.eq_ignore_ascii_case(&known.name));
             record.drop_pending();
@@ -282,9 +285,36 @@ impl<'a> RegistrationFacts<'a> {
                 return Stop::record(RegistrationRecord { current, pending: None, ..self.record.clone() });
             }
         }
+        if let Some(record) = self.unrecorded(|marks| marks.is_of(target)) {
+            return Stop::record(record);
+        }
         match self.register(desired, target, listing) {
             Ok(stop) | Err(stop) => stop,
         }
+    }
+
+    /// The record with a registration that so far only annotations know, and that is not one of `known`.
+    pub(super) fn unrecorded(
+        &self,
+        is_wanted: impl Fn(&RegistrationMarks) -> bool,
+    ) -> Option<RegistrationRecord> {
+        let current = self.record.current.as_ref().map(|current| &current.id);
+        let retired = |id: &String| self.record.stale.iter().any(|stale| stale.id.as_ref() == Some(id));
+        let marks = self.observed.secrets.values().find_map(|secret| match secret {
+            Secret::Ours { marks, .. } => marks
+                .as_ref()
+                .filter(|marks| Some(&marks.id) != current && !retired(&marks.id) && !is_wanted(marks)),
+            _ => None,
+        })?;
+        let target = self.observed.target.as_ref().ok();
+        let place = target.filter(|target| target.deployment_id == marks.deployment_id).cloned();
+        let elsewhere =
+            || CoderdTarget { deployment_id: marks.deployment_id.clone(), ..CoderdTarget::default() };
+        let (id, name) = (Some(marks.id.clone()), marks.name.clone());
+        let place = place.unwrap_or_else(elsewhere);
+        let mut record = self.record.clone();
+        record.stale.push(RetiredRegistration { id, name, place, since: self.now });
+        Some(record)
     }
 
     fn register(
@@ -297,8 +327,9 @@ impl<'a> RegistrationFacts<'a> {
         let version = self.writable(&desired.secret)?;
         if let Err(conflict) = naming::is_free(self, desired, listing, None) {
             let mut record = self.record.clone();
-            // What was announced was not made: the name is another's.
-            record.pending = None;
+            // What was announced under this name was not made: the name is another's.
+            record.pending.take_if(|pending| pending.name.eq_ignore_ascii_case(&desired.name));
+            record.drop_pending();
             return if record == *self.record { Err(conflict) } else { Ok(Stop::record(record)) };
         }
         if !self.observed.has_finalizer {

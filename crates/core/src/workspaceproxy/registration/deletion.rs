@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::{
     decide::{RegistrationFacts, Stop},
     effect::{Decision, NextStep},
-    observed::Secret,
     record::{RegistrationRecord, RegistrationRef},
     retire::{self, Fate},
     verdict::CredentialVerdict,
@@ -29,20 +28,20 @@ pub(super) fn decide(facts: &RegistrationFacts<'_>, deadline: Deletion) -> Decis
 
 /// A status that was lost is found again first, by the annotations of the Secret or by the token in it.
 fn forgotten(facts: &RegistrationFacts<'_>) -> Option<Stop> {
-    let (None, true, Some(desired)) =
-        (&facts.record.current, facts.observed.has_finalizer, &facts.observed.desired)
-    else {
-        return None;
-    };
-    let Ok(place) = &facts.observed.target else { return None };
-    let Some(Secret::Ours { holds: token, marks, .. }) = facts.observed.secrets.get(&desired.secret) else {
-        return None;
-    };
-    let marked = marks.as_ref().map(|marks| marks.id.clone());
-    let id = marked.or_else(|| token.as_ref().and_then(|token| token.id.clone()))?;
-    if facts.record.stale.iter().any(|stale| stale.id.as_ref() == Some(&id)) {
+    let observed = facts.observed;
+    if facts.record.current.is_some() || !observed.has_finalizer {
         return None;
     }
+    let Some(desired) = &observed.desired else {
+        let supplied = observed.given.as_ref().ok().and_then(|given| given.token.id.as_ref());
+        return facts.unrecorded(|marks| Some(&marks.id) == supplied).map(Stop::record);
+    };
+    let Ok(place) = &observed.target else { return None };
+    if let Some(record) = facts.unrecorded(|marks| marks.is_of(place)) {
+        return Some(Stop::record(record));
+    }
+    let retired = |id: &String| facts.record.stale.iter().any(|stale| stale.id.as_ref() == Some(id));
+    let id = facts.known_ids().find(|id| !retired(id))?.clone();
     let current = RegistrationRef { id, name: desired.name.clone(), place: place.clone() };
     Some(Stop::record(RegistrationRecord { current: Some(current), ..facts.record.clone() }))
 }

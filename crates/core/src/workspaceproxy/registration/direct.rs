@@ -22,6 +22,12 @@ pub(super) fn decide(facts: &RegistrationFacts<'_>) -> Decision {
     let mut record = facts.record.clone();
     // The registration that the token is for goes on under the care of whoever supplies it.
     let is_its = |id: &String| given.token.id.as_ref() == Some(id);
+    // Only until the record says where the supplied token is: after that, the annotations are those of a Secret that goes.
+    let is_recorded = record.secret.as_ref() == Some(&given.place);
+    if let Some(found) = facts.unrecorded(|marks| is_recorded || is_its(&marks.id)) {
+        decision.next = NextStep::Record(Box::new(found));
+        return decision;
+    }
     record.current.take_if(|current| is_its(&current.id));
     record.give_up(facts.now);
     record.stale.retain(|stale| !stale.id.as_ref().is_some_and(is_its));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::record::RegistrationRecord;
 use crate::{
@@ -38,6 +38,8 @@ pub struct ObservedRegistration {
     pub secrets: BTreeMap<SecretDataRef, Secret>,
     /// The Deployment, if there is one.
     pub workload: Option<Workload>,
+    /// How long after an announcement a registration may still appear that was not there.
+    pub late_effect_window: SignedDuration,
     /// Whether the object is being deleted.
     pub deletion: Option<Deletion>,
     /// What coderd makes of the token in a Secret.
@@ -98,6 +100,13 @@ pub struct RegistrationMarks {
     pub name: String,
     /// The deployment that knows it.
     pub deployment_id: Option<String>,
+}
+
+impl RegistrationMarks {
+    /// Whether the registration may be one of this coderd. Annotations that name no deployment say nothing against it.
+    pub(super) fn is_of(&self, target: &CoderdTarget) -> bool {
+        self.deployment_id.is_none() || self.deployment_id == target.deployment_id
+    }
 }
 
 /// What coderd makes of a token.

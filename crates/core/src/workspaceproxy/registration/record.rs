@@ -10,7 +10,7 @@ use crate::target::{CoderdTarget, SecretDataRef};
 const CLOCKS: SignedDuration = SignedDuration::from_mins(5);
 
 /// What is remembered.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RegistrationRecord {
     /// The registration that is ours.
     pub current: Option<RegistrationRef>,
@@ -23,7 +23,7 @@ pub struct RegistrationRecord {
 }
 
 /// A registration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RegistrationRef {
     /// Its UUID.
     pub id: String,

@@ -1,6 +1,7 @@
 //! What is no longer wanted goes, once nothing runs with it any more: registrations, and the Secrets of their tokens.
 
 use coder_k8s_api::Reason;
+use jiff::{SignedDuration, Timestamp};
 use std::time::Duration;
 
 use super::{
@@ -98,10 +99,15 @@ pub(super) fn fate(facts: &RegistrationFacts<'_>, stale: &RetiredRegistration) -
     }
     match facts.observed.listings.get(&stale.place) {
         None => Fate::Ask(RegistrationQuery::Registrations(stale.place.clone())),
-        Some(Listing::Gone) if stale.id.is_none() => Fate::Gone,
         Some(Listing::Gone) => Fate::Unreachable,
         Some(Listing::Unknown(_)) => Fate::Wait,
         Some(Listing::Known(listing)) => match stale.find(listing) {
+            // A request that coderd got may still be carried out.
+            None if stale.id.is_none()
+                && !is_older(facts.now, stale.since, facts.observed.late_effect_window) =>
+            {
+                Fate::Wait
+            }
             None => Fate::Gone,
             Some(listed) if facts.record.current.as_ref().is_some_and(|current| current.id == listed.id) => {
                 Fate::Gone
@@ -113,6 +119,12 @@ pub(super) fn fate(facts: &RegistrationFacts<'_>, stale: &RetiredRegistration) -
             }))),
         },
     }
+}
+
+/// Whether something is older than that. A time that was lost reads as one far ahead, and is as old as can be.
+fn is_older(now: Timestamp, since: Timestamp, than: SignedDuration) -> bool {
+    let age = now.duration_since(since);
+    age > than || age < -than
 }
 
 /// Names what is left behind.

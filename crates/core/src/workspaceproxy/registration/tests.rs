@@ -90,6 +90,7 @@ fn fresh() -> ObservedRegistration {
         url: Some("http://primary".into()),
         secrets: [(secret_at("s"), Secret::Absent)].into(),
         workload: None,
+        late_effect_window: jiff::SignedDuration::from_mins(2),
         deletion: None,
         proofs: BTreeMap::new(),
         listings: [(place("coder"), Listing::Known(Vec::new()))].into(),
