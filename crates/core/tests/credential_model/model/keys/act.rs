@@ -1,8 +1,8 @@
 //! What the operator does to the model: a reconcile up to its effect, and the effect itself, which may go wrong.
 
 use coder_k8s_core::provisioner::keys::{
-    Decision, Effect, KeyEffect, KeyIntent, KeyMarks, KeyRecord, KeyScope, NextStep, Run, SecretDataRef,
-    Version,
+    Decision, Effect, KeyEffect, KeyIntent, KeyMarks, KeyRecord, KeyRef, KeyScope, NextStep, Run,
+    SecretDataRef, Version,
 };
 
 use super::{
@@ -61,7 +61,8 @@ fn tell(world: &mut World, message: &str) {
         }
     }
     world.late.take_if(|late| {
-        by_name(&late.name, late.organization.id.as_deref() == Some("o1"), server_of(&late.place))
+        let KeyRef { name, target, details, .. } = &late.credential;
+        by_name(name, details.organization.id.as_deref() == Some("o1"), server_of(target))
     });
 }
 
@@ -74,7 +75,7 @@ fn write(world: &mut World, mut record: KeyRecord, flaw: Option<Flaw>) {
     {
         let secret = secret_place_of(world);
         let version = world.secret(secret_of(&secret)).map_or(Version::Absent, |s| Version::Is(version(s)));
-        let marks = KeyMarks { name: pending.name.clone(), ..KeyMarks::default() };
+        let marks = KeyMarks { name: pending.credential.name.clone(), ..KeyMarks::default() };
         let tags = tags(world.wanted_tags());
         world.flight = Some(Flight::Do(
             world.spec,
@@ -114,7 +115,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
                 made.filter(|_| is_same && is_expected(next.secret(secret_of(&secret)), &version))
             {
                 if let Some(pending) = &mut next.record.pending {
-                    pending.id = Some(id_text(id));
+                    pending.credential.id = Some(id_text(id));
                 }
                 let (secret, marks) = (secret_of(&secret), KeyMarks { id: Some(id_text(id)), ..marks });
                 let expected = next.secret(secret).cloned();
@@ -124,8 +125,8 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
         (Flight::Store { id, secret, expected, marks }, How::Well) => {
             store(&mut next, id, secret, expected.as_ref(), marks);
         }
-        (Flight::Do(_, Effect::Coderd(KeyEffect::Delete { at, name, id })), How::Well) => {
-            delete(&mut next, &at, &name, &id);
+        (Flight::Do(_, Effect::Coderd(KeyEffect::Delete { scope, name, id })), How::Well) => {
+            delete(&mut next, &scope, &name, &id);
         }
         (Flight::Do(_, Effect::CopySecret { from, to, version, marks }), How::Well) => {
             let material = next.secret(secret_of(&from)).map(|stored| stored.material);
@@ -177,8 +178,9 @@ fn make(world: &mut World, key: &KeyIntent, how: How) -> Result<Option<Id>, Impo
 /// Makes an announced key in coderd.
 pub fn make_now(world: &mut World, key: &KeyIntent) -> Option<Id> {
     let us = coder_k8s_core::provisioner::keys::tags::hash(&tags(1));
-    let organization = key.organization.id.as_deref() == Some("o1");
-    let (server, tags) = (server_of(&key.place), u8::from(key.tags_hash == us));
+    let key = &key.credential;
+    let organization = key.details.organization.id.as_deref() == Some("o1");
+    let (server, tags) = (server_of(&key.target), u8::from(key.details.tags_hash == Some(us)));
     let key = KeyHere { id: 0, server, organization, name: key.name.clone(), tags, mine: true, used: false };
     world.make(key)
 }
@@ -191,9 +193,9 @@ fn store(world: &mut World, id: Id, secret: bool, expected: Option<&Stored>, mar
 }
 
 /// Deletes by name, as coderd does.
-fn delete(world: &mut World, at: &KeyScope, name: &str, id: &str) {
-    let organization = at.organization.id.as_deref() == Some("o1");
-    let Some(key) = world.holder(server_of(&at.place), organization, name).cloned() else { return };
+fn delete(world: &mut World, scope: &KeyScope, name: &str, id: &str) {
+    let organization = scope.organization.id.as_deref() == Some("o1");
+    let Some(key) = world.holder(server_of(&scope.target), organization, name).cloned() else { return };
     if !key.mine {
         world.violation = Some("deleted somebody else's key");
     }

@@ -186,8 +186,8 @@ fn losses(world: &World, all: &mut Vec<(String, World)>) {
         next.budget.losses = left;
         if let Some(key) = &mut next.record.current {
             key.id = None;
-            key.place.deployment_id = None;
-            key.tags_hash = None;
+            key.target.deployment_id = None;
+            key.details.tags_hash = None;
         }
     });
 }

@@ -42,7 +42,7 @@ impl Machine for Keys {
                 stored.marks = None;
             }
             if let Some(key) = &mut world.record.current {
-                key.place.deployment_id = None;
+                key.target.deployment_id = None;
             }
             let held = world.pods.first().map(|pod| pod.held).ok_or("the pool does not come up")?;
             let [_, existing] = checksums(held).ok_or("the pool does not come up")?;
@@ -67,7 +67,7 @@ impl Machine for Keys {
             }
             return all;
         }
-        let half_made = world.record.stale.iter().any(|stale| stale.key.id.is_none());
+        let half_made = world.record.stale.iter().any(|stale| stale.credential.id.is_none());
         let time_matters = half_made || (world.phase != Phase::Alive && world.record.pending.is_some());
         for reach in REACHES {
             for late in [false, true] {

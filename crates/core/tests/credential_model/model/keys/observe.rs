@@ -178,7 +178,7 @@ fn found(key: &KeyHere) -> FoundKey {
 }
 
 fn listing(world: &World, how: Circumstances, now: i64, at: &KeyScope) -> Listing {
-    let server = server_of(&at.place);
+    let server = server_of(&at.target);
     let silent = match how.reach {
         Reach::All => false,
         Reach::Nothing | Reach::ProofsOnly => true,
@@ -209,19 +209,19 @@ fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> ListedK
     if how.flaw == Some(Flaw::TrustsNames) {
         listed.was_used = false;
         listed.last_seen = None;
-        let stale = world.record.stale.iter().filter(|stale| stale.key.id.is_none());
-        let names = world.record.pending.iter().map(|pending| (&pending.name, &pending.tags_hash));
-        let names =
-            names.chain(stale.filter_map(|stale| Some((&stale.key.name, stale.key.tags_hash.as_ref()?))));
-        if let Some((_, hash)) = names.into_iter().find(|(name, _)| **name == key.name) {
+        let stale = world.record.stale.iter().filter(|stale| stale.credential.id.is_none());
+        let announced = world.record.pending.iter().map(|pending| &pending.credential);
+        let mut announced = announced.chain(stale.map(|stale| &stale.credential));
+        if let Some(announced) = announced.find(|announced| announced.name == key.name) {
+            let hash = announced.details.tags_hash.clone().unwrap_or_default();
             let same = [0, 1].map(tags).into_iter();
             let same =
-                same.into_iter().find(|tags| coder_k8s_core::provisioner::keys::tags::hash(tags) == *hash);
+                same.into_iter().find(|tags| coder_k8s_core::provisioner::keys::tags::hash(tags) == hash);
             listed.key.tags = same.unwrap_or_default();
         }
     }
     if how.flaw == Some(Flaw::IgnoresIds) {
-        let stale = world.record.stale.iter().map(|stale| &stale.key);
+        let stale = world.record.stale.iter().map(|stale| &stale.credential);
         let recorded = stale.chain(&world.record.current).find(|recorded| recorded.name == key.name);
         if let Some(id) = recorded.and_then(|recorded| recorded.id.clone()) {
             listed.key.id = id;

@@ -224,8 +224,9 @@ fn losses(world: &World, all: &mut Vec<(String, World)>) {
 /// runs a proxy with, cannot be told from ours: this race is left out.
 fn others(world: &World, all: &mut Vec<(String, World)>) {
     let Some(left) = world.budget.others.checked_sub(1) else { return };
-    let announced = world.record.pending.iter().map(|pending| &pending.name);
-    let announced: Vec<_> = announced.chain(world.record.stale.iter().map(|stale| &stale.name)).collect();
+    let announced = world.record.pending.iter().map(|pending| &pending.credential.name);
+    let stale = world.record.stale.iter().map(|stale| &stale.credential.name);
+    let announced: Vec<_> = announced.chain(stale).collect();
     for name in ["eu", "us"] {
         for used in [false, true] {
             if !used && announced.iter().any(|announced| *announced == name) {

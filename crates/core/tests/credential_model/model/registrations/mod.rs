@@ -66,7 +66,7 @@ impl Machine for Registrations {
             }
             return all;
         }
-        let half_made = world.record.stale.iter().any(|stale| stale.id.is_none());
+        let half_made = world.record.stale.iter().any(|stale| stale.credential.id.is_none());
         let time_matters = half_made || (world.phase != Phase::Alive && world.record.pending.is_some());
         for reach in REACHES {
             for late in [false, true] {
@@ -180,7 +180,7 @@ fn registered(world: &World) -> Result<(), String> {
     let token = Token::Of(proxy.id, proxy.newest);
     let secret = world.secret(world.spec.secret);
     check(&[
-        (current.id == id_text(proxy.id), "the status names another registration"),
+        (current.id == Some(id_text(proxy.id)), "the status names another registration"),
         (proxy.server == world.spec.server, "the registration is at another coderd"),
         (proxy.name == world.wanted_name(), "the registration has another name"),
         (world.has_finalizer, "the finalizer is not there"),
@@ -217,18 +217,18 @@ fn supplied(world: &World) -> Result<(), String> {
 fn stalled(world: &World) -> Result<(), String> {
     let holder = world.holder(world.spec.server, world.wanted_name());
     let recorded = |proxy: &ProxyHere| {
-        let id = id_text(proxy.id);
-        let current = world.record.current.as_ref().is_some_and(|current| current.id == id);
-        let announced = |stale: &RetiredRegistration| {
-            stale.id.is_none() && stale.name == proxy.name && server_of(&stale.place) == proxy.server
+        let announced = |RetiredRegistration { credential, .. }: &RetiredRegistration| {
+            credential.id.is_none()
+                && credential.name == proxy.name
+                && server_of(&credential.target) == proxy.server
         };
-        current || world.record.stale.iter().any(|stale| stale.id.as_ref() == Some(&id) || announced(stale))
+        world.record.knows(&id_text(proxy.id)) || world.record.stale.iter().any(announced)
     };
     let is_free = |holder: &ProxyHere| holder.mine && !world.is_named(holder.id);
     check(&[
         (holder.is_some_and(|holder| !is_free(holder)), "stalls although nobody else has the name"),
         (
-            world.record.pending.as_ref().is_none_or(|pending| pending.id.is_some()),
+            world.record.pending.as_ref().is_none_or(|pending| pending.credential.id.is_some()),
             "stalls with a registration announced",
         ),
         (world.ours().all(recorded), "stalls with a registration off the status"),

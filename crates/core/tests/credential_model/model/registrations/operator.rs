@@ -292,7 +292,7 @@ fn write(world: &mut World, mut record: RegistrationRecord, flaw: Option<Flaw>) 
         let secret = secret_place(world.spec.secret);
         let expected = world.secret(world.spec.secret).map_or(Version::Absent, |s| Version::Is(version(s)));
         let settings = coder_k8s_core::workspaceproxy::registration::ProxyProfile {
-            name: pending.name.clone(),
+            name: pending.credential.name.clone(),
             display_name: String::new(),
             icon: String::new(),
         };
@@ -329,8 +329,8 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
                 *stored = Some(Stored { token: Token::Of(id, newest), marks: Some(marks) });
             }
         }
-        (Flight::Do(_, Effect::Coderd(RegistrationEffect::Update { place, id, settings })), How::Well) => {
-            let free = next.holder(server_of(&place), &settings.name).is_none();
+        (Flight::Do(_, Effect::Coderd(RegistrationEffect::Update { target, id, settings })), How::Well) => {
+            let free = next.holder(server_of(&target), &settings.name).is_none();
             if let Some(proxy) = next.proxies.iter_mut().find(|proxy| id_text(proxy.id) == id && free) {
                 proxy.name = settings.name;
                 if !proxy.mine {
@@ -387,12 +387,12 @@ fn make(
     if world.late.is_some() {
         return None;
     }
-    let server = server_of(&pending.place);
-    if pending.id.is_some() && world.secret(which).is_some_and(|stored| world.works(stored.token, server)) {
+    let RegistrationRef { id: asked, name, target, details: _ } = &pending.credential;
+    let server = server_of(target);
+    if asked.is_some() && world.secret(which).is_some_and(|stored| world.works(stored.token, server)) {
         world.violation = Some("replaced a token that works");
     }
-    let (target, name) = (pending.place.clone(), pending.name.clone());
-    let request = Request { target, name, id: pending.id.clone() };
+    let request = Request { target: target.clone(), name: name.clone(), id: asked.clone() };
     if matches!(how, How::Lost | How::Late) {
         world.budget.crashes = world.budget.crashes.checked_sub(1)?;
     }
@@ -407,19 +407,20 @@ fn make(
     let is_current = world.spec == spec && world.phase == Phase::Alive;
     let Some((id, newest)) = made else {
         // Somebody else has the name: what is there is not what was announced.
-        if pending.id.is_none() && is_current {
+        if asked.is_none() && is_current {
             world.record.pending = None;
         }
         return Some(());
     };
     let proxy = world.proxy(id)?;
-    let current = RegistrationRef { id: id_text(id), name: proxy.name.clone(), place: pending.place.clone() };
+    let current = RegistrationRef::new(Some(id_text(id)), proxy.name.clone(), target.clone());
     let marks = RegistrationMarks {
         id: id_text(id),
         name: proxy.name.clone(),
-        deployment_id: pending.place.deployment_id.clone(),
+        deployment_id: target.deployment_id.clone(),
     };
-    let intent = RegistrationIntent { id: Some(id_text(id)), ..pending.clone() };
+    let credential = RegistrationRef { id: Some(id_text(id)), ..pending.credential.clone() };
+    let intent = RegistrationIntent { credential, ..pending.clone() };
     let pending = Some(intent).filter(|_| flaw != Some(Flaw::SkipsIntent));
     let record = RegistrationRecord { current: Some(current), pending, ..world.record.clone() };
     if record != world.record && !is_current {
