@@ -1,43 +1,19 @@
-//! The provisioner key protocol, searched exhaustively within bounds.
-//!
-//! Deeper: `cargo run -p coder-k8s-core --example keys_model -- --edits 3 --crashes 2`.
-#![allow(clippy::indexing_slicing, clippy::panic, clippy::print_stdout, missing_docs)]
+//! Searches of provisioner keys.
 
-mod model;
-
-use model::{Limits, Start, observe::Flaw, search, world::Budget};
-
-const NONE: Budget =
-    Budget { edits: 0, crashes: 0, damages: 0, others: 0, restarts: 0, losses: 0, deletions: 0 };
-
-fn limits(title: &'static str, start: Start, budget: Budget) -> Limits {
-    Limits { title, start, budget, chosen: false, sequential: false }
-}
+use crate::{
+    NONE, limits,
+    model::{
+        Budget, Limits, Start,
+        keys::{Flaw, Keys},
+    },
+};
 
 fn holds(limits: &Limits) {
-    let began = std::time::Instant::now();
-    let report = search(limits, None);
-    let Limits { title, start, budget, .. } = limits;
-    println!(
-        "{title}: {} states, {} steps, depth {}, from {start:?}, {budget:?}, {:?}",
-        report.states,
-        report.steps,
-        report.depth,
-        began.elapsed()
-    );
-    if let Some(failure) = report.failure {
-        panic!("{title}: {failure}");
-    }
-    assert!(report.states > 100, "the search hardly left its start");
+    crate::holds(&Keys { limits: *limits, flaw: None }, limits);
 }
 
-/// A flaw in a rule must not go unnoticed.
 fn is_caught(flaw: Flaw, limits: &Limits) {
-    let report = search(limits, Some(flaw));
-    let failure =
-        report.failure.unwrap_or_else(|| panic!("{flaw:?} goes unnoticed in {} states", report.states));
-    println!("{flaw:?} is caught after {} states, at depth {}", report.states, report.depth);
-    assert!(!failure.is_empty());
+    crate::is_caught(&Keys { limits: *limits, flaw: Some(flaw) }, flaw);
 }
 
 #[test]
@@ -88,7 +64,7 @@ fn a_lost_status_is_found_again() {
 }
 
 #[test]
-fn a_pool_of_the_existing_operator_keeps_its_key() {
+fn a_pool_of_the_go_operator_keeps_its_key() {
     let budget = Budget { edits: 1, crashes: 1, restarts: 1, deletions: 1, ..NONE };
     holds(&limits("taken over", Start::TakenOver, budget));
     let budget = Budget { edits: 1, crashes: 1, losses: 1, ..NONE };
@@ -136,6 +112,6 @@ fn leaving_a_key_behind_without_a_word_is_caught() {
 }
 
 #[test]
-fn not_waiting_for_stragglers_is_caught() {
-    is_caught(Flaw::IgnoresStragglers, &limits("", Start::Settled, Budget { edits: 2, crashes: 1, ..NONE }));
+fn forgetting_requests_that_take_effect_late_is_caught() {
+    is_caught(Flaw::IgnoresLateEffects, &limits("", Start::Settled, Budget { edits: 2, crashes: 1, ..NONE }));
 }

@@ -3,8 +3,9 @@
 use coder_k8s_core::provisioner::keys::{CredentialProgress, NextStep};
 
 use super::{
+    super::{Limits, Phase},
     observe::{Circumstances, Reach, facts},
-    world::{Limits, Material, Phase, World, id_text, organization_text},
+    world::{Material, World, id_text, organization_text},
 };
 
 /// In every state.

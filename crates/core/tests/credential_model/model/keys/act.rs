@@ -1,46 +1,33 @@
-//! What the operator does to the model: a pass up to its effect, and the effect itself, which may go wrong.
+//! What the operator does to the model: a reconcile up to its effect, and the effect itself, which may go wrong.
 
 use coder_k8s_core::provisioner::keys::{
-    Decision, Effect, KeyEffect, KeyIntent, KeyMarks, KeyRecord, KeyScope, NextStep, Run, SecretDataRef,
-    Version,
+    Decision, Effect, KeyEffect, KeyIntent, KeyMarks, KeyRecord, KeyRef, KeyScope, NextStep, Run,
+    SecretDataRef, Version,
 };
 
 use super::{
-    observe::{Circumstances, Flaw, facts, version},
+    super::{How, Phase, THEN, is_expected, server_at, server_of, time, version},
+    observe::{Circumstances, Flaw, facts},
     world::{
-        Flight, Id, KeyHere, Material, Phase, Stored, THEN, World, id_of, id_text, organization_text,
-        secret_of, server_of, tags, time,
+        Flight, Id, KeyHere, Material, Stored, World, id_of, id_text, organization_text, secret_of, tags,
     },
 };
 
-/// How an effect goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// As it should.
-    Well,
-    /// It happens, and nobody learns of it.
-    Lost,
-    /// The answer does not come; it happens later.
-    Late,
-    /// It does not happen: the process died before it, or the server refused.
-    Dropped,
-}
-
-/// A pass up to its effect. None: it changes nothing.
+/// A reconcile up to its effect. None: it changes nothing.
 pub fn observe(world: &World, how: Circumstances) -> Option<World> {
     let mut next = world.clone();
     match facts(world, how) {
         Err(violation) => next.violation = Some(violation),
-        Ok(decision) => carry_out(&mut next, decision, how.flaw),
+        Ok(decision) => perform(&mut next, decision, how.flaw),
     }
     next.forget();
     (next != *world).then_some(next)
 }
 
-fn carry_out(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
+fn perform(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
     if flaw != Some(Flaw::TellsNobody) {
         for note in &decision.events {
-            set_conditions(world, &note.message);
+            tell(world, &note.message);
         }
     }
     if let Some(run) = decision.run {
@@ -50,15 +37,15 @@ fn carry_out(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
         NextStep::Done | NextStep::Ask(_) => {}
         NextStep::Record(record) => write(world, *record, flaw),
         NextStep::RemoveFinalizer => world.phase = Phase::Gone,
-        NextStep::Act(step) => match *step {
-            Effect::AddFinalizer => world.held = true,
-            step => world.flight = Some(Flight::Do(world.spec, step)),
+        NextStep::Act(effect) => match *effect {
+            Effect::AddFinalizer => world.has_finalizer = true,
+            effect => world.flight = Some(Flight::Do(world.spec, effect)),
         },
     }
 }
 
 /// People learn of a key by its UUID, or else by its name and address.
-fn set_conditions(world: &mut World, message: &str) {
+fn tell(world: &mut World, message: &str) {
     let by_name = |name: &str, organization: bool, server: bool| {
         let server = if server { "http://b" } else { "http://a" };
         let called =
@@ -74,7 +61,8 @@ fn set_conditions(world: &mut World, message: &str) {
         }
     }
     world.late.take_if(|late| {
-        by_name(&late.name, late.organization.id.as_deref() == Some("o1"), server_of(&late.place))
+        let KeyRef { name, target, details, .. } = &late.credential;
+        by_name(name, details.organization.id.as_deref() == Some("o1"), server_of(target))
     });
 }
 
@@ -87,7 +75,7 @@ fn write(world: &mut World, mut record: KeyRecord, flaw: Option<Flaw>) {
     {
         let secret = secret_place_of(world);
         let version = world.secret(secret_of(&secret)).map_or(Version::Absent, |s| Version::Is(version(s)));
-        let marks = KeyMarks { name: pending.name.clone(), ..KeyMarks::default() };
+        let marks = KeyMarks { name: pending.credential.name.clone(), ..KeyMarks::default() };
         let tags = tags(world.wanted_tags());
         world.flight = Some(Flight::Do(
             world.spec,
@@ -123,9 +111,11 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
             let made = make(&mut next, &key, how).ok()?;
             // The object is written and the Secret found as they were decided on, or nothing is stored.
             let is_same = next.spec == spec && next.phase == Phase::Alive && is_announced(&next, &key, flaw);
-            if let Some(id) = made.filter(|_| is_same && is_expected(&next, &secret, &version)) {
+            if let Some(id) =
+                made.filter(|_| is_same && is_expected(next.secret(secret_of(&secret)), &version))
+            {
                 if let Some(pending) = &mut next.record.pending {
-                    pending.id = Some(id_text(id));
+                    pending.credential.id = Some(id_text(id));
                 }
                 let (secret, marks) = (secret_of(&secret), KeyMarks { id: Some(id_text(id)), ..marks });
                 let expected = next.secret(secret).cloned();
@@ -135,24 +125,24 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
         (Flight::Store { id, secret, expected, marks }, How::Well) => {
             store(&mut next, id, secret, expected.as_ref(), marks);
         }
-        (Flight::Do(_, Effect::Coderd(KeyEffect::Delete { at, name, id })), How::Well) => {
-            delete(&mut next, &at, &name, &id);
+        (Flight::Do(_, Effect::Coderd(KeyEffect::Delete { scope, name, id })), How::Well) => {
+            delete(&mut next, &scope, &name, &id);
         }
         (Flight::Do(_, Effect::CopySecret { from, to, version, marks }), How::Well) => {
             let material = next.secret(secret_of(&from)).map(|stored| stored.material);
-            if let Some(material) = material.filter(|_| is_expected(&next, &to, &version)) {
+            if let Some(material) = material.filter(|_| is_expected(next.secret(secret_of(&to)), &version)) {
                 next.secrets[usize::from(secret_of(&to))] = Some(Stored { material, marks: Some(marks) });
             }
         }
         (Flight::Do(_, Effect::AnnotateSecret { secret, version, marks }), How::Well) => {
-            if is_expected(&next, &secret, &version)
+            if is_expected(next.secret(secret_of(&secret)), &version)
                 && let Some(stored) = &mut next.secrets[usize::from(secret_of(&secret))]
             {
                 stored.marks = Some(marks);
             }
         }
         (Flight::Do(_, Effect::RemoveSecret { secret, version }), How::Well) => {
-            if is_expected(&next, &secret, &version) {
+            if is_expected(next.secret(secret_of(&secret)), &version) {
                 next.secrets[usize::from(secret_of(&secret))] = None;
             }
         }
@@ -160,14 +150,6 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
     }
     next.forget();
     (next != *world).then_some(next)
-}
-
-fn is_expected(world: &World, place: &SecretDataRef, expected: &Version) -> bool {
-    match (world.secret(secret_of(place)), expected) {
-        (None, Version::Absent) => true,
-        (Some(stored), Version::Is(is)) => version(stored) == *is,
-        _ => false,
-    }
 }
 
 fn is_announced(world: &World, key: &KeyIntent, flaw: Option<Flaw>) -> bool {
@@ -196,8 +178,9 @@ fn make(world: &mut World, key: &KeyIntent, how: How) -> Result<Option<Id>, Impo
 /// Makes an announced key in coderd.
 pub fn make_now(world: &mut World, key: &KeyIntent) -> Option<Id> {
     let us = coder_k8s_core::provisioner::keys::tags::hash(&tags(1));
-    let organization = key.organization.id.as_deref() == Some("o1");
-    let (server, tags) = (server_of(&key.place), u8::from(key.tags_hash == us));
+    let key = &key.credential;
+    let organization = key.details.organization.id.as_deref() == Some("o1");
+    let (server, tags) = (server_of(&key.target), u8::from(key.details.tags_hash == Some(us)));
     let key = KeyHere { id: 0, server, organization, name: key.name.clone(), tags, mine: true, used: false };
     world.make(key)
 }
@@ -210,20 +193,20 @@ fn store(world: &mut World, id: Id, secret: bool, expected: Option<&Stored>, mar
 }
 
 /// Deletes by name, as coderd does.
-fn delete(world: &mut World, at: &KeyScope, name: &str, id: &str) {
-    let organization = at.organization.id.as_deref() == Some("o1");
-    let Some(key) = world.holder(server_of(&at.place), organization, name).cloned() else { return };
+fn delete(world: &mut World, scope: &KeyScope, name: &str, id: &str) {
+    let organization = scope.organization.id.as_deref() == Some("o1");
+    let Some(key) = world.holder(server_of(&scope.target), organization, name).cloned() else { return };
     if !key.mine {
         world.violation = Some("deleted somebody else's key");
     }
     let material = Material::Of(key.id);
     // A pod that connects elsewhere cannot use it.
-    let uses = |run: &Run| run.url.starts_with("http://b") == key.server;
+    let uses = |run: &Run| server_at(&run.url) == key.server;
     let is_read = world.deployment.as_ref().is_some_and(|run| {
         uses(run) && world.secret(secret_of(&run.secret)).is_some_and(|stored| stored.material == material)
     });
-    let has_finalizer = world.pods.iter().any(|pod| pod.held == material && uses(&pod.run));
-    if world.phase == Phase::Alive && (is_read || has_finalizer) {
+    let is_held = world.pods.iter().any(|pod| pod.held == material && uses(&pod.run));
+    if world.phase == Phase::Alive && (is_read || is_held) {
         world.violation = Some("deleted a key that pods hold or would read");
     }
     if id_of(id) != Some(key.id) && key.mine {

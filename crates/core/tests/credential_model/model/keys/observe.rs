@@ -1,19 +1,18 @@
 //! What the operator sees of the model, and where a flawed operator sees or does something else.
 
-use coder_k8s_api::Reason;
-use std::{
-    collections::{BTreeMap, hash_map::DefaultHasher},
-    hash::{Hash, Hasher},
-};
+use std::collections::BTreeMap;
 
 use coder_k8s_core::provisioner::keys::{
-    Blocker, Claimant, Decision, Deletion, DesiredKey, FoundKey, KeyProof, KeyQuery, KeyScope, ListedKey,
-    Listing, NextStep, ObservedKeys, Secret, Workload, decide,
+    Claimant, Decision, Deletion, DesiredKey, FoundKey, KeyProof, KeyQuery, KeyScope, ListedKey, Listing,
+    NextStep, ObservedKeys, Secret, Workload, decide,
 };
 
-use super::world::{
-    KeyHere, Material, Phase, Pod, Stored, THEN, World, checksums, id_text, organization_text, place,
-    secret_of, secret_place, server_of, tags, time,
+use super::{
+    super::{Phase, THEN, place, server_at, server_of, silence, time, version},
+    world::{
+        KeyHere, Material, Pod, Stored, World, checksums, id_text, organization_text, secret_of,
+        secret_place, tags,
+    },
 };
 
 /// A rule that is deliberately broken, to see that the search finds it.
@@ -36,7 +35,7 @@ pub enum Flaw {
     /// Leaves keys behind without a word.
     TellsNobody,
     /// Does not wait for requests that may still be carried out.
-    IgnoresStragglers,
+    IgnoresLateEffects,
 }
 
 /// What of coderd answers.
@@ -53,7 +52,7 @@ pub enum Reach {
 
 pub const REACHES: [Reach; 4] = [Reach::All, Reach::Nothing, Reach::ProofsOnly, Reach::TargetOnly];
 
-/// How one pass goes.
+/// How one reconcile goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Circumstances {
     pub reach: Reach,
@@ -65,17 +64,17 @@ pub struct Circumstances {
 
 /// Observes and decides, until there is something to do.
 pub fn facts(world: &World, how: Circumstances) -> Result<Decision, &'static str> {
-    let late = how.late || how.flaw == Some(Flaw::IgnoresStragglers);
+    let late = how.late || how.flaw == Some(Flaw::IgnoresLateEffects);
     let now = THEN + if late { 1000 } else { 1 };
     let mut observed = observed(world, how);
     for _ in 0..24 {
         let decision = decide(&observed, time(now));
         match decision.next {
-            NextStep::Ask(look) => show(world, how, now, &mut observed, look),
+            NextStep::Ask(query) => show(world, how, now, &mut observed, query),
             _ => return Ok(decision),
         }
     }
-    Err("looks for ever")
+    Err("asks for ever")
 }
 
 fn observed(world: &World, how: Circumstances) -> ObservedKeys {
@@ -110,7 +109,7 @@ fn observed(world: &World, how: Circumstances) -> ObservedKeys {
         object: Claimant { created: None, uid: "u".to_owned(), called: "ns/pool".to_owned() },
         desired,
         record: world.record.clone(),
-        has_finalizer: world.held || how.flaw == Some(Flaw::SkipsFinalizer),
+        has_finalizer: world.has_finalizer || how.flaw == Some(Flaw::SkipsFinalizer),
         verify_due: how.verify,
         may_make: Ok(()),
         target: Ok(place(spec.server, spec.address)),
@@ -133,20 +132,9 @@ fn show_secret(stored: &Stored) -> Secret {
     Secret::Ours { version: version(stored), holds: checksums(stored.material), marks: stored.marks.clone() }
 }
 
-/// A resourceVersion: the same for the same content.
-pub fn version(stored: &Stored) -> String {
-    let mut hasher = DefaultHasher::new();
-    stored.hash(&mut hasher);
-    format!("{:x}", hasher.finish())
-}
-
-fn silence() -> Blocker {
-    Blocker::new(Reason::Unreachable, "no answer".to_owned())
-}
-
-fn show(world: &World, how: Circumstances, now: i64, observed: &mut ObservedKeys, look: KeyQuery) {
+fn show(world: &World, how: Circumstances, now: i64, observed: &mut ObservedKeys, query: KeyQuery) {
     let silent = how.reach == Reach::Nothing;
-    match look {
+    match query {
         KeyQuery::Organization => {
             let id = organization_text(world.spec.organization);
             observed.organization = Some(if silent { Err(silence()) } else { Ok(Some(id)) });
@@ -190,7 +178,7 @@ fn found(key: &KeyHere) -> FoundKey {
 }
 
 fn listing(world: &World, how: Circumstances, now: i64, at: &KeyScope) -> Listing {
-    let server = server_of(&at.place);
+    let server = server_of(&at.target);
     let silent = match how.reach {
         Reach::All => false,
         Reach::Nothing | Reach::ProofsOnly => true,
@@ -206,8 +194,7 @@ fn listing(world: &World, how: Circumstances, now: i64, at: &KeyScope) -> Listin
 }
 
 fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> ListedKey {
-    let connects =
-        |pod: &Pod| pod.held == Material::Of(key.id) && pod.run.url.starts_with("http://b") == key.server;
+    let connects = |pod: &Pod| pod.held == Material::Of(key.id) && server_at(&pod.run.url) == key.server;
     let held = world.pods.iter().any(connects);
     let last_seen = if held { Some(now) } else { key.used.then_some(THEN - 100) };
     let mut listed = ListedKey {
@@ -222,19 +209,19 @@ fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> ListedK
     if how.flaw == Some(Flaw::TrustsNames) {
         listed.was_used = false;
         listed.last_seen = None;
-        let stale = world.record.stale.iter().filter(|stale| stale.key.id.is_none());
-        let names = world.record.pending.iter().map(|pending| (&pending.name, &pending.tags_hash));
-        let names =
-            names.chain(stale.filter_map(|stale| Some((&stale.key.name, stale.key.tags_hash.as_ref()?))));
-        if let Some((_, hash)) = names.into_iter().find(|(name, _)| **name == key.name) {
+        let stale = world.record.stale.iter().filter(|stale| stale.credential.id.is_none());
+        let announced = world.record.pending.iter().map(|pending| &pending.credential);
+        let mut announced = announced.chain(stale.map(|stale| &stale.credential));
+        if let Some(announced) = announced.find(|announced| announced.name == key.name) {
+            let hash = announced.details.tags_hash.clone().unwrap_or_default();
             let same = [0, 1].map(tags).into_iter();
             let same =
-                same.into_iter().find(|tags| coder_k8s_core::provisioner::keys::tags::hash(tags) == *hash);
+                same.into_iter().find(|tags| coder_k8s_core::provisioner::keys::tags::hash(tags) == hash);
             listed.key.tags = same.unwrap_or_default();
         }
     }
     if how.flaw == Some(Flaw::IgnoresIds) {
-        let stale = world.record.stale.iter().map(|stale| &stale.key);
+        let stale = world.record.stale.iter().map(|stale| &stale.credential);
         let recorded = stale.chain(&world.record.current).find(|recorded| recorded.name == key.name);
         if let Some(id) = recorded.and_then(|recorded| recorded.id.clone()) {
             listed.key.id = id;

@@ -1,26 +1,34 @@
-//! A deeper search of the provisioner key protocol than the tests make.
+//! A deeper search of the credential protocols than the tests make.
 //!
-//! `cargo run -p coder-k8s-core --example keys_model -- --start settled --edits 2 --crashes 2 --others 1`
+//! `cargo run -p coder-k8s-core --example credential_model -- keys --start settled --edits 2 --crashes 2 --others 1`
 #![allow(clippy::indexing_slicing, clippy::print_stdout, missing_docs, dead_code)]
 
-#[path = "../tests/keys_model/model/mod.rs"]
+#[path = "../tests/credential_model/model/mod.rs"]
 mod model;
 
 use std::process::ExitCode;
 
-use model::{Limits, Start, search, world::Budget};
+use model::{Budget, Limits, Start, keys::Keys, registrations::Registrations, search::search};
 
-const USAGE: &str = "options: --start new|settled|taken-over, --chosen, --sequential, and with a number: --edits, --crashes, \
-                     --damages, --others, --restarts, --losses, --deletions";
+const USAGE: &str = "keys|registrations, then options: --start new|settled|taken-over, --chosen, --sequential, and with a \
+                     number: --edits, --crashes, --damages, --others, --restarts, --losses, --deletions";
 
 fn main() -> ExitCode {
-    let Some(limits) = limits(std::env::args().skip(1)) else {
+    let mut args = std::env::args().skip(1);
+    let (Some(kind), Some(limits)) = (args.next(), limits(args)) else {
         println!("{USAGE}");
         return ExitCode::FAILURE;
     };
     let began = std::time::Instant::now();
-    let report = search(&limits, None);
-    println!("{limits:?}");
+    let report = match &*kind {
+        "keys" => search(&Keys { limits, flaw: None }),
+        "registrations" => search(&Registrations { limits, flaw: None }),
+        _ => {
+            println!("{USAGE}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!("{kind}: {limits:?}");
     println!(
         "{} states, {} steps, depth {}, {:?}",
         report.states,
@@ -38,9 +46,13 @@ fn main() -> ExitCode {
 }
 
 fn limits(mut args: impl Iterator<Item = String>) -> Option<Limits> {
-    let budget = Budget { edits: 0, crashes: 0, damages: 0, others: 0, restarts: 0, losses: 0, deletions: 0 };
-    let mut limits =
-        Limits { title: "deep", start: Start::Settled, budget, chosen: false, sequential: false };
+    let mut limits = Limits {
+        title: "deep",
+        start: Start::Settled,
+        budget: Budget::NONE,
+        chosen: false,
+        sequential: false,
+    };
     while let Some(option) = args.next() {
         match &*option {
             "--chosen" => limits.chosen = true,

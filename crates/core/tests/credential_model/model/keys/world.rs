@@ -1,20 +1,14 @@
-//! The state of the model.
+//! The state of the model of provisioner keys.
 
 use coder_k8s_core::provisioner::{
-    keys::{CoderdTarget, KeyIntent, KeyMarks, KeyRecord, Run, SecretDataRef, tags::Tags},
+    keys::{KeyIntent, KeyMarks, KeyRecord, Run, SecretDataRef, tags::Tags},
     names::KeyBase,
 };
-use jiff::Timestamp;
+
+use super::super::{Budget, Limits, Phase};
 
 /// Number of a key, in the order they were made.
 pub type Id = u8;
-
-/// When everything that is recorded was recorded.
-pub const THEN: i64 = 1_000_000;
-
-pub fn time(second: i64) -> Timestamp {
-    Timestamp::from_second(second).unwrap_or_default()
-}
 
 /// What the user asks for. Every field has two values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,14 +19,6 @@ pub struct Spec {
     pub name: bool,
     pub secret: bool,
     pub organization: bool,
-}
-
-/// Whether the object is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    Alive,
-    Deletion { overdue: bool },
-    Gone,
 }
 
 /// What a Secret holds.
@@ -77,47 +63,12 @@ pub enum Flight {
     Store { id: Id, secret: bool, expected: Option<Stored>, marks: KeyMarks },
 }
 
-/// How much may still happen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Budget {
-    pub edits: u8,
-    pub crashes: u8,
-    pub damages: u8,
-    pub others: u8,
-    pub restarts: u8,
-    pub losses: u8,
-    pub deletions: u8,
-}
-
-/// Where a search starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// A new object.
-    New,
-    /// A pool that runs.
-    Settled,
-    /// A pool of the existing operator: no annotations, no identity of the deployment, its own checksum.
-    TakenOver,
-}
-
-/// Bounds of a search.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    pub title: &'static str,
-    pub start: Start,
-    pub budget: Budget,
-    /// Whether the user chose the name of the key.
-    pub chosen: bool,
-    /// Whether every edit waits until the last one has settled.
-    pub sequential: bool,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
     pub spec: Spec,
     pub chosen: bool,
     pub phase: Phase,
-    pub held: bool,
+    pub has_finalizer: bool,
     pub record: KeyRecord,
     pub secrets: [Option<Stored>; 2],
     pub keys: Vec<KeyHere>,
@@ -149,7 +100,7 @@ impl World {
             spec,
             chosen: limits.chosen,
             phase: Phase::Alive,
-            held: false,
+            has_finalizer: false,
             record: KeyRecord::default(),
             secrets: [None, None],
             keys: Vec::new(),
@@ -228,21 +179,6 @@ pub const FOREIGN: u8 = 2;
 pub fn tags(which: u8) -> Tags {
     let region = ["eu", "us", "elsewhere"][usize::from(which)];
     [("region".to_owned(), region.to_owned())].into()
-}
-
-pub fn place(server: bool, address: bool) -> CoderdTarget {
-    let name = if server { "b" } else { "a" };
-    CoderdTarget {
-        control_plane: name.to_owned(),
-        url: format!("http://{name}{}", u8::from(address)),
-        deployment_id: Some(format!("d-{name}")),
-        credentials: None,
-    }
-}
-
-/// Which coderd a place is.
-pub fn server_of(place: &CoderdTarget) -> bool {
-    place.control_plane == "b"
 }
 
 pub fn organization_text(which: bool) -> String {

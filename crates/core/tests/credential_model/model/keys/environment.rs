@@ -1,8 +1,9 @@
 //! What everybody else does: the user, other people, Kubernetes.
 
 use super::{
+    super::{Limits, Phase, server_at},
     act::make_now,
-    world::{FOREIGN, Flight, Id, KeyHere, Limits, Material, Phase, Pod, Stored, World, id_text, secret_of},
+    world::{FOREIGN, Flight, Id, KeyHere, Material, Pod, Stored, World, id_text, secret_of},
 };
 use coder_k8s_core::provisioner::keys::{Effect, KeyEffect, Run};
 
@@ -58,7 +59,7 @@ fn delete_object(world: &World, all: &mut Vec<(String, World)>) {
     let Some(left) = world.budget.deletions.checked_sub(1) else { return };
     add(all, world, "delete the object", |next| {
         next.budget.deletions = left;
-        next.phase = if next.held { Phase::Deletion { overdue: false } } else { Phase::Gone };
+        next.phase = if next.has_finalizer { Phase::Deletion { overdue: false } } else { Phase::Gone };
     });
 }
 
@@ -102,7 +103,7 @@ fn read(world: &World, secret: bool) -> Option<Material> {
 /// A pod that starts says so to coderd, if its key is known there.
 fn connect(world: &mut World, held: Material, run: &Run) {
     let Material::Of(id) = held else { return };
-    let server = run.url.starts_with("http://b");
+    let server = server_at(&run.url);
     if world.killed & (1 << id) != 0 && world.phase == Phase::Alive {
         world.violation = Some("a pod started with a key that the operator deleted");
     }
@@ -185,8 +186,8 @@ fn losses(world: &World, all: &mut Vec<(String, World)>) {
         next.budget.losses = left;
         if let Some(key) = &mut next.record.current {
             key.id = None;
-            key.place.deployment_id = None;
-            key.tags_hash = None;
+            key.target.deployment_id = None;
+            key.details.tags_hash = None;
         }
     });
 }
