@@ -173,7 +173,7 @@ async fn read(api: &Api<CustomResourceDefinition>, name: &str, requirement: &Req
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
             tracing::warn!(crd = name, "cannot check whether the CRD is up to date: {}", status.message);
             // An install without permission to read CRDs works on: the required kinds are assumed to be there, and their
-            // own watches say if they are not. Optional kinds are left alone.
+            // own watches say if they are not. Optional kinds are not used.
             Some(match requirement {
                 Requirement::Fields { .. } => Served::Ready,
                 Requirement::Version(_) => Served::Absent,

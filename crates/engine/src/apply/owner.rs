@@ -1,4 +1,4 @@
-//! Who owns a child, and how its children are told from objects of others.
+//! The owner of children, and how its children differ from objects of others.
 
 use std::collections::BTreeMap;
 
