@@ -15,6 +15,7 @@ pub mod codersim;
 pub mod contract;
 mod eventually;
 pub mod memory;
+pub mod metrics_lint;
 pub mod node;
 mod pki;
 mod ports;

@@ -1,10 +1,10 @@
-//! Holds an exposition to the `OpenMetrics` text format and to the usual habits of naming: help and type for
-//! every family, `_total` on counters and nothing else, base units as suffixes, cumulative buckets, no series
-//! twice. It answers with every finding, in the order of the lines.
+//! Checks the text of a metrics endpoint against the `OpenMetrics` format and Prometheus' rules of naming: help and
+//! type for every family, `_total` on counters and nothing else, base units as suffixes, cumulative buckets, no
+//! series twice. It reads a text and never a registry, so that it also checks what the running operator serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Everything that is wrong with `text`; empty if it is clean.
+/// Returns every fault of `text`, in the order of its lines. An empty list means that the text is valid.
 pub fn lint(text: &str) -> Vec<String> {
     let mut linter = Linter::default();
     for (index, line) in text.lines().enumerate() {
@@ -21,8 +21,8 @@ pub fn lint(text: &str) -> Vec<String> {
     linter.findings
 }
 
-/// Units that Prometheus asks to be given in their base instead.
-const ODD_UNITS: [&str; 9] = [
+/// Units for which Prometheus asks for the base unit.
+const SCALED_UNITS: [&str; 9] = [
     "milliseconds",
     "microseconds",
     "nanoseconds",
@@ -142,7 +142,7 @@ impl Linter {
                 "{name} names a family with _total, which belongs to a counter's sample"
             ));
         }
-        if let Some(unit) = ODD_UNITS.iter().find(|unit| name.split('_').any(|word| word == **unit)) {
+        if let Some(unit) = SCALED_UNITS.iter().find(|unit| name.split('_').any(|word| word == **unit)) {
             self.found(format_args!("{name} is in {unit} instead of a base unit"));
         }
         self.family = Family { name: name.to_owned(), ..Family::default() };
@@ -150,7 +150,7 @@ impl Linter {
 
     fn check_kind(&mut self, name: &str, kind: &str) {
         if !["counter", "gauge", "histogram"].contains(&kind) {
-            self.found(format_args!("{name} is a {kind}, which is not in use here"));
+            self.found(format_args!("{name} is a {kind}, which the operator does not use"));
         }
         let measured = UNITS.iter().any(|unit| name.ends_with(&format!("_{unit}")));
         if kind == "histogram" && !measured {
@@ -265,7 +265,7 @@ impl Buckets {
     }
 }
 
-/// The labels of a sample in a fixed order, without one of them.
+/// The labels of a sample in a fixed order, except `without`.
 fn series_key(sample: &Sample<'_>, without: Option<&str>) -> String {
     let labels: BTreeMap<_, _> =
         sample.labels.iter().filter(|(label, _)| Some(*label) != without).map(|(l, v)| (l, v)).collect();
@@ -287,7 +287,7 @@ fn number(text: &str) -> Option<f64> {
     }
 }
 
-/// `name{label="value",...} number`; exemplars and timestamps are not in use here.
+/// Parses `name{label="value",...} number`. The operator writes no exemplars and no timestamps, so that both are faults.
 fn sample(line: &str) -> Result<Sample<'_>, String> {
     let end = line.find(['{', ' ']).ok_or("a sample without a value")?;
     let (name, rest) = line.split_at(end);
@@ -319,7 +319,7 @@ fn labels(mut rest: &str) -> Result<(Labels<'_>, &str), String> {
     }
 }
 
-/// Reads up to the closing quote, with `\\`, `\"` and `\n` undone.
+/// Reads up to the closing quote and unescapes `\\`, `\"` and `\n`.
 fn quoted(text: &str) -> Result<(String, &str), String> {
     let mut value = String::new();
     let mut chars = text.char_indices();
@@ -341,7 +341,7 @@ fn quoted(text: &str) -> Result<(String, &str), String> {
 mod tests {
     use super::lint;
 
-    const CLEAN: &str = "\
+    const VALID: &str = "\
 # HELP calls Calls.
 # TYPE calls counter
 calls_total{verb=\"get\",code=\"200\"} 3
@@ -360,8 +360,8 @@ took_seconds_bucket{le=\"+Inf\",verb=\"get\"} 2
 ";
 
     #[test]
-    fn a_clean_text_has_no_findings() {
-        assert_eq!(lint(CLEAN), Vec::<String>::new());
+    fn a_valid_text_has_no_findings() {
+        assert_eq!(lint(VALID), Vec::<String>::new());
     }
 
     #[test]
@@ -392,22 +392,22 @@ took_seconds_bucket{le=\"+Inf\",verb=\"get\"} 2
             ("le=\"+Inf\"", "le=\"0.01\"", "ascending order"),
         ];
         for (from, to, finding) in table {
-            let text = CLEAN.replacen(from, to, 1);
-            assert_ne!(text, CLEAN, "{from:?}");
+            let text = VALID.replacen(from, to, 1);
+            assert_ne!(text, VALID, "{from:?}");
             let findings = lint(&text);
             assert!(findings.iter().any(|f| f.contains(finding)), "{from:?} -> {to:?}: {findings:?}");
         }
     }
 
     #[test]
-    fn names_are_held_to_habit() {
+    fn names_that_break_the_rules_are_found() {
         for (name, kind, finding) in [
             ("Calls", "gauge", "not snake_case"),
             ("a__b", "gauge", "not snake_case"),
             ("calls_total", "counter", "names a family with _total"),
             ("wait_milliseconds", "gauge", "instead of a base unit"),
             ("wait", "histogram", "does not name its unit"),
-            ("wait", "summary", "not in use here"),
+            ("wait", "summary", "does not use"),
         ] {
             let findings = lint(&format!("# HELP {name} Text.\n# TYPE {name} {kind}\n# EOF\n"));
             assert!(findings.iter().any(|f| f.contains(finding)), "{name}: {findings:?}");
@@ -416,7 +416,7 @@ took_seconds_bucket{le=\"+Inf\",verb=\"get\"} 2
 
     #[test]
     fn a_family_in_two_places_is_found() {
-        let text = CLEAN.replace("# EOF\n", "# HELP calls Calls.\n# TYPE calls counter\n# EOF\n");
+        let text = VALID.replace("# EOF\n", "# HELP calls Calls.\n# TYPE calls counter\n# EOF\n");
         assert!(lint(&text).iter().any(|f| f.contains("described in two places")));
     }
 }

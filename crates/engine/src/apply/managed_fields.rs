@@ -1,8 +1,8 @@
-//! Taking over the `managedFields` of an object that was written by plain create and update.
+//! Migrates the `managedFields` of an object that the field manager wrote by create or update.
 //!
-//! Such an object lists its fields under an `Update` entry of our manager. Server-side apply would leave
-//! them there and never drop a field that is no longer asked for. So the entry is turned into an `Apply` entry
-//! first; the next apply then owns, and drops, what it must. The object itself does not change.
+//! Such an object lists its fields under an `Update` entry of the manager. Server-side apply does not take fields from
+//! that entry, and so never removes a field that is no longer desired. Turning the entry into an `Apply` entry lets the
+//! next apply own, and remove, those fields. The object itself does not change.
 
 use coder_k8s_api::names::FIELD_MANAGER;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
@@ -17,12 +17,12 @@ use super::Child;
 const UPDATE: &str = "Update";
 const APPLY: &str = "Apply";
 
-/// Whether our manager holds fields of the object by update.
+/// Whether the object has fields that the field manager wrote by update.
 pub(super) fn has_updates<K: Resource>(object: &K) -> bool {
     object.managed_fields().iter().any(|entry| is_ours(entry, UPDATE))
 }
 
-/// Turns what our manager wrote by update into what it applied. An object that has gone is none of our business.
+/// Turns the manager's `Update` entries into an `Apply` entry, on the live object. Does nothing if the object is gone.
 pub(super) async fn migrate<K: Child>(api: &Api<K>, name: &str) -> kube::Result<()> {
     let Some(live) = api.get_opt(name).await? else { return Ok(()) };
     if !has_updates(&live) {
@@ -42,7 +42,7 @@ fn is_ours(entry: &ManagedFieldsEntry, operation: &str) -> bool {
         && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-/// The entries with ours merged into one of `Apply`.
+/// The entries, with those of the manager merged into one `Apply` entry.
 fn merged(entries: &[ManagedFieldsEntry]) -> Vec<ManagedFieldsEntry> {
     let (ours, mut others): (Vec<_>, Vec<_>) =
         entries.iter().cloned().partition(|entry| is_ours(entry, UPDATE) || is_ours(entry, APPLY));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn our_entries_become_one_and_the_others_stay() {
+    fn entries_of_the_manager_become_one_and_the_others_stay() {
         let entries = [
             entry("kubectl", UPDATE, None, json!({"f:data": {}})),
             entry(FIELD_MANAGER, UPDATE, None, json!({"f:spec": {"f:a": {}}})),
