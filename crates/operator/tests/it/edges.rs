@@ -113,7 +113,7 @@ async fn an_operator_that_starts_before_the_api_server_answers_catches_up() {
     readyz_says(
         &operator,
         503,
-        "[-] watch customresourcedefinitions: no complete answer from the API server",
+        "[-] watch customresourcedefinitions: no complete response from the API server",
     )
     .await;
     tokio::time::sleep(Duration::from_secs(3)).await;
