@@ -81,7 +81,7 @@ pub(crate) fn kills(count: u32) -> Result<()> {
     get()?;
     let test = "however_often_leaders_die_there_are_never_two_writers";
     let mut command =
-        cargo(&["test", "--package", "coder-k8s", "--test", "leader", test, "--", "--nocapture"]);
+        cargo(&["test", "--package", "coder-k8s", "--test", "runtime", test, "--", "--nocapture"]);
     command.env("CODER_K8S_KILLS", count.to_string());
     must(command)
 }
