@@ -26,7 +26,7 @@ use crate::{
     decode,
     error::{Error, ErrorKind, Outage},
     faults::{EXIT_CODE, Fault},
-    servers::{CallOutcome, Hold, Leave, Server, Why},
+    servers::{Budget, CallOutcome, Hold, Permit, Why},
     target::{BadTarget, Origin},
 };
 
@@ -37,14 +37,14 @@ const BYPASS_RATE_LIMIT: &str = "x-coder-bypass-ratelimit";
 /// The answer to a bypass that the caller may not use.
 const BYPASS_REFUSED: u16 = 428;
 
-/// A client of one coderd, with or without a credential.
+/// A client of one coderd. Outside this crate every client has a credential: see [`crate::IdentifiedServer`].
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<Shared>,
     origin: Arc<Origin>,
     /// Whether the port is found by the resolver and must not be in the URL.
     rerouted: bool,
-    server: Arc<Server>,
+    budget: Arc<Budget>,
     pool: Arc<reqwest::Client>,
     credential: Option<Credential>,
     /// Whether the rate-limit bypass was refused to this credential.
@@ -54,13 +54,13 @@ pub struct Client {
 
 /// A session token, ready to be sent.
 #[derive(Clone)]
-pub(crate) struct Credential {
+struct Credential {
     header: HeaderValue,
     secret: SecretString,
 }
 
 impl Credential {
-    pub(crate) fn new(token: &SecretString) -> Result<Self, BadTarget> {
+    fn new(token: &SecretString) -> Result<Self, BadTarget> {
         let secret: SecretString = token.expose_secret().trim().into();
         let header = sensitive(&secret).ok_or(BadTarget::Token)?;
         Ok(Self { header, secret })
@@ -88,18 +88,23 @@ impl Client {
         shared: Arc<Shared>,
         origin: Origin,
         rerouted: bool,
-        server: Arc<Server>,
+        budget: Arc<Budget>,
         pool: Arc<reqwest::Client>,
-        credential: Option<Credential>,
     ) -> Self {
+        let credential = None;
         let (origin, limited, deadline) = (Arc::new(origin), Arc::default(), shared.settings.deadline);
-        Self { shared, origin, rerouted, server, pool, credential, limited, deadline }
+        Self { shared, origin, rerouted, budget, pool, credential, limited, deadline }
     }
 
-    /// The same server with another session token.
-    pub fn with_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
+    pub(crate) fn with_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
         let credential = Some(Credential::new(token)?);
         Ok(Self { credential, limited: Arc::default(), ..self.clone() })
+    }
+
+    /// The same server with any token that a test likes, whoever the server is.
+    #[cfg(feature = "test-util")]
+    pub fn with_any_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
+        self.with_token(token)
     }
 
     /// The same with another deadline for each call.
@@ -175,8 +180,8 @@ impl Client {
     async fn admitted(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, ErrorKind> {
         let timeout = || ErrorKind::Transient(Outage::Timeout(self.deadline));
         let message = self.message(request, bypass)?;
-        let leave = timeout_at(until, self.server.admit()).await.map_err(|_| timeout())?;
-        let leave = leave.map_err(|hold| self.held(hold))?;
+        let permit = timeout_at(until, self.budget.admit()).await.map_err(|_| timeout())?;
+        let permit = permit.map_err(|hold| self.not_sent(hold))?;
         let exchange = timeout_at(until, self.exchange(request.call, message)).await;
         let result = exchange.unwrap_or_else(|_| Err(timeout())).and_then(|answer| {
             if bypass && answer.status == BYPASS_REFUSED {
@@ -188,18 +193,19 @@ impl Client {
                 Some(kind) => Err(kind),
             }
         });
-        let (seen, trouble) = seen(&leave, &result);
-        leave.report(seen, trouble);
+        let (outcome, outage) = call_outcome(&permit, &result);
+        permit.report(outcome, outage);
         result
     }
 
-    /// What a call hears that is not sent.
-    fn held(&self, hold: Hold) -> ErrorKind {
+    /// The error of a call that is not sent because the server is left alone.
+    fn not_sent(&self, hold: Hold) -> ErrorKind {
         let Hold { why, remaining: retry_after } = hold;
         match why {
             Why::RateLimited => ErrorKind::RateLimited { retry_after },
             Why::OutOfReach => {
-                let last = self.server.trouble().unwrap_or(Outage::Unreachable("out of reach".to_owned()));
+                let last =
+                    self.budget.last_outage().unwrap_or(Outage::Unreachable("out of reach".to_owned()));
                 ErrorKind::Transient(Outage::HeldOff { retry_after, last: Box::new(last) })
             }
         }
@@ -265,16 +271,16 @@ impl Client {
     }
 }
 
-/// What an exchange says about the server.
-fn seen(leave: &Leave, result: &Result<Answer, ErrorKind>) -> (CallOutcome, Option<Outage>) {
+/// What an exchange shows about the server.
+fn call_outcome(permit: &Permit, result: &Result<Answer, ErrorKind>) -> (CallOutcome, Option<Outage>) {
     match result {
         Err(ErrorKind::RateLimited { retry_after }) => (CallOutcome::RateLimited(*retry_after), None),
         // A call that waited long for its slot had little time left; that is not the server's fault.
-        Err(ErrorKind::Transient(Outage::Timeout(deadline))) if leave.elapsed() < *deadline / 2 => {
+        Err(ErrorKind::Transient(Outage::Timeout(deadline))) if permit.elapsed() < *deadline / 2 => {
             (CallOutcome::Nothing, None)
         }
-        Err(ErrorKind::Transient(trouble)) if classify::is_out_of_order(trouble) => {
-            (CallOutcome::Unreachable, Some(trouble.clone()))
+        Err(ErrorKind::Transient(outage)) if classify::is_out_of_order(outage) => {
+            (CallOutcome::Unreachable, Some(outage.clone()))
         }
         Err(_) | Ok(_) => (CallOutcome::Answered, None),
     }

@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     answer,
-    client::{Client, Credential},
+    client::Client,
     faults::Faults,
     pools::{ConnectionPools, Trust},
     resolve::Resolve,
+    server::Server,
     servers::Servers,
     target::{BadTarget, Origin, Target},
 };
@@ -37,7 +38,7 @@ impl Default for Settings {
     }
 }
 
-/// Makes clients that share connections and request budgets. One is enough for a process.
+/// Makes servers, whose clients share connections and request budgets. One is enough for a process.
 #[derive(Clone)]
 pub struct Connector {
     shared: Arc<Shared>,
@@ -56,11 +57,25 @@ impl Connector {
         Self { shared: Arc::new(Shared { settings, servers: Servers::default(), pools }) }
     }
 
-    /// A client of one server. Cheap, and nothing is sent.
-    pub fn to(&self, target: &Target) -> Result<Client, BadTarget> {
-        let Target { url, ca, token } = target;
+    /// The server at an address. Sends nothing.
+    pub fn server(&self, target: &Target) -> Result<Server, BadTarget> {
+        self.anonymous(target).map(Server::new)
+    }
+
+    /// A client without a credential, to which tests attach any credential that they like.
+    #[cfg(feature = "test-util")]
+    pub fn client(
+        &self,
+        target: &Target,
+        token: Option<&secrecy::SecretString>,
+    ) -> Result<Client, BadTarget> {
+        let client = self.anonymous(target)?;
+        token.map_or(Ok(client.clone()), |token| client.with_token(token))
+    }
+
+    fn anonymous(&self, target: &Target) -> Result<Client, BadTarget> {
+        let Target { url, ca } = target;
         let origin = Origin::parse(url)?;
-        let credential = token.as_ref().map(Credential::new).transpose()?;
         let trust = match ca.as_deref() {
             _ if !origin.https => Trust::Plain,
             None => Trust::System,
@@ -68,9 +83,9 @@ impl Connector {
         };
         let pool = self.shared.pools.get(trust, origin.port);
         let pool = pool.map_err(|error| BadTarget::Authorities(answer::cause(&error)))?;
-        let server = self.shared.servers.get(origin.url.as_str());
+        let budget = self.shared.servers.get(origin.url.as_str());
         let rerouted = origin.named && self.shared.pools.resolves();
-        Ok(Client::new(self.shared.clone(), origin, rerouted, server, pool, credential))
+        Ok(Client::new(self.shared.clone(), origin, rerouted, budget, pool))
     }
 
     /// The request budgets.

@@ -1,7 +1,7 @@
 //! The HTTP client of coderd.
 //!
-//! A [`Connector`] is made once a process; [`Connector::to`] gives a [`Client`] of one server. Every call passes
-//! one narrow place, which names and counts it, gives it a deadline, holds it to the server's request budget
+//! A [`Connector`] is made once a process. [`Connector::server`] gives a [`Server`], which, once it is identified, gives a
+//! [`Client`] with a credential. Every call passes one narrow place, which names and counts it, gives it a deadline, holds it to the server's request budget
 //! ([`servers`]) and can make it fail on purpose ([`Faults`]). Answers become types, refusals become an
 //! [`Error`] that says why and when to try again.
 //!
@@ -31,6 +31,7 @@ pub mod postgres;
 mod provisionerkeys;
 mod proxies;
 mod resolve;
+mod server;
 pub mod servers;
 mod target;
 mod tokens;
@@ -50,6 +51,7 @@ pub use organizations::Organization;
 pub use provisionerkeys::{KeyDaemons, ProvisionerKey};
 pub use proxies::{Proxy, ProxyHealth, ProxySettings, RegisteredProxy};
 pub use resolve::Resolve;
+pub use server::{BoundToken, CredentialError, IdentifiedServer, Server};
 pub use target::{BadTarget, Target, is_same_server};
 pub use tokens::{NewToken, Token};
 pub use users::{FirstUser, NewFirstUser, NewUser, User};

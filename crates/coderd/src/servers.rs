@@ -25,13 +25,13 @@ pub const IN_FLIGHT: usize = 4;
 /// All servers that this process talks to, by scheme, host and port.
 #[derive(Default)]
 pub struct Servers {
-    all: Mutex<Kept<String, Server>>,
+    all: Mutex<Kept<String, Budget>>,
 }
 
 impl Servers {
     /// The server of an origin; the same for everybody who asks.
-    pub fn get(&self, origin: &str) -> Arc<Server> {
-        let make = || Ok::<_, std::convert::Infallible>(Server::default());
+    pub fn get(&self, origin: &str) -> Arc<Budget> {
+        let make = || Ok::<_, std::convert::Infallible>(Budget::default());
         let found = self.all.lock().get(origin.to_owned(), Instant::now().into_std(), make);
         found.unwrap_or_else(|never| match never {})
     }
@@ -48,52 +48,56 @@ impl Servers {
 }
 
 /// The budget of one server.
-pub struct Server {
+pub struct Budget {
     slots: Arc<Semaphore>,
     pace: Mutex<Pace>,
-    trouble: Mutex<Option<Outage>>,
+    last_outage: Mutex<Option<Outage>>,
 }
 
-impl Default for Server {
+impl Default for Budget {
     fn default() -> Self {
-        Self { slots: Arc::new(Semaphore::new(IN_FLIGHT)), pace: Mutex::default(), trouble: Mutex::default() }
+        Self {
+            slots: Arc::new(Semaphore::new(IN_FLIGHT)),
+            pace: Mutex::default(),
+            last_outage: Mutex::default(),
+        }
     }
 }
 
-impl Server {
+impl Budget {
     /// Waits for a free slot. Fails at once while the server is left alone, also for those who waited.
-    pub async fn admit(self: &Arc<Self>) -> Result<Leave, Hold> {
-        self.pace.lock().look(now())?;
+    pub async fn admit(self: &Arc<Self>) -> Result<Permit, Hold> {
+        self.pace.lock().check(now())?;
         let slot = self.slots.clone().acquire_owned().await.ok();
-        let admitted = self.pace.lock().ask(now())?;
-        Ok(Leave { server: self.clone(), admitted: Some(admitted), _slot: slot })
+        let admitted = self.pace.lock().admit(now())?;
+        Ok(Permit { budget: self.clone(), admitted: Some(admitted), _slot: slot })
     }
 
     /// What was last wrong with the server.
-    pub fn trouble(&self) -> Option<Outage> {
-        self.trouble.lock().clone()
+    pub fn last_outage(&self) -> Option<Outage> {
+        self.last_outage.lock().clone()
     }
 
     /// For how long and why the server is left alone right now.
     pub fn held(&self) -> Option<Hold> {
-        self.pace.lock().look(now()).err()
+        self.pace.lock().check(now()).err()
     }
 }
 
 /// The right to send one request. Dropped without a report, it tells nothing about the server.
-pub struct Leave {
-    server: Arc<Server>,
+pub struct Permit {
+    budget: Arc<Budget>,
     admitted: Option<Admitted>,
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-impl Leave {
+impl Permit {
     /// Tells what was seen of the server, and what was wrong with it.
-    pub fn report(mut self, seen: CallOutcome, trouble: Option<Outage>) {
-        if trouble.is_some() {
-            *self.server.trouble.lock() = trouble;
+    pub fn report(mut self, outcome: CallOutcome, outage: Option<Outage>) {
+        if outage.is_some() {
+            *self.budget.last_outage.lock() = outage;
         }
-        self.tell(seen);
+        self.note(outcome);
     }
 
     /// How long the request has been under way.
@@ -102,16 +106,16 @@ impl Leave {
         now().saturating_duration_since(started)
     }
 
-    fn tell(&mut self, seen: CallOutcome) {
+    fn note(&mut self, outcome: CallOutcome) {
         if let Some(admitted) = self.admitted.take() {
-            self.server.pace.lock().saw(admitted, now(), seen);
+            self.budget.pace.lock().record(admitted, now(), outcome);
         }
     }
 }
 
-impl Drop for Leave {
+impl Drop for Permit {
     fn drop(&mut self) {
-        self.tell(CallOutcome::Nothing);
+        self.note(CallOutcome::Nothing);
     }
 }
 
@@ -129,9 +133,9 @@ mod tests {
     async fn those_who_wait_for_a_slot_fail_when_the_server_asks_for_patience() {
         let servers = Servers::default();
         let server = servers.get("http://one");
-        let mut leaves = Vec::new();
+        let mut permits = Vec::new();
         for _ in 0..IN_FLIGHT {
-            leaves.push(server.admit().await.unwrap());
+            permits.push(server.admit().await.unwrap());
         }
         let waiting = tokio::spawn({
             let server = server.clone();
@@ -139,7 +143,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
-        leaves.pop().unwrap().report(CallOutcome::RateLimited(MINUTE), None);
+        permits.pop().unwrap().report(CallOutcome::RateLimited(MINUTE), None);
         assert_eq!(waiting.await.unwrap(), Err(Hold { why: Why::RateLimited, remaining: MINUTE }));
 
         assert!(servers.get("http://two").admit().await.is_ok(), "another server is not delayed");

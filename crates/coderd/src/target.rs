@@ -2,42 +2,29 @@
 
 use std::fmt;
 
-use secrecy::SecretString;
 use url::{Host, Url};
 
-/// A coderd to talk to. `Debug` shows scheme, host and port alone.
+/// Where a coderd is, and which certificates prove it. `Debug` shows scheme, host and port alone.
 #[derive(Clone)]
 pub struct Target {
     /// `http` or `https`, host and port. A path is left out: coderd has none.
     pub url: String,
     /// Certificate authorities as PEM. With them, only they are trusted; without, those of the system.
     pub ca: Option<Vec<u8>>,
-    /// Sent with each call that needs one.
-    pub token: Option<SecretString>,
 }
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { url, ca, token } = self;
+        let Self { url, ca } = self;
         let url = Origin::parse(url).map_or_else(|bad| format!("({bad})"), |origin| origin.url.to_string());
-        f.debug_struct("Target")
-            .field("url", &url)
-            .field("ca", &ca.is_some())
-            .field("token", &token.is_some())
-            .finish()
+        f.debug_struct("Target").field("url", &url).field("ca", &ca.is_some()).finish()
     }
 }
 
 impl Target {
     /// A server at this URL, without a credential.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), ca: None, token: None }
-    }
-
-    /// The same with a session token.
-    #[must_use]
-    pub fn with_token(self, token: SecretString) -> Self {
-        Self { token: Some(token), ..self }
+        Self { url: url.into(), ca: None }
     }
 }
 

@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_longest_wait_that_was_asked_for_counts() {
-        let failure = |retry| Blocker::new(Reason::Pending, String::new(), retry);
+        let failure = |retry| Blocker::new(Reason::Pending, "").with_retry(retry);
         let after = |seconds| Retry::After(Duration::from_secs(seconds));
         let done = |retries: &[Retry]| ActResult {
             failures: retries.iter().copied().map(failure).collect(),

@@ -1,13 +1,17 @@
-//! What an object refers to, so that a change there wakes it.
+//! What an object refers to, so that a change of it enqueues the object.
 
 use std::collections::BTreeSet;
 
 use coder_k8s_api::{
-    AccessMethod, CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, PodSettings, WorkspaceRbac,
+    AccessMethod, CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, PodSettings, Tls, WorkspaceRbac,
 };
 use kube::{Resource, ResourceExt};
 
-use crate::{names, provisioner, workspaceproxy};
+use crate::{
+    names, provisioner,
+    sources::{self, Source},
+    workspaceproxy,
+};
 
 /// Something that an object refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,10 +36,9 @@ impl References for CoderControlPlane {
     fn references(&self) -> BTreeSet<Reference> {
         let spec = &self.spec;
         let access = &spec.operator_access;
-        let mut all = of_pod(&spec.pod);
+        let mut all = of_pod(&spec.pod, &spec.tls);
         all.extend(of_rbac(&spec.rbac));
         all.extend(spec.license_secret_ref.iter().map(|secret| secret_named(&secret.name)));
-        all.extend(spec.tls.secret_names.iter().map(secret_named));
         all.extend(
             access
                 .token_secret_ref
@@ -56,7 +59,7 @@ impl References for CoderControlPlane {
 impl References for CoderProvisioner {
     fn references(&self) -> BTreeSet<Reference> {
         let spec = &self.spec;
-        let mut all = of_pod(&spec.pod);
+        let mut all = of_pod(&spec.pod, &Tls::default());
         all.extend(of_rbac(&spec.rbac));
         all.insert(Reference::ControlPlane(spec.control_plane_ref.name.to_string()));
         all.extend(
@@ -72,7 +75,7 @@ impl References for CoderProvisioner {
 impl References for CoderWorkspaceProxy {
     fn references(&self) -> BTreeSet<Reference> {
         let spec = &self.spec;
-        let mut all = of_pod(&spec.pod);
+        let mut all = of_pod(&spec.pod, &spec.tls);
         all.extend(
             spec.control_plane_ref.iter().map(|plane| Reference::ControlPlane(plane.name.to_string())),
         );
@@ -81,7 +84,6 @@ impl References for CoderWorkspaceProxy {
             all.insert(secret_named(&bootstrap.credentials_secret_ref.name));
             all.extend(bootstrap.ca_secret_ref.iter().map(|secret| secret_named(&secret.name)));
         }
-        all.extend(spec.tls.secret_names.iter().map(secret_named));
         all.extend(
             workspaceproxy::wanted_registration(self).map(|desired| secret_named(desired.secret.name)),
         );
@@ -97,18 +99,13 @@ fn of_rbac(rbac: &WorkspaceRbac) -> impl Iterator<Item = Reference> {
     rbac.workspace_namespaces.iter().map(|namespace| Reference::Namespace(namespace.to_string()))
 }
 
-/// The Secrets and ConfigMaps that the pods read.
-fn of_pod(pod: &PodSettings) -> BTreeSet<Reference> {
-    let mut all: BTreeSet<_> = pod.certs.secrets.iter().map(|secret| secret_named(&secret.name)).collect();
-    for source in &pod.env_from {
-        all.extend(source.secret_ref.iter().map(|secret| secret_named(&secret.name)));
-        all.extend(source.config_map_ref.iter().map(|map| Reference::ConfigMap(map.name.clone())));
-    }
-    for source in pod.extra_env.iter().filter_map(|env| env.value_from.as_ref()) {
-        all.extend(source.secret_key_ref.iter().map(|secret| secret_named(&secret.name)));
-        all.extend(source.config_map_key_ref.iter().map(|map| Reference::ConfigMap(map.name.clone())));
-    }
-    all
+/// The Secrets and ConfigMaps that the pods use.
+fn of_pod(pod: &PodSettings, tls: &Tls) -> BTreeSet<Reference> {
+    let reference = |source| match source {
+        Source::Secret(name) => Reference::Secret(name),
+        Source::ConfigMap(name) => Reference::ConfigMap(name),
+    };
+    sources::used(pod, tls).into_iter().map(reference).collect()
 }
 
 #[cfg(test)]

@@ -47,39 +47,60 @@ pub enum SourceContent {
 /// What was found, by source.
 pub type SourceContents = BTreeMap<Source, SourceContent>;
 
-/// What the pods read. `inspected` are variables whose definition by `envFrom` is asked for.
+/// How pods use a Secret or ConfigMap.
+enum Use<'a> {
+    /// They read these keys.
+    Keys(Source, Vec<&'a str>),
+    /// Its data becomes environment variables.
+    Environment(Source, &'a EnvFromSource),
+}
+
+/// Every Secret and ConfigMap that the pods use. What is watched and what is hashed both follow this list.
+fn uses<'a>(pod: &'a PodSettings, tls: &'a Tls) -> impl Iterator<Item = Use<'a>> {
+    let tls = tls.secret_names.iter();
+    let tls = tls.map(|name| Use::Keys(Source::Secret(name.to_string()), vec!["tls.crt", "tls.key"]));
+    let certs = pod.certs.secrets.iter();
+    let certs = certs.map(|cert| Use::Keys(Source::Secret(cert.name.to_string()), vec![cert.key.as_str()]));
+    let variables = pod.extra_env.iter().filter_map(|env| env.value_from.as_ref()).flat_map(|from| {
+        let secret = from.secret_key_ref.iter();
+        let secret =
+            secret.map(|secret| Use::Keys(Source::Secret(secret.name.clone()), vec![secret.key.as_str()]));
+        let map = from.config_map_key_ref.iter();
+        let map = map.map(|map| Use::Keys(Source::ConfigMap(map.name.clone()), vec![map.key.as_str()]));
+        secret.chain(map)
+    });
+    let environment = pod.env_from.iter().filter_map(|from| Some(Use::Environment(source_of(from)?, from)));
+    tls.chain(certs).chain(variables).chain(environment)
+}
+
+/// The Secrets and ConfigMaps that the pods use, whether or not a change of them restarts the pods.
+pub fn used(pod: &PodSettings, tls: &Tls) -> BTreeSet<Source> {
+    uses(pod, tls)
+        .map(|one| match one {
+            Use::Keys(source, _) | Use::Environment(source, _) => source,
+        })
+        .collect()
+}
+
+/// What is read of each source. `inspected` are variables whose definition by `envFrom` is asked for.
 pub fn desired(pod: &PodSettings, tls: &Tls, inspected: &[&str]) -> BTreeMap<Source, NeededKeys> {
     let mut all: BTreeMap<Source, NeededKeys> = BTreeMap::new();
-    if pod.restart_on_config_change {
-        for secret in &tls.secret_names {
-            let desired = all.entry(Source::Secret(secret.to_string())).or_default();
-            desired.keys.extend(["tls.crt".to_owned(), "tls.key".to_owned()]);
-        }
-        for cert in &pod.certs.secrets {
-            let desired = all.entry(Source::Secret(cert.name.to_string())).or_default();
-            desired.keys.insert(cert.key.to_string());
-        }
-        for from in pod.extra_env.iter().filter_map(|env| env.value_from.as_ref()) {
-            if let Some(secret) = &from.secret_key_ref {
-                let desired = all.entry(Source::Secret(secret.name.clone())).or_default();
-                desired.keys.insert(secret.key.clone());
+    for one in uses(pod, tls) {
+        match one {
+            Use::Keys(source, keys) if pod.restart_on_config_change => {
+                let desired = all.entry(source).or_default();
+                desired.keys.extend(keys.into_iter().map(str::to_owned));
             }
-            if let Some(map) = &from.config_map_key_ref {
-                let desired = all.entry(Source::ConfigMap(map.name.clone())).or_default();
-                desired.keys.insert(map.key.clone());
+            Use::Keys(..) => {}
+            Use::Environment(source, from) => {
+                let defining = inspected.iter().filter_map(|variable| key_for(from, variable));
+                let defining: BTreeSet<_> = defining.map(str::to_owned).collect();
+                if pod.restart_on_config_change || !defining.is_empty() {
+                    let desired = all.entry(source).or_default();
+                    desired.all |= pod.restart_on_config_change;
+                    desired.values.extend(defining);
+                }
             }
-        }
-    }
-    for from in &pod.env_from {
-        let defining: BTreeSet<_> =
-            inspected.iter().filter_map(|variable| key_for(from, variable)).map(str::to_owned).collect();
-        if !pod.restart_on_config_change && defining.is_empty() {
-            continue;
-        }
-        if let Some(source) = source_of(from) {
-            let desired = all.entry(source).or_default();
-            desired.all |= pod.restart_on_config_change;
-            desired.values.extend(defining);
         }
     }
     all

@@ -4,6 +4,7 @@
 //! (`coder_k8s_coderd::IdentifiedServer`), so that no caller can send one elsewhere by mistake.
 
 pub(crate) mod credential;
+pub(crate) mod credentials;
 pub(crate) mod driver;
 pub(crate) mod license_gate;
 pub(crate) mod schedule;
@@ -11,15 +12,24 @@ pub(crate) mod targets;
 pub(crate) mod verify_schedule;
 
 use coder_k8s_api::Reason;
-use coder_k8s_coderd::{Error, ErrorKind, postgres};
-use coder_k8s_core::outcome::{Blocker, Retry};
+use coder_k8s_coderd::{Entitlement, Error, ErrorKind, Feature, postgres};
+use coder_k8s_core::{
+    entitlements::FeatureState,
+    outcome::{Blocker, Retry},
+};
 use coder_k8s_engine::secret;
 
-/// What a failed call to coderd means. The message is the same from try to try.
+/// What a failed call to the coderd of a control plane means.
 pub(crate) fn blocker_of(error: &Error) -> Blocker {
+    blocker_at(error, "operatorAccess.apiURL")
+}
+
+/// What a failed call to coderd means. `field` is the field of the spec that sets its address. The message is the same from
+/// try to try.
+pub(crate) fn blocker_at(error: &Error, field: &str) -> Blocker {
     let message = match &error.kind {
         ErrorKind::Redirected { to } => format!(
-            "coderd redirects to {to}, where the operator never sends a token: set operatorAccess.apiURL to the address that answers"
+            "coderd redirects to {to}, where the operator never sends a token: set {field} to the address that answers"
         ),
         _ => error.to_string(),
     };
@@ -49,4 +59,23 @@ pub(crate) fn blocker_of_database(error: postgres::Error) -> Blocker {
 #[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
 pub(crate) fn blocker_of_secret(error: secret::Error) -> Blocker {
     Blocker::new(Reason::Error, error.to_string())
+}
+
+/// The later of two times for the next attempt: whoever asked to be left alone is.
+pub(crate) fn later(so_far: Option<Retry>, retry: Retry) -> Retry {
+    match (so_far, retry) {
+        (Some(Retry::After(one)), Retry::After(two)) => Retry::After(one.max(two)),
+        (Some(Retry::After(wait)), _) => Retry::After(wait),
+        (_, retry) => retry,
+    }
+}
+
+/// The state of a feature as coderd reports it.
+pub(crate) fn feature_state(feature: &Feature) -> FeatureState {
+    match feature.entitlement {
+        Entitlement::Entitled => FeatureState::Entitled,
+        Entitlement::GracePeriod => FeatureState::GracePeriod,
+        Entitlement::NotEntitled => FeatureState::NotEntitled,
+        Entitlement::Other(_) => FeatureState::Unknown,
+    }
 }

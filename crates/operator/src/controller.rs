@@ -7,19 +7,16 @@
 pub(crate) mod accounts;
 mod caches;
 pub(crate) mod children;
-pub(crate) mod coderd;
 mod context;
-pub(crate) mod credential;
 mod enqueue;
 pub(crate) mod environment;
 pub(crate) mod exposure;
 pub(crate) mod finalizer;
+mod kinds;
 pub(crate) mod options;
-pub(crate) mod places;
 pub(crate) mod pods;
 mod referenced;
 pub(crate) mod secrets;
-pub(crate) mod verify_schedule;
 mod watches;
 pub(crate) mod workspaces;
 
@@ -53,8 +50,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use caches::{kind, served_by};
-pub(crate) use context::{CoderResource, Context};
+pub(crate) use caches::served_by;
+pub(crate) use context::Context;
+pub(crate) use kinds::{CoderKind, CoderResource};
 pub(crate) use options::Options;
 
 use context::ExternalClients;
@@ -62,8 +60,8 @@ use watches::{OPTIONAL_CRDS, Watches};
 
 pub(crate) use watches::Scope;
 
-/// How many conversations with coderd go on at a time. Each waits for its own server.
-const CONVERSATIONS: usize = 512;
+/// How many objects are reconciled at a time by work that calls coderd. Each waits for its own server.
+const CODERD_CONCURRENCY: usize = 512;
 
 /// How long the lease may take to be handed over.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -136,7 +134,7 @@ pub(crate) async fn control(
     tasks.spawn(looking);
     let watches =
         Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
-    let synced = watches.start(&ctx.scope);
+    let synced = watches.start(&ctx.policy.scope);
 
     let release = CancellationToken::new();
     let (mut elected, mut leads) = elect(election, lease_client, fence, &readiness, release.clone());
@@ -154,17 +152,17 @@ pub(crate) async fn control(
         }
         ctx.metrics.leading(true);
         tracing::info!("leading: objects are reconciled");
-        let reconcile = |key| crate::controlplane::reconcile(key, ctx.clone());
-        let converse = |key| crate::controlplane::talk::converse(key, ctx.clone());
-        let pool = |key| reconcile_slowly(key, ctx.clone());
-        let roll_call = |key| crate::controlplane::daemon_poll::call(key, ctx.clone());
-        let (passes, talks, pools, daemon_poller) = tokio::join!(
-            ctx.queue.run(options.concurrency, stop.clone(), options.shutdown_timeout, reconcile),
-            ctx.talks.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, converse),
-            ctx.verify_schedule.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, pool),
-            ctx.daemon_poller.queue.run(CONVERSATIONS, stop.clone(), options.shutdown_timeout, roll_call),
+        let reconcile = |key| reconcile(key, ctx.clone());
+        let sync = |key| crate::controlplane::coderd_sync::run_due(key, ctx.clone());
+        let poll = |key| crate::controlplane::daemon_poll::poll(key, ctx.clone());
+        let (stop, timeout) = (|| stop.clone(), options.shutdown_timeout);
+        let drained = tokio::join!(
+            ctx.queue.run(options.concurrency, stop(), timeout, reconcile),
+            ctx.verify_schedule.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, reconcile),
+            ctx.coderd_sync.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, sync),
+            ctx.daemon_poller.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, poll),
         );
-        passes && talks && pools && daemon_poller
+        drained == (true, true, true, true)
     };
     let drained = tokio::select! {
         drained = work => drained,
@@ -252,11 +250,13 @@ fn elect(
     (elected, leads)
 }
 
-/// A pass over an object that talks to coderd itself, and so may take its time.
-async fn reconcile_slowly(key: Key, ctx: Arc<Context>) -> Action {
-    match key.kind {
-        kind::PROVISIONER => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
-        _ => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
+/// Reconciles one object of any of our kinds.
+async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
+    match CoderKind::named(key.kind) {
+        Some(CoderKind::ControlPlane) => crate::controlplane::reconcile(key, ctx).await,
+        Some(CoderKind::Provisioner) => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
+        Some(CoderKind::WorkspaceProxy) => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
+        None => Action::AwaitChange,
     }
 }
 
@@ -325,9 +325,13 @@ fn count_objects(ctx: &Context) {
     });
     ctx.metrics.licenses_expire(ends);
     ctx.metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
-    count(ctx, &ctx.caches.control_planes);
-    count(ctx, &ctx.caches.provisioners);
-    count(ctx, &ctx.caches.workspace_proxies);
+    for kind in CoderKind::ALL {
+        match kind {
+            CoderKind::ControlPlane => count(ctx, &ctx.caches.control_planes),
+            CoderKind::Provisioner => count(ctx, &ctx.caches.provisioners),
+            CoderKind::WorkspaceProxy => count(ctx, &ctx.caches.workspace_proxies),
+        }
+    }
 }
 
 fn count<K: CoderResource>(ctx: &Context, cache: &coder_k8s_engine::cache::Cache<K>) {

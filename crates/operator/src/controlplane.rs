@@ -1,9 +1,9 @@
 //! CoderControlPlane: what is read before a decision and what is done after it.
 
 mod act;
+pub(crate) mod coderd_sync;
 pub(crate) mod daemon_poll;
 mod observe;
-pub(crate) mod talk;
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::controller::Context;
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
-    let object = match ctx.look(&ctx.caches.control_planes, &key) {
+    let object = match ctx.cached(&ctx.caches.control_planes, &key) {
         Ok(object) => object,
         Err(next) => return next,
     };
@@ -28,13 +28,13 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let plan = controlplane::decide(&observed);
     let mut outcome = act::act(&observed, &plan, &ctx).await;
     if outcome.object_written {
-        return Action::RequeueAfter(ctx.own_write());
+        return ctx.requeue_own_write();
     }
     outcome.grant_blockers.extend(unasked);
     if observed.is_deleting() {
-        ctx.talks.clean_up(&key, &observed.object);
+        ctx.coderd_sync.clean_up(&key, &observed.object);
     } else {
-        ctx.talks.consider(&key, &observed.object, outcome.deployment.as_deref());
+        ctx.coderd_sync.consider(&key, &observed.object, outcome.deployment.as_deref());
     }
     let status = controlplane::status(&observed, &plan, &outcome, ctx.now());
     ctx.finish(&key, &*observed.object, &status, outcome.into_done(), started).await

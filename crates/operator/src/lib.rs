@@ -2,6 +2,7 @@
 //! is read before a decision and what is done after it. The decisions themselves are in `coder-k8s-core`.
 
 mod cli;
+mod coderd;
 mod controller;
 mod controlplane;
 mod crds;

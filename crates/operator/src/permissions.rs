@@ -52,11 +52,11 @@ pub const TOUCHES: [Touch; 19] = [
     },
     Touch {
         group: "coder.com",
-        resources: &["coderprovisioners", "coderworkspaceproxies"],
+        resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
         verbs: &["get"],
         only: None,
         within: Within::Watched,
-        why: "looking once more before a key or a registration is made or deleted",
+        why: "reading the object live before something is created or deleted in coderd",
     },
     Touch {
         group: "coder.com",

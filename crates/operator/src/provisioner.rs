@@ -16,12 +16,15 @@ use coder_k8s_core::{object, outcome::ActResult, provisioner};
 use coder_k8s_engine::{key::Key, queue::Action};
 use tokio::time::Instant;
 
-use crate::controller::{Context, credential};
+use crate::{
+    coderd::{credential, targets::Connections},
+    controller::Context,
+};
 
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
-    let object = match ctx.look(&ctx.caches.provisioners, &key) {
+    let object = match ctx.cached(&ctx.caches.provisioners, &key) {
         Ok(object) => object,
         Err(next) => return next,
     };
@@ -30,9 +33,11 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
         return ctx.finish(&key, &*object, &status, ActResult::default(), started).await;
     }
     let verify_due = ctx.verify_schedule.verify_due(&key, &object);
-    let (observed, unasked) = observe::observe(&key, object, verify_due, &ctx).await;
+    let mut connections = Connections::new(&key.namespace, None);
+    let (observed, unasked) = observe::observe(&key, object, &mut connections, verify_due, &ctx).await;
     let plan = provisioner::decide(&observed);
-    let Some(mut keys) = keys::KeyReconciler::begin(&key, &observed, verify_due, &ctx).await else {
+    let Some(mut keys) = keys::KeyReconciler::begin(&key, &observed, connections, verify_due, &ctx).await
+    else {
         return Action::AwaitChange;
     };
     // What pods run with so far: they are scaled and updated whatever coderd says.
@@ -42,7 +47,7 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
         None => credential::run_steps(&mut keys).await,
     };
     if keys.state.object_written {
-        let soon = Action::RequeueAfter(ctx.own_write());
+        let soon = ctx.requeue_own_write();
         return keys.state.retry.map_or(soon, |retry| ctx.verify_schedule.failed(&key, retry));
     }
     if decision.run.as_ref() != keys.state.first_run.as_ref() {
@@ -50,7 +55,7 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     }
     outcome.grant_blockers.extend(unasked);
     if act::release(&observed, &plan, &decision, &ctx, &mut outcome).await {
-        return Action::RequeueAfter(ctx.own_write());
+        return ctx.requeue_own_write();
     }
     let health = provisioner::daemons::judge(&observed, outcome.deployment.as_deref(), &decision, ctx.now());
     daemons::restart_stopped(&health, &observed, &ctx).await;

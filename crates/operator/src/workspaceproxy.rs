@@ -14,7 +14,7 @@ use coder_k8s_core::{object, outcome::ActResult, workspaceproxy};
 use coder_k8s_engine::{key::Key, queue::Action};
 use tokio::time::Instant;
 
-use crate::controller::{Context, credential};
+use crate::{coderd::credential, controller::Context};
 
 /// How much of the interval passes until a proxy that is not healthy is looked at again.
 const UNHEALTHY: f64 = 0.1;
@@ -22,7 +22,7 @@ const UNHEALTHY: f64 = 0.1;
 /// One pass over one object.
 pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
-    let object = match ctx.look(&ctx.caches.workspace_proxies, &key) {
+    let object = match ctx.cached(&ctx.caches.workspace_proxies, &key) {
         Ok(object) => object,
         Err(next) => return next,
     };
@@ -44,14 +44,14 @@ pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
         act::act(&observed, desired.as_ref(), registration.state.first_run.as_ref(), &ctx).await;
     let decision = credential::run_steps(&mut registration).await;
     if registration.state.object_written {
-        let soon = Action::RequeueAfter(ctx.own_write());
+        let soon = ctx.requeue_own_write();
         return registration.state.retry.map_or(soon, |retry| ctx.verify_schedule.failed(&key, retry));
     }
     if decision.run.as_ref() != registration.state.first_run.as_ref() {
         act::roll_out(&observed, decision.run.as_ref(), &ctx, &mut outcome).await;
     }
     if act::release(&observed, &decision, &ctx, &mut outcome).await {
-        return Action::RequeueAfter(ctx.own_write());
+        return ctx.requeue_own_write();
     }
     let health = registration.health();
     let status = workspaceproxy::status(&observed, &outcome, &decision, health.as_ref(), ctx.now());

@@ -163,15 +163,15 @@ pub async fn run(subject: &Subject) -> Report {
 /// Each check has a connector of its own: one that is made to wait does not slow down the next.
 fn bench(subject: &Subject) -> Result<Bench, String> {
     let connector = Connector::new(Settings::default());
-    let bare = Target { token: None, ..subject.target.clone() };
-    let nobody = connector.to(&bare).map_err(|error| error.to_string())?;
-    let owner = nobody.with_token(&subject.owner).map_err(|error| error.to_string())?;
+    let nobody = connector.client(&subject.target, None).map_err(|error| error.to_string())?;
+    let owner = nobody.with_any_token(&subject.owner).map_err(|error| error.to_string())?;
     Ok(Bench { owner, nobody, subject: subject.clone() })
 }
 
 /// Makes the first user of an empty deployment and gives a token of it, holding every step to the contract.
 pub async fn set_up(target: &Target) -> Result<SecretString, String> {
-    let nobody = Connector::new(Settings::default()).to(target).map_err(|error| error.to_string())?;
+    let nobody =
+        Connector::new(Settings::default()).client(target, None).map_err(|error| error.to_string())?;
     ensure(!nobody.has_first_user().await.map_err(text)?, "an empty deployment has no first user")?;
     let password: SecretString = format!("Contract-{}", Uuid::new_v4()).into();
     let (email, username) = ("contract@example.com".to_owned(), "contract".to_owned());
@@ -181,7 +181,7 @@ pub async fn set_up(target: &Target) -> Result<SecretString, String> {
     let made = nobody.create_first_user(&user).await.map_err(text)?;
     ensure(nobody.has_first_user().await.map_err(text)?, "there is a first user once it is made")?;
     let session = nobody.log_in(&user.email, &password).await.map_err(text)?;
-    let client = nobody.with_token(&session).map_err(|error| error.to_string())?;
+    let client = nobody.with_any_token(&session).map_err(|error| error.to_string())?;
     let me = client.me().await.map_err(text)?;
     ensure(me.is_owner(), "the first user is an owner")?;
     ensure(made.user_id.is_empty() || made.user_id == me.id, "the first user is who it was said to be")?;
@@ -202,7 +202,7 @@ fn ensure(holds: bool, expectation: &str) -> Finding {
 /// Expects a refusal with this reason.
 fn refused<T>(result: Result<T, Error>, reason: &str) -> Finding {
     match result {
-        Err(error) if error.reason() == reason => Ok(()),
+        Err(error) if error.reason().as_str() == reason => Ok(()),
         Err(error) => Err(format!("expected {reason}, got {}: {error}", error.reason())),
         Ok(_) => Err(format!("expected {reason}, but it was accepted")),
     }
@@ -227,5 +227,5 @@ async fn member(bench: &Bench) -> Result<Client, String> {
     };
     bench.owner.create_user(&user).await.map_err(text)?;
     let session = bench.nobody.log_in(&email, &password).await.map_err(text)?;
-    bench.nobody.with_token(&session).map_err(|error| error.to_string())
+    bench.nobody.with_any_token(&session).map_err(|error| error.to_string())
 }

@@ -61,7 +61,7 @@ pub enum CallOutcome {
 
 impl Pace {
     /// Whether a request would be admitted, without asking for it.
-    pub fn look(&self, now: Instant) -> Result<(), Hold> {
+    pub fn check(&self, now: Instant) -> Result<(), Hold> {
         let hold = |why, remaining| Err(Hold { why, remaining });
         match (self.limited_until, self.out_of_reach_until) {
             (Some(until), _) if now < until => hold(Why::RateLimited, until - now),
@@ -72,19 +72,19 @@ impl Pace {
     }
 
     /// Asks to send a request. After a time out of reach, one request goes ahead and the others wait for it.
-    pub fn ask(&mut self, now: Instant) -> Result<Admitted, Hold> {
-        self.look(now)?;
+    pub fn admit(&mut self, now: Instant) -> Result<Admitted, Hold> {
+        self.check(now)?;
         let trial = self.out_of_reach_until.is_some();
         self.trying |= trial;
         Ok(Admitted { at: now, trial })
     }
 
     /// Notes what came of a request.
-    pub fn saw(&mut self, request: Admitted, now: Instant, seen: CallOutcome) {
+    pub fn record(&mut self, request: Admitted, now: Instant, outcome: CallOutcome) {
         if request.trial {
             self.trying = false;
         }
-        match seen {
+        match outcome {
             CallOutcome::Nothing => {}
             CallOutcome::Answered => self.answered(now),
             CallOutcome::RateLimited(patience) => {
@@ -123,9 +123,9 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn fail(pace: &mut Pace, now: Instant) -> Duration {
-        let request = pace.ask(now).unwrap();
-        pace.saw(request, now, CallOutcome::Unreachable);
-        pace.look(now).unwrap_err().remaining
+        let request = pace.admit(now).unwrap();
+        pace.record(request, now, CallOutcome::Unreachable);
+        pace.check(now).unwrap_err().remaining
     }
 
     #[test]
@@ -146,11 +146,11 @@ mod tests {
         let (mut pace, start) = (Pace::default(), Instant::now());
         fail(&mut pace, start);
         let now = start + SECOND;
-        let trial = pace.ask(now).unwrap();
+        let trial = pace.admit(now).unwrap();
         assert!(trial.trial);
-        assert_eq!(pace.ask(now).unwrap_err().why, Why::OutOfReach);
-        pace.saw(trial, now, CallOutcome::Answered);
-        assert!(!pace.ask(now).unwrap().trial);
+        assert_eq!(pace.admit(now).unwrap_err().why, Why::OutOfReach);
+        pace.record(trial, now, CallOutcome::Answered);
+        assert!(!pace.admit(now).unwrap().trial);
         assert_eq!(fail(&mut pace, now + SECOND), FIRST_DELAY, "failures are counted anew");
     }
 
@@ -158,42 +158,42 @@ mod tests {
     fn a_trial_given_up_is_followed_by_another() {
         let (mut pace, start) = (Pace::default(), Instant::now());
         fail(&mut pace, start);
-        let trial = pace.ask(start + SECOND).unwrap();
-        pace.saw(trial, start + SECOND, CallOutcome::Nothing);
-        assert!(pace.ask(start + SECOND).unwrap().trial);
+        let trial = pace.admit(start + SECOND).unwrap();
+        pace.record(trial, start + SECOND, CallOutcome::Nothing);
+        assert!(pace.admit(start + SECOND).unwrap().trial);
     }
 
     #[test]
     fn requests_that_fail_together_count_once() {
         let (mut pace, start) = (Pace::default(), Instant::now());
-        let requests: Vec<_> = (0..4).map(|_| pace.ask(start).unwrap()).collect();
+        let requests: Vec<_> = (0..4).map(|_| pace.admit(start).unwrap()).collect();
         for request in requests {
-            pace.saw(request, start + SECOND, CallOutcome::Unreachable);
+            pace.record(request, start + SECOND, CallOutcome::Unreachable);
         }
-        assert_eq!(pace.look(start + SECOND).unwrap_err().remaining, FIRST_DELAY);
+        assert_eq!(pace.check(start + SECOND).unwrap_err().remaining, FIRST_DELAY);
     }
 
     #[test]
     fn a_late_failure_does_not_count_against_a_server_that_answered_since() {
         let (mut pace, start) = (Pace::default(), Instant::now());
-        let slow = pace.ask(start).unwrap();
-        let quick = pace.ask(start + SECOND).unwrap();
-        pace.saw(quick, start + SECOND, CallOutcome::Answered);
-        pace.saw(slow, start + SECOND * 9, CallOutcome::Unreachable);
-        assert_eq!(pace.look(start + SECOND * 9), Ok(()));
+        let slow = pace.admit(start).unwrap();
+        let quick = pace.admit(start + SECOND).unwrap();
+        pace.record(quick, start + SECOND, CallOutcome::Answered);
+        pace.record(slow, start + SECOND * 9, CallOutcome::Unreachable);
+        assert_eq!(pace.check(start + SECOND * 9), Ok(()));
     }
 
     #[test]
     fn the_longest_patience_asked_for_holds_and_an_answer_does_not_end_it() {
         let (mut pace, start) = (Pace::default(), Instant::now());
-        let [a, b, c] = [0; 3].map(|_| pace.ask(start).unwrap());
-        pace.saw(a, start, CallOutcome::RateLimited(SECOND * 60));
-        pace.saw(b, start, CallOutcome::RateLimited(SECOND * 5));
-        pace.saw(c, start, CallOutcome::Answered);
-        assert_eq!(pace.look(start), Err(Hold { why: Why::RateLimited, remaining: SECOND * 60 }));
-        assert_eq!(pace.look(start + SECOND * 60), Ok(()));
-        let request = pace.ask(start + SECOND * 60).unwrap();
-        pace.saw(request, start + SECOND * 60, CallOutcome::RateLimited(SECOND * 86_400));
-        assert_eq!(pace.look(start + SECOND * 60).unwrap_err().remaining, LONGEST_PATIENCE);
+        let [a, b, c] = [0; 3].map(|_| pace.admit(start).unwrap());
+        pace.record(a, start, CallOutcome::RateLimited(SECOND * 60));
+        pace.record(b, start, CallOutcome::RateLimited(SECOND * 5));
+        pace.record(c, start, CallOutcome::Answered);
+        assert_eq!(pace.check(start), Err(Hold { why: Why::RateLimited, remaining: SECOND * 60 }));
+        assert_eq!(pace.check(start + SECOND * 60), Ok(()));
+        let request = pace.admit(start + SECOND * 60).unwrap();
+        pace.record(request, start + SECOND * 60, CallOutcome::RateLimited(SECOND * 86_400));
+        assert_eq!(pace.check(start + SECOND * 60).unwrap_err().remaining, LONGEST_PATIENCE);
     }
 }

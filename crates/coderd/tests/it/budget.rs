@@ -14,26 +14,26 @@ use super::{hasty, sim};
 async fn a_server_that_asks_for_patience_is_left_alone_by_everybody() {
     let (busy, other) = (sim(Mode::Licensed).await, sim(Mode::Licensed).await);
     let connector = Connector::new(Settings::default());
-    let one = connector.to(&Target::new(busy.url()).with_token(busy.owner_token())).unwrap();
+    let one = connector.client(&Target::new(busy.url()), Some(&busy.owner_token())).unwrap();
     busy.fault("GET", "/api/v2/licenses", SimFault::rate_limited(Duration::from_mins(1)), Some(1));
     let error = one.licenses().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::RateLimited { retry_after: Duration::from_mins(1) });
 
     let mark = busy.mark();
-    let two = connector.to(&Target::new(format!("{}/path", busy.url()))).unwrap();
+    let two = connector.client(&Target::new(format!("{}/path", busy.url())), None).unwrap();
     let error = two.build_info().await.unwrap_err();
     let Retry::After(left) = error.retry() else { panic!("{error}") };
     assert!(left > Duration::from_secs(50) && error.reason() == "RateLimited");
     assert!(busy.since(mark).is_empty(), "it does not hear of it");
 
-    connector.to(&Target::new(other.url())).unwrap().build_info().await.unwrap();
+    connector.client(&Target::new(other.url()), None).unwrap().build_info().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_server_out_of_reach_fails_calls_at_once_and_is_found_when_it_is_back() {
     let sim = sim(Mode::Licensed).await;
     let connector = Connector::new(Settings::default());
-    let client = connector.to(&Target::new(sim.url())).unwrap();
+    let client = connector.client(&Target::new(sim.url()), None).unwrap();
     client.build_info().await.unwrap();
     sim.stop().await;
     let failed = client.build_info().await.unwrap_err();
@@ -53,13 +53,13 @@ async fn a_slow_server_takes_no_more_than_its_share() {
     let (slow, quick) = (sim(Mode::Licensed).await, sim(Mode::Licensed).await);
     slow.fault("*", "/**", SimFault::Latency(Duration::from_secs(30)), None);
     let connector = Connector::new(hasty());
-    let client = connector.to(&Target::new(slow.url())).unwrap();
+    let client = connector.client(&Target::new(slow.url()), None).unwrap();
     let started = std::time::Instant::now();
     let calls = (0..20).map(|_| client.build_info());
     let results = futures::future::join_all(calls).await;
     assert!(started.elapsed() < Duration::from_secs(2), "the twenty do not wait one after the other");
     assert!(results.iter().all(Result::is_err));
-    connector.to(&Target::new(quick.url())).unwrap().build_info().await.unwrap();
+    connector.client(&Target::new(quick.url()), None).unwrap().build_info().await.unwrap();
     assert_eq!(slow.requests().len(), IN_FLIGHT, "its share reached it, and no more");
     assert_eq!(connector.servers().len(), 2);
 }

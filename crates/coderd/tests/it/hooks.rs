@@ -40,8 +40,8 @@ async fn faults_strike_before_or_after_the_effect() {
         let faults: Arc<dyn Faults> = Arc::new(Once { call, before, after });
         let settings =
             Settings { faults: Some(faults), deadline: Duration::from_secs(2), ..Settings::default() };
-        let target = Target::new(sim.url()).with_token(sim.owner_token());
-        let client = Connector::new(settings).to(&target).unwrap();
+        let target = Target::new(sim.url());
+        let client = Connector::new(settings).client(&target, Some(&sim.owner_token())).unwrap();
         client.me().await.unwrap();
         let error = client.create_provisioner_key("default", "key", &BTreeMap::new()).await.unwrap_err();
         assert_eq!((error.reason(), sim.keys().len()), (reason, keys), "{before:?} {after:?}");
@@ -53,10 +53,10 @@ async fn every_call_is_counted_with_its_outcome() {
     let sim = sim(Mode::Unlicensed).await;
     let (notes, settings) = Notes::settings();
     let connector = Connector::new(settings);
-    let client = connector.to(&Target::new(sim.url()).with_token(sim.owner_token())).unwrap();
+    let client = connector.client(&Target::new(sim.url()), Some(&sim.owner_token())).unwrap();
     client.licenses().await.unwrap();
     client.proxies().await.unwrap_err();
-    let member = client.with_token(&sim.token_with_roles("member", &[])).unwrap();
+    let member = client.with_any_token(&sim.token_with_roles("member", &[])).unwrap();
     member.me().await.unwrap();
     let expected = [
         ("list licenses", "ok"),

@@ -26,12 +26,12 @@ async fn sim(mode: Mode) -> CoderSim {
 
 /// A client with an owner's token and connections of its own.
 fn owner(sim: &CoderSim) -> Client {
-    let target = Target::new(sim.url()).with_token(sim.owner_token());
-    Connector::new(Settings::default()).to(&target).unwrap()
+    let target = Target::new(sim.url());
+    Connector::new(Settings::default()).client(&target, Some(&sim.owner_token())).unwrap()
 }
 
 fn nobody(sim: &CoderSim) -> Client {
-    Connector::new(Settings::default()).to(&Target::new(sim.url())).unwrap()
+    Connector::new(Settings::default()).client(&Target::new(sim.url()), None).unwrap()
 }
 
 fn hasty() -> Settings {

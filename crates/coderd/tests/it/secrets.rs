@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
 use coder_k8s_coderd::{
-    Client, Connector, Error, NewFirstUser, NewUser, ProxySettings, Target, license::Claims,
+    BoundToken, Client, Connector, Error, NewFirstUser, NewUser, ProxySettings, Target, license::Claims,
 };
 use coder_k8s_testbed::codersim::{Mode, SimFault};
 use secrecy::{ExposeSecret, SecretString};
@@ -93,9 +93,9 @@ async fn no_error_quotes_what_was_sent() {
     for fault in faults {
         let sim = sim(Mode::Licensed).await;
         sim.fault("*", "/**", fault.clone(), None);
-        let target = Target::new(sim.url()).with_token(TOKEN.into());
+        let target = Target::new(sim.url());
         check("the target", &format!("{target:?}"));
-        let found = errors(|| Connector::new(hasty()).to(&target).unwrap()).await;
+        let found = errors(|| Connector::new(hasty()).client(&target, Some(&TOKEN.into())).unwrap()).await;
         assert_eq!(found.len(), 10, "{fault:?}");
         for error in found {
             // Only what this very call sent can be taken out of a message; the others were never here.
@@ -137,6 +137,6 @@ async fn nothing_that_was_received_shows_in_debug_output() {
     let license = coder_k8s_testbed::CoderSim::license().build();
     hidden(&license, &client.add_license(&license).await.unwrap());
     hidden(&license, &Claims::read(&license).unwrap());
-    hidden(&client.with_token(&token.secret).map(|_| token.secret.clone()).unwrap(), &client);
-    hidden(&token.secret, &Target::new("http://x").with_token(token.secret.clone()));
+    hidden(&client.with_any_token(&token.secret).map(|_| token.secret.clone()).unwrap(), &client);
+    hidden(&token.secret, &BoundToken::new(token.secret.clone(), "deployment"));
 }

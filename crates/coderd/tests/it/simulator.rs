@@ -86,7 +86,7 @@ async fn tokens_run_out_and_users_are_suspended() {
     let sim = sim(Mode::Agpl).await;
     let owner = owner(&sim);
     let token = owner.create_token("me", "short", Some(Duration::from_hours(1))).await.unwrap();
-    let client = owner.with_token(&token.secret).unwrap();
+    let client = owner.with_any_token(&token.secret).unwrap();
     client.me().await.unwrap();
     sim.advance(Duration::from_hours(2));
     assert_eq!(client.me().await.unwrap_err().reason(), "Unauthenticated");

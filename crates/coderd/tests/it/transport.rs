@@ -41,7 +41,7 @@ async fn the_token_goes_as_a_header_and_never_as_a_cookie() {
     };
     nobody.create_first_user(&user).await.unwrap();
     let session = nobody.log_in(&user.email, &user.password).await.unwrap();
-    let client = nobody.with_token(&session).unwrap();
+    let client = nobody.with_any_token(&session).unwrap();
     client.create_token("me", "one", None).await.unwrap();
     assert!(sim.requests().iter().all(|entry| !entry.cookie), "the login's cookie is not kept");
     let mark = sim.mark();
@@ -102,7 +102,7 @@ async fn an_answer_is_read_up_to_four_mebibytes() {
 #[tokio::test]
 async fn a_call_ends_at_its_deadline() {
     let sim = sim(Mode::Licensed).await;
-    let client = Connector::new(hasty()).to(&Target::new(sim.url())).unwrap();
+    let client = Connector::new(hasty()).client(&Target::new(sim.url()), None).unwrap();
     sim.fault("*", "/**", SimFault::Latency(Duration::from_secs(30)), None);
     let error = client.build_info().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Transient(Outage::Timeout(hasty().deadline)));
@@ -131,7 +131,7 @@ async fn an_owner_bypasses_rate_limits_and_others_do_without() {
     assert!(sim.requests().iter().all(|entry| entry.bypass));
 
     let mark = sim.mark();
-    let member = owner.with_token(&sim.token_with_roles("member", &[])).unwrap();
+    let member = owner.with_any_token(&sim.token_with_roles("member", &[])).unwrap();
     member.me().await.unwrap();
     member.me().await.unwrap();
     let seen: Vec<_> = sim.since(mark).iter().map(|entry| (entry.bypass, entry.status)).collect();
@@ -173,12 +173,12 @@ async fn a_resolver_from_outside_maps_service_names_and_ports() {
     let resolver = Arc::new(Everything(sim.address(), parking_lot::Mutex::default()));
     let connector = Connector::new(Settings { resolver: Some(resolver.clone()), ..Settings::default() });
     for url in ["http://coder.ns.svc", "http://coder.ns.svc:8080", "http://coder.ns.svc:80"] {
-        connector.to(&Target::new(url)).unwrap().build_info().await.unwrap();
+        connector.client(&Target::new(url), None).unwrap().build_info().await.unwrap();
     }
     let asked = resolver.1.lock().clone();
     let name = "coder.ns.svc".to_owned();
     assert_eq!(asked, [(name.clone(), 80), (name, 8080)], "the third call found a connection");
-    let direct = connector.to(&Target::new(sim.url())).unwrap();
+    let direct = connector.client(&Target::new(sim.url()), None).unwrap();
     direct.build_info().await.unwrap();
     assert_eq!(resolver.1.lock().len(), 2, "an address needs no resolver");
 }
@@ -200,15 +200,19 @@ async fn only_the_given_authority_is_trusted() {
     let target = |ca: Option<String>| Target {
         url: "https://coder.ns.svc:8443".to_owned(),
         ca: ca.map(String::into_bytes),
-        token: None,
     };
-    Connector::new(settings()).to(&target(Some(ca.pem()))).unwrap().build_info().await.unwrap();
+    Connector::new(settings()).client(&target(Some(ca.pem())), None).unwrap().build_info().await.unwrap();
     for untrusting in [Some(other.pem()), None] {
-        let error =
-            Connector::new(settings()).to(&target(untrusting)).unwrap().build_info().await.unwrap_err();
+        let error = Connector::new(settings())
+            .client(&target(untrusting), None)
+            .unwrap()
+            .build_info()
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("certificate"), "{error}");
         assert_eq!(error.reason(), "Unreachable");
     }
-    let bad = Connector::new(settings()).to(&target(Some("-----BEGIN CERTIFICATE-----\n".to_owned())));
+    let bad =
+        Connector::new(settings()).client(&target(Some("-----BEGIN CERTIFICATE-----\n".to_owned())), None);
     assert!(matches!(bad, Err(BadTarget::Authorities(_))));
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::outcome::{Blocker, ForeignObject, Retry};
+use crate::outcome::{Blocker, ForeignObject};
 
 fn settled() -> Verdict {
     let message = "all is well".to_owned();
@@ -22,7 +22,7 @@ fn status(all: &[Condition], type_: &str) -> (String, String) {
 }
 
 fn failed() -> ActResult {
-    let failure = Blocker::new(Reason::Forbidden, "no".into()).with_retry(Retry::Backoff);
+    let failure = Blocker::new(Reason::Forbidden, "no");
     ActResult { failures: vec![failure], ..ActResult::default() }
 }
 
@@ -51,7 +51,7 @@ fn a_failure_is_worked_on_and_a_conflict_waits_for_a_person() {
     assert_eq!(status(&failing, kind::RECONCILING).0, "True");
     assert_eq!(status(&failing, kind::STALLED).0, "False");
     let conflict = pass(&[], &in_the_way(), 1);
-    assert_eq!(status(&conflict, kind::READY), ("False".into(), Reason::ForeignObject.into()));
+    assert_eq!(status(&conflict, kind::READY), ("False".into(), Reason::ForeignObject.to_string()));
     assert_eq!(status(&conflict, kind::RECONCILING).0, "False");
     assert_eq!(status(&conflict, kind::STALLED).0, "True");
     assert_eq!(status(&conflict, kind::CONFLICT).0, "True");
@@ -65,7 +65,7 @@ fn what_a_pass_says_last_counts() {
     conditions.set(kind::RECONCILING, true, Reason::Redirected, "an edit is not known to be done");
     let all = conditions.into_vec();
     assert_eq!(all.len(), 2, "{all:?}");
-    assert_eq!(status(&all, kind::RECONCILING), ("True".into(), Reason::Redirected.into()));
+    assert_eq!(status(&all, kind::RECONCILING), ("True".into(), Reason::Redirected.to_string()));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn bad_news_of_a_part_is_told_once_and_so_is_its_end() {
 
 #[test]
 fn what_the_api_server_refuses_waits_for_a_person() {
-    let failure = Blocker::new(Reason::Invalid, "no".into()).with_retry(Retry::Backoff);
+    let failure = Blocker::new(Reason::Invalid, "no");
     let refused = pass(&[], &ActResult { failures: vec![failure], ..ActResult::default() }, 1);
     assert_eq!(status(&refused, kind::STALLED), ("True".into(), "Invalid".into()));
     assert_eq!(status(&refused, kind::RECONCILING).0, "False");

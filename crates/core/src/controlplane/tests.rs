@@ -1,4 +1,4 @@
-use coder_k8s_api::condition::kind;
+use coder_k8s_api::{Reason, condition::kind};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use serde_json::{Value, json};
@@ -54,8 +54,8 @@ fn conditions(observed: &Observed, outcome: &Outcome) -> BTreeMap<String, (Strin
     status.workload.conditions.into_iter().map(|c| (c.type_, (c.status, c.reason))).collect()
 }
 
-fn is(all: &BTreeMap<String, (String, String)>, type_: &str, status: &str, reason: &str) {
-    assert_eq!(all[type_], (status.to_owned(), reason.to_owned()), "{type_}");
+fn is(all: &BTreeMap<String, (String, String)>, type_: &str, status: &str, reason: Reason) {
+    assert_eq!(all[type_], (status.to_owned(), reason.to_string()), "{type_}");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn ready_means_rolled_out_and_exposed() {
     let all = conditions(&observed, &outcome(Exposure::GatewayApiMissing));
     is(&all, kind::READY, "False", Reason::GatewayApiMissing);
     is(&all, kind::RECONCILING, "True", Reason::GatewayApiMissing);
-    let all = conditions(&observed, &outcome(Exposure::Route(Acceptance::Refused("no"))));
+    let all = conditions(&observed, &outcome(Exposure::Route(Acceptance::Refused("no".into()))));
     is(&all, kind::EXPOSED, "False", Reason::RouteNotAccepted);
     is(&all, kind::READY, "True", Reason::RolledOut);
 }

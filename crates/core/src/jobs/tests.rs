@@ -16,7 +16,7 @@ fn job(list: &str, waits: i64) -> Job {
     Job { tags, since: Some(at(1000 - waits)) }
 }
 
-fn roll(daemons: &[&str], jobs: Vec<Job>) -> DaemonListing {
+fn listing(daemons: &[&str], jobs: Vec<Job>) -> DaemonListing {
     let daemons = daemons.iter().enumerate().map(|(n, list)| Daemon {
         name: format!("daemon-{n}"),
         tags: normal(&tags(list)),
@@ -35,7 +35,7 @@ fn pool(name: &str, list: &str) -> Pool {
 }
 
 fn verdict(listing: &DaemonListing, pools: &[Pool]) -> Jobs {
-    judge(&[Organization { id: "org", name: "default", roll }], pools, at(1000))
+    judge(&[Organization { id: "org", name: "default", listing }], pools, at(1000))
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_job_is_stuck_when_it_waits_too_long_and_nobody_alive_could_run_it() {
         (&[][..], vec![], false),
         (&[][..], vec![Job { tags: normal(&tags("")), since: None }], true),
     ] {
-        let found = verdict(&roll(daemons, jobs.clone()), &[]);
+        let found = verdict(&listing(daemons, jobs.clone()), &[]);
         assert_eq!(matches!(found, Jobs::Stuck(_)), stuck, "{daemons:?} {jobs:?}: {found:?}");
     }
 }
@@ -96,7 +96,7 @@ fn what_would_help_is_named() {
         ("", &pools[..2], "a CoderProvisioner without tags would run them"),
         ("scope=user,owner=42", &pools[..], "only a daemon that their owner runs may take them"),
     ] {
-        match verdict(&roll(&[], vec![job(tags, 100)]), pools) {
+        match verdict(&listing(&[], vec![job(tags, 100)]), pools) {
             Jobs::Stuck(message) => assert!(message.ends_with(expected), "{tags}: {message}"),
             other => panic!("{tags}: {other:?}"),
         }
@@ -108,7 +108,7 @@ fn the_message_is_the_same_from_look_to_look_and_bounded() {
     let many = |waits: i64| {
         (0..40).map(|n| job(&format!("a={n:02},long={}", "x".repeat(400)), waits + n)).collect::<Vec<_>>()
     };
-    let [one, two] = [100, 900].map(|waits| verdict(&roll(&[], many(waits)), &[]));
+    let [one, two] = [100, 900].map(|waits| verdict(&listing(&[], many(waits)), &[]));
     assert_eq!(one, two);
     let Jobs::Stuck(message) = one else { panic!("{one:?}") };
     assert!(message.ends_with("; and jobs with other tags") && message.len() < 4000, "{message}");
@@ -116,7 +116,7 @@ fn the_message_is_the_same_from_look_to_look_and_bounded() {
 
 #[test]
 fn what_could_not_be_asked_is_unknown_unless_a_job_is_known_to_be_stuck() {
-    let blocker = Blocker::new(Reason::Forbidden, "not permitted".into());
+    let blocker = Blocker::new(Reason::Forbidden, "not permitted");
     let blind = DaemonListing { jobs: None, blocker: Some(blocker.clone()), ..DaemonListing::default() };
     assert_eq!(verdict(&blind, &[]), Jobs::Unknown(blocker.clone()));
     let old =
@@ -124,8 +124,8 @@ fn what_could_not_be_asked_is_unknown_unless_a_job_is_known_to_be_stuck() {
     assert_eq!(verdict(&old, &[]), Jobs::Unknown(blocker.clone()));
     let recent = DaemonListing { outdated: false, ..old };
     assert!(matches!(verdict(&recent, &[]), Jobs::Stuck(_)), "one failure withdraws nothing");
-    let stuck = roll(&[], vec![job("", 100)]);
-    let both = [("a", &blind), ("b", &stuck)].map(|(id, roll)| Organization { id, name: id, roll });
+    let stuck = listing(&[], vec![job("", 100)]);
+    let both = [("a", &blind), ("b", &stuck)].map(|(id, listing)| Organization { id, name: id, listing });
     assert!(matches!(judge(&both, &[], at(1000)), Jobs::Stuck(_)));
 }
 

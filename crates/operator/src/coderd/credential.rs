@@ -23,9 +23,10 @@ use coder_k8s_engine::{
 use secrecy::SecretString;
 
 use super::{
-    CoderResource, Context, coderd, finalizer,
-    places::{Unasked, told},
+    later, retry_of,
+    targets::{Connections, other_deployment},
 };
+use crate::controller::{CoderResource, Context, finalizer};
 
 /// The most effects of one pass. Each is followed by a fresh look; more than these follow in the next pass.
 const EFFECTS: usize = 6;
@@ -38,6 +39,8 @@ pub(crate) struct StepState<K> {
     pub(crate) key: Key,
     pub(crate) object: Arc<K>,
     pub(crate) owner: Owner,
+    /// The servers that this reconcile has identified.
+    pub(crate) connections: Connections,
     /// Secrets as they were read, by name.
     pub(crate) held: BTreeMap<String, SecretData>,
     /// What pods are to run with, as far as it was known at the beginning.
@@ -194,13 +197,13 @@ impl<K: CoderResource> StepState<K> {
 
     /// Notes that coderd did not answer as it should, so that it is asked again, but not too soon.
     pub(crate) fn unanswered(&mut self, error: &Error) {
-        self.retry = Some(coderd::later(self.retry, error));
+        self.retry = Some(later(self.retry, retry_of(error)));
     }
 
-    /// Notes that coderd cannot be asked.
-    pub(crate) fn unasked(&mut self, unasked: Unasked) -> bool {
-        self.retry = Some(Retry::Backoff);
-        self.blocker = Some(told(unasked));
+    /// Notes that an effect was not performed because its target cannot be used.
+    pub(crate) fn not_performed(&mut self, blocker: Option<Blocker>) -> bool {
+        self.retry = Some(self.retry.unwrap_or(Retry::Backoff));
+        self.blocker = Some(blocker.unwrap_or_else(other_deployment));
         false
     }
 

@@ -1,4 +1,7 @@
-//! What the process remembers of pools and proxies: when their keys and tokens are to be verified.
+//! When the keys and registrations of pools and proxies are verified.
+//!
+//! A verification runs when the spec or a Secret changes, and at an interval. A restart of the operator verifies nothing
+//! before its time. What was created in coderd and then lost is created again only after a growing delay.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,31 +15,26 @@ use coder_k8s_core::{
     outcome::Retry,
     provisioner::{daemons::Pod, keys::Decision},
 };
-use coder_k8s_engine::{
-    backoff::{Failures, jitter},
-    key::Key,
-    metrics::Metrics,
-    queue::{Action, Queue},
-};
+use coder_k8s_engine::{backoff::jitter, key::Key, metrics::Metrics, queue::Action};
 use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::schedule::{Schedule, Task, jittered, soonest};
 use crate::controller::CoderResource;
 
-/// How soon to go on with what one pass has begun.
-const ON: Duration = Duration::from_millis(50);
+/// How soon the next reconcile continues with the steps that one reconcile began.
+const REQUEUE_CONTINUE: Duration = Duration::from_millis(50);
 
-/// All pools and proxies of the process.
+/// The schedule of all pools and proxies of the process.
 pub(crate) struct VerifySchedule {
-    /// Which one is looked at next.
-    pub(crate) queue: Queue,
-    failures: Failures,
+    pub(crate) schedule: Schedule,
     known: Mutex<HashMap<Key, Known>>,
-    object_written: Mutex<HashSet<Key>>,
-    /// The pods of each as of a version of its Deployment.
+    /// Objects of which a Secret changed since their last reconcile.
+    changed: Mutex<HashSet<Key>>,
+    /// The pods of each pool as of a version of its Deployment.
     pods: Mutex<HashMap<Key, Listed>>,
-    verify: Duration,
+    interval: Duration,
 }
 
 /// Pods, and the version of the Deployment at which they were listed.
@@ -45,44 +43,43 @@ type Listed = (String, Arc<Vec<Pod>>);
 struct Known {
     uid: Option<String>,
     generation: Option<i64>,
-    verify_at: Instant,
-    /// Whether the last pass made something that it could not keep.
+    /// Whether the last reconcile created something in coderd that it could not store.
     lost: bool,
-    /// Nothing is made again before this.
+    /// Nothing is created in coderd before this time.
     hold: Option<Instant>,
 }
 
 impl VerifySchedule {
-    /// Nobody was looked at yet.
-    pub(crate) fn new(metrics: Arc<Metrics>, verify: Duration) -> Self {
+    /// Creates an empty schedule that verifies at this interval.
+    pub(crate) fn new(metrics: Arc<Metrics>, interval: Duration) -> Self {
         Self {
-            queue: Queue::new(metrics),
-            failures: Failures::default(),
+            schedule: Schedule::counted(metrics),
             known: Mutex::default(),
-            object_written: Mutex::default(),
+            changed: Mutex::default(),
             pods: Mutex::default(),
-            verify,
+            interval,
         }
     }
 
-    /// A Secret that one refers to has changed.
-    pub(crate) fn touch(&self, key: &Key) {
-        self.object_written.lock().insert(key.clone());
+    /// Verifies at the next reconcile, because a Secret that the object refers to changed.
+    pub(crate) fn secret_changed(&self, key: &Key) {
+        self.changed.lock().insert(key.clone());
     }
 
-    /// Secrets may have changed unseen. Whoever was not looked at yet has missed nothing.
-    pub(crate) fn gap(&self, key: &Key) {
+    /// Verifies at the next reconcile, because the watch missed events and Secrets may have changed. An object that was
+    /// not reconciled yet has missed nothing.
+    pub(crate) fn watch_gap(&self, key: &Key) {
         if self.known.lock().contains_key(key) {
-            self.touch(key);
+            self.secret_changed(key);
         }
     }
 
-    /// Forgets one that is gone.
+    /// Forgets an object that is gone.
     pub(crate) fn forget(&self, key: &Key) {
         self.known.lock().remove(key);
-        self.object_written.lock().remove(key);
+        self.changed.lock().remove(key);
         self.pods.lock().remove(key);
-        self.failures.forget(key);
+        self.schedule.forget(key);
     }
 
     /// The pods of a pool, if they were listed at this version of its Deployment.
@@ -90,7 +87,7 @@ impl VerifySchedule {
         self.pods.lock().get(key).filter(|(listed, _)| listed == version).map(|(_, pods)| pods.clone())
     }
 
-    /// Has the pods of a pool listed again: they were changed.
+    /// Lists the pods of a pool again at the next reconcile, because this process deleted some.
     pub(crate) fn forget_pods(&self, key: &Key) {
         self.pods.lock().remove(key);
     }
@@ -108,49 +105,48 @@ impl VerifySchedule {
     /// The same of any kind. `good` is the condition that says that all is well.
     pub(crate) fn is_due<K: CoderResource>(&self, key: &Key, object: &K, good: &str) -> bool {
         let now = Instant::now();
-        let object_written = self.object_written.lock().remove(key);
+        let secret_changed = self.changed.lock().remove(key);
         let mut all = self.known.lock();
         let known = all.get_mut(key).filter(|known| known.uid == object.uid());
         let Some(known) = known else {
-            let wait = if is_steady(object, good) { self.verify.mul_f64(jitter()) } else { Duration::ZERO };
+            let wait = if is_steady(object, good) { self.interval.mul_f64(jitter()) } else { Duration::ZERO };
             let generation = object.meta().generation;
-            let known =
-                Known { uid: object.uid(), generation, verify_at: now + wait, lost: false, hold: None };
-            all.insert(key.clone(), known);
-            return wait.is_zero() || object_written;
+            all.insert(key.clone(), Known { uid: object.uid(), generation, lost: false, hold: None });
+            self.schedule.set_due(key, Task::Verify, now + wait);
+            return wait.is_zero() || secret_changed;
         };
         let edited = known.generation != object.meta().generation;
-        if object_written || edited {
-            known.verify_at = now;
+        if secret_changed || edited {
+            self.schedule.set_due(key, Task::Verify, now);
         }
         if edited {
             known.hold = None;
         }
         known.generation = object.meta().generation;
-        known.verify_at <= now
+        self.schedule.is_due(key, Task::Verify)
     }
 
-    /// A pass has made something in coderd that it could not keep. Whoever wakes the object, the next is made only when
-    /// the delay is over, or the object was edited.
+    /// Notes that a reconcile created something in coderd that it could not store. Whatever enqueues the object, the next
+    /// one is created only when the delay is over, or the object was edited.
     pub(crate) fn lost(&self, key: &Key) {
         if let Some(known) = self.known.lock().get_mut(key) {
             known.lost = true;
         }
     }
 
-    /// How long nothing is to be made yet.
+    /// How long nothing may be created in coderd yet. None: something may.
     pub(crate) fn hold(&self, key: &Key) -> Option<Duration> {
         let hold = self.known.lock().get(key)?.hold?;
         Some(hold.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
     }
 
-    /// When to come back after a pass that failed half-way.
+    /// The requeue after a reconcile that failed half-way.
     pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Action {
         Action::RequeueAfter(self.delay(key, retry))
     }
 
     fn delay(&self, key: &Key, retry: Retry) -> Duration {
-        let delay = self.failures.failed(key, retry);
+        let delay = self.schedule.failed(key, retry);
         if let Some(known) = self.known.lock().get_mut(key).filter(|known| known.lost) {
             known.lost = false;
             known.hold = Some(Instant::now() + delay);
@@ -158,7 +154,7 @@ impl VerifySchedule {
         delay
     }
 
-    /// When to come back after a pass.
+    /// The requeue after the reconcile of a pool.
     pub(crate) fn next(
         &self,
         key: &Key,
@@ -171,8 +167,8 @@ impl VerifySchedule {
         self.come_back(key, concluded, decision.next.goes_on(), 1.0, [decision.again, gate, health], retry)
     }
 
-    /// The same of any kind: whether it goes on at once, and how much of the interval passes before the next
-    /// verification.
+    /// The requeue after a reconcile of any kind: whether it continues at once, and which part of the interval passes before
+    /// the next verification.
     pub(crate) fn come_back(
         &self,
         key: &Key,
@@ -188,21 +184,16 @@ impl VerifySchedule {
         if let Some(hold) = self.hold(key).filter(|_| goes_on) {
             return soonest(concluded, [Some(hold)].into_iter().chain(again));
         }
-        // What goes on has not succeeded yet: a step that fails each time is not to begin at once again each time.
+        // A reconcile that continues has not succeeded yet: the delay of a step that fails each time must keep growing.
         if !goes_on {
-            self.failures.forget(key);
+            self.schedule.succeeded(key);
+            if self.known.lock().contains_key(key) && self.schedule.is_due(key, Task::Verify) {
+                let wait = jittered(self.interval).mul_f64(patience);
+                self.schedule.set_due(key, Task::Verify, Instant::now() + wait);
+            }
         }
-        let now = Instant::now();
-        let verify = {
-            let mut all = self.known.lock();
-            all.get_mut(key).map(|known| {
-                if !goes_on && known.verify_at <= now {
-                    known.verify_at = now + self.verify.mul_f64(patience * (0.9 + 0.2 * jitter()));
-                }
-                known.verify_at.saturating_duration_since(now)
-            })
-        };
-        soonest(concluded, [goes_on.then_some(ON), verify].into_iter().chain(again))
+        let verify = self.schedule.next_due(key);
+        soonest(concluded, [goes_on.then_some(REQUEUE_CONTINUE), verify].into_iter().chain(again))
     }
 }
 
@@ -212,14 +203,6 @@ fn is_steady<K: CoderResource>(object: &K, good: &str) -> bool {
     let ready = conditions
         .any(|c| c.type_ == good && c.status == "True" && c.observed_generation == object.meta().generation);
     ready && !object::is_deleting(object)
-}
-
-fn soonest(next: Action, others: impl IntoIterator<Item = Option<Duration>>) -> Action {
-    let asked = match next {
-        Action::AwaitChange => None,
-        Action::RequeueAfter(delay) => Some(delay),
-    };
-    others.into_iter().flatten().chain(asked).min().map_or(Action::AwaitChange, Action::RequeueAfter)
 }
 
 #[cfg(test)]
@@ -253,7 +236,7 @@ mod tests {
         // Whoever wakes it: it waits for the rest of the time, and its failures are not forgotten.
         let half = delay / 2;
         tokio::time::advance(half).await;
-        pools.touch(&key);
+        pools.secret_changed(&key);
         pools.verify_due(&key, &object(1));
         let next = pools.come_back(&key, Action::AwaitChange, true, 1.0, [None], None);
         assert!(

@@ -1,4 +1,4 @@
-//! What is remembered of the cluster: our objects and their children, as last seen.
+//! The caches: our objects and their children, as the watches last showed them.
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, names::label};
 use coder_k8s_core::{exposure::route::HTTPRoute, names::instance_label, workspace_access::Kind};
@@ -12,23 +12,9 @@ use k8s_openapi::api::{
 };
 use kube::{Resource, ResourceExt};
 
-/// The kinds whose objects are reconciled.
-pub(crate) mod kind {
-    /// CoderControlPlane
-    pub(crate) const CONTROL_PLANE: &str = "CoderControlPlane";
-    /// CoderProvisioner
-    pub(crate) const PROVISIONER: &str = "CoderProvisioner";
-    /// CoderWorkspaceProxy
-    pub(crate) const WORKSPACE_PROXY: &str = "CoderWorkspaceProxy";
-    /// Kinds of others that objects refer to.
-    pub(crate) const SECRET: &str = "Secret";
-    /// ConfigMap
-    pub(crate) const CONFIG_MAP: &str = "ConfigMap";
-    /// Namespace
-    pub(crate) const NAMESPACE: &str = "Namespace";
-}
+use super::kinds::CoderKind;
 
-/// The last seen state of everything that is cached.
+/// One cache for each kind of object that is watched in full.
 #[derive(Clone, Debug)]
 pub(crate) struct Caches {
     pub(crate) control_planes: Cache<CoderControlPlane>,
@@ -47,9 +33,9 @@ pub(crate) struct Caches {
 impl Default for Caches {
     fn default() -> Self {
         Self {
-            control_planes: Cache::new(kind::CONTROL_PLANE),
-            provisioners: Cache::new(kind::PROVISIONER),
-            workspace_proxies: Cache::new(kind::WORKSPACE_PROXY),
+            control_planes: Cache::new(CoderKind::ControlPlane.as_str()),
+            provisioners: Cache::new(CoderKind::Provisioner.as_str()),
+            workspace_proxies: Cache::new(CoderKind::WorkspaceProxy.as_str()),
             service_accounts: Cache::grouped("ServiceAccount", controller_uid),
             services: Cache::new("Service"),
             deployments: Cache::new("Deployment"),

@@ -2,13 +2,12 @@
 
 use std::{
     collections::HashMap,
-    fmt::Debug,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, Reason};
+use coder_k8s_api::Reason;
 use coder_k8s_coderd::{Connector, postgres::Postgres};
 use coder_k8s_core::{
     condition::transitions,
@@ -30,170 +29,149 @@ use coder_k8s_engine::{
     status::{self, Written},
 };
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
-    caches::{Caches, kind},
+    caches::Caches,
+    kinds::{CoderKind, CoderResource},
     options::Options,
     referenced::ReferencedObjects,
-    verify_schedule::VerifySchedule,
     watches::Scope,
 };
-use crate::controlplane::{
-    daemon_poll::DaemonPoller,
-    talk::{Intervals, Talks},
+use crate::{
+    coderd::verify_schedule::VerifySchedule,
+    controlplane::{
+        coderd_sync::{CoderdSync, Intervals},
+        daemon_poll::DaemonPoller,
+    },
 };
 
-/// How soon to look again at an object of others that is in the way.
-const FOREIGN: Duration = Duration::from_secs(5);
+/// How soon to read again an object of others that has the name of a child: no watch shows it.
+const REQUEUE_FOREIGN: Duration = Duration::from_secs(5);
 
-/// How soon to look again for what this process itself wrote.
-const OWN_WRITE: Duration = Duration::from_millis(50);
+/// How soon to reconcile again after this process wrote the object itself. The watch is quicker as a rule.
+const REQUEUE_OWN_WRITE: Duration = Duration::from_millis(50);
 
 /// What this process wrote to an object last.
 #[derive(Default)]
-struct Wrote {
+struct LastWritten {
     /// Hash of the status, so that our own writes are not taken for news.
     status: Option<u64>,
     /// The version of the object that it was written onto. A view of that version is outdated.
     onto: Option<String>,
 }
 
-/// The ways out of the cluster.
+/// Clients of servers outside the cluster.
 pub(crate) struct ExternalClients {
     pub(crate) connector: Connector,
     pub(crate) postgres: Postgres,
 }
 
-/// What every reconcile has at hand.
-pub(crate) struct Context {
-    pub(crate) client: Client,
-    pub(crate) caches: Caches,
-    pub(crate) references: References,
-    pub(crate) applier: Applier,
-    pub(crate) events: Events,
-    pub(crate) failures: Failures,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) queue: Queue,
-    /// What is known of objects that ours refer to.
-    pub(crate) referenced: ReferencedObjects,
-    /// Conversations with coderd.
-    pub(crate) talks: Talks,
-    /// Pools and proxies, whose passes talk to coderd themselves and so have a queue of their own.
-    pub(crate) verify_schedule: VerifySchedule,
-    /// Who of the daemons is there.
-    pub(crate) daemon_poller: DaemonPoller,
-    /// Makes clients of coderd.
-    pub(crate) connector: Connector,
-    /// The way into its database.
-    pub(crate) postgres: Postgres,
-    /// How long cleaning up outside the cluster may hold a deletion up.
+/// What whoever runs the operator decided by flags.
+pub(crate) struct Policy {
+    /// How long clean-up outside the cluster may delay a deletion.
     pub(crate) cleanup_timeout: Duration,
-    /// How long a request to coderd may have an effect that nobody learned of.
+    /// How long after it was sent a request to coderd may still have an effect whose answer was lost.
     pub(crate) late_effect_window: SignedDuration,
-    /// Whether this process may write.
-    pub(crate) fence: Fence,
-    /// Where the operator looks.
+    /// The namespaces that are watched.
     pub(crate) scope: Scope,
     /// Addresses of coderd to which credentials of `bootstrap` may be sent.
     pub(crate) allowed_urls: Vec<String>,
-    /// Whether workspaces may be given Secrets, RBAC and tokens.
+    /// Whether `rbac.extraRules` may grant Secrets, RBAC and tokens.
     pub(crate) privileged_rules: bool,
+}
+
+impl Policy {
+    fn new(options: &Options) -> Self {
+        Self {
+            cleanup_timeout: options.cleanup_timeout,
+            late_effect_window: late_effect_window(options.coderd_timeout),
+            scope: Scope::new(&options.watch_namespaces),
+            allowed_urls: options.allowed_coder_urls.clone(),
+            privileged_rules: options.allow_privileged_workspace_rules,
+        }
+    }
+}
+
+/// What every reconcile has at hand.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) applier: Applier,
+    pub(crate) events: Events,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Whether this process may write.
+    pub(crate) fence: Fence,
+    pub(crate) external: ExternalClients,
+    pub(crate) policy: Policy,
+
+    pub(crate) caches: Caches,
+    /// Which objects refer to which.
+    pub(crate) references: References,
+    /// What is known of Secrets, ConfigMaps and Namespaces that objects refer to.
+    pub(crate) referenced: ReferencedObjects,
     /// Whether the cluster has the Gateway API.
     pub(crate) gateway_api: AtomicBool,
+
+    /// Reconciles of control planes.
+    pub(crate) queue: Queue,
+    pub(crate) failures: Failures,
+    pub(crate) coderd_sync: CoderdSync,
+    /// Reconciles of pools and proxies.
+    pub(crate) verify_schedule: VerifySchedule,
+    pub(crate) daemon_poller: DaemonPoller,
     /// What was last written to each object.
-    written: Mutex<HashMap<Key, Wrote>>,
-}
-
-/// An object with conditions on its status.
-pub(crate) trait CoderResource:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned
-{
-    /// The kind.
-    const KIND: &'static str;
-
-    /// Its status.
-    type Status: Serialize + Debug + PartialEq;
-
-    /// The status that it has.
-    fn status(&self) -> Option<&Self::Status>;
-
-    /// The conditions of a status.
-    fn conditions(status: &Self::Status) -> &[Condition];
-}
-
-macro_rules! reported {
-    ($($kind:ty => $called:expr, $status:ty;)+) => {$(
-        impl CoderResource for $kind {
-            const KIND: &'static str = $called;
-            type Status = $status;
-
-            fn status(&self) -> Option<&$status> {
-                self.status.as_ref()
-            }
-
-            fn conditions(status: &$status) -> &[Condition] {
-                &status.workload.conditions
-            }
-        }
-    )+};
-}
-
-reported! {
-    CoderControlPlane => kind::CONTROL_PLANE, coder_k8s_api::CoderControlPlaneStatus;
-    CoderProvisioner => kind::PROVISIONER, coder_k8s_api::CoderProvisionerStatus;
-    CoderWorkspaceProxy => kind::WORKSPACE_PROXY, coder_k8s_api::CoderWorkspaceProxyStatus;
+    last_written: Mutex<HashMap<Key, LastWritten>>,
 }
 
 impl Context {
-    /// A context with nothing seen yet.
+    /// A context with empty caches.
     pub(crate) fn new(
         client: Client,
         instance: String,
-        outside: ExternalClients,
+        external: ExternalClients,
         metrics: Arc<Metrics>,
         fence: Fence,
         options: &Options,
     ) -> Self {
-        let intervals = Intervals { refresh: options.entitlements_interval, verify: options.verify_interval };
+        let intervals =
+            Intervals { entitlements: options.entitlements_interval, verify: options.verify_interval };
         Self {
-            talks: Talks::new(intervals),
-            verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
-            daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
-            connector: outside.connector,
-            postgres: outside.postgres,
-            cleanup_timeout: options.cleanup_timeout,
-            late_effect_window: late_effect_window(options.coderd_timeout),
-            fence,
-            referenced: ReferencedObjects::default(),
-            scope: Scope::new(&options.watch_namespaces),
-            allowed_urls: options.allowed_coder_urls.clone(),
-            privileged_rules: options.allow_privileged_workspace_rules,
-            gateway_api: AtomicBool::new(false),
-            caches: Caches::default(),
-            references: References::default(),
             applier: Applier::new(client.clone()),
             events: Events::new(client.clone(), instance),
-            failures: Failures::default(),
+            fence,
+            external,
+            policy: Policy::new(options),
+            caches: Caches::default(),
+            references: References::default(),
+            referenced: ReferencedObjects::default(),
+            gateway_api: AtomicBool::new(false),
             queue: Queue::new(metrics.clone()),
-            written: Mutex::default(),
+            failures: Failures::default(),
+            coderd_sync: CoderdSync::new(intervals),
+            verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
+            daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
+            last_written: Mutex::default(),
             metrics,
             client,
         }
     }
 
-    /// Where an object waits.
-    pub(crate) fn queue_of(&self, key: &Key) -> &Queue {
-        if key.kind == kind::CONTROL_PLANE { &self.queue } else { &self.verify_schedule.queue }
+    /// The queue of a kind. Reconciles of pools and proxies call coderd, and so have a wide queue of their own.
+    pub(crate) fn queue_of(&self, kind: CoderKind) -> &Queue {
+        match kind {
+            CoderKind::ControlPlane => &self.queue,
+            CoderKind::Provisioner | CoderKind::WorkspaceProxy => &self.verify_schedule.schedule.queue,
+        }
     }
 
-    /// Has an object looked at.
+    /// Enqueues an object of ours. Keys of other kinds are ignored.
     pub(crate) fn enqueue(&self, key: Key) {
-        self.queue_of(&key).enqueue(key);
+        if let Some(kind) = CoderKind::named(key.kind) {
+            self.queue_of(kind).enqueue(key);
+        }
     }
 
     /// The time.
@@ -202,37 +180,40 @@ impl Context {
         Timestamp::now()
     }
 
-    /// The object to work on. Else when to come back: it is gone, or what was seen of it is older than what this
-    /// process itself wrote.
-    pub(crate) fn look<K: Resource>(&self, cache: &Cache<K>, key: &Key) -> Result<Arc<K>, Action> {
+    /// The cached object. The error is the requeue: the object is gone, or the cache is older than what this process itself
+    /// wrote.
+    pub(crate) fn cached<K: Resource>(&self, cache: &Cache<K>, key: &Key) -> Result<Arc<K>, Action> {
         let Some(object) = cache.get(&key.namespace, &key.name) else {
             self.forget(key);
             return Err(Action::AwaitChange);
         };
         let version = object.meta().resource_version.as_ref();
-        let outdated = self
-            .written
+        let is_stale = self
+            .last_written
             .lock()
             .get(key)
-            .is_some_and(|wrote| version.is_some() && wrote.onto.as_ref() == version);
-        if outdated { Err(Action::RequeueAfter(OWN_WRITE)) } else { Ok(object) }
+            .is_some_and(|written| version.is_some() && written.onto.as_ref() == version);
+        if is_stale { Err(self.requeue_own_write()) } else { Ok(object) }
     }
 
-    /// How soon to look again at an object that this pass itself has written. The watch is quicker as a rule.
-    #[expect(clippy::unused_self, reason = "patience is part of what a reconcile is given")]
-    pub(crate) fn own_write(&self) -> Duration {
-        OWN_WRITE
+    /// The requeue of an object that this reconcile has written, so that what it observed is outdated.
+    #[expect(clippy::unused_self, reason = "intervals are part of what a reconcile is given")]
+    pub(crate) fn requeue_own_write(&self) -> Action {
+        Action::RequeueAfter(REQUEUE_OWN_WRITE)
     }
 
     /// Whether a status is what this process wrote last.
-    pub(crate) fn wrote<S: Serialize>(&self, key: &Key, status: Option<&S>) -> bool {
-        self.written.lock().get(key).is_some_and(|wrote| wrote.status == Some(hash(status)))
+    pub(crate) fn is_own_status<S: Serialize>(&self, key: &Key, status: Option<&S>) -> bool {
+        self.last_written.lock().get(key).is_some_and(|written| written.status == Some(hash(status)))
     }
 
-    /// Remembers that something other than the status of an object was written: this view of it is outdated.
+    /// Remembers that something other than the status of an object was written: the cached object is outdated.
     pub(super) fn mark_stale<K: CoderResource>(&self, object: &K) {
-        let mut all = self.written.lock();
-        all.entry(Key::of(K::KIND, object)).or_default().onto.clone_from(&object.meta().resource_version);
+        let mut all = self.last_written.lock();
+        all.entry(Key::of(K::KIND.as_str(), object))
+            .or_default()
+            .onto
+            .clone_from(&object.meta().resource_version);
     }
 
     /// Whether an object is still the one that was decided on, read live, and this process may still change anything.
@@ -245,27 +226,40 @@ impl Context {
         live && self.fence.is_open()
     }
 
-    /// How the deletion of an object stands. None: it is not being deleted.
+    /// Whether an object is still of the generation that was decided on, read live, and this process may still change
+    /// anything. Unlike [`Self::is_current`] it allows for writes of the status, which other queues of this process make.
+    pub(crate) async fn is_unedited<K: CoderResource>(&self, object: &K) -> bool {
+        let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
+        let is_same = match api.get_metadata_opt(&object.name_any()).await {
+            Ok(Some(live)) => {
+                let (live, seen) = (live.meta(), object.meta());
+                (&live.uid, live.generation, &live.deletion_timestamp)
+                    == (&seen.uid, seen.generation, &seen.deletion_timestamp)
+            }
+            Ok(None) | Err(_) => false,
+        };
+        is_same && self.fence.is_open()
+    }
+
+    /// Whether the deletion of an object has passed its deadline. None: it is not being deleted.
     pub(crate) fn deletion<K: Resource>(&self, object: &K) -> Option<Deletion> {
         let since = object.meta().deletion_timestamp.as_ref()?;
-        let limit = SignedDuration::try_from(self.cleanup_timeout).unwrap_or(SignedDuration::MAX);
+        let limit = SignedDuration::try_from(self.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
         Some(Deletion { overdue: self.now().duration_since(since.0) >= limit })
     }
 
     /// Forgets an object that is gone.
     pub(crate) fn forget(&self, key: &Key) {
-        self.written.lock().remove(key);
+        self.last_written.lock().remove(key);
         self.failures.forget(key);
         self.referenced.forget(key);
-        self.talks.forget(key);
-        self.talks.queue.forget(key);
+        self.coderd_sync.remove(key);
         self.verify_schedule.forget(key);
-        self.daemon_poller.forget(key);
-        self.daemon_poller.queue.forget(key);
+        self.daemon_poller.remove(key);
     }
 
-    /// Writes a status in the middle of a pass, before something that must not happen unrecorded. What was seen of the
-    /// object no longer counts after it.
+    /// Writes a status in the middle of a reconcile, before an effect that must not happen unrecorded. What was observed is
+    /// outdated afterwards.
     pub(crate) async fn record_status<K: CoderResource>(
         &self,
         key: &Key,
@@ -275,12 +269,14 @@ impl Context {
         let written = status::write(&self.client, object, object.status(), next).await?;
         if written == Written::Changed {
             let onto = object.meta().resource_version.clone();
-            self.written.lock().insert(key.clone(), Wrote { status: Some(hash(Some(next))), onto });
+            self.last_written
+                .lock()
+                .insert(key.clone(), LastWritten { status: Some(hash(Some(next))), onto });
         }
         Ok(written)
     }
 
-    /// Ends a pass: writes the status if it changed, tells of transitions, and says when to come back.
+    /// Ends a reconcile: writes the status if it changed, publishes an event for each transition, and returns the requeue.
     pub(crate) async fn finish<K: CoderResource>(
         &self,
         key: &Key,
@@ -290,26 +286,30 @@ impl Context {
         started: Instant,
     ) -> Action {
         if done.failures.iter().any(|failure| failure.reason == Reason::NotLeading) {
-            // A deposed leader says nothing: the process is about to end.
+            // A deposed leader writes nothing: the process is about to end.
             return Action::RequeueAfter(Duration::from_secs(1));
         }
-        let outdated =
+        let is_outdated =
             !done.failures.is_empty() && done.failures.iter().all(|failure| failure.retry == Retry::Soon);
-        if outdated && !self.failures.any(key) {
-            // Our view was old, as happens. That is worth another look and not a word.
+        if is_outdated && !self.failures.any(key) {
+            // The cache was outdated, as happens: reconciled again without a word on the status.
             return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
         }
-        self.written.lock().insert(key.clone(), Wrote { status: Some(hash(Some(next))), onto: None });
+        self.last_written
+            .lock()
+            .insert(key.clone(), LastWritten { status: Some(hash(Some(next))), onto: None });
         match status::write(&self.client, object, object.status(), next).await {
             Ok(Written::Unchanged) => {}
-            // Computed from an old view. The event that shows the new one may be one that wakes nobody.
+            // Computed from an outdated object. The event that shows the newer one may enqueue nobody.
             Ok(Written::Outdated) => {
                 self.metrics.reconciled(key.kind, Outcome::Waiting, Reason::Outdated, started.elapsed());
                 return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
             }
             Ok(Written::Changed) => {
                 let onto = object.meta().resource_version.clone();
-                self.written.lock().insert(key.clone(), Wrote { status: Some(hash(Some(next))), onto });
+                self.last_written
+                    .lock()
+                    .insert(key.clone(), LastWritten { status: Some(hash(Some(next))), onto });
                 let before = object.status().map_or(&[][..], K::conditions);
                 for note in transitions(before, K::conditions(next)) {
                     tracing::info!(reason = %note.reason, "{}", note.message);
@@ -323,9 +323,8 @@ impl Context {
         }
         let Some(first) = done.failures.first() else {
             if !done.foreign.is_empty() {
-                // No watch shows what belongs to others: look again now and then.
                 self.metrics.reconciled(key.kind, Outcome::Waiting, Reason::ForeignObject, started.elapsed());
-                return Action::RequeueAfter(self.failures.failed(key, Retry::After(FOREIGN)));
+                return Action::RequeueAfter(self.failures.failed(key, Retry::After(REQUEUE_FOREIGN)));
             }
             self.failures.forget(key);
             self.metrics.reconciled(key.kind, Outcome::Settled, Reason::Reconciled, started.elapsed());
@@ -342,7 +341,7 @@ impl Context {
     }
 }
 
-/// Twelve times the deadline of a call, after which nobody waits for it any more: two minutes unless told otherwise.
+/// Twelve times the timeout of a call: two minutes by default.
 fn late_effect_window(deadline: Duration) -> SignedDuration {
     SignedDuration::try_from(deadline.saturating_mul(12)).unwrap_or(SignedDuration::MAX)
 }

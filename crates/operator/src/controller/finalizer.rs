@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{Context, context::CoderResource};
+use super::{Context, kinds::CoderResource};
 
 /// Puts the finalizer on the object or takes it off, and changes nothing else. Goes on if it was so already: after a
 /// write what was seen of the object no longer counts; a failure to write is noted.

@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 
-use super::caches::kind;
+use super::kinds::ReferencedKind;
 
 /// What was found out, by who asked and about what.
 #[derive(Default)]
@@ -45,10 +45,10 @@ impl ReferencedObjects {
     }
 
     /// Forgets what `asker` knows of anything of a kind.
-    pub(crate) fn gap(&self, asker: &Key, kind: &str) {
+    pub(crate) fn watch_gap(&self, asker: &Key, kind: ReferencedKind) {
         self.moment.fetch_add(1, Ordering::SeqCst);
         if let Some(known) = self.known.lock().get_mut(asker) {
-            known.retain(|target, _| target.kind != kind);
+            known.retain(|target, _| target.kind != kind.as_str());
         }
     }
 
@@ -79,8 +79,8 @@ impl ReferencedObjects {
         let mut all = SourceContents::new();
         for (source, desired) in desired {
             let target = match &source {
-                Source::Secret(name) => Key::new(kind::SECRET, &asker.namespace, name),
-                Source::ConfigMap(name) => Key::new(kind::CONFIG_MAP, &asker.namespace, name),
+                Source::Secret(name) => ReferencedKind::Secret.key(&asker.namespace, name),
+                Source::ConfigMap(name) => ReferencedKind::ConfigMap.key(&asker.namespace, name),
             };
             if let Some(Known::Source(asked, found)) = self.get(asker, &target)
                 && asked == desired
@@ -103,7 +103,7 @@ impl ReferencedObjects {
         asker: &Key,
         namespace: &str,
     ) -> Result<Consent, Blocker> {
-        let target = Key::new(kind::NAMESPACE, "", namespace);
+        let target = ReferencedKind::Namespace.key("", namespace);
         if let Some(Known::Consent(consent)) = self.get(asker, &target) {
             return Ok(consent);
         }

@@ -1,4 +1,5 @@
-//! What the controller watches.
+//! The watches of the controller: our kinds and their children in full, Secrets, ConfigMaps and Namespaces of others as
+//! metadata alone.
 
 use std::{
     collections::BTreeSet,
@@ -32,16 +33,15 @@ use tokio::task::JoinSet;
 
 use super::{
     Context,
-    caches::kind,
-    context::CoderResource,
     enqueue::{child_changed, enqueue, enqueue_routed, root_changed},
+    kinds::{CoderKind, CoderResource, ReferencedKind},
 };
 
 /// CRDs of others that children may need.
 pub(crate) const OPTIONAL_CRDS: [(&str, &str); 1] = [(HTTP_ROUTES, "v1")];
 const HTTP_ROUTES: &str = "httproutes.gateway.networking.k8s.io";
 
-/// Where the controller looks: everywhere, or in these namespaces.
+/// The namespaces that the controller watches.
 #[derive(Clone, Debug)]
 pub(crate) enum Scope {
     Everywhere,
@@ -55,7 +55,7 @@ impl Scope {
         if named.is_empty() { Self::Everywhere } else { Self::Namespaces(named) }
     }
 
-    /// Whether a namespace is looked after.
+    /// Whether a namespace is watched.
     pub(crate) fn includes(&self, namespace: &str) -> bool {
         match self {
             Self::Everywhere => true,
@@ -63,7 +63,7 @@ impl Scope {
         }
     }
 
-    /// The namespaces one by one; none stands for all.
+    /// The namespaces one by one. A single None stands for all.
     pub(crate) fn each(&self) -> Vec<Option<String>> {
         match self {
             Self::Everywhere => vec![None],
@@ -81,7 +81,7 @@ pub(crate) struct Watches<'a> {
     pub(crate) tasks: &'a mut JoinSet<()>,
 }
 
-/// What must have been listed before the first object is worked on.
+/// What must have been listed before the first object is reconciled.
 #[derive(Default)]
 pub(crate) struct Synced {
     checks: Vec<ReadyCheck>,
@@ -89,8 +89,8 @@ pub(crate) struct Synced {
 }
 
 impl Synced {
-    /// Waits until everything was listed. A kind whose CRD is missing, and a watch that is not allowed, hold up
-    /// nobody else: a child that was not listed is still never adopted or made twice.
+    /// Waits until everything was listed. A kind whose CRD is missing, and a watch that is not allowed, do not delay the
+    /// others: a child that was not listed is still never adopted or created twice.
     pub(crate) async fn wait(&self, readiness: &Readiness, crds: &Crds) {
         let listed = |checks: &[ReadyCheck]| checks.iter().all(ReadyCheck::settled);
         let waived =
@@ -98,22 +98,30 @@ impl Synced {
         let mut changes = readiness.changes();
         while !(listed(&self.checks) && self.kinds.iter().all(|(crd, checks)| listed(checks) || waived(crd)))
         {
-            // The registry of gates is never dropped while the controller runs.
+            // An error is impossible: the registry of checks lives as long as the controller.
             let _ = changes.changed().await;
         }
     }
 }
 
 impl Watches<'_> {
-    /// Starts all of them.
+    /// Starts all watches.
     pub(crate) fn start(mut self, scope: &Scope) -> Synced {
         let mut synced = Synced::default();
         for namespace in scope.each() {
             let namespace = namespace.as_deref();
             let caches = self.ctx.caches.clone();
-            self.root(namespace, caches.control_planes, &mut synced);
-            self.root(namespace, caches.provisioners, &mut synced);
-            self.root(namespace, caches.workspace_proxies, &mut synced);
+            for kind in CoderKind::ALL {
+                match kind {
+                    CoderKind::ControlPlane => {
+                        self.root(namespace, caches.control_planes.clone(), &mut synced)
+                    }
+                    CoderKind::Provisioner => self.root(namespace, caches.provisioners.clone(), &mut synced),
+                    CoderKind::WorkspaceProxy => {
+                        self.root(namespace, caches.workspace_proxies.clone(), &mut synced);
+                    }
+                }
+            }
             synced.checks.extend([
                 self.children::<ServiceAccount>(namespace, caches.service_accounts),
                 self.children::<Service>(namespace, caches.services),
@@ -127,12 +135,12 @@ impl Watches<'_> {
             synced.checks.push(self.metadata_watch::<Secret>(
                 api(self.client, namespace),
                 namespace,
-                kind::SECRET,
+                ReferencedKind::Secret,
             ));
             synced.checks.push(self.metadata_watch::<ConfigMap>(
                 api(self.client, namespace),
                 namespace,
-                kind::CONFIG_MAP,
+                ReferencedKind::ConfigMap,
             ));
         }
         self.gateway();
@@ -140,20 +148,20 @@ impl Watches<'_> {
             synced.checks.push(self.metadata_watch::<Namespace>(
                 Api::all(self.client.clone()),
                 None,
-                kind::NAMESPACE,
+                ReferencedKind::Namespace,
             ));
         }
         synced
     }
 
-    /// Follows one of our kinds, once its CRD is as this release needs it.
+    /// Watches one of our kinds while its CRD is as this release needs it.
     fn root<K>(&mut self, namespace: Option<&str>, cache: Cache<K>, synced: &mut Synced)
     where
         K: CoderResource + References + Send + Sync + 'static,
     {
         let crd = format!("{}.{}", K::plural(&()), names::GROUP);
-        let follow = self.follow(namespace, cache, watcher::Config::default());
-        let check = follow.synced.clone();
+        let watch = self.watch(namespace, cache, watcher::Config::default());
+        let check = watch.synced.clone();
         match synced.kinds.iter_mut().find(|(name, _)| *name == crd) {
             Some((_, checks)) => checks.push(check.clone()),
             None => synced.kinds.push((crd.clone(), vec![check.clone()])),
@@ -161,20 +169,20 @@ impl Watches<'_> {
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
             loop {
-                check.fail("waits for its CRD");
+                check.fail("waiting for its CRD");
                 crds.ready(&crd).await;
                 check.fail("not listed yet");
                 tokio::select! {
-                    () = follow.run(|change| root_changed(&ctx, &change)) => {}
+                    () = watch.run(|change| root_changed(&ctx, &change)) => {}
                     () = crds.unready(&crd) => {}
                 }
-                // Without their kind there are no objects, whatever was seen last.
-                follow.clear(|change| root_changed(&ctx, &change));
+                // Without their CRD there are no objects, whatever the watch showed last.
+                watch.clear(|change| root_changed(&ctx, &change));
             }
         });
     }
 
-    /// Wakes the control planes and proxies that want a route whenever the Gateway API comes or goes.
+    /// Enqueues the objects with a route whenever the Gateway API is installed or removed.
     fn gateway(&mut self) {
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
@@ -189,29 +197,29 @@ impl Watches<'_> {
         });
     }
 
-    /// Follows our routes while the cluster has the Gateway API. Without it there is nothing to list.
+    /// Watches our routes while the cluster has the Gateway API. Without it there is nothing to list.
     fn routes(&mut self, namespace: Option<&str>, cache: Cache<HTTPRoute>) -> ReadyCheck {
-        let follow = self.follow(namespace, cache, labelled());
-        let check = follow.synced.clone();
+        let watch = self.watch(namespace, cache, labelled());
+        let check = watch.synced.clone();
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
             loop {
                 crds.known(HTTP_ROUTES).await;
                 if crds.state(HTTP_ROUTES) != Served::Ready {
-                    follow.synced.pass();
+                    watch.synced.pass();
                 }
                 crds.ready(HTTP_ROUTES).await;
                 tokio::select! {
-                    () = follow.run(|change| child_changed(&ctx, &change)) => {}
+                    () = watch.run(|change| child_changed(&ctx, &change)) => {}
                     () = crds.unready(HTTP_ROUTES) => {}
                 }
-                follow.clear(|change| child_changed(&ctx, &change));
+                watch.clear(|change| child_changed(&ctx, &change));
             }
         });
         check
     }
 
-    /// Follows the children of one kind that bear our label.
+    /// Watches the children of one kind that bear our label.
     fn children<K>(&mut self, namespace: Option<&str>, cache: Cache<K>) -> ReadyCheck
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -222,14 +230,14 @@ impl Watches<'_> {
             + Sync
             + 'static,
     {
-        let follow = self.follow(namespace, cache, labelled());
-        let check = follow.synced.clone();
+        let watch = self.watch(namespace, cache, labelled());
+        let check = watch.synced.clone();
         let ctx = self.ctx.clone();
-        self.tasks.spawn(async move { follow.run(|change| child_changed(&ctx, &change)).await });
+        self.tasks.spawn(async move { watch.run(|change| child_changed(&ctx, &change)).await });
         check
     }
 
-    fn follow<K>(&self, namespace: Option<&str>, cache: Cache<K>, config: watcher::Config) -> ObjectWatch<K>
+    fn watch<K>(&self, namespace: Option<&str>, cache: Cache<K>, config: watcher::Config) -> ObjectWatch<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
@@ -243,12 +251,12 @@ impl Watches<'_> {
         }
     }
 
-    /// Notices changes of objects of others; wakes those who refer to them.
+    /// Watches the metadata of objects of others, and enqueues the objects that refer to them.
     fn metadata_watch<K>(
         &mut self,
         api: Api<kube::api::PartialObjectMeta<K>>,
         namespace: Option<&str>,
-        kind: &'static str,
+        kind: ReferencedKind,
     ) -> ReadyCheck
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -257,44 +265,48 @@ impl Watches<'_> {
         let metadata_watch = MetadataWatch { api, synced: synced.clone(), metrics: self.ctx.metrics.clone() };
         let ctx = self.ctx.clone();
         self.tasks.spawn(async move {
-            metadata_watch
-                .run(|tripped| match tripped {
-                    MetadataEvent::Touched { namespace, name } => {
-                        let target = Key::new(kind, namespace, name);
-                        let askers = ctx.references.of(&target);
-                        for asker in &askers {
-                            ctx.referenced.changed(asker, &target);
-                            match asker.kind {
-                                kind::CONTROL_PLANE if kind != kind::NAMESPACE => {
-                                    ctx.talks.touch(asker, &target.name);
-                                }
-                                kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
-                                    ctx.verify_schedule.touch(asker);
-                                }
-                                _ => {}
-                            }
-                        }
-                        enqueue(&ctx, askers);
-                    }
-                    MetadataEvent::Gap => {
-                        let askers = ctx.references.of_kind(kind);
-                        for asker in &askers {
-                            ctx.referenced.gap(asker, kind);
-                            match asker.kind {
-                                kind::CONTROL_PLANE if kind != kind::NAMESPACE => ctx.talks.touch(asker, ""),
-                                kind::PROVISIONER | kind::WORKSPACE_PROXY if kind == kind::SECRET => {
-                                    ctx.verify_schedule.gap(asker);
-                                }
-                                _ => {}
-                            }
-                        }
-                        enqueue(&ctx, askers);
-                    }
-                })
-                .await;
+            let on_event = |event: MetadataEvent<'_>| match event {
+                MetadataEvent::Touched { namespace, name } => {
+                    let target = kind.key(namespace, name);
+                    referenced_changed(
+                        &ctx,
+                        kind,
+                        ctx.references.of(&target).into_iter().collect(),
+                        Some(&target),
+                    );
+                }
+                MetadataEvent::Gap => {
+                    referenced_changed(&ctx, kind, ctx.references.of_kind(kind.as_str()), None);
+                }
+            };
+            metadata_watch.run(on_event).await;
         });
         synced
     }
+}
+
+/// Forgets what is known of an object of others that changed, and enqueues those that refer to it. `target` is None if the
+/// watch missed events, so that any object of the kind may have changed.
+fn referenced_changed(ctx: &Context, kind: ReferencedKind, askers: BTreeSet<Key>, target: Option<&Key>) {
+    for asker in &askers {
+        match target {
+            Some(target) => ctx.referenced.changed(asker, target),
+            None => ctx.referenced.watch_gap(asker, kind),
+        }
+        let Some(asker_kind) = CoderKind::named(asker.kind) else { continue };
+        match (asker_kind, kind) {
+            (CoderKind::ControlPlane, ReferencedKind::Secret | ReferencedKind::ConfigMap) => {
+                ctx.coderd_sync.source_changed(asker, target.map_or("", |target| &target.name));
+            }
+            (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::Secret) => match target {
+                Some(_) => ctx.verify_schedule.secret_changed(asker),
+                None => ctx.verify_schedule.watch_gap(asker),
+            },
+            (_, ReferencedKind::Namespace)
+            | (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::ConfigMap) => {}
+        }
+    }
+    enqueue(ctx, askers);
 }
 
 /// What bears our label.

@@ -40,8 +40,8 @@ pub(crate) async fn consent(
         if namespace == key.namespace {
             continue;
         }
-        let consent = match &ctx.scope {
-            Scope::Namespaces(_) if ctx.scope.includes(&namespace) => Consent::Given,
+        let consent = match &ctx.policy.scope {
+            Scope::Namespaces(_) if ctx.policy.scope.includes(&namespace) => Consent::Given,
             Scope::Namespaces(_) => Consent::Unwatched,
             Scope::Everywhere => match ctx.referenced.consent(&ctx.client, key, &namespace).await {
                 Ok(consent) => consent,
@@ -109,7 +109,7 @@ where
     let selector = labels.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
     let params = ListParams::default().labels(&selector);
     let mut count = 0;
-    for namespace in ctx.scope.each() {
+    for namespace in ctx.policy.scope.each() {
         let api: Api<K> = match namespace {
             Some(namespace) => Api::namespaced(ctx.client.clone(), &namespace),
             None => Api::all(ctx.client.clone()),

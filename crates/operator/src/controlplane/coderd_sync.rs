@@ -212,8 +212,7 @@ impl SyncState {
     /// Forgets everything but what is left to revoke.
     fn forget_access(&mut self) {
         (self.token, self.server) = (None, None);
-        self.report =
-            CoderdReport { revocation: self.report.revocation.take(), ..CoderdReport::default() };
+        self.report = CoderdReport { revocation: self.report.revocation.take(), ..CoderdReport::default() };
     }
 }
 

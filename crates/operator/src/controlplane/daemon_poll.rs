@@ -1,11 +1,11 @@
-//! Roll calls: who of an organization's daemons is alive, and which jobs wait.
+//! Polls coderd for the daemons of each organization that are alive, and the jobs that wait.
 //!
-//! One call for each control plane and organization that has pools, at an interval, serves all of its pools and the
-//! report of jobs. They have a queue of their own, so that a slow server holds up nothing else. A pool is woken only when
-//! its own part has changed, the control plane only when its verdict about jobs has. A call that fails withdraws nothing
-//! before three intervals are over. At rest the API server is not asked: what a client needs is kept while it works.
+//! One poll for each control plane, at an interval, serves all of its pools and the report of jobs. Polls have their own
+//! queue, so that a slow server delays nothing else. A poll enqueues a pool only when the pool's own daemons changed, and the
+//! control plane only when the verdict about its jobs changed. A failed poll changes nothing before three intervals are
+//! over. At rest a poll asks coderd alone, never the API server: the address and the token are remembered while they work.
 
-mod ask;
+mod query;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,93 +13,94 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, condition::kind as said};
-use coder_k8s_coderd::Client;
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, condition};
+use coder_k8s_coderd::{BoundToken, IdentifiedServer, Server};
 use coder_k8s_core::{
     daemon_listing::{DaemonListing, Part},
     jobs::{self, Jobs},
     object,
-    outcome::Retry,
-    provisioner::{
-        daemons::{self, Health},
-        keys::Blocker,
-    },
+    outcome::Blocker,
+    provisioner::daemons::{self, Health},
     rollout::Rollout,
 };
-use coder_k8s_engine::{
-    backoff::{Failures, jitter},
-    key::Key,
-    metrics::JobQueue,
-    queue::{Action, Queue},
-};
+use coder_k8s_engine::{backoff::jitter, key::Key, metrics::JobQueue, queue::Action};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub(crate) use self::ask::daemons_now;
-use self::ask::{Answer, Unanswered};
-use crate::controller::{Context, kind};
+pub(crate) use self::query::daemons_now;
+use self::query::{Answer, Unanswered};
+use crate::{
+    coderd::schedule::{Schedule, jittered},
+    controller::{CoderKind, Context},
+};
 
-/// After how many intervals without an answer the last one no longer counts.
-const LASTS: u32 = 3;
-/// How much more often is asked while a daemon may connect any moment.
-const HURRY: u32 = 6;
+/// After how many intervals without an answer the last listing no longer counts.
+const INTERVALS_UNTIL_OUTDATED: u32 = 3;
+/// How many times more often coderd is polled while a daemon is expected to connect.
+const EXPECTING_FACTOR: u32 = 6;
 
-/// All roll calls of the process.
+/// The polls of all control planes of the process.
 pub(crate) struct DaemonPoller {
-    /// Which control plane is asked next.
-    pub(crate) queue: Queue,
-    failures: Failures,
+    pub(crate) schedule: Schedule,
     interval: Duration,
     /// How long a daemon may take to connect after its pod is ready.
     pub(crate) patience: Duration,
-    known: Mutex<HashMap<Key, Known>>,
+    planes: Mutex<HashMap<Key, PolledPlane>>,
 }
 
-/// What is known of one control plane.
+/// What the process knows of one control plane between polls.
 #[derive(Default)]
-struct Known {
+struct PolledPlane {
     /// By the UUID of the organization.
-    organizations: BTreeMap<String, Called>,
+    organizations: BTreeMap<String, PolledOrganization>,
     jobs: Option<Jobs>,
-    /// Until when a daemon may connect any moment.
-    hurry: Option<Instant>,
+    /// Until when a daemon is expected to connect.
+    expecting_until: Option<Instant>,
+    /// Where coderd answered last.
+    server: Option<Remembered<Server>>,
 }
 
-/// What is known of one organization.
-struct Called {
+struct PolledOrganization {
     name: String,
     listing: Option<Arc<DaemonListing>>,
-    /// When coderd last answered; before that, when it was first to be asked.
+    /// When coderd last answered. Before its first answer: when it was first to be asked.
     since: Instant,
-    client: Option<RememberedClient>,
+    /// The token that coderd accepted last.
+    token: Option<Remembered<BoundToken>>,
 }
 
-/// A client that has worked.
-struct RememberedClient {
+/// Something that worked for a generation of the control plane.
+struct Remembered<T> {
     generation: Option<i64>,
-    client: Client,
+    value: T,
 }
 
-impl Called {
+impl<T: Clone> Remembered<T> {
+    fn of(&self, generation: Option<i64>) -> Option<T> {
+        (self.generation == generation).then(|| self.value.clone())
+    }
+}
+
+impl PolledOrganization {
     fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), listing: None, since: Instant::now(), client: None }
+        Self { name: name.to_owned(), listing: None, since: Instant::now(), token: None }
     }
 
-    /// Notes what became of a call.
-    fn note(&mut self, answer: Result<Answer, Unanswered>, lasts: Duration) {
+    /// Records the outcome of a poll. A listing counts for `valid_for` after coderd last answered.
+    fn record(&mut self, answer: Result<Answer, Unanswered>, generation: Option<i64>, valid_for: Duration) {
         match answer {
-            Ok(Answer { daemons, jobs, blocker, kept }) => {
+            Ok(Answer { daemons, jobs, blocker, token }) => {
                 self.listing = Some(Arc::new(DaemonListing { daemons, jobs, blocker, outdated: false }));
                 self.since = Instant::now();
-                self.client = Some(kept);
+                self.token = Some(Remembered { generation, value: token });
             }
             Err(Unanswered { blocker, .. }) => {
-                self.client = None;
-                let outdated = self.since.elapsed() > lasts;
+                self.token = None;
+                let outdated = self.since.elapsed() > valid_for;
                 let before = self.listing.as_deref().cloned();
-                // What was never known is not worth a word before its time either.
+                // The first polls may fail while coderd starts: reported only after the same time.
                 if before.is_some() || outdated {
                     let before = before.unwrap_or_default();
                     self.listing =
@@ -111,77 +112,80 @@ impl Called {
 }
 
 impl DaemonPoller {
-    /// Nobody was asked yet.
+    /// Creates a poller that has polled nobody yet.
     pub(crate) fn new(interval: Duration, patience: Duration) -> Self {
-        Self {
-            queue: Queue::uncounted(),
-            failures: Failures::default(),
-            interval,
-            patience,
-            known: Mutex::default(),
-        }
+        Self { schedule: Schedule::uncounted(), interval, patience, planes: Mutex::default() }
     }
 
-    /// What coderd last said of an organization.
+    /// The last listing of an organization.
     pub(crate) fn listing(&self, plane: &Key, organization: &str) -> Option<Arc<DaemonListing>> {
-        self.known.lock().get(plane)?.organizations.get(organization)?.listing.clone()
+        self.planes.lock().get(plane)?.organizations.get(organization)?.listing.clone()
     }
 
-    /// Whether the jobs of a control plane can run. One with pools that is not known yet is asked in its time.
+    /// Whether the jobs of a control plane can run. Schedules the first poll of a control plane with pools.
     pub(crate) fn jobs(&self, plane: &Key, ctx: &Context) -> Jobs {
-        if let Some(known) = self.known.lock().get(plane) {
+        if let Some(known) = self.planes.lock().get(plane) {
             return known.jobs.clone().unwrap_or(Jobs::NotPolledYet);
         }
         if pools(plane, ctx).is_empty() {
             return Jobs::Unasked;
         }
-        self.queue.enqueue_within(plane.clone(), self.interval.mul_f64(jitter()));
+        self.schedule.queue.enqueue_within(plane.clone(), self.interval.mul_f64(jitter()));
         Jobs::NotPolledYet
     }
 
-    /// Has coderd asked, if it was not yet for the organization of a pool, and soon, if a daemon of it may connect any
-    /// moment. After a restart it is asked in its time.
+    /// Schedules a poll if the organization of a pool was not polled yet, and soon if one of its daemons is expected to
+    /// connect. After a restart of the operator the first poll is spread over the interval.
     pub(crate) fn consider(&self, pool: &CoderProvisioner, health: &Health) {
         let Some(organization) = organization(pool).filter(|_| !object::is_deleting(pool)) else { return };
         let plane = plane_of(pool);
-        let mut all = self.known.lock();
+        let mut all = self.planes.lock();
         let known = all.entry(plane.clone()).or_default();
         let is_new = !known.organizations.contains_key(&organization);
         if is_new {
-            known.organizations.insert(organization, Called::new(&organization_name(pool)));
+            known.organizations.insert(organization, PolledOrganization::new(&organization_name(pool)));
         }
         if health.is_expecting() {
-            known.hurry = Some(Instant::now() + self.patience);
+            known.expecting_until = Some(Instant::now() + self.patience);
         }
         drop(all);
         let conditions = pool.status.iter().flat_map(|status| &status.workload.conditions);
-        let was_said = conditions.into_iter().any(|c| c.type_ == said::DAEMONS_CONNECTED);
+        let was_polled = conditions.into_iter().any(|c| c.type_ == condition::kind::DAEMONS_CONNECTED);
         match (is_new, health.is_expecting()) {
-            (true, false) if was_said => self.queue.enqueue_within(plane, self.interval.mul_f64(jitter())),
-            (true, _) => self.queue.enqueue(plane),
-            (false, true) => self.queue.enqueue_within(plane, self.interval / HURRY),
+            (true, false) if was_polled => {
+                self.schedule.queue.enqueue_within(plane, self.interval.mul_f64(jitter()))
+            }
+            (true, _) => self.schedule.queue.enqueue(plane),
+            (false, true) => self.schedule.queue.enqueue_within(plane, self.interval / EXPECTING_FACTOR),
             (false, false) => {}
         }
     }
 
-    /// Forgets a control plane that is gone, or that has no pools. Returns whether anything was known.
-    pub(crate) fn forget(&self, plane: &Key) -> bool {
-        self.failures.forget(plane);
-        self.known.lock().remove(plane).is_some()
+    /// Forgets a control plane without pools. Returns whether it was polled.
+    fn forget(&self, plane: &Key) -> bool {
+        self.schedule.forget(plane);
+        self.planes.lock().remove(plane).is_some()
     }
 
-    /// The jobs that wait, for the metrics.
+    /// Forgets a control plane that is gone.
+    pub(crate) fn remove(&self, plane: &Key) {
+        self.forget(plane);
+        self.schedule.remove(plane);
+    }
+
+    /// The jobs that wait in each organization, for the metrics.
     pub(crate) fn queues(&self, now: Timestamp) -> Vec<JobQueue> {
-        let all = self.known.lock();
-        let called = all
+        let all = self.planes.lock();
+        let polled = all
             .iter()
-            .flat_map(|(plane, known)| known.organizations.values().map(move |called| (plane, called)));
-        let queues = called.flat_map(|(plane, called)| {
-            let jobs = called.listing.as_deref().and_then(|roll| roll.jobs.as_deref()).unwrap_or_default();
+            .flat_map(|(plane, known)| known.organizations.values().map(move |polled| (plane, polled)));
+        let queues = polled.flat_map(|(plane, polled)| {
+            let jobs =
+                polled.listing.as_deref().and_then(|listing| listing.jobs.as_deref()).unwrap_or_default();
             jobs::queues(jobs).into_iter().map(move |queue| JobQueue {
                 namespace: plane.namespace.clone(),
                 name: plane.name.clone(),
-                organization: called.name.clone(),
+                organization: polled.name.clone(),
                 tags: queue.tags,
                 pending: queue.pending,
                 waiting: queue.since.map_or(0, |since| now.duration_since(since).as_secs().max(0)),
@@ -190,91 +194,111 @@ impl DaemonPoller {
         queues.collect()
     }
 
-    fn kept(&self, plane: &Key, organization: &str, generation: Option<i64>) -> Option<Client> {
-        let all = self.known.lock();
-        let kept = all.get(plane)?.organizations.get(organization)?.client.as_ref()?;
-        (kept.generation == generation).then(|| kept.client.clone())
+    /// The server that answered last, if the control plane is still of the same generation.
+    fn server(&self, plane: &Key, generation: Option<i64>) -> Option<Server> {
+        self.planes.lock().get(plane)?.server.as_ref()?.of(generation)
     }
 
-    /// How long until the next call.
-    fn pause(&self, plane: &Key) -> Duration {
-        let hurry = self.known.lock().get(plane).and_then(|known| known.hurry);
-        let interval = if hurry.is_some_and(|until| until > Instant::now()) {
-            self.interval / HURRY
-        } else {
-            self.interval
-        };
-        interval.mul_f64(0.9 + 0.2 * jitter())
+    /// The token that coderd accepted last, if the control plane is still of the same generation.
+    fn token(&self, plane: &Key, organization: &str, generation: Option<i64>) -> Option<BoundToken> {
+        self.planes.lock().get(plane)?.organizations.get(organization)?.token.as_ref()?.of(generation)
+    }
+
+    fn delay_until_next(&self, plane: &Key) -> Duration {
+        let expecting_until = self.planes.lock().get(plane).and_then(|known| known.expecting_until);
+        let is_expecting = expecting_until.is_some_and(|until| until > Instant::now());
+        jittered(if is_expecting { self.interval / EXPECTING_FACTOR } else { self.interval })
     }
 }
 
-/// One roll call of a control plane.
-pub(crate) async fn call(key: Key, ctx: Arc<Context>) -> Action {
-    let calls = &ctx.daemon_poller;
+/// Polls one control plane.
+pub(crate) async fn poll(key: Key, ctx: Arc<Context>) -> Action {
+    let poller = &ctx.daemon_poller;
     let plane = ctx.caches.control_planes.get(&key.namespace, &key.name);
     let plane = plane.filter(|plane| !object::is_paused(&**plane) && !object::is_deleting(&**plane));
     let pools = pools(&key, &ctx);
     let Some(plane) = plane.filter(|_| !pools.is_empty()) else {
-        if calls.forget(&key) {
+        if poller.forget(&key) {
             ctx.queue.enqueue(key);
         }
         return Action::AwaitChange;
     };
-    let mut retry = None;
+    let generation = plane.metadata.generation;
+    // Identified once for all organizations of this poll.
+    let server = identify(&plane, &key, &ctx).await;
     let mut answers = BTreeMap::new();
     for (organization, members) in by_organization(&pools) {
-        let answer = if is_serving(&key, &ctx) {
-            ask::ask(&plane, &organization, &members, &key, &ctx).await
-        } else {
-            let message = format!("no pod of CoderControlPlane {} is ready", key.name);
-            Err(Unanswered { blocker: Blocker::new(Reason::ControlPlaneUnavailable, message), retry: None })
+        let answer = match &server {
+            Ok(server) => {
+                let token = poller.token(&key, &organization, generation);
+                query::daemons_and_jobs(server, token, &plane, &organization, &members, &ctx).await
+            }
+            Err(unanswered) => Err(unanswered.clone()),
         };
-        if let Err(unanswered) = &answer {
-            tracing::debug!(
-                reason = %unanswered.blocker.reason,
-                "no roll call: {}",
-                unanswered.blocker.message
-            );
-            retry = retry.or(unanswered.retry);
-        }
         answers.insert(organization, answer);
     }
-    note(answers, &pools, &key, &ctx);
-    let pause = calls.pause(&key);
+    let failures = || answers.values().filter_map(|answer| answer.as_ref().err());
+    for Unanswered { blocker, .. } in failures() {
+        tracing::debug!(reason = %blocker.reason, "the poll failed: {}", blocker.message);
+    }
+    let retry = failures().find_map(|unanswered| unanswered.retry);
+    record(answers, &pools, &key, generation, &ctx);
+    let delay = poller.delay_until_next(&key);
     match retry {
         None => {
-            calls.failures.forget(&key);
-            Action::RequeueAfter(pause)
+            poller.schedule.succeeded(&key);
+            Action::RequeueAfter(delay)
         }
-        Some(retry) => Action::RequeueAfter(calls.failures.failed(&key, retry).max(pause)),
+        Some(retry) => Action::RequeueAfter(poller.schedule.failed(&key, retry).max(delay)),
     }
 }
 
-/// Notes what coderd said, and wakes those to whom it matters.
-fn note(
+async fn identify(
+    plane: &CoderControlPlane,
+    key: &Key,
+    ctx: &Context,
+) -> Result<IdentifiedServer, Unanswered> {
+    if !is_serving(key, ctx) {
+        let message = format!("no pod of CoderControlPlane {} is ready", key.name);
+        return Err(Blocker::new(Reason::ControlPlaneUnavailable, message).into());
+    }
+    let generation = plane.metadata.generation;
+    let server = match ctx.daemon_poller.server(key, generation) {
+        Some(server) => server,
+        None => query::server(plane, ctx).await?,
+    };
+    let identified = server.identify().await?;
+    let mut planes = ctx.daemon_poller.planes.lock();
+    planes.entry(key.clone()).or_default().server = Some(Remembered { generation, value: server });
+    Ok(identified)
+}
+
+/// Records the answers, and enqueues the objects that they concern.
+fn record(
     answers: BTreeMap<String, Result<Answer, Unanswered>>,
     pools: &[Arc<CoderProvisioner>],
     key: &Key,
+    generation: Option<i64>,
     ctx: &Context,
 ) {
-    let calls = &ctx.daemon_poller;
-    let mut all = calls.known.lock();
+    let poller = &ctx.daemon_poller;
+    let mut all = poller.planes.lock();
     let known = all.entry(key.clone()).or_default();
     let before: BTreeMap<_, _> =
-        known.organizations.iter().map(|(id, called)| (id.clone(), called.listing.clone())).collect();
+        known.organizations.iter().map(|(id, polled)| (id.clone(), polled.listing.clone())).collect();
     known.organizations.retain(|id, _| answers.contains_key(id));
     for (id, answer) in answers {
         let name = pools.iter().find(|pool| organization(pool).as_ref() == Some(&id));
         let name = name.map_or_else(|| id.clone(), |pool| organization_name(pool));
-        let called = known.organizations.entry(id).or_insert_with(|| Called::new(&name));
-        called.name = name;
-        called.note(answer, calls.interval * LASTS);
+        let polled = known.organizations.entry(id).or_insert_with(|| PolledOrganization::new(&name));
+        polled.name = name;
+        polled.record(answer, generation, poller.interval * INTERVALS_UNTIL_OUTDATED);
     }
     let jobs = verdict(known, pools, ctx.now());
-    let is_news = known.jobs.as_ref() != Some(&jobs);
+    let has_changed = known.jobs.as_ref() != Some(&jobs);
     known.jobs = Some(jobs);
     let after = |pool: &CoderProvisioner| {
-        known.organizations.get(&organization(pool)?).and_then(|called| called.listing.clone())
+        known.organizations.get(&organization(pool)?).and_then(|polled| polled.listing.clone())
     };
     let changed: Vec<_> = pools
         .iter()
@@ -285,29 +309,29 @@ fn note(
             let same = before.is_some_and(|before| {
                 part(&before, pool) == part(&after, pool) && before.outdated == after.outdated
             });
-            (!same).then(|| (Key::of(kind::PROVISIONER, &**pool), vanished))
+            (!same).then(|| (Key::of(CoderKind::Provisioner.as_str(), &**pool), vanished))
         })
         .collect();
     drop(all);
     for (pool, vanished) in changed {
         if vanished {
-            // Perhaps its key was deleted, which ends every session that it began.
-            ctx.verify_schedule.touch(&pool);
+            // A daemon disappears when its key is deleted in coderd, so that the key is verified at once.
+            ctx.verify_schedule.secret_changed(&pool);
         }
-        ctx.verify_schedule.queue.enqueue(pool);
+        ctx.verify_schedule.schedule.queue.enqueue(pool);
     }
-    if is_news {
+    if has_changed {
         ctx.queue.enqueue(key.clone());
     }
 }
 
-/// Whether all jobs of a control plane can run, as far as coderd has been asked.
-fn verdict(known: &Known, pools: &[Arc<CoderProvisioner>], now: Timestamp) -> Jobs {
+/// Whether all jobs of a control plane can run, as far as its organizations have been polled.
+fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp) -> Jobs {
     let asked: Vec<_> = known
         .organizations
         .iter()
-        .filter_map(|(id, called)| {
-            Some(jobs::Organization { id, name: &called.name, listing: called.listing.as_deref()? })
+        .filter_map(|(id, polled)| {
+            Some(jobs::Organization { id, name: &polled.name, listing: polled.listing.as_deref()? })
         })
         .collect();
     if asked.is_empty() {
@@ -324,7 +348,7 @@ fn verdict(known: &Known, pools: &[Arc<CoderProvisioner>], now: Timestamp) -> Jo
     jobs::judge(&asked, &ours.collect::<Vec<_>>(), now)
 }
 
-/// Whether a daemon is no longer listed that was.
+/// Whether a daemon was listed before and no longer is.
 fn has_vanished(pool: &CoderProvisioner, before: Option<&DaemonListing>, after: &DaemonListing) -> bool {
     let after_names = part(after, pool);
     let status = pool.status.as_ref().and_then(|status| status.daemons.as_ref());
@@ -335,7 +359,7 @@ fn has_vanished(pool: &CoderProvisioner, before: Option<&DaemonListing>, after: 
     }
 }
 
-/// What a roll says of a pool.
+/// The daemons of a pool in a listing.
 fn part(listing: &DaemonListing, pool: &CoderProvisioner) -> Part {
     pool.status.as_ref().map(|status| listing.part(&daemons::keys(status))).unwrap_or_default()
 }
@@ -376,7 +400,7 @@ fn by_organization(pools: &[Arc<CoderProvisioner>]) -> BTreeMap<String, Vec<Arc<
 /// The control plane of a pool.
 pub(crate) fn plane_of(pool: &CoderProvisioner) -> Key {
     let namespace = pool.namespace().unwrap_or_default();
-    Key::new(kind::CONTROL_PLANE, &namespace, pool.spec.control_plane_ref.name.as_str())
+    CoderKind::ControlPlane.key(&namespace, pool.spec.control_plane_ref.name.as_str())
 }
 
 /// The UUID of the organization in which a pool has a key.
@@ -391,12 +415,4 @@ pub(crate) fn organization(pool: &CoderProvisioner) -> Option<String> {
 fn organization_name(pool: &CoderProvisioner) -> String {
     let name = pool.status.as_ref().and_then(|status| status.organization_name.clone());
     name.filter(|name| !name.is_empty()).unwrap_or_else(|| organization(pool).unwrap_or_default())
-}
-
-/// When to ask again after a call that failed.
-fn retry_of(error: &coder_k8s_coderd::Error) -> Retry {
-    match error.retry() {
-        coder_k8s_coderd::Retry::OnChange | coder_k8s_coderd::Retry::Backoff => Retry::Backoff,
-        coder_k8s_coderd::Retry::After(wait) => Retry::After(wait),
-    }
 }

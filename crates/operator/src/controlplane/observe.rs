@@ -29,8 +29,8 @@ pub(super) async fn observe(
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
     let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
     let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
-    let privileged_rules = ctx.privileged_rules;
-    let coderd = ctx.talks.report(key, object.uid().as_ref());
+    let privileged_rules = ctx.policy.privileged_rules;
+    let coderd = ctx.coderd_sync.report(key, object.uid().as_ref());
     let jobs = ctx.daemon_poller.jobs(key, ctx);
     (Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs }, unasked)
 }

@@ -19,7 +19,7 @@ use kube::{
 };
 
 use crate::{
-    controller::{Context, kind},
+    controller::{CoderKind, Context},
     controlplane::daemon_poll::{organization, plane_of},
 };
 
@@ -79,7 +79,7 @@ pub(super) async fn restart_stopped(health: &Health, observed: &Observed, ctx: &
         }
     }
     if !gone.is_empty() {
-        ctx.verify_schedule.forget_pods(&Key::of(kind::PROVISIONER, &*observed.object));
+        ctx.verify_schedule.forget_pods(&Key::of(CoderKind::Provisioner.as_str(), &*observed.object));
         let message = format!(
             "{} start anew: their daemons were refused for want of a license and do not try again",
             gone.join(", ")

@@ -45,10 +45,8 @@ fn is_awaited(pod: &Pod, object: &impl ResourceExt, ctx: &Context) -> bool {
     }
     match &pod.metadata.deletion_timestamp {
         Some(end) => ctx.now() <= end.0,
-        None => object
-            .meta()
-            .deletion_timestamp
-            .as_ref()
-            .is_some_and(|since| ctx.now().duration_since(since.0).unsigned_abs() < ctx.cleanup_timeout),
+        None => object.meta().deletion_timestamp.as_ref().is_some_and(|since| {
+            ctx.now().duration_since(since.0).unsigned_abs() < ctx.policy.cleanup_timeout
+        }),
     }
 }

@@ -31,10 +31,13 @@ use coder_k8s_engine::{
 use kube::ResourceExt;
 use secrecy::SecretString;
 
-use crate::controller::{
-    Context, children, coderd,
-    credential::{self, StepState},
-    secrets as storing,
+use crate::{
+    coderd::{
+        credential::{self, StepState},
+        credentials,
+        targets::Connections,
+    },
+    controller::{Context, children, secrets as storing},
 };
 
 /// The dealings of one pass.
@@ -51,6 +54,7 @@ impl KeyReconciler {
     pub(super) async fn begin(
         key: &Key,
         pool: &Observed,
+        connections: Connections,
         verify_due: bool,
         ctx: &Arc<Context>,
     ) -> Option<Self> {
@@ -74,13 +78,14 @@ impl KeyReconciler {
             organization: None,
             proofs: BTreeMap::new(),
             listings: BTreeMap::new(),
-            late_effect_window: ctx.late_effect_window,
+            late_effect_window: ctx.policy.late_effect_window,
             old_pods: None,
         };
         let first_run = decide(&observed, ctx.now()).run;
         let state = StepState {
             ctx: ctx.clone(),
             key: key.clone(),
+            connections,
             object: pool.object.clone(),
             owner,
             held,
@@ -247,7 +252,7 @@ fn target(pool: &Observed) -> Result<CoderdTarget, Blocker> {
         control_plane: plane.name_any(),
         url: provisioner::daemon_url(plane),
         deployment_id: pool.deployment_id.clone(),
-        credentials: Some(coderd::credentials(&pool.object, Some(plane))?),
+        credentials: Some(credentials::of_pool(&pool.object, Some(plane))?),
     })
 }
 

@@ -13,13 +13,17 @@ use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
 use super::daemons;
-use crate::controller::{Context, coderd, places, served_by, workspaces};
+use crate::{
+    coderd::{credentials, license_gate, targets::Connections},
+    controller::{Context, served_by, workspaces},
+};
 
 /// What there is of the object, its children, its control plane and what it refers to. The second value tells of
 /// namespaces that could not be asked.
 pub(super) async fn observe(
     key: &Key,
     object: Arc<CoderProvisioner>,
+    connections: &mut Connections,
     verify_due: bool,
     ctx: &Context,
 ) -> (Observed, workspaces::GrantBlockers) {
@@ -30,10 +34,10 @@ pub(super) async fn observe(
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
     let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
-    let deployment_id = identity(&object, control_plane.as_deref(), verify_due, ctx).await;
-    let gate = coderd::gate(Feature::Provisioners, control_plane.as_deref(), ctx).await;
-    let credentials = credentials(&object, control_plane.as_deref(), key, ctx).await;
-    let privileged_rules = ctx.privileged_rules;
+    let deployment_id = identity(&object, control_plane.as_deref(), connections, verify_due, ctx).await;
+    let gate = license_gate::of_plane(Feature::Provisioners, control_plane.as_deref(), ctx).await;
+    let credentials = check_credentials(&object, control_plane.as_deref(), key, ctx).await;
+    let privileged_rules = ctx.policy.privileged_rules;
     let daemons = daemons::observe(key, &object, children.deployment.as_deref(), ctx).await;
     let observed = Observed {
         object,
@@ -67,6 +71,7 @@ fn children(key: &Key, object: &CoderProvisioner, ctx: &Context) -> Children {
 async fn identity(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,
+    connections: &mut Connections,
     verify_due: bool,
     ctx: &Context,
 ) -> Option<String> {
@@ -81,21 +86,21 @@ async fn identity(
     if recorded.is_some() && !verify_due {
         return recorded;
     }
-    let client = coderd::client(plane, ctx).await.ok()?;
-    client.build_info().await.ok().map(|info| info.deployment_id).or(recorded)
+    let server = connections.plane(plane, ctx).await.ok();
+    server.map(|server| server.deployment_id().to_owned()).or(recorded)
 }
 
 /// Whether there is a token for managing keys.
-async fn credentials(
+async fn check_credentials(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,
     key: &Key,
     ctx: &Context,
 ) -> Result<(), Blocker> {
-    let place = coderd::credentials(object, plane)?;
+    let place = credentials::of_pool(object, plane)?;
     let reason = match place.kind {
         CredentialsKind::Bootstrap => Reason::BootstrapSecretUnavailable,
         CredentialsKind::Operator => Reason::OperatorTokenSecretUnavailable,
     };
-    places::is_there(&place, reason, &key.namespace, ctx).await
+    credentials::check(&place, reason, &key.namespace, ctx).await
 }

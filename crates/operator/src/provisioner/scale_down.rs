@@ -14,7 +14,7 @@ use kube::{
 use serde_json::json;
 
 use super::daemons;
-use crate::controller::{Context, kind};
+use crate::controller::{CoderKind, Context};
 
 /// Marks the pods whose daemons are at work, if fewer pods are desired than there are. Nothing that fails here holds up
 /// what was asked for.
@@ -39,7 +39,7 @@ pub(super) async fn prepare(
             None => return,
         },
     };
-    let key = Key::of(kind::PROVISIONER, &*observed.object);
+    let key = Key::of(CoderKind::Provisioner.as_str(), &*observed.object);
     let Some(pods) = daemons::pods(&key, held, ctx).await else { return };
     for mark in cost::marks(&pods, &daemons) {
         set(&key, &mark, ctx).await;

@@ -10,7 +10,6 @@ use coder_k8s_api::{
     CoderWorkspaceProxy,
     names::{component, finalizer},
 };
-use coder_k8s_coderd::Client;
 use coder_k8s_core::{
     object,
     outcome::Blocker,
@@ -33,18 +32,15 @@ use kube::ResourceExt;
 use secrecy::SecretString;
 
 use super::target::Reached;
-use crate::controller::{
-    Context, children,
-    credential::{self, StepState},
-    secrets as storing,
+use crate::{
+    coderd::credential::{self, StepState},
+    controller::{Context, children, secrets as storing},
 };
 
 /// The dealings of one pass.
 pub(super) struct RegistrationReconciler {
     pub(super) state: StepState<CoderWorkspaceProxy>,
     observed: registration::ObservedRegistration,
-    /// Clients of this pass.
-    clients: BTreeMap<CoderdTarget, Client>,
 }
 
 impl RegistrationReconciler {
@@ -90,6 +86,7 @@ impl RegistrationReconciler {
         let state = StepState {
             ctx: ctx.clone(),
             key: key.clone(),
+            connections: reached.connections,
             object: proxy.object.clone(),
             owner,
             held,
@@ -98,7 +95,7 @@ impl RegistrationReconciler {
             retry: reached.retry,
             blocker: None,
         };
-        Some(Self { state, observed, clients: BTreeMap::new() })
+        Some(Self { state, observed })
     }
 
     /// What coderd sees of the proxy, if it was asked.

@@ -6,9 +6,8 @@
 use std::sync::Arc;
 
 use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy, ProxyBootstrap, Reason, condition::kind};
-use coder_k8s_coderd::{Client, is_same_server};
+use coder_k8s_coderd::Server;
 use coder_k8s_core::{
-    controlplane::access_url,
     license_gate::{Feature, LicenseGate, Published},
     outcome::{Blocker, Retry},
     provisioner::daemon_url,
@@ -16,9 +15,14 @@ use coder_k8s_core::{
     workspaceproxy::{self},
 };
 use coder_k8s_engine::key::Key;
-use kube::ResourceExt;
 
-use crate::controller::{Context, coderd, places};
+use crate::{
+    coderd::{
+        blocker_at, credentials as tokens, later, license_gate, retry_of,
+        targets::{self, Connections, is_allowed},
+    },
+    controller::Context,
+};
 
 /// What is known of the coderd.
 pub(super) struct Reached {
@@ -32,6 +36,8 @@ pub(super) struct Reached {
     pub(super) target: Result<CoderdTarget, Blocker>,
     /// When to try again what was not answered.
     pub(super) retry: Option<Retry>,
+    /// The servers that were identified on the way.
+    pub(super) connections: Connections,
 }
 
 /// Finds out about the coderd that the spec leads to.
@@ -49,15 +55,16 @@ pub(super) async fn reach(
     }
     let message = "a person supplies the token".to_owned();
     let target = Err(Blocker::new(Reason::TokenGiven, message));
-    Reached { control_plane: None, gate: None, credentials: None, target, retry: None }
+    let connections = Connections::new(&key.namespace, None);
+    Reached { control_plane: None, gate: None, credentials: None, target, retry: None, connections }
 }
 
 async fn through_plane(key: &Key, name: &str, ctx: &Context) -> Reached {
     let plane = ctx.caches.control_planes.get(&key.namespace, name);
-    let gate = coderd::gate(Feature::Proxies, plane.as_deref(), ctx).await;
+    let gate = license_gate::of_plane(Feature::Proxies, plane.as_deref(), ctx).await;
     let credentials = async {
-        let credentials = coderd::operator_token(name, plane.as_deref())?;
-        places::is_there(&credentials, Reason::OperatorTokenSecretUnavailable, &key.namespace, ctx).await?;
+        let credentials = tokens::operator_token(name, plane.as_deref())?;
+        tokens::check(&credentials, Reason::OperatorTokenSecretUnavailable, &key.namespace, ctx).await?;
         Ok(credentials)
     };
     let credentials = credentials.await;
@@ -74,7 +81,8 @@ async fn through_plane(key: &Key, name: &str, ctx: &Context) -> Reached {
         })
     });
     let (gate, credentials) = (Some(gate), Some(credentials.map(drop)));
-    Reached { control_plane: plane, gate, credentials, target, retry: None }
+    let connections = Connections::new(&key.namespace, None);
+    Reached { control_plane: plane, gate, credentials, target, retry: None, connections }
 }
 
 async fn by_address(
@@ -95,25 +103,25 @@ async fn by_address(
         credentials: None,
         target: Err(refusal(&url)),
         retry: None,
+        connections: Connections::new(&key.namespace, Some(bootstrap)),
     };
     if !is_allowed(&url, &key.namespace, ctx) {
         reached.gate = Some(LicenseGate::unknown(format!("{url} is not asked, because it is not allowed")));
         reached.credentials = Some(Err(refusal(&url)));
         return reached;
     }
-    let found =
-        places::is_there(&credentials, Reason::CredentialsSecretUnavailable, &key.namespace, ctx).await;
+    let found = tokens::check(&credentials, Reason::CredentialsSecretUnavailable, &key.namespace, ctx).await;
     reached.credentials = Some(found);
-    let client = match client(bootstrap, &key.namespace, ctx).await {
-        Ok(client) => client,
+    let server = match targets::bootstrap_server(bootstrap, &key.namespace, ctx).await {
+        Ok(server) => server,
         Err(blocker) => {
             reached.gate = Some(LicenseGate::unknown(blocker.message.clone()));
             reached.target = Err(blocker);
             return reached;
         }
     };
-    reached.gate = Some(license(object, &client, verify_due, ctx).await);
-    let identity = identity(object, &url, &client, verify_due, &mut reached.retry).await;
+    reached.gate = Some(license(object, &server, verify_due, ctx).await);
+    let identity = identity(object, &url, &server, verify_due, &mut reached).await;
     reached.target = identity.and_then(|id| {
         let place = CoderdTarget {
             control_plane: String::new(),
@@ -124,32 +132,6 @@ async fn by_address(
         is_the_same(object, &place).map(|()| place)
     });
     reached
-}
-
-/// A client without a credential of the coderd at the address of `bootstrap`, which is allowed.
-pub(super) async fn client(
-    bootstrap: &ProxyBootstrap,
-    namespace: &str,
-    ctx: &Context,
-) -> Result<Client, Blocker> {
-    let (url, ca) = (bootstrap.coder_url.to_string(), bootstrap.ca_secret_ref.as_ref());
-    let client = coderd::anonymous(url, ca, namespace, ctx).await;
-    client.map_err(|message| Blocker::new(Reason::CoderdUnavailable, message))
-}
-
-/// Whether a credential may be sent to an address.
-pub(super) fn is_allowed(url: &str, namespace: &str, ctx: &Context) -> bool {
-    if ctx.allowed_urls.iter().any(|allowed| is_same_server(allowed, url)) {
-        return true;
-    }
-    let planes = ctx.caches.control_planes.filter(|plane| plane.namespace().as_deref() == Some(namespace));
-    planes.iter().any(|plane| {
-        let long =
-            [access_url::cluster_url(plane), access_url::http_url(plane), access_url::https_url(plane)];
-        let short = format!(".svc.{}", plane.spec.cluster_domain);
-        long.iter()
-            .any(|own| is_same_server(own, url) || is_same_server(&own.replacen(&short, ".svc", 1), url))
-    })
 }
 
 fn refusal(url: &str) -> Blocker {
@@ -163,7 +145,7 @@ fn refusal(url: &str) -> Blocker {
 /// Whether the license covers proxies. Nobody asks for this one; at rest what was said stays.
 async fn license(
     object: &CoderWorkspaceProxy,
-    client: &Client,
+    server: &Server,
     verify_due: bool,
     ctx: &Context,
 ) -> LicenseGate {
@@ -172,26 +154,29 @@ async fn license(
     if said && !verify_due {
         return LicenseGate::open(Feature::Proxies);
     }
-    let answer = coderd::ask(Feature::Proxies, client).await;
-    coderd::answered(Feature::Proxies, &Published::default(), &answer, ctx)
+    let answer = license_gate::answer(Feature::Proxies, server.entitlements().await);
+    license_gate::answered(Feature::Proxies, &Published::default(), &answer, ctx)
 }
 
 /// Which deployment answers at the address. At rest it is the recorded one.
 async fn identity(
     object: &CoderWorkspaceProxy,
     url: &str,
-    client: &Client,
+    server: &Server,
     verify_due: bool,
-    retry: &mut Option<Retry>,
+    reached: &mut Reached,
 ) -> Result<String, Blocker> {
     let status = object.status.as_ref().filter(|status| status.coder_url.as_deref() == Some(url));
     if let Some(known) = status.and_then(|status| status.deployment_id.clone()).filter(|_| !verify_due) {
         return Ok(known);
     }
-    client.build_info().await.map(|info| info.deployment_id).map_err(|error| {
-        *retry = Some(coderd::later(*retry, &error));
-        coderd::blocker(&error)
-    })
+    match reached.connections.identify(url.to_owned(), server).await {
+        Ok(server) => Ok(server.deployment_id().to_owned()),
+        Err(error) => {
+            reached.retry = Some(later(reached.retry, retry_of(&error)));
+            Err(blocker_at(&error, "bootstrap.coderURL"))
+        }
+    }
 }
 
 /// A credential belongs to one deployment and is sent to no other.

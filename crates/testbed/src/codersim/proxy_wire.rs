@@ -269,8 +269,8 @@ mod tests {
         async fn new() -> Self {
             let sim = CoderSim::start(Mode::Licensed).await.unwrap();
             let elsewhere = CoderSim::start(Mode::Agpl).await.unwrap();
-            let target = Target { token: Some(sim.owner_token()), ..Target::new(sim.url()) };
-            let owner = Connector::new(Settings::default()).to(&target).unwrap();
+            let (target, token) = (Target::new(sim.url()), sim.owner_token());
+            let owner = Connector::new(Settings::default()).client(&target, Some(&token)).unwrap();
             let made = owner.create_proxy(&settings()).await.unwrap();
             Self { sim, elsewhere, owner, id: made.proxy.id, token: made.token.unwrap() }
         }

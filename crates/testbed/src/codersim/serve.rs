@@ -183,8 +183,8 @@ mod tests {
     }
 
     async fn listed(sim: &CoderSim, organization: &str) -> Vec<Daemon> {
-        let target = Target { token: Some(sim.owner_token()), ..Target::new(sim.url()) };
-        let owner = Connector::new(Settings::default()).to(&target).unwrap();
+        let (target, token) = (Target::new(sim.url()), sim.owner_token());
+        let owner = Connector::new(Settings::default()).client(&target, Some(&token)).unwrap();
         owner.provisioner_daemons(organization, Daemons { offline: true }).await.unwrap()
     }
 
@@ -261,8 +261,8 @@ mod tests {
     async fn a_daemon_belongs_to_the_organization_of_its_key() {
         let (sim, _) = sim().await;
         let organization = sim.add_organization("acme");
-        let target = Target { token: Some(sim.owner_token()), ..Target::new(sim.url()) };
-        let owner = Connector::new(Settings::default()).to(&target).unwrap();
+        let (target, token) = (Target::new(sim.url()), sim.owner_token());
+        let owner = Connector::new(Settings::default()).client(&target, Some(&token)).unwrap();
         let material = owner.create_provisioner_key("acme", "theirs", &BTreeMap::new()).await.unwrap();
         let _client = join(&sim, &material, "one").await;
         assert_eq!(listed(&sim, &organization).await.len(), 1);

@@ -31,7 +31,7 @@ async fn register(owner: &Client, name: &str) -> Result<RegisteredProxy, String>
 async fn unlicensed(bench: Arc<Bench>) -> Finding {
     refused(bench.owner.proxies().await, "NotEntitled")?;
     refused(bench.owner.create_proxy(&settings(&unique("proxy"))).await, "NotEntitled")?;
-    let stranger = bench.nobody.with_token(&"abcdefghij-klmnopqrstuvwxyzabcdef".into());
+    let stranger = bench.nobody.with_any_token(&"abcdefghij-klmnopqrstuvwxyzabcdef".into());
     refused(stranger.map_err(|error| error.to_string())?.proxies().await, "NotEntitled")
 }
 

@@ -30,8 +30,8 @@ fn says(status: &CoderControlPlaneStatus, type_: &str) -> (String, String) {
     (found.status.clone(), found.reason.clone())
 }
 
-fn pair(status: &str, reason: &str) -> (String, String) {
-    (status.to_owned(), reason.to_owned())
+fn pair(status: &str, reason: Reason) -> (String, String) {
+    (status.to_owned(), reason.to_string())
 }
 
 fn applied(expires: i64) -> CoderdReport {
@@ -67,7 +67,7 @@ fn blocker() -> Blocker {
 fn nothing_known_says_so_and_nothing_more() {
     let fresh = told(&plane(json!({})), &CoderControlPlaneStatus::default(), &CoderdReport::default());
     assert_eq!(says(&fresh, kind::OPERATOR_ACCESS_READY), pair("False", Reason::DatabaseUrlMissing));
-    assert_eq!(says(&fresh, kind::LICENSE_APPLIED), pair("Unknown", "Pending"));
+    assert_eq!(says(&fresh, kind::LICENSE_APPLIED), pair("Unknown", Reason::Pending));
     assert_eq!(fresh.license_tier.as_deref(), Some("unknown"));
     let off = plane(json!({"operatorAccess": {"disabled": true}}));
     assert_eq!(
@@ -79,13 +79,13 @@ fn nothing_known_says_so_and_nothing_more() {
 #[test]
 fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
     let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
-    assert_eq!(says(&well, kind::LICENSE_APPLIED), pair("True", "Applied"));
+    assert_eq!(says(&well, kind::LICENSE_APPLIED), pair("True", Reason::Applied));
     assert_eq!(told(&licensed(), &well, &CoderdReport::default()), well, "a restart");
     let away = CoderdReport { access: Some(Access::Degraded(blocker())), ..CoderdReport::default() };
     let degraded = told(&licensed(), &well, &away);
     assert_eq!(says(&degraded, kind::OPERATOR_ACCESS_READY), pair("False", Reason::Unreachable));
     assert_eq!(degraded.operator_access_ready, Some(true));
-    assert_eq!(says(&degraded, kind::LICENSE_APPLIED), pair("True", "Applied"));
+    assert_eq!(says(&degraded, kind::LICENSE_APPLIED), pair("True", Reason::Applied));
 }
 
 #[test]
@@ -106,21 +106,21 @@ fn a_license_is_recorded_with_what_coderd_lists_of_it() {
         (Some(7), Some("acme"), Some(300))
     );
     assert_eq!(well.license_last_applied_hash.as_deref(), Some("h"));
-    assert_eq!(says(&well, kind::LICENSE_EXPIRING), pair("False", "Valid"));
+    assert_eq!(says(&well, kind::LICENSE_EXPIRING), pair("False", Reason::Valid));
     // The reference is removed: the license stays, and so does what is known of it.
     let without = told(&plane(json!({})), &well, &CoderdReport::default());
-    assert_eq!(says(&without, kind::LICENSE_APPLIED), pair("Unknown", "Pending"));
+    assert_eq!(says(&without, kind::LICENSE_APPLIED), pair("Unknown", Reason::Pending));
     assert_eq!(without.license_last_applied_hash.as_deref(), Some("h"));
 }
 
 #[test]
 fn the_end_of_a_license_is_warned_about_in_time() {
     for (days, state, reason) in [
-        (31, "False", "Valid"),
+        (31, "False", Reason::Valid),
         (29, "True", Reason::ExpiresIn30Days),
         (6, "True", Reason::ExpiresIn7Days),
         (0, "True", Reason::ExpiresIn1Day),
-        (-1, "True", "Expired"),
+        (-1, "True", Reason::Expired),
     ] {
         let status = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(100 + days));
         assert_eq!(says(&status, kind::LICENSE_EXPIRING), pair(state, reason), "{days} days");
@@ -165,7 +165,10 @@ fn what_coderd_complains_about_is_shown() {
         let status = told(&plane(spec), &CoderControlPlaneStatus::default(), report);
         (says(&status, kind::ENTITLEMENTS_HEALTHY), status.license_tier.unwrap())
     };
-    assert_eq!(of(json!({}), &entitlements(&[], &[], &[])), (pair("True", "Healthy"), "premium".to_owned()));
+    assert_eq!(
+        of(json!({}), &entitlements(&[], &[], &[])),
+        (pair("True", Reason::Healthy), "premium".to_owned())
+    );
     assert_eq!(of(json!({}), &entitlements(&[], &["w"], &[])).0, pair("False", Reason::Warnings));
     assert_eq!(of(json!({}), &entitlements(&[], &["w"], &["e"])).0, pair("False", Reason::Errors));
     let two = json!({"replicas": 2});
@@ -173,12 +176,12 @@ fn what_coderd_complains_about_is_shown() {
         of(two.clone(), &entitlements(&[], &[], &[])).0,
         pair("False", Reason::HighAvailabilityNotEntitled)
     );
-    assert_eq!(of(two, &entitlements(&["high_availability"], &[], &[])).0, pair("True", "Healthy"));
+    assert_eq!(of(two, &entitlements(&["high_availability"], &[], &[])).0, pair("True", Reason::Healthy));
 }
 
 #[test]
 fn access_of_an_earlier_release_is_used_until_it_is_verified() {
     let before = CoderControlPlaneStatus { operator_access_ready: Some(true), ..Default::default() };
     let status = told(&plane(json!({})), &before, &CoderdReport::default());
-    assert_eq!(says(&status, kind::OPERATOR_ACCESS_READY), pair("True", "Kept"));
+    assert_eq!(says(&status, kind::OPERATOR_ACCESS_READY), pair("True", Reason::Kept));
 }

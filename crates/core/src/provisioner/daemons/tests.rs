@@ -30,9 +30,10 @@ fn daemon(name: &str) -> Daemon {
     Daemon { name: name.into(), key: "key".into(), version: SERVER.into(), last_seen, ..Daemon::default() }
 }
 
-fn gate(verdict: license_gate::GateState) -> LicenseGate {
-    let reason = if verdict == license_gate::GateState::Closed { Reason::NotEntitled } else { "Entitled" };
-    LicenseGate { verdict, reason, message: "what the license says".into(), again: None }
+fn gate(state: license_gate::GateState) -> LicenseGate {
+    let reason =
+        if state == license_gate::GateState::Closed { Reason::NotEntitled } else { Reason::Entitled };
+    LicenseGate { state, reason, message: "what the license says".into(), again: None }
 }
 
 fn verdict(stage: CredentialProgress) -> CredentialVerdict {
@@ -68,17 +69,17 @@ impl Default for Situation {
 
 impl Situation {
     fn judge(self) -> Health {
-        let Self { desired, pods, daemons, roll, gate: verdict, entitled, key, said } = self;
-        let roll = roll.map(|roll| DaemonListing { daemons, ..listing });
+        let Self { desired, pods, daemons, listing, gate: state, entitled, key, said } = self;
+        let listing = listing.map(|listing| DaemonListing { daemons, ..listing });
         let ready = pods.as_ref().map_or(3, |pods| {
             i32::try_from(pods.iter().filter(|pod| pod.ready_since.is_some() && !pod.is_deleting).count())
                 .unwrap()
         });
-        let (gate, key) = (gate(verdict), verdict(key));
+        let (gate, key) = (gate(state), verdict(key));
         Facts {
             desired,
             ready,
-            listing: roll.as_ref(),
+            listing: listing.as_ref(),
             pods: pods.as_deref(),
             patience: SignedDuration::from_secs(PATIENCE),
             keys: vec!["key".into(), "old-key".into()],
@@ -93,7 +94,7 @@ impl Situation {
     }
 
     /// What the condition says, and the pods that are started anew.
-    fn says(self) -> (Option<(ConditionStatus, &'static str)>, Vec<String>, String) {
+    fn says(self) -> (Option<(ConditionStatus, Reason)>, Vec<String>, String) {
         let health = self.judge();
         let (said, message) = match health.verdict {
             Some((state, reason, message)) => (Some((state, reason)), message),
@@ -119,8 +120,8 @@ fn every_situation_has_its_word() {
         Some(vec![newer("a"), newer("b")])
     };
     let going = Pod { is_deleting: true, ..pod("c", 600) };
-    let old_roll = DaemonListing {
-        blocker: Some(Blocker::new(Reason::Unreachable, "cannot connect".into())),
+    let old_listing = DaemonListing {
+        blocker: Some(Blocker::new(Reason::Unreachable, "cannot connect")),
         outdated: true,
         ..DaemonListing::default()
     };
@@ -128,13 +129,13 @@ fn every_situation_has_its_word() {
     let busy = ["a", "b", "c"].map(|name| Daemon { busy: name != "c", ..daemon(name) });
     let with_old_key = Daemon { key: "old-key".into(), ..daemon("c") };
     for (what, situation, state, reason, restarted, words) in [
-        ("all connected", well(), True, "Connected", &[][..], ""),
-        ("busy", Situation { daemons: busy.into(), ..well() }, True, "Connected", &[], ""),
+        ("all connected", well(), True, Reason::Connected, &[][..], ""),
+        ("busy", Situation { daemons: busy.into(), ..well() }, True, Reason::Connected, &[], ""),
         (
             "one still with the key that is being replaced",
             Situation { daemons: vec![daemon("a"), daemon("b"), with_old_key], ..well() },
             True,
-            "Connected",
+            Reason::Connected,
             &[],
             "",
         ),
@@ -182,7 +183,7 @@ fn every_situation_has_its_word() {
             "a pod that is going needs no daemon",
             Situation { pods: Some(vec![pod("a", 600), going]), daemons: vec![daemon("a")], ..well() },
             True,
-            "Connected",
+            Reason::Connected,
             &[],
             "",
         ),
@@ -198,7 +199,7 @@ fn every_situation_has_its_word() {
             "unlicensed, and not asked to leave yet",
             Situation { gate: license_gate::GateState::Closed, ..well() },
             True,
-            "Connected",
+            Reason::Connected,
             &[],
             "",
         ),
@@ -259,7 +260,7 @@ fn every_situation_has_its_word() {
             "a key that is being replaced in peace",
             Situation { key: CredentialProgress::Working, ..well() },
             True,
-            "Connected",
+            Reason::Connected,
             &[],
             "",
         ),
@@ -327,7 +328,7 @@ fn every_situation_has_its_word() {
             "names that cannot be told, and enough daemons",
             Situation { pods: named(None), daemons: ["x", "y"].map(daemon).into(), ..well() },
             True,
-            "Connected",
+            Reason::Connected,
             &[],
             "",
         ),
@@ -339,7 +340,7 @@ fn every_situation_has_its_word() {
             &[],
             "",
         ),
-        ("pods that cannot be listed", Situation { pods: None, ..well() }, True, "Connected", &[], ""),
+        ("pods that cannot be listed", Situation { pods: None, ..well() }, True, Reason::Connected, &[], ""),
         (
             "pods that cannot be listed, and too few",
             Situation { pods: None, daemons: none(), ..well() },
@@ -350,7 +351,7 @@ fn every_situation_has_its_word() {
         ),
         (
             "coderd is away",
-            Situation { listing: Some(old_roll), ..well() },
+            Situation { listing: Some(old_listing), ..well() },
             Unknown,
             Reason::Unreachable,
             &[],
@@ -367,17 +368,18 @@ fn every_situation_has_its_word() {
 
 #[test]
 fn what_was_said_stays_said_until_coderd_was_asked() {
-    let said = |reason: &str| Condition {
+    let said = |reason: Reason| Condition {
         type_: "DaemonsConnected".into(),
         status: "True".into(),
-        reason: reason.into(),
+        reason: reason.to_string(),
         message: String::new(),
         observed_generation: None,
         last_transition_time: Time(at(0)),
     };
-    let after =
-        |reason: &str| Situation { listing: None, said: Some(said(reason)), ..Situation::default() }.says().0;
-    assert_eq!(after("Connected"), None);
+    let after = |reason: Reason| {
+        Situation { listing: None, said: Some(said(reason)), ..Situation::default() }.says().0
+    };
+    assert_eq!(after(Reason::Connected), None);
     assert_eq!(after(Reason::NoneConnected), None);
     assert_eq!(after(Reason::ScaledToZero), Some((ConditionStatus::False, Reason::Connecting)));
 }

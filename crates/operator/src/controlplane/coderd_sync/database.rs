@@ -28,7 +28,7 @@ struct Database {
 /// Whether the address and the CA can be used. Does not connect.
 pub(super) async fn check(request: &TokenRequest<'_>) -> Result<(), Blocker> {
     let Database { dsn, ca } = find(request.object, request.key, request.ctx).await?;
-    request.ctx.postgres.examine(&dsn, ca.as_deref()).map_err(blocker_of_database)
+    request.ctx.external.postgres.examine(&dsn, ca.as_deref()).map_err(blocker_of_database)
 }
 
 /// Creates a token, or finds the present one to be good.
@@ -67,7 +67,7 @@ pub(super) async fn revoke(key: &Key, object: &CoderControlPlane, ctx: &Context)
 async fn revoke_in(database: &Database, key: &Key, ctx: &Context) -> Result<u64, Blocker> {
     let name = names::operator_token(&key.namespace, &key.name);
     // Boxed: the future of a connection is large.
-    let revoked = Box::pin(ctx.postgres.revoke(&database.dsn, database.ca.as_deref(), &name)).await;
+    let revoked = Box::pin(ctx.external.postgres.revoke(&database.dsn, database.ca.as_deref(), &name)).await;
     revoked.map_err(blocker_of_database)
 }
 
@@ -85,7 +85,8 @@ async fn ensure(
         now: Timestamp::now(),
         replace,
     };
-    let ensured = Box::pin(request.ctx.postgres.ensure(&database.dsn, database.ca.as_deref(), &desired)).await;
+    let ensured =
+        Box::pin(request.ctx.external.postgres.ensure(&database.dsn, database.ca.as_deref(), &desired)).await;
     let ensured = ensured.map_err(blocker_of_database)?;
     if ensured.made {
         tracing::info!("created an operator token in {}", database.dsn.server());
@@ -111,9 +112,9 @@ async fn find(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Da
     let reference = object.spec.operator_access.database_ca_secret_ref.as_ref();
     let ca = match reference {
         None => None,
-        Some(reference) => {
-            Some(targets::read_ca(reference, "operatorAccess.databaseCASecretRef", &key.namespace, ctx).await?)
-        }
+        Some(reference) => Some(
+            targets::read_ca(reference, "operatorAccess.databaseCASecretRef", &key.namespace, ctx).await?,
+        ),
     };
     Ok(Database { dsn, ca })
 }

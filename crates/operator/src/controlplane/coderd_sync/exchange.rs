@@ -2,10 +2,9 @@
 //! then ask for the entitlements. A part that fails does not keep the next ones from being asked that need it not.
 
 use coder_k8s_api::{CoderControlPlane, Reason};
-use coder_k8s_coderd::{BoundToken, Client, Entitlement, ErrorKind, IdentifiedServer, Server};
+use coder_k8s_coderd::{BoundToken, Client, ErrorKind, IdentifiedServer, Server};
 use coder_k8s_core::{
     controlplane::coderd::{self, Access, License, access},
-    entitlements::FeatureState,
     outcome::{Blocker, Retry},
 };
 use coder_k8s_engine::key::Key;
@@ -15,7 +14,7 @@ use secrecy::SecretString;
 
 use super::{SyncState, license, token};
 use crate::{
-    coderd::{blocker_of, targets},
+    coderd::{blocker_of, feature_state, targets},
     controller::Context,
 };
 
@@ -123,7 +122,9 @@ impl Exchange<'_> {
             state.report.revocation = Some(revocation);
         }
         if let Some(access) = report.access {
-            if let (true, Access::Refused(blocker) | Access::Degraded(blocker)) = (report.blocks_license, &access) {
+            if let (true, Access::Refused(blocker) | Access::Degraded(blocker)) =
+                (report.blocks_license, &access)
+            {
                 let blocker = blocker.clone();
                 self.block_license(&blocker);
             }
@@ -168,21 +169,16 @@ impl Exchange<'_> {
         let answer = answer.map(|found| coderd::EntitlementsAnswer {
             has_license: found.has_license,
             trial: found.trial,
-            features: found.features.iter().map(|(name, feature)| (name.clone(), state_of(&feature.entitlement))).collect(),
+            features: found
+                .features
+                .iter()
+                .map(|(name, feature)| (name.clone(), feature_state(feature)))
+                .collect(),
             warnings: found.warnings,
             errors: found.errors,
         });
         let before = self.state.report.entitlements.take();
         self.state.report.entitlements = Some(coderd::entitlements(answer, before.as_ref(), asked_at));
         Ok(())
-    }
-}
-
-fn state_of(entitlement: &Entitlement) -> FeatureState {
-    match entitlement {
-        Entitlement::Entitled => FeatureState::Entitled,
-        Entitlement::GracePeriod => FeatureState::GracePeriod,
-        Entitlement::NotEntitled => FeatureState::NotEntitled,
-        Entitlement::Other(_) => FeatureState::Unknown,
     }
 }

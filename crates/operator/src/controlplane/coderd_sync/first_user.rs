@@ -65,7 +65,11 @@ fn token_names(request: &TokenRequest<'_>) -> [String; 2] {
 }
 
 /// Creates a token under the name that the present one does not have.
-async fn mint(request: &TokenRequest<'_>, client: &Client, in_use: Option<&str>) -> Result<NewToken, Blocker> {
+async fn mint(
+    request: &TokenRequest<'_>,
+    client: &Client,
+    in_use: Option<&str>,
+) -> Result<NewToken, Blocker> {
     let existing = our_tokens(request, client, "me").await?;
     let present = existing.iter().find(|token| Some(token.id.as_str()) == in_use);
     let [next, plain] = token_names(request);
@@ -100,7 +104,8 @@ pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, B
             // Somebody was quicker, or an earlier attempt of ours went unanswered: logging in shows which.
             Err(error) if matches!(error.kind, ErrorKind::Duplicate { .. }) => {}
             Err(error) if matches!(error.kind, ErrorKind::Invalid { .. }) => {
-                let message = format!("coderd rejects the first user of operatorAccess.firstUserSecretRef: {error}");
+                let message =
+                    format!("coderd rejects the first user of operatorAccess.firstUserSecretRef: {error}");
                 return Err(Blocker::until_change(Reason::FirstUserInvalid, message));
             }
             Err(error) => return Err(blocker_of(&error)),
@@ -108,7 +113,9 @@ pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, B
     }
     match server.log_in(&user.email, &user.password).await {
         Ok(session) => Ok(session),
-        Err(error) if matches!(error.kind, ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. }) => {
+        Err(error)
+            if matches!(error.kind, ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. }) =>
+        {
             let message = format!(
                 "coderd already has a first user and does not log in the one of operatorAccess.firstUserSecretRef: correct \
                  the Secret, or use operatorAccess.method TokenSecret or Postgres: {error}"
@@ -122,7 +129,10 @@ pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, B
 /// Reads name, address and password of the first user.
 pub(super) async fn read(request: &TokenRequest<'_>) -> Result<NewFirstUser, Blocker> {
     let Some(reference) = &request.object.spec.operator_access.first_user_secret_ref else {
-        return Err(Blocker::until_change(Reason::SecretMissing, "operatorAccess.firstUserSecretRef is not set"));
+        return Err(Blocker::until_change(
+            Reason::SecretMissing,
+            "operatorAccess.firstUserSecretRef is not set",
+        ));
     };
     let name = reference.name.as_str();
     let data = targets::read_secret(&request.key.namespace, name, request.ctx).await?;

@@ -78,7 +78,13 @@ async fn read(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<Op
 /// Runs the protocol and puts its report into the state. Returns when to try again.
 pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option<Retry> {
     let observed = ObservedLicense {
-        server_version: exchange.state.report.server.as_ref().map(|server| server.version.clone()).unwrap_or_default(),
+        server_version: exchange
+            .state
+            .report
+            .server
+            .as_ref()
+            .map(|server| server.version.clone())
+            .unwrap_or_default(),
         remove_replaced: exchange.object.spec.license.remove_replaced,
         was_applied: is_applied(exchange.state, exchange.object),
         record: record(exchange.state, exchange.object),

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     coderd::{blocker_of, driver, targets},
-    controller::{Context, children},
+    controller::{CoderKind, Context, children},
 };
 
 /// How long after the control plane its dependents may be deleted and still find the token: one `kubectl delete` of a
@@ -58,7 +58,7 @@ pub(super) async fn on_deletion(
     }
     let now = Timestamp::now();
     let since = object.metadata.deletion_timestamp.as_ref().map_or(now, |at| at.0);
-    let limit = SignedDuration::try_from(ctx.cleanup_timeout).unwrap_or(SignedDuration::MAX);
+    let limit = SignedDuration::try_from(ctx.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
     let time_left = Duration::try_from(limit - now.duration_since(since)).unwrap_or_default();
     let is_recent = now.duration_since(since) < DELETED_TOGETHER;
     let deletion = TokenDeletion { time_left, has_dependents: has_dependents(key, ctx, is_recent) };
@@ -72,8 +72,11 @@ async fn revoke(
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> Action {
-    let Some(owner) = children::owner_of(object, component::CONTROL_PLANE) else { return Action::AwaitChange };
-    let replaced = object.status.as_ref().and_then(|status| status.operator_token.as_ref()?.replaces.as_ref());
+    let Some(owner) = children::owner_of(object, component::CONTROL_PLANE) else {
+        return Action::AwaitChange;
+    };
+    let replaced =
+        object.status.as_ref().and_then(|status| status.operator_token.as_ref()?.replaces.as_ref());
     let observed = ObservedRevocation {
         token_name: names::operator_token(&key.namespace, &key.name),
         recorded: access::minted_token(object),
@@ -119,8 +122,15 @@ fn has_dependents(key: &Key, ctx: &Context, is_recent: bool) -> bool {
             let has_finalizer = meta.finalizers.as_ref().is_some_and(|all| !all.is_empty());
             meta.deletion_timestamp.is_some() || (is_recent && has_finalizer)
         };
-        caches.provisioners.get(namespace, name).is_some_and(|object| needs_token(object.meta()))
-            || caches.workspace_proxies.get(namespace, name).is_some_and(|object| needs_token(object.meta()))
+        match CoderKind::named(dependent.kind) {
+            Some(CoderKind::Provisioner) => {
+                caches.provisioners.get(namespace, name).is_some_and(|object| needs_token(object.meta()))
+            }
+            Some(CoderKind::WorkspaceProxy) => {
+                caches.workspace_proxies.get(namespace, name).is_some_and(|object| needs_token(object.meta()))
+            }
+            Some(CoderKind::ControlPlane) | None => false,
+        }
     })
 }
 

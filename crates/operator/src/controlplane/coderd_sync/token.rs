@@ -84,10 +84,9 @@ pub(super) async fn sync(
         created: None,
         client: None,
     };
-    let report = driver::run(&mut protocol).await.unwrap_or(TokenReport {
-        retry: Some(Retry::Backoff),
-        ..TokenReport::default()
-    });
+    let report = driver::run(&mut protocol)
+        .await
+        .unwrap_or(TokenReport { retry: Some(Retry::Backoff), ..TokenReport::default() });
     let client = protocol.client;
     (report, client)
 }
@@ -192,11 +191,18 @@ impl TokenProtocol<'_, '_> {
     /// The token that a person supplies, read once until something changes.
     async fn read_supplied(&mut self) -> Result<TokenSecret, Blocker> {
         let Some(reference) = &self.exchange.object.spec.operator_access.token_secret_ref else {
-            return Err(Blocker::until_change(Reason::SecretMissing, "operatorAccess.tokenSecretRef is not set"));
+            return Err(Blocker::until_change(
+                Reason::SecretMissing,
+                "operatorAccess.tokenSecretRef is not set",
+            ));
         };
         let data_key = reference.key.as_ref().map_or("token", AsRef::as_ref);
         if self.exchange.state.token.is_none() {
-            let read = targets::read_secret(&self.exchange.key.namespace, reference.name.as_str(), self.exchange.ctx);
+            let read = targets::read_secret(
+                &self.exchange.key.namespace,
+                reference.name.as_str(),
+                self.exchange.ctx,
+            );
             let Some(token) = read.await?.and_then(|data| data.text(data_key)) else {
                 let message = format!(
                     "Secret {} of operatorAccess.tokenSecretRef does not exist, or its key {data_key} is missing or empty",

@@ -59,7 +59,8 @@ pub(super) async fn read(owner: &Owner, object: &CoderControlPlane, ctx: &Contex
     match live.as_ref().map(|live| live.belongs(owner)) {
         None | Some(Belongs::Ours) => {}
         Some(Belongs::Leftover) => {
-            let message = format!("waiting for the deletion of Secret {name} of an earlier object of the same name");
+            let message =
+                format!("waiting for the deletion of Secret {name} of an earlier object of the same name");
             return Err(Blocker::new(Reason::AwaitingDeletion, message));
         }
         Some(Belongs::Others) => {
@@ -70,10 +71,12 @@ pub(super) async fn read(owner: &Owner, object: &CoderControlPlane, ctx: &Contex
     let token = live.as_ref().and_then(|live| live.text(DATA_KEY));
     let mut secret = StoredSecret { name, live, earlier: None, token };
     let recorded = object.status.as_ref().and_then(|status| status.operator_token_secret_ref.as_ref());
-    let renamed = recorded.filter(|recorded| recorded.name != secret.name && access::minted_token(object).is_some());
+    let renamed =
+        recorded.filter(|recorded| recorded.name != secret.name && access::minted_token(object).is_some());
     if let Some(recorded) = renamed {
         let read = secret::read(&ctx.client, &owner.namespace, &recorded.name).await;
-        let earlier = read.map_err(blocker_of_secret)?.filter(|earlier| earlier.belongs(owner) == Belongs::Ours);
+        let earlier =
+            read.map_err(blocker_of_secret)?.filter(|earlier| earlier.belongs(owner) == Belongs::Ours);
         if secret.token.is_none() {
             secret.token = earlier.as_ref().and_then(|earlier| earlier.text(DATA_KEY));
         }
@@ -129,7 +132,9 @@ impl StoredSecret {
     /// Removes every Secret with the token.
     pub(super) async fn remove(&self, owner: &Owner, ctx: &Context) -> Result<(), Blocker> {
         if let Some(live) = &self.live
-            && secret::remove(&ctx.client, &owner.namespace, &self.name, live).await.map_err(blocker_of_secret)?
+            && secret::remove(&ctx.client, &owner.namespace, &self.name, live)
+                .await
+                .map_err(blocker_of_secret)?
         {
             tracing::info!("removed Secret {} with the operator token", self.name);
         }

@@ -7,7 +7,7 @@ use coder_k8s_core::provisioner::keys::{
 use secrecy::SecretString;
 
 use super::KeyReconciler;
-use crate::controller::credential::CredentialReconciler as _;
+use crate::coderd::credential::CredentialReconciler as _;
 
 impl KeyReconciler {
     /// Makes the announced key and stores it.
@@ -21,7 +21,7 @@ impl KeyReconciler {
     ) -> bool {
         let client = match self.client(&key.place).await {
             Ok(client) => client,
-            Err(unasked) => return self.state.unasked(unasked),
+            Err(blocker) => return self.state.not_performed(blocker),
         };
         let organization = key.organization.word();
         let material = match client.create_provisioner_key(organization, &key.name, tags).await {

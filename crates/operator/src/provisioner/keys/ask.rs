@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use kube::{Api, api::ListParams};
 
 use super::KeyReconciler;
-use crate::controller::places::{Unasked, told};
+use crate::coderd::targets::other_deployment;
 
 impl KeyReconciler {
     /// Looks, and notes what was seen.
@@ -35,7 +35,7 @@ impl KeyReconciler {
         let target = self.observed.target.clone()?;
         let client = match self.client(&target).await {
             Ok(client) => client,
-            Err(unasked) => return Err(told(unasked)),
+            Err(blocker) => return Err(blocker.unwrap_or_else(other_deployment)),
         };
         match client.organization(&self.observed.desired.organization).await {
             Ok(found) => Ok(Some(found.id)),
@@ -53,11 +53,11 @@ impl KeyReconciler {
         let Some(material) = self.state.held.get(&place.name).and_then(|held| held.text(&place.key)) else {
             return KeyProof::Refused;
         };
-        let client = match self.anonymous(&target).await {
-            Ok(client) => client,
-            Err(unasked) => return KeyProof::Unknown(told(unasked)),
+        let server = match self.server(&target).await {
+            Ok(server) => server,
+            Err(blocker) => return KeyProof::Unknown(blocker.unwrap_or_else(other_deployment)),
         };
-        match client.provisioner_key_details(&material).await {
+        match server.provisioner_key_details(&material).await {
             Ok(key) => KeyProof::Is(found(&key)),
             Err(error) => match error.kind {
                 ErrorKind::Unauthenticated { .. } | ErrorKind::Invalid { .. } => KeyProof::Refused,
@@ -71,8 +71,8 @@ impl KeyReconciler {
     pub(super) async fn listing(&mut self, at: &KeyScope) -> Listing {
         let client = match self.client(&at.place).await {
             Ok(client) => client,
-            Err(Unasked::Gone) => return Listing::Gone,
-            Err(Unasked::Unknown(blocker)) => return Listing::Unknown(blocker),
+            Err(None) => return Listing::Gone,
+            Err(Some(blocker)) => return Listing::Unknown(blocker),
         };
         let organization = at.organization.word();
         let keys = match client.provisioner_keys(organization).await {

@@ -1,20 +1,33 @@
 //! Clients of the places where keys are.
 
-use coder_k8s_coderd::{Client, Error, ErrorKind};
+use coder_k8s_coderd::{Client, Error, ErrorKind, IdentifiedServer};
 use coder_k8s_core::provisioner::keys::{Blocker, CoderdTarget};
 
 use super::KeyReconciler;
-use crate::controller::places::{self, Unasked};
+use crate::coderd::targets::TargetError;
 
 impl KeyReconciler {
-    /// A client without a credential of the coderd at a place.
-    pub(super) async fn anonymous(&self, place: &CoderdTarget) -> Result<Client, Unasked> {
-        places::anonymous(place, &self.state.key.namespace, &self.state.ctx).await
+    /// The server of a target. The error is None if the target is gone.
+    pub(super) async fn server(
+        &mut self,
+        target: &CoderdTarget,
+    ) -> Result<IdentifiedServer, Option<Blocker>> {
+        let found = self.state.connections.server(target, &self.state.ctx).await;
+        found.map_err(|error| self.unusable(error))
     }
 
-    /// A client with the credentials of a place.
-    pub(super) async fn client(&self, place: &CoderdTarget) -> Result<Client, Unasked> {
-        places::client(place, &self.state.key.namespace, &self.state.ctx).await
+    /// A client with the credentials of a target. The error is None if the target is gone.
+    pub(super) async fn client(&mut self, target: &CoderdTarget) -> Result<Client, Option<Blocker>> {
+        let found = self.state.connections.client(target, &self.state.ctx).await;
+        found.map_err(|error| self.unusable(error))
+    }
+
+    fn unusable(&mut self, error: TargetError) -> Option<Blocker> {
+        match error {
+            TargetError::Gone => None,
+            TargetError::Blocked(blocker) => Some(blocker),
+            TargetError::Failed(error) => Some(self.failed(&error)),
+        }
     }
 
     /// Notes that coderd did not answer as it should, so that it is asked again, but not too soon.

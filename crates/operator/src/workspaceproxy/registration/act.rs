@@ -10,7 +10,7 @@ use coder_k8s_core::{
 use coder_k8s_engine::secret;
 
 use super::RegistrationReconciler;
-use crate::controller::{credential::CredentialReconciler as _, secrets as storing};
+use crate::{coderd::credential::CredentialReconciler as _, controller::secrets as storing};
 
 impl RegistrationReconciler {
     /// Registers the proxy as announced, or gives it another token, and stores the token.
@@ -23,7 +23,7 @@ impl RegistrationReconciler {
     ) -> bool {
         let client = match self.client(&pending.place).await {
             Ok(client) => client,
-            Err(unasked) => return self.state.unasked(unasked),
+            Err(blocker) => return self.state.not_performed(blocker),
         };
         // Another token ends the one that there is: look once more whether the Secret is still as it was.
         if !self.is_unchanged(place, version).await {

@@ -19,9 +19,12 @@ use coder_k8s_engine::{apply::Owner, key::Key, secret::SecretData};
 use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::controller::{
-    Context, places,
-    secrets::{self, Held, NotOurs},
+use crate::{
+    coderd::credentials,
+    controller::{
+        Context,
+        secrets::{self, Held, NotOurs},
+    },
 };
 
 /// Reads the wanted Secret, the recorded one, and every other that bears our marks.
@@ -68,12 +71,12 @@ pub(super) async fn given(
     };
     let data_key = reference.key.as_ref().map_or(TOKEN, AsRef::as_ref).to_owned();
     let place = SecretDataRef { name: reference.name.to_string(), key: data_key };
-    match places::token(&place, &key.namespace, ctx).await? {
+    match credentials::read(&place, &key.namespace, ctx).await? {
         Some(text) => {
             let token = token(&text, &object.uid().unwrap_or_default());
             Ok(SuppliedToken { place, token })
         }
-        None => Err(places::missing(MISSING, &place)),
+        None => Err(credentials::missing(MISSING, &place)),
     }
 }
 

@@ -1,0 +1,187 @@
+//! Asks coderd for daemons and jobs: with the control plane's token, or with that of a pool which brings its own.
+
+use std::sync::Arc;
+
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason};
+use coder_k8s_coderd::{
+    BoundToken, Client, DaemonStatus, Daemons, Error, ErrorKind, IdentifiedServer, Job, JobStatus, Jobs,
+    Server,
+};
+use coder_k8s_core::{
+    daemon_listing,
+    outcome::{Blocker, Retry},
+    target::{Credentials, CredentialsKind},
+};
+use kube::ResourceExt;
+
+use super::{organization, plane_of};
+use crate::{
+    coderd::{blocker_of, credentials, retry_of, targets},
+    controller::Context,
+};
+
+/// What coderd answers about one organization.
+pub(super) struct Answer {
+    pub(super) daemons: Vec<daemon_listing::Daemon>,
+    pub(super) jobs: Option<Vec<daemon_listing::Job>>,
+    /// Why there are no jobs.
+    pub(super) blocker: Option<Blocker>,
+    /// The token that coderd accepted.
+    pub(super) token: BoundToken,
+}
+
+/// Why there is no answer.
+#[derive(Clone)]
+pub(super) struct Unanswered {
+    pub(super) blocker: Blocker,
+    /// None: at the next interval.
+    pub(super) retry: Option<Retry>,
+}
+
+impl From<Blocker> for Unanswered {
+    fn from(blocker: Blocker) -> Self {
+        Self { blocker, retry: None }
+    }
+}
+
+impl From<Error> for Unanswered {
+    fn from(error: Error) -> Self {
+        Self { retry: Some(retry_of(&error)), blocker: blocker_of(&error) }
+    }
+}
+
+/// The server of a control plane.
+pub(super) async fn server(plane: &CoderControlPlane, ctx: &Context) -> Result<Server, Unanswered> {
+    let unavailable = |blocker: Blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message);
+    Ok(targets::server_of(plane, ctx).await.map_err(unavailable)?)
+}
+
+/// Lists the daemons of an organization that are alive, and the jobs that wait there.
+pub(super) async fn daemons_and_jobs(
+    server: &IdentifiedServer,
+    token: Option<BoundToken>,
+    plane: &CoderControlPlane,
+    organization: &str,
+    pools: &[Arc<CoderProvisioner>],
+    ctx: &Context,
+) -> Result<Answer, Unanswered> {
+    let (client, token, daemons) = daemons(server, token, plane, organization, pools, ctx).await?;
+    let (jobs, blocker) = match pending(&client, organization).await {
+        Ok(jobs) => (Some(jobs), None),
+        // A pool's own token may list daemons and nothing else.
+        Err(error) if matches!(error.kind, ErrorKind::Forbidden { .. } | ErrorKind::NotFound { .. }) => {
+            (None, Some(blocker_of(&error)))
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Answer { daemons, jobs, blocker, token })
+}
+
+/// The daemons of the pool's organization at this moment. None: coderd cannot be asked.
+pub(crate) async fn daemons_now(
+    pool: &Arc<CoderProvisioner>,
+    ctx: &Context,
+) -> Option<Vec<daemon_listing::Daemon>> {
+    let (key, organization) = (plane_of(pool), organization(pool)?);
+    let plane = ctx.caches.control_planes.get(&key.namespace, &key.name)?;
+    let generation = plane.metadata.generation;
+    let listed = async {
+        let server = match ctx.daemon_poller.server(&key, generation) {
+            Some(server) => server,
+            None => server(&plane, ctx).await?,
+        };
+        let (server, token) =
+            (server.identify().await?, ctx.daemon_poller.token(&key, &organization, generation));
+        let pools = std::slice::from_ref(pool);
+        daemons(&server, token, &plane, &organization, pools, ctx).await
+    };
+    match listed.await {
+        Ok((_, _, daemons)) => Some(daemons),
+        Err(Unanswered { blocker, .. }) => {
+            tracing::info!(
+                reason = %blocker.reason,
+                "cannot ask which daemons are busy: {}",
+                blocker.message
+            );
+            None
+        }
+    }
+}
+
+/// The daemons, with the client and token that listed them. A remembered token that coderd no longer accepts may have been
+/// replaced, so that the Secret is read again.
+async fn daemons(
+    server: &IdentifiedServer,
+    remembered: Option<BoundToken>,
+    plane: &CoderControlPlane,
+    organization: &str,
+    pools: &[Arc<CoderProvisioner>],
+    ctx: &Context,
+) -> Result<(Client, BoundToken, Vec<daemon_listing::Daemon>), Unanswered> {
+    if let Some(token) = remembered {
+        let client = server.authenticate(&token).map_err(targets::blocker_of_credential)?;
+        match alive(&client, organization).await {
+            Ok(daemons) => return Ok((client, token, daemons)),
+            Err(error) if matches!(error.kind, ErrorKind::Unauthenticated { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let token = token(server, plane, pools, ctx).await?;
+    let client = server.authenticate(&token).map_err(targets::blocker_of_credential)?;
+    let daemons = alive(&client, organization).await?;
+    Ok((client, token, daemons))
+}
+
+async fn alive(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Daemon>, Error> {
+    let listed = client.provisioner_daemons(organization, Daemons { offline: false }).await?;
+    let daemons = listed.into_iter().map(|daemon| daemon_listing::Daemon {
+        busy: daemon.status == Some(DaemonStatus::Busy),
+        name: daemon.name,
+        key: daemon.key_id,
+        version: daemon.version,
+        tags: daemon.tags,
+        last_seen: daemon.last_seen_at,
+    });
+    let mut daemons: Vec<_> = daemons.collect();
+    daemons.sort_by(|one, two| one.name.cmp(&two.name));
+    Ok(daemons)
+}
+
+async fn pending(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Job>, Error> {
+    let which = Jobs { status: vec![JobStatus::Pending] };
+    let listed = client.provisioner_jobs(organization, &which).await?;
+    let waits = |job: &Job| job.status == JobStatus::Pending;
+    Ok(listed
+        .into_iter()
+        .filter(waits)
+        .map(|job| daemon_listing::Job { tags: job.tags, since: job.created_at })
+        .collect())
+}
+
+/// The control plane's token, else that of a pool, bound to the deployment that it belongs to.
+async fn token(
+    server: &IdentifiedServer,
+    plane: &CoderControlPlane,
+    pools: &[Arc<CoderProvisioner>],
+    ctx: &Context,
+) -> Result<BoundToken, Unanswered> {
+    let no_token = || Blocker::new(Reason::OperatorAccessNotReady, "there is no token");
+    let mut all: Vec<_> = pools.iter().map(|pool| (pool, credentials::of_pool(pool, Some(plane)))).collect();
+    let rank = |found: &Result<Credentials, Blocker>| match found {
+        Ok(credentials) if credentials.kind == CredentialsKind::Operator => 0,
+        Ok(_) => 1,
+        Err(_) => 2,
+    };
+    all.sort_by_key(|(_, found)| rank(found));
+    let Some((pool, found)) = all.into_iter().next() else { return Err(no_token().into()) };
+    let found = found?;
+    let Some(secret) = &found.secret else { return Err(no_token().into()) };
+    let token = credentials::read(secret, &plane.namespace().unwrap_or_default(), ctx).await?;
+    let missing = || credentials::missing(Reason::OperatorTokenSecretUnavailable, secret);
+    let token = token.ok_or_else(missing)?;
+    let recorded = match found.kind {
+        CredentialsKind::Operator => plane.status.as_ref().and_then(|status| status.deployment_id.clone()),
+        CredentialsKind::Bootstrap => pool.status.as_ref().and_then(|status| status.deployment_id.clone()),
+    };
+    Ok(BoundToken::new(token, recorded.unwrap_or_else(|| server.deployment_id().to_owned())))
+}
