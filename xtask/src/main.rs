@@ -4,10 +4,10 @@ mod check;
 mod dependencies;
 mod e2e;
 mod generate;
+mod programs;
 mod reference;
 mod run;
 mod soak;
-mod suites;
 mod testbed;
 
 use std::process::ExitCode;

@@ -10,8 +10,8 @@ use coder_k8s_testbed::{
 };
 
 use crate::{
+    programs,
     run::{cargo, must, say},
-    suites,
 };
 
 /// Gets the programs, building them if need be, with a line now and then for the person who waits.
@@ -60,7 +60,7 @@ pub(crate) fn get_postgres() -> Result<()> {
 pub(crate) fn test(args: &[String]) -> Result<()> {
     get_for_tests()?;
     if args.is_empty() {
-        suites::run()?;
+        programs::run()?;
     } else {
         let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
         command.args(args);
