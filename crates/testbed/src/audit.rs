@@ -1,8 +1,7 @@
-//! What the API server was asked, by whom, from its own audit log.
+//! Requests to the API server, from its own audit log.
 //!
-//! The log leaves out the cluster's own components, so what it holds are the requests of the code under test. The
-//! server writes a line after it has sent the response; whoever looks for a request just made must look until
-//! it is there.
+//! The log leaves out the components of the cluster, so it contains the requests of the code under test. The server
+//! writes a line after it has sent the response: a test that looks for a request that it just made must poll.
 
 use std::{
     fs::File,
@@ -13,7 +12,7 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 
-/// The rules of the log: the users given are left out, and so are health probes.
+/// The audit policy: leaves out these users and health probes.
 pub(crate) fn policy(unlogged_users: &[&str]) -> String {
     let policy = serde_json::json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -29,32 +28,32 @@ pub(crate) fn policy(unlogged_users: &[&str]) -> String {
     policy.to_string()
 }
 
-/// One request, as the API server saw it.
+/// One request, as the API server logged it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEvent {
-    /// `ResponseComplete`, or `ResponseStarted` for a watch that goes on. A watch that ended has both.
+    /// `ResponseComplete`, or `ResponseStarted` for a watch that is open. A watch that ended has both.
     pub stage: String,
-    /// Who sent it.
+    /// Authenticated user.
     pub user: String,
-    /// In whose name it was sent.
+    /// Impersonated user, if any.
     pub impersonated: Option<String>,
-    /// The user agent.
+    /// Header `User-Agent`.
     pub user_agent: String,
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, ...
     pub verb: String,
-    /// The plural of the kind; empty for other URLs.
+    /// Plural of the kind. Empty for URLs that are no resource.
     pub resource: String,
     /// `status`, `binding`, ...; empty for the object itself.
     pub subresource: String,
-    /// The namespace; empty for cluster-wide requests.
+    /// Empty for requests across namespaces.
     pub namespace: String,
-    /// The object's name; empty for lists.
+    /// Empty for lists.
     pub name: String,
-    /// The HTTP status of the response.
+    /// HTTP status of the response.
     pub code: u16,
-    /// When the request came in.
+    /// When the server received the request.
     pub received: Timestamp,
-    /// The path and query.
+    /// Path and query.
     pub uri: String,
 }
 
@@ -146,7 +145,7 @@ impl Log {
     }
 }
 
-/// Only lines with an end count.
+/// Ignores a last line without a line end, because the server may still be writing it.
 fn parse(text: &str) -> serde_json::Result<Vec<AuditEvent>> {
     text.split_inclusive('\n')
         .filter(|line| line.ends_with('\n'))

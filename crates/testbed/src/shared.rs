@@ -1,8 +1,8 @@
 //! Clusters that all tests of a process share.
 //!
-//! The first caller starts it, on a thread and runtime of its own, because the runtime of a test ends with the
-//! test. The others wait for it. It is never stopped by hand: the guard ends it with the process. Tests keep apart
-//! by namespaces, which are left in place, as the whole cluster is thrown away.
+//! The first caller starts it, on a thread and runtime of its own, because the runtime of a test ends with the test.
+//! Other callers wait for it. Nothing stops it explicitly: the guard kills it when the process ends. Tests are
+//! separated by namespaces, which are never deleted, because the whole cluster is thrown away.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,14 +16,14 @@ use tokio::sync::SetOnce;
 
 use crate::{Cluster, Node, eventually};
 
-/// How long a namespace and its service account may take.
+/// Deadline for a namespace and its ServiceAccount.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// A cluster with a controller-manager and a node.
+/// A cluster with one node.
 pub struct Shared {
     /// The control plane.
     pub cluster: Cluster,
-    /// Its only node.
+    /// The only node of the cluster.
     pub node: Node,
     crds: Vec<String>,
 }
@@ -80,19 +80,19 @@ impl SharedCluster {
     }
 }
 
-/// The shared cluster, without custom resources.
+/// The shared cluster without custom resources.
 ///
 /// # Panics
-/// When it could not be started; the message says why, the same for every caller.
+/// If it could not be started. The message says why, and is the same for every caller.
 pub async fn shared() -> &'static Shared {
     shared_with(Vec::new).await
 }
 
-/// The shared cluster, with custom resources. All tests of a process must ask for the same ones: the first caller
+/// The shared cluster with custom resources. All tests of a process must ask for the same ones: the first caller
 /// decides.
 ///
 /// # Panics
-/// When it could not be started, or was started without one of these definitions.
+/// If it could not be started, or was started without one of these definitions.
 #[expect(clippy::panic, reason = "its callers are tests, and a test without a cluster has failed")]
 pub async fn shared_with(crds: fn() -> Vec<CustomResourceDefinition>) -> &'static Shared {
     static SHARED: SharedCluster = SharedCluster::new(Vec::new);
@@ -126,17 +126,17 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 pub struct Namespace(String);
 
 impl Namespace {
-    /// Its name.
+    /// Unique in the cluster.
     pub fn name(&self) -> &str {
         &self.0
     }
 }
 
 impl Shared {
-    /// Makes a namespace that no other test has, and waits until pods can be created in it.
+    /// Creates a namespace that no other test uses, and waits until pods can be created in it.
     ///
     /// # Panics
-    /// When the cluster refuses it, or its service account does not come.
+    /// If the cluster refuses it, or its ServiceAccount does not appear.
     #[expect(clippy::panic, reason = "its callers are tests, which cannot go on without it")]
     pub async fn namespace(&self, prefix: &str) -> Namespace {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -145,7 +145,7 @@ impl Shared {
         let mut object = NamespaceObject::default();
         object.metadata.name = Some(name.clone());
         let (all, params) = (Api::all(client.clone()), PostParams::default());
-        // A connection that breaks says nothing of the namespace, which may be there all the same.
+        // After a broken connection the namespace may exist nevertheless, so a conflict on a retry is a success.
         let made = eventually(WITHIN, || async {
             match all.create(&params, &object).await {
                 Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),

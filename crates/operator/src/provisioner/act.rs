@@ -1,25 +1,75 @@
-//! All effects of a pass that need no coderd, in order. One that fails does not stop the others.
+//! All effects of a reconcile, in order: children, then the key in coderd, then the Deployment if the key changed, then the
+//! finalizer. One that fails does not stop the others.
+
+use std::{ops::ControlFlow, sync::Arc};
 
 use coder_k8s_api::names::{component, finalizer as name};
 use coder_k8s_core::{
     object,
+    outcome::Retry,
     provisioner::{
-        Observed, Outcome, Plan, deployment,
+        self, Observed, Outcome, Plan,
+        daemons::Health,
+        deployment,
         keys::{Decision, NextStep, Run},
     },
     rollout::Rollout,
 };
-use coder_k8s_engine::apply::Owner;
+use coder_k8s_engine::{apply::Owner, queue::Action};
 
-use super::scale_down;
-use crate::controller::{
-    Context, accounts,
-    children::{self, apply, budget},
-    finalizer, pods, workspaces,
+use super::{daemons, drain, keys::KeyReconciler, observe::Observation, scale_down};
+use crate::{
+    coderd::credential,
+    controller::{
+        Context, accounts,
+        children::{self, apply, budget},
+        finalizer, pods, workspaces,
+    },
 };
 
-/// Carries the plan out.
-pub(super) async fn act(observed: &Observed, plan: &Plan, run: Option<&Run>, ctx: &Context) -> Outcome {
+/// What the effects of a reconcile brought.
+pub(super) struct Done {
+    pub(super) outcome: Outcome,
+    /// The last decision about the key.
+    pub(super) decision: Decision,
+    pub(super) health: Health,
+    /// When to ask coderd again.
+    pub(super) retry: Option<Retry>,
+}
+
+/// Performs the effects. Breaks with the requeue if the object itself was written, so that what was observed is outdated.
+pub(super) async fn act(
+    observation: &Observation,
+    plan: &Plan,
+    mut keys: KeyReconciler,
+    ctx: &Arc<Context>,
+) -> ControlFlow<Action, Done> {
+    let observed = &observation.pool;
+    // Pods are scaled and updated whatever coderd answers, with the key that they have so far.
+    let mut outcome = apply_children(observed, plan, keys.state.first_run.as_ref(), ctx).await;
+    let decision = match drain::first(observed, ctx, &mut outcome.done).await {
+        Some(draining) => draining,
+        None => credential::run_steps(&mut keys).await,
+    };
+    let retry = keys.state.retry;
+    if keys.state.object_written {
+        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&keys.state.key, retry));
+        return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
+    }
+    if decision.run.as_ref() != keys.state.first_run.as_ref() {
+        roll_out(observed, decision.run.as_ref(), ctx, &mut outcome).await;
+    }
+    outcome.grant_blockers.extend(observation.unknown_consent.iter().cloned());
+    if set_finalizer(observed, plan, &decision, ctx, &mut outcome).await {
+        return ControlFlow::Break(ctx.requeue_own_write());
+    }
+    let health = provisioner::daemons::judge(observed, outcome.deployment.as_deref(), &decision, ctx.now());
+    daemons::restart_stopped(&health, observed, ctx).await;
+    ControlFlow::Continue(Done { outcome, decision, health, retry })
+}
+
+/// Creates, updates and removes the children.
+async fn apply_children(observed: &Observed, plan: &Plan, run: Option<&Run>, ctx: &Context) -> Outcome {
     let mut outcome = Outcome { deployment: observed.children.deployment.clone(), ..Outcome::default() };
     let Some(owner) = owner(observed) else { return outcome };
     if let Some(desired) = &plan.desired {
@@ -36,7 +86,7 @@ pub(super) async fn act(observed: &Observed, plan: &Plan, run: Option<&Run>, ctx
 }
 
 /// Writes the Deployment. A pool without a key, or the first one without a license, has none.
-pub(super) async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome: &mut Outcome) {
+async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome: &mut Outcome) {
     let Some(owner) = owner(observed).filter(|_| !object::is_deleting(&*observed.object)) else { return };
     let begun = outcome.deployment.is_some();
     let Some(run) = run.filter(|_| begun || observed.gate.may_begin()) else { return };
@@ -58,8 +108,9 @@ pub(super) async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Conte
     }
 }
 
-/// Lets an object go of which nothing is left outside. Returns whether it was written.
-pub(super) async fn release(
+/// Adds the finalizer while something outside the namespace must be cleaned up, and removes it from a deleted object once
+/// nothing is left. Returns whether the object was written.
+async fn set_finalizer(
     observed: &Observed,
     plan: &Plan,
     decision: &Decision,

@@ -1,4 +1,5 @@
-//! The daemons of a pool that is being deleted leave before its keys go. Each finishes its build in its grace period.
+//! Drains a pool that is being deleted: its daemons end before its keys are deleted. Each finishes its build within its
+//! grace period.
 
 use std::time::Duration;
 
@@ -16,10 +17,10 @@ use kube::{Api, ResourceExt, api::ListParams};
 use super::act;
 use crate::controller::{Context, children};
 
-/// How soon to look again whether they are gone.
-const AGAIN: Duration = Duration::from_secs(1);
+/// How soon to look again whether the pods are gone.
+const REQUEUE_DRAINING: Duration = Duration::from_secs(1);
 
-/// Has the daemons of a pool that is going leave. Some: they have not all left yet.
+/// Drains the pool if it is being deleted. Some: not all daemons have ended yet.
 pub(super) async fn first(observed: &Observed, ctx: &Context, done: &mut ActResult) -> Option<Decision> {
     let object = &*observed.object;
     let owner = act::owner(observed).filter(|_| object::is_deleting(object))?;
@@ -32,12 +33,13 @@ pub(super) async fn first(observed: &Observed, ctx: &Context, done: &mut ActResu
     let labels =
         observed.selector().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &owner.namespace);
-    // Whoever cannot be asked is not waited for.
+    // Pods that cannot be listed do not delay the deletion.
     let pods = api.list(&ListParams::default().labels(&labels.join(","))).await.ok()?;
-    pods.iter().any(|pod| is_awaited(pod, object, ctx)).then(|| leaving(AGAIN))
+    pods.iter().any(|pod| is_awaited(pod, object, ctx)).then(|| leaving(REQUEUE_DRAINING))
 }
 
-/// Whether a pod may still end by itself: its grace period is not over, or it was not told yet and there is time.
+/// Whether a pod may still end by itself: its grace period is not over, or it was not asked to stop yet and the clean-up
+/// deadline has not passed.
 fn is_awaited(pod: &Pod, object: &impl ResourceExt, ctx: &Context) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {

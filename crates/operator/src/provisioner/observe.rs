@@ -1,4 +1,4 @@
-//! All reads of a pass that need no coderd.
+//! All reads of a reconcile that precede its decisions. What only coderd knows is asked later, when a decision needs it.
 
 use std::sync::Arc;
 
@@ -12,34 +12,41 @@ use coder_k8s_core::{
 use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
-use super::daemons;
+use super::{daemons, keys::KeyReconciler};
 use crate::{
     coderd::{credentials, license_gate, targets::Connections},
     controller::{Context, served_by, workspaces},
 };
 
-/// What there is of the object, its children, its control plane and what it refers to. The second value tells of
-/// namespaces that could not be asked.
+/// What was observed.
+pub(super) struct Observation {
+    pub(super) pool: Observed,
+    /// The namespaces whose consent could not be read.
+    pub(super) unknown_consent: workspaces::GrantBlockers,
+}
+
+/// Observes the object, its children, its control plane, what it refers to, and the Secrets with its keys. None: the object
+/// was never stored.
 pub(super) async fn observe(
     key: &Key,
     object: Arc<CoderProvisioner>,
-    connections: &mut Connections,
-    verify_due: bool,
-    ctx: &Context,
-) -> (Observed, workspaces::GrantBlockers) {
+    ctx: &Arc<Context>,
+) -> Option<(Observation, KeyReconciler)> {
+    let verify_due = ctx.verify_schedule.verify_due(key, &object);
+    let mut connections = Connections::new(&key.namespace, None);
     let children = children(key, &object, ctx);
     let plane = object.spec.control_plane_ref.name.as_str();
     let control_plane = ctx.caches.control_planes.get(&key.namespace, plane);
     let desired = sources::desired(&object.spec.pod, &Tls::default(), &[]);
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
-    let (consent, unasked) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
-    let deployment_id = identity(&object, control_plane.as_deref(), connections, verify_due, ctx).await;
+    let (consent, unknown_consent) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
+    let deployment_id = identity(&object, control_plane.as_deref(), &mut connections, verify_due, ctx).await;
     let gate = license_gate::of_plane(Feature::Provisioners, control_plane.as_deref(), ctx).await;
     let credentials = check_credentials(&object, control_plane.as_deref(), key, ctx).await;
     let privileged_rules = ctx.policy.privileged_rules;
     let daemons = daemons::observe(key, &object, children.deployment.as_deref(), ctx).await;
-    let observed = Observed {
+    let pool = Observed {
         object,
         control_plane,
         deployment_id,
@@ -51,7 +58,8 @@ pub(super) async fn observe(
         credentials,
         daemons,
     };
-    (observed, unasked)
+    let keys = KeyReconciler::begin(key, &pool, connections, verify_due, ctx).await?;
+    Some((Observation { pool, unknown_consent }, keys))
 }
 
 fn children(key: &Key, object: &CoderProvisioner, ctx: &Context) -> Children {
@@ -66,8 +74,8 @@ fn children(key: &Key, object: &CoderProvisioner, ctx: &Context) -> Children {
     }
 }
 
-/// Which deployment the control plane leads to. The control plane asks, unless its access is disabled: then the pool
-/// asks by itself, when it verifies, and else goes by what it has recorded.
+/// The deployment of the control plane. The sync of the control plane asks for it, unless operator access is disabled: then
+/// the pool asks when it verifies, and otherwise takes what it has recorded.
 async fn identity(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,
@@ -90,7 +98,7 @@ async fn identity(
     server.map(|server| server.deployment_id().to_owned()).or(recorded)
 }
 
-/// Whether there is a token for managing keys.
+/// Whether there is a token that can manage keys.
 async fn check_credentials(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,

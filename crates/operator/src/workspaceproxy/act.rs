@@ -1,27 +1,72 @@
-//! All effects of a pass that need no coderd, in order. One that fails does not stop the others.
+//! All effects of a reconcile, in order: children, then the registration in coderd, then the Deployment if the token
+//! changed, then the finalizer. One that fails does not stop the others.
+
+use std::{ops::ControlFlow, sync::Arc};
 
 use coder_k8s_api::names::{component, finalizer as name};
 use coder_k8s_core::{
     license_gate::LicenseGate,
-    object, pod,
+    object,
+    outcome::Retry,
+    pod,
     rollout::Rollout,
     service,
     workload::Run,
     workspaceproxy::{
         Desired, Observed, Outcome, deployment,
-        registration::{Decision, NextStep},
+        registration::{Decision, Health, NextStep},
     },
 };
-use coder_k8s_engine::apply::Owner;
+use coder_k8s_engine::{apply::Owner, queue::Action};
 
-use crate::controller::{
-    Context, accounts,
-    children::{self, apply, budget},
-    exposure, finalizer, pods,
+use super::registration::RegistrationReconciler;
+use crate::{
+    coderd::credential,
+    controller::{
+        Context, accounts,
+        children::{self, apply, budget},
+        exposure, finalizer, pods,
+    },
 };
 
-/// Makes the children be as wanted.
+/// What the effects of a reconcile brought.
+pub(super) struct Done {
+    pub(super) outcome: Outcome,
+    /// The last decision about the registration.
+    pub(super) decision: Decision,
+    /// How coderd sees the proxy. None: coderd was not asked.
+    pub(super) health: Option<Health>,
+    /// When to ask coderd again.
+    pub(super) retry: Option<Retry>,
+}
+
+/// Performs the effects. Breaks with the requeue if the object itself was written, so that what was observed is outdated.
 pub(super) async fn act(
+    observed: &Observed,
+    desired: Option<&Desired>,
+    mut registration: RegistrationReconciler,
+    ctx: &Arc<Context>,
+) -> ControlFlow<Action, Done> {
+    // Pods are scaled and updated whatever coderd answers, with the token that they have so far.
+    let mut outcome = apply_children(observed, desired, registration.state.first_run.as_ref(), ctx).await;
+    let decision = credential::run_steps(&mut registration).await;
+    let retry = registration.state.retry;
+    if registration.state.object_written {
+        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&registration.state.key, retry));
+        return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
+    }
+    if decision.run.as_ref() != registration.state.first_run.as_ref() {
+        roll_out(observed, decision.run.as_ref(), ctx, &mut outcome).await;
+    }
+    if remove_finalizer(observed, &decision, ctx, &mut outcome).await {
+        return ControlFlow::Break(ctx.requeue_own_write());
+    }
+    let health = registration.health();
+    ControlFlow::Continue(Done { outcome, decision, health, retry })
+}
+
+/// Creates, updates and removes the children.
+async fn apply_children(
     observed: &Observed,
     desired: Option<&Desired>,
     run: Option<&Run>,
@@ -46,7 +91,7 @@ pub(super) async fn act(
 }
 
 /// Writes the Deployment. A proxy without a token, or the first one without a license, has none.
-pub(super) async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome: &mut Outcome) {
+async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome: &mut Outcome) {
     let Some(owner) = owner(observed).filter(|_| !object::is_deleting(&*observed.object)) else { return };
     let may_begin = outcome.deployment.is_some() || observed.gate.as_ref().is_none_or(LicenseGate::may_begin);
     let Some(run) = run.filter(|_| may_begin) else { return };
@@ -67,8 +112,8 @@ pub(super) async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Conte
     }
 }
 
-/// Takes the finalizer off an object of which nothing is left outside. Returns whether it was written.
-pub(super) async fn release(
+/// Removes the finalizer once nothing is left in coderd. Returns whether the object was written.
+async fn remove_finalizer(
     observed: &Observed,
     decision: &Decision,
     ctx: &Context,

@@ -1,8 +1,8 @@
-//! All reads of a pass that need no coderd.
+//! All reads of a reconcile that precede its decisions. What only coderd knows is asked later, when a decision needs it.
 
 use std::sync::{Arc, atomic::Ordering};
 
-use coder_k8s_api::CoderWorkspaceProxy;
+use coder_k8s_api::{CoderWorkspaceProxy, condition::kind};
 use coder_k8s_core::{
     sources,
     workspaceproxy::{Children, Observed, addresses, names},
@@ -10,29 +10,33 @@ use coder_k8s_core::{
 use coder_k8s_engine::key::Key;
 use kube::ResourceExt;
 
-use super::target::Reached;
+use super::{registration::RegistrationReconciler, target};
 use crate::controller::Context;
 
-/// What there is of the object, its children, and what it refers to.
+/// Observes the object, its children, the coderd that it registers with, what it refers to, and the Secrets with its token.
+/// None: the object was never stored.
 pub(super) async fn observe(
     key: &Key,
     object: Arc<CoderWorkspaceProxy>,
-    reached: &Reached,
-    ctx: &Context,
-) -> Observed {
+    ctx: &Arc<Context>,
+) -> Option<(Observed, RegistrationReconciler)> {
+    let verify_due = ctx.verify_schedule.is_due(key, &*object, kind::REGISTERED);
+    let target = target::find(key, &object, verify_due, ctx).await;
     let inspected = addresses(&object).inspected(&object.spec.pod);
     let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
-    Observed {
+    let observed = Observed {
         children: children(key, &object, ctx),
-        control_plane: reached.control_plane.clone(),
+        control_plane: target.control_plane.clone(),
         object,
         sources,
         gateway_api: ctx.gateway_api.load(Ordering::SeqCst),
-        gate: reached.gate.clone(),
-        credentials: reached.credentials.clone(),
-    }
+        gate: target.gate.clone(),
+        credentials: target.credentials.clone(),
+    };
+    let registration = RegistrationReconciler::begin(key, &observed, target, verify_due, ctx).await?;
+    Some((observed, registration))
 }
 
 fn children(key: &Key, object: &CoderWorkspaceProxy, ctx: &Context) -> Children {

@@ -31,7 +31,7 @@ use coder_k8s_engine::{key::Key, secret};
 use kube::ResourceExt;
 use secrecy::SecretString;
 
-use super::target::Reached;
+use super::target::ProxyTarget;
 use crate::{
     coderd::credential::{self, StepState},
     controller::{Context, children, secrets as storing},
@@ -48,7 +48,7 @@ impl RegistrationReconciler {
     pub(super) async fn begin(
         key: &Key,
         proxy: &Observed,
-        reached: Reached,
+        target: ProxyTarget,
         verify_due: bool,
         ctx: &Arc<Context>,
     ) -> Option<Self> {
@@ -64,8 +64,7 @@ impl RegistrationReconciler {
             (_, Some(gate)) if !gate.may_begin() => Err(Blocker::new(gate.reason, gate.message.clone())),
             _ => Ok(()),
         };
-        let name_conflict =
-            reached.target.as_ref().ok().and_then(|target| name_conflict(object, target, ctx));
+        let name_conflict = target.target.as_ref().ok().and_then(|target| name_conflict(object, target, ctx));
         let observed = registration::ObservedRegistration {
             desired,
             given,
@@ -73,7 +72,7 @@ impl RegistrationReconciler {
             has_finalizer: object::has_finalizer(object, finalizer::WORKSPACE_PROXY),
             verify_due,
             may_make,
-            target: reached.target,
+            target: target.target,
             name_conflict,
             workload: workload(proxy, url.as_ref()),
             url,
@@ -86,13 +85,13 @@ impl RegistrationReconciler {
         let state = StepState {
             ctx: ctx.clone(),
             key: key.clone(),
-            connections: reached.connections,
+            connections: target.connections,
             object: proxy.object.clone(),
             owner,
             held,
             first_run,
             object_written: false,
-            retry: reached.retry,
+            retry: target.retry,
             blocker: None,
         };
         Some(Self { state, observed })

@@ -24,8 +24,8 @@ use crate::{
     controller::Context,
 };
 
-/// What is known of the coderd.
-pub(super) struct Reached {
+/// The coderd of a proxy.
+pub(super) struct ProxyTarget {
     /// The control plane that the object names.
     pub(super) control_plane: Option<Arc<CoderControlPlane>>,
     /// Whether the license covers proxies. None: nothing is to be registered.
@@ -40,13 +40,13 @@ pub(super) struct Reached {
     pub(super) connections: Connections,
 }
 
-/// Finds out about the coderd that the spec leads to.
-pub(super) async fn reach(
+/// Finds the coderd that the spec names.
+pub(super) async fn find(
     key: &Key,
     object: &CoderWorkspaceProxy,
     verify_due: bool,
     ctx: &Context,
-) -> Reached {
+) -> ProxyTarget {
     if let Some(reference) = &object.spec.control_plane_ref {
         return through_plane(key, reference.name.as_str(), ctx).await;
     }
@@ -56,10 +56,10 @@ pub(super) async fn reach(
     let message = "a person supplies the token".to_owned();
     let target = Err(Blocker::new(Reason::TokenGiven, message));
     let connections = Connections::new(&key.namespace, None);
-    Reached { control_plane: None, gate: None, credentials: None, target, retry: None, connections }
+    ProxyTarget { control_plane: None, gate: None, credentials: None, target, retry: None, connections }
 }
 
-async fn through_plane(key: &Key, name: &str, ctx: &Context) -> Reached {
+async fn through_plane(key: &Key, name: &str, ctx: &Context) -> ProxyTarget {
     let plane = ctx.caches.control_planes.get(&key.namespace, name);
     let gate = license_gate::of_plane(Feature::Proxies, plane.as_deref(), ctx).await;
     let credentials = async {
@@ -82,7 +82,7 @@ async fn through_plane(key: &Key, name: &str, ctx: &Context) -> Reached {
     });
     let (gate, credentials) = (Some(gate), Some(credentials.map(drop)));
     let connections = Connections::new(&key.namespace, None);
-    Reached { control_plane: plane, gate, credentials, target, retry: None, connections }
+    ProxyTarget { control_plane: plane, gate, credentials, target, retry: None, connections }
 }
 
 async fn by_address(
@@ -91,13 +91,13 @@ async fn by_address(
     bootstrap: &ProxyBootstrap,
     verify_due: bool,
     ctx: &Context,
-) -> Reached {
+) -> ProxyTarget {
     let reference = &bootstrap.credentials_secret_ref;
     let data_key = reference.key.as_ref().map_or("token", AsRef::as_ref).to_owned();
     let secret = Some(SecretDataRef { name: reference.name.to_string(), key: data_key });
     let credentials = Credentials { kind: CredentialsKind::Bootstrap, secret };
     let url = bootstrap.coder_url.to_string();
-    let mut reached = Reached {
+    let mut found_target = ProxyTarget {
         control_plane: None,
         gate: None,
         credentials: None,
@@ -106,23 +106,25 @@ async fn by_address(
         connections: Connections::new(&key.namespace, Some(bootstrap)),
     };
     if !is_allowed(&url, &key.namespace, ctx) {
-        reached.gate = Some(LicenseGate::unknown(format!("{url} is not asked, because it is not allowed")));
-        reached.credentials = Some(Err(refusal(&url)));
-        return reached;
+        found_target.gate =
+            Some(LicenseGate::unknown(format!("{url} is not asked, because it is not allowed")));
+        found_target.credentials = Some(Err(refusal(&url)));
+        return found_target;
     }
-    let found = tokens::check(&credentials, Reason::CredentialsSecretUnavailable, &key.namespace, ctx).await;
-    reached.credentials = Some(found);
+    let checked =
+        tokens::check(&credentials, Reason::CredentialsSecretUnavailable, &key.namespace, ctx).await;
+    found_target.credentials = Some(checked);
     let server = match targets::bootstrap_server(bootstrap, &key.namespace, ctx).await {
         Ok(server) => server,
         Err(blocker) => {
-            reached.gate = Some(LicenseGate::unknown(blocker.message.clone()));
-            reached.target = Err(blocker);
-            return reached;
+            found_target.gate = Some(LicenseGate::unknown(blocker.message.clone()));
+            found_target.target = Err(blocker);
+            return found_target;
         }
     };
-    reached.gate = Some(license(object, &server, verify_due, ctx).await);
-    let identity = identity(object, &url, &server, verify_due, &mut reached).await;
-    reached.target = identity.and_then(|id| {
+    found_target.gate = Some(license(object, &server, verify_due, ctx).await);
+    let identity = identity(object, &url, &server, verify_due, &mut found_target).await;
+    found_target.target = identity.and_then(|id| {
         let place = CoderdTarget {
             control_plane: String::new(),
             url,
@@ -131,7 +133,7 @@ async fn by_address(
         };
         is_the_same(object, &place).map(|()| place)
     });
-    reached
+    found_target
 }
 
 fn refusal(url: &str) -> Blocker {
@@ -164,16 +166,16 @@ async fn identity(
     url: &str,
     server: &Server,
     verify_due: bool,
-    reached: &mut Reached,
+    found_target: &mut ProxyTarget,
 ) -> Result<String, Blocker> {
     let status = object.status.as_ref().filter(|status| status.coder_url.as_deref() == Some(url));
     if let Some(known) = status.and_then(|status| status.deployment_id.clone()).filter(|_| !verify_due) {
         return Ok(known);
     }
-    match reached.connections.identify(url.to_owned(), server).await {
+    match found_target.connections.identify(url.to_owned(), server).await {
         Ok(server) => Ok(server.deployment_id().to_owned()),
         Err(error) => {
-            reached.retry = Some(later(reached.retry, retry_of(&error)));
+            found_target.retry = Some(later(found_target.retry, retry_of(&error)));
             Err(blocker_at(&error, "bootstrap.coderURL"))
         }
     }

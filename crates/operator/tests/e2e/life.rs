@@ -23,8 +23,9 @@ async fn the_deployment_of_the_operator_starts_coderd_and_its_facts_are_on_statu
     let (real, token) = Real::owned("start", json!({})).await;
     real.scene.until_ready("coder").await;
     let plane = real.until_condition("OperatorAccessReady", "True", "TokenAccepted").await;
-    let nobody = Connector::new(Settings::default()).to(&real.target().await).unwrap();
-    let owner = nobody.with_token(&token).unwrap();
+    let (connector, target) = (Connector::new(Settings::default()), real.target().await);
+    let nobody = connector.client(&target, None).unwrap();
+    let owner = connector.client(&target, Some(&token)).unwrap();
     let info = nobody.build_info().await.unwrap();
     assert_eq!(info.version, CODER_VERSION);
     let said = status(&plane);

@@ -65,8 +65,8 @@ impl Simulated {
 
     /// A client with the rights of an owner.
     pub fn owner(&self) -> Client {
-        let target = Target { token: Some(self.sim().owner_token()), ..Target::new(self.sim().url()) };
-        Connector::new(Settings::default()).to(&target).unwrap()
+        let target = Target::new(self.sim().url());
+        Connector::new(Settings::default()).client(&target, Some(&self.sim().owner_token())).unwrap()
     }
 
     /// Waits until something holds, and gives what it found.

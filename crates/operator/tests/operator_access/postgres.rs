@@ -8,6 +8,7 @@ mod sources;
 use std::time::Duration;
 
 use coder_k8s_api::{AccessMethod, CoderControlPlane, names::finalizer};
+use coder_k8s_coderd::postgres::{Dsn, DsnContext, Postgres, PostgresSettings, TokenRequest};
 use coder_k8s_testbed::{
     codersim::Mode,
     eventually,
@@ -287,18 +288,18 @@ async fn what_the_go_operator_left_is_used_and_not_replaced() {
     let based = Based::new("pg").await;
     let scene = &based.coder.scene;
     // Its account and token are as ours; its status records the Secret alone.
-    let maker = coder_k8s_coderd::postgres::Postgres::new(coder_k8s_coderd::postgres::Settings::default());
-    let context = coder_k8s_coderd::postgres::DsnContext { namespace: "x" };
-    let dsn = coder_k8s_coderd::postgres::Dsn::parse(&based.database.url(), &context).unwrap();
+    let maker = Postgres::new(PostgresSettings::default());
+    let context = DsnContext { namespace: "x" };
+    let dsn = Dsn::parse(&based.database.url(), &context).unwrap();
     let name = coder_k8s_core::names::operator_token(&scene.namespace, "coder");
-    let wanted = coder_k8s_coderd::postgres::Wanted {
+    let request = TokenRequest {
         token_name: &name,
         existing: None,
         lifetime: jiff::SignedDuration::from_hours(365 * 24),
         now: jiff::Timestamp::now(),
         replace: false,
     };
-    let made = maker.ensure(&dsn, None, &wanted).await.unwrap();
+    let made = maker.ensure(&dsn, None, &request).await.unwrap();
     let mut spec = with_url(&based.database.url());
     spec["replicas"] = json!(0);
     let plane = scene.plane("coder", spec).await;

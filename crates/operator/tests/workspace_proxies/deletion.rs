@@ -24,7 +24,7 @@ async fn a_deleted_proxy_is_deregistered_and_its_token_is_void() {
     let only = site.assert_consistent().await;
     delete(&site).await;
     assert_eq!(site.registrations().len(), 0);
-    let nobody = Connector::new(Settings::default()).to(&Target::new(site.sim().url())).unwrap();
+    let nobody = Connector::new(Settings::default()).client(&Target::new(site.sim().url()), None).unwrap();
     let refused = nobody.prove_proxy_token(&only.token).await.unwrap_err();
     assert_eq!(refused.reason(), "Unauthenticated");
     site.scene().until_gone::<Secret>(SECRET).await;

@@ -19,8 +19,8 @@ use coder_k8s_scenes::{
 use crate::OPERATOR;
 
 fn owner(sim: &CoderSim) -> coder_k8s_coderd::Client {
-    let target = Target::new(sim.url()).with_token(sim.owner_token());
-    Connector::new(Settings::default()).to(&target).unwrap()
+    let (target, token) = (Target::new(sim.url()), sim.owner_token());
+    Connector::new(Settings::default()).client(&target, Some(&token)).unwrap()
 }
 
 fn called(name: &str) -> ProxySettings {

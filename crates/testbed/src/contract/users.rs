@@ -1,4 +1,4 @@
-//! Users and their tokens.
+//! Checks of users and their tokens.
 
 use std::{sync::Arc, time::Duration};
 
