@@ -28,12 +28,12 @@ use coder_k8s_coderd::{
     postgres::{self, Postgres},
 };
 use coder_k8s_engine::{
-    client::{self, Settings},
+    cache::ObjectKey,
+    client::{self, ClientSettings},
     crds::Crds,
     fence::Fence,
     health::{self, Readiness},
-    key::Key,
-    lease::{self, Ended, Heartbeat},
+    lease::{self, ElectionEnd, Heartbeat},
     logs,
     metrics::Metrics,
     queue::Action,
@@ -55,6 +55,7 @@ pub(crate) use context::Context;
 pub(crate) use kinds::{CoderKind, CoderResource};
 pub(crate) use options::Options;
 
+use crate::metrics::CoderMetrics;
 use context::ExternalClients;
 use watches::{OPTIONAL_CRDS, Watches};
 
@@ -62,6 +63,9 @@ pub(crate) use watches::Scope;
 
 /// How many objects are reconciled at a time by work that calls coderd. Each waits for its own server.
 const CODERD_CONCURRENCY: usize = 512;
+
+/// The command that installs or updates the CRDs of this release.
+const INSTALL_CRDS: &str = "coder-k8s crds | kubectl apply --server-side -f -";
 
 /// How long the lease may take to be handed over.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -108,11 +112,15 @@ pub(crate) async fn control(
         election.validate()?;
     }
     let (metrics, readiness) = (Metrics::new(), Readiness::default());
+    let coder_metrics = CoderMetrics::new(&metrics);
     let fence = if election.is_some() { Fence::closed() } else { Fence::always_open() };
     let config = kube_config(&options).await?;
-    let settings =
-        |fence| Settings { deadline: options.request_timeout, fence, ..Settings::new(metrics.clone()) };
-    let faulty = Settings { faults: injected_faults(), ..settings(Some(fence.clone())) };
+    let settings = |fence| ClientSettings {
+        deadline: options.request_timeout,
+        fence,
+        ..ClientSettings::new(metrics.clone())
+    };
+    let faulty = ClientSettings { faults: injected_faults(), ..settings(Some(fence.clone())) };
     let client = client::build(config.clone(), faulty)?;
     let lease_client = client::build(config, settings(None))?;
     let instance =
@@ -120,17 +128,23 @@ pub(crate) async fn control(
     let ctx = Arc::new(Context::new(
         client.clone(),
         instance,
-        outside(&options, metrics.clone(), resolver),
+        outside(&options, coder_metrics.clone(), resolver),
         metrics.clone(),
         fence.clone(),
         &options,
     ));
 
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
-    serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
+    serve(&options, &ctx, coder_metrics, &readiness, logs, &serving, &mut tasks).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "coder-k8s starts");
-    let (crds, looking) =
-        Crds::watch(client.clone(), coder_k8s_api::fields(), &OPTIONAL_CRDS, &readiness, metrics);
+    let (crds, looking) = Crds::watch(
+        client.clone(),
+        coder_k8s_api::fields(),
+        &OPTIONAL_CRDS,
+        INSTALL_CRDS,
+        &readiness,
+        metrics,
+    );
     tasks.spawn(looking);
     let watches =
         Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
@@ -171,8 +185,8 @@ pub(crate) async fn control(
         }
         ended = &mut elected => {
             return match ended.context("the lease loop failed")? {
-                Some(Ended::Lost(loss)) => Err(anyhow!("no longer leading: {loss}; exiting so that nothing is written any more")),
-                Some(Ended::Released) | None => Ok(()),
+                Some(ElectionEnd::Lost(loss)) => Err(anyhow!("no longer leading: {loss}; exiting so that nothing is written any more")),
+                Some(ElectionEnd::Released) | None => Ok(()),
             };
         }
     };
@@ -192,8 +206,12 @@ pub(crate) async fn control(
 }
 
 /// The ways out of the cluster: clients of coderd, and of its database. Each call is counted and has a deadline.
-fn outside(options: &Options, metrics: Arc<Metrics>, resolver: Option<Arc<dyn Resolve>>) -> ExternalClients {
-    struct Counted(Arc<Metrics>);
+fn outside(
+    options: &Options,
+    metrics: Arc<CoderMetrics>,
+    resolver: Option<Arc<dyn Resolve>>,
+) -> ExternalClients {
+    struct Counted(Arc<CoderMetrics>);
     impl coder_k8s_coderd::Observer for Counted {
         fn called(&self, call: &'static str, outcome: &str, elapsed: Duration) {
             self.0.coderd_call(call, outcome, elapsed);
@@ -225,12 +243,12 @@ fn injected_faults() -> Option<Arc<dyn client::Faults>> {
 
 /// Starts to compete for the lease. The second value says whether this process leads.
 fn elect(
-    election: Option<lease::Settings>,
+    election: Option<lease::LeaseSettings>,
     client: Client,
     fence: Fence,
     readiness: &Readiness,
     release: CancellationToken,
-) -> (JoinHandle<Option<Ended>>, watch::Receiver<bool>) {
+) -> (JoinHandle<Option<ElectionEnd>>, watch::Receiver<bool>) {
     let (leading, leads) = watch::channel(election.is_none());
     let Some(election) = election else {
         let waiting = tokio::spawn(async move {
@@ -251,7 +269,7 @@ fn elect(
 }
 
 /// Reconciles one object of any of our kinds.
-async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
+async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     match CoderKind::named(key.kind) {
         Some(CoderKind::ControlPlane) => crate::controlplane::reconcile(key, ctx).await,
         Some(CoderKind::Provisioner) => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
@@ -287,13 +305,14 @@ async fn kube_config(options: &Options) -> Result<kube::Config> {
 async fn serve(
     options: &Options,
     ctx: &Arc<Context>,
+    coder_metrics: Arc<CoderMetrics>,
     readiness: &Readiness,
     logs: Option<logs::Handle>,
     stop: &CancellationToken,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
     let counted = ctx.clone();
-    let count = Arc::new(move || count_objects(&counted));
+    let count = Arc::new(move || count_objects(&counted, &coder_metrics));
     let servers = [
         ("--health-addr", &options.health_addr, Some(health::probes(readiness.clone()))),
         ("--metrics-addr", &options.metrics_addr, Some(health::metrics(ctx.metrics.clone(), Some(count)))),
@@ -315,7 +334,7 @@ async fn serve(
 }
 
 /// Counts our objects by readiness, for the metrics, and tells when their licenses end and which jobs wait.
-fn count_objects(ctx: &Context) {
+fn count_objects(ctx: &Context, coder_metrics: &CoderMetrics) {
     let mut ends = Vec::new();
     ctx.caches.control_planes.each(|plane| {
         let license = plane.status.as_ref().and_then(|status| status.license.as_ref());
@@ -323,8 +342,8 @@ fn count_objects(ctx: &Context) {
             ends.push((plane.namespace().unwrap_or_default(), plane.name_any(), at.0.as_second()));
         }
     });
-    ctx.metrics.licenses_expire(ends);
-    ctx.metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
+    coder_metrics.licenses_expire(ends);
+    coder_metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
     for kind in CoderKind::ALL {
         match kind {
             CoderKind::ControlPlane => count(ctx, &ctx.caches.control_planes),

@@ -8,13 +8,13 @@ mod observe;
 use std::sync::Arc;
 
 use coder_k8s_core::{controlplane, object, outcome::ActResult};
-use coder_k8s_engine::{key::Key, queue::Action};
+use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use tokio::time::Instant;
 
 use crate::controller::Context;
 
 /// One pass over one object.
-pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
+pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
     let object = match ctx.cached(&ctx.caches.control_planes, &key) {
         Ok(object) => object,

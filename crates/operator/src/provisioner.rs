@@ -13,13 +13,13 @@ mod scale_down;
 use std::{ops::ControlFlow, sync::Arc};
 
 use coder_k8s_core::{object, outcome::ActResult, provisioner};
-use coder_k8s_engine::{key::Key, queue::Action};
+use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use tokio::time::Instant;
 
 use crate::controller::Context;
 
 /// Reconciles one object.
-pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
+pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
     let object = match ctx.cached(&ctx.caches.provisioners, &key) {
         Ok(object) => object,

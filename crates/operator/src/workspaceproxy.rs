@@ -10,7 +10,7 @@ mod target;
 use std::{ops::ControlFlow, sync::Arc};
 
 use coder_k8s_core::{object, outcome::ActResult, workspaceproxy};
-use coder_k8s_engine::{key::Key, queue::Action};
+use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use tokio::time::Instant;
 
 use crate::controller::Context;
@@ -19,7 +19,7 @@ use crate::controller::Context;
 const UNHEALTHY_FACTOR: f64 = 0.1;
 
 /// Reconciles one object.
-pub(crate) async fn reconcile(key: Key, ctx: Arc<Context>) -> Action {
+pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
     let object = match ctx.cached(&ctx.caches.workspace_proxies, &key) {
         Ok(object) => object,

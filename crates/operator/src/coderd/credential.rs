@@ -15,10 +15,10 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{
     apply::Owner,
+    cache::ObjectKey,
     failure,
-    key::Key,
     secret::{self, SecretData},
-    status::Written,
+    status::StatusWrite,
 };
 use secrecy::SecretString;
 
@@ -36,7 +36,7 @@ const LOOKS: usize = 32;
 /// What one pass has at hand, and what came of it.
 pub(crate) struct StepState<K> {
     pub(crate) ctx: Arc<Context>,
-    pub(crate) key: Key,
+    pub(crate) key: ObjectKey,
     pub(crate) object: Arc<K>,
     pub(crate) owner: Owner,
     /// The servers that this reconcile has identified.
@@ -210,11 +210,11 @@ impl<K: CoderResource> StepState<K> {
     /// Writes the status in the middle of a pass, which ends with what it is for.
     pub(crate) async fn record_status(&mut self, status: &K::Status) -> bool {
         match self.ctx.record_status(&self.key, &*self.object, status).await {
-            Ok(Written::Changed) => {
+            Ok(StatusWrite::Changed) => {
                 self.object_written = true;
                 true
             }
-            Ok(Written::Unchanged | Written::Outdated) => self.outdated(),
+            Ok(StatusWrite::Unchanged | StatusWrite::Outdated) => self.outdated(),
             Err(error) => {
                 let failure = failure::from_kube("write the status", &error);
                 tracing::warn!(reason = %failure.reason, "{}", failure.message);

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use coder_k8s_core::outcome::Retry;
 use coder_k8s_engine::{
     backoff::{Failures, jitter},
-    key::Key,
+    cache::ObjectKey,
     metrics::Metrics,
     queue::{Action, Queue},
 };
@@ -28,7 +28,7 @@ pub(crate) enum Task {
 pub(crate) struct Schedule {
     pub(crate) queue: Queue,
     failures: Failures,
-    due: Mutex<HashMap<Key, HashMap<Task, Instant>>>,
+    due: Mutex<HashMap<ObjectKey, HashMap<Task, Instant>>>,
 }
 
 impl Schedule {
@@ -47,47 +47,47 @@ impl Schedule {
     }
 
     /// Sets when a task is due.
-    pub(crate) fn set_due(&self, key: &Key, task: Task, at: Instant) {
+    pub(crate) fn set_due(&self, key: &ObjectKey, task: Task, at: Instant) {
         self.due.lock().entry(key.clone()).or_default().insert(task, at);
     }
 
     /// Whether a task is due. One that was never scheduled is.
-    pub(crate) fn is_due(&self, key: &Key, task: Task) -> bool {
+    pub(crate) fn is_due(&self, key: &ObjectKey, task: Task) -> bool {
         let due = self.due.lock();
         due.get(key).and_then(|tasks| tasks.get(&task)).is_none_or(|at| *at <= Instant::now())
     }
 
     /// How long until the next task. None: nothing is scheduled.
-    pub(crate) fn next_due(&self, key: &Key) -> Option<Duration> {
+    pub(crate) fn next_due(&self, key: &ObjectKey) -> Option<Duration> {
         let due = self.due.lock();
         let next = due.get(key)?.values().min().copied()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
     /// Counts a failure and returns the delay before the next attempt.
-    pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Duration {
+    pub(crate) fn failed(&self, key: &ObjectKey, retry: Retry) -> Duration {
         self.failures.failed(key, retry)
     }
 
     /// Forgets earlier failures: the next one starts with the shortest delay.
-    pub(crate) fn succeeded(&self, key: &Key) {
+    pub(crate) fn succeeded(&self, key: &ObjectKey) {
         self.failures.forget(key);
     }
 
     /// Forgets an object, but not that it may be queued: see [`Self::remove`].
-    pub(crate) fn forget(&self, key: &Key) {
+    pub(crate) fn forget(&self, key: &ObjectKey) {
         self.due.lock().remove(key);
         self.failures.forget(key);
     }
 
     /// Forgets an object that is gone, its place in the queue included.
-    pub(crate) fn remove(&self, key: &Key) {
+    pub(crate) fn remove(&self, key: &ObjectKey) {
         self.forget(key);
         self.queue.forget(key);
     }
 
     /// Requeues at the next due time, or waits for a change.
-    pub(crate) fn at_next_due(&self, key: &Key) -> Action {
+    pub(crate) fn at_next_due(&self, key: &ObjectKey) -> Action {
         self.next_due(key).map_or(Action::AwaitChange, Action::RequeueAfter)
     }
 }
@@ -112,7 +112,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tasks_come_due_one_by_one_and_unknown_ones_are_due_at_once() {
-        let (schedule, key) = (Schedule::uncounted(), Key::new("CoderControlPlane", "ns", "coder"));
+        let (schedule, key) = (Schedule::uncounted(), ObjectKey::new("CoderControlPlane", "ns", "coder"));
         assert!(schedule.is_due(&key, Task::Verify));
         assert_eq!(schedule.next_due(&key), None);
         let now = Instant::now();

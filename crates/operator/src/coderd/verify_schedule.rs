@@ -15,7 +15,7 @@ use coder_k8s_core::{
     outcome::Retry,
     provisioner::{daemons::Pod, keys::Decision},
 };
-use coder_k8s_engine::{backoff::jitter, key::Key, metrics::Metrics, queue::Action};
+use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, metrics::Metrics, queue::Action};
 use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -29,11 +29,11 @@ const REQUEUE_CONTINUE: Duration = Duration::from_millis(50);
 /// The schedule of all pools and proxies of the process.
 pub(crate) struct VerifySchedule {
     pub(crate) schedule: Schedule,
-    known: Mutex<HashMap<Key, Known>>,
+    known: Mutex<HashMap<ObjectKey, Known>>,
     /// Objects of which a Secret changed since their last reconcile.
-    changed: Mutex<HashSet<Key>>,
+    changed: Mutex<HashSet<ObjectKey>>,
     /// The pods of each pool as of a version of its Deployment.
-    pods: Mutex<HashMap<Key, Listed>>,
+    pods: Mutex<HashMap<ObjectKey, Listed>>,
     interval: Duration,
 }
 
@@ -62,20 +62,20 @@ impl VerifySchedule {
     }
 
     /// Verifies at the next reconcile, because a Secret that the object refers to changed.
-    pub(crate) fn secret_changed(&self, key: &Key) {
+    pub(crate) fn secret_changed(&self, key: &ObjectKey) {
         self.changed.lock().insert(key.clone());
     }
 
     /// Verifies at the next reconcile, because the watch missed events and Secrets may have changed. An object that was
     /// not reconciled yet has missed nothing.
-    pub(crate) fn watch_gap(&self, key: &Key) {
+    pub(crate) fn watch_gap(&self, key: &ObjectKey) {
         if self.known.lock().contains_key(key) {
             self.secret_changed(key);
         }
     }
 
     /// Forgets an object that is gone.
-    pub(crate) fn forget(&self, key: &Key) {
+    pub(crate) fn forget(&self, key: &ObjectKey) {
         self.known.lock().remove(key);
         self.changed.lock().remove(key);
         self.pods.lock().remove(key);
@@ -83,27 +83,27 @@ impl VerifySchedule {
     }
 
     /// The pods of a pool, if they were listed at this version of its Deployment.
-    pub(crate) fn pods(&self, key: &Key, version: &str) -> Option<Arc<Vec<Pod>>> {
+    pub(crate) fn pods(&self, key: &ObjectKey, version: &str) -> Option<Arc<Vec<Pod>>> {
         self.pods.lock().get(key).filter(|(listed, _)| listed == version).map(|(_, pods)| pods.clone())
     }
 
     /// Lists the pods of a pool again at the next reconcile, because this process deleted some.
-    pub(crate) fn forget_pods(&self, key: &Key) {
+    pub(crate) fn forget_pods(&self, key: &ObjectKey) {
         self.pods.lock().remove(key);
     }
 
     /// Keeps the pods of a pool as of a version of its Deployment.
-    pub(crate) fn keep_pods(&self, key: &Key, version: String, pods: &Arc<Vec<Pod>>) {
+    pub(crate) fn keep_pods(&self, key: &ObjectKey, version: String, pods: &Arc<Vec<Pod>>) {
         self.pods.lock().insert(key.clone(), (version, pods.clone()));
     }
 
     /// Whether the key is to be verified: on a change, and at an interval. A restart alone verifies in its time.
-    pub(crate) fn verify_due(&self, key: &Key, object: &CoderProvisioner) -> bool {
+    pub(crate) fn verify_due(&self, key: &ObjectKey, object: &CoderProvisioner) -> bool {
         self.is_due(key, object, kind::PROVISIONER_KEY_READY)
     }
 
     /// The same of any kind. `good` is the condition that says that all is well.
-    pub(crate) fn is_due<K: CoderResource>(&self, key: &Key, object: &K, good: &str) -> bool {
+    pub(crate) fn is_due<K: CoderResource>(&self, key: &ObjectKey, object: &K, good: &str) -> bool {
         let now = Instant::now();
         let secret_changed = self.changed.lock().remove(key);
         let mut all = self.known.lock();
@@ -128,24 +128,24 @@ impl VerifySchedule {
 
     /// Notes that a reconcile created something in coderd that it could not store. Whatever enqueues the object, the next
     /// one is created only when the delay is over, or the object was edited.
-    pub(crate) fn lost(&self, key: &Key) {
+    pub(crate) fn lost(&self, key: &ObjectKey) {
         if let Some(known) = self.known.lock().get_mut(key) {
             known.lost = true;
         }
     }
 
     /// How long nothing may be created in coderd yet. None: something may.
-    pub(crate) fn hold(&self, key: &Key) -> Option<Duration> {
+    pub(crate) fn hold(&self, key: &ObjectKey) -> Option<Duration> {
         let hold = self.known.lock().get(key)?.hold?;
         Some(hold.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
     }
 
     /// The requeue after a reconcile that failed half-way.
-    pub(crate) fn failed(&self, key: &Key, retry: Retry) -> Action {
+    pub(crate) fn failed(&self, key: &ObjectKey, retry: Retry) -> Action {
         Action::RequeueAfter(self.delay(key, retry))
     }
 
-    fn delay(&self, key: &Key, retry: Retry) -> Duration {
+    fn delay(&self, key: &ObjectKey, retry: Retry) -> Duration {
         let delay = self.schedule.failed(key, retry);
         if let Some(known) = self.known.lock().get_mut(key).filter(|known| known.lost) {
             known.lost = false;
@@ -157,7 +157,7 @@ impl VerifySchedule {
     /// The requeue after the reconcile of a pool.
     pub(crate) fn next(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         concluded: Action,
         decision: &Decision,
         again: [Option<Duration>; 2],
@@ -171,7 +171,7 @@ impl VerifySchedule {
     /// the next verification.
     pub(crate) fn come_back(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         concluded: Action,
         goes_on: bool,
         patience: f64,
@@ -223,8 +223,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_lost_is_made_again_after_the_delay_or_an_edit() {
-        let (pools, key) =
-            (VerifySchedule::new(Metrics::new(), Duration::from_mins(5)), Key::new("Pool", "ns", "pool"));
+        let (pools, key) = (
+            VerifySchedule::new(Metrics::new(), Duration::from_mins(5)),
+            ObjectKey::new("Pool", "ns", "pool"),
+        );
         pools.verify_due(&key, &object(1));
         // A failure that cost nothing holds nothing up.
         pools.failed(&key, Retry::Backoff);

@@ -8,7 +8,7 @@ use coder_k8s_core::{
     outcome::{ActResult, Blocker},
 };
 use coder_k8s_engine::{
-    apply::{Applied, Child, Claim, Owner},
+    apply::{Applied, Child, Owner, OwnerMark},
     failure,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -21,7 +21,7 @@ pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &st
     let mut reference = object.controller_owner_ref(&())?;
     reference.block_owner_deletion = Some(true);
     let labels = object::selector(object, component);
-    Some(Owner { namespace: object.namespace()?, reference, labels, claim: Claim::Reference })
+    Some(Owner { namespace: object.namespace()?, reference, labels, mark: OwnerMark::ControllerReference })
 }
 
 /// Makes a child be as desired. Returns it as it is now; none: it is not there, or is not ours.

@@ -18,15 +18,15 @@ use coder_k8s_engine::{
     apply::Applier,
     backoff::Failures,
     cache::Cache,
+    cache::ObjectKey,
     client,
     events::Events,
     failure,
     fence::Fence,
-    index::References,
-    key::Key,
-    metrics::{Metrics, Outcome},
+    index::ReferenceIndex,
+    metrics::{Metrics, ReconcileOutcome},
     queue::{Action, Queue},
-    status::{self, Written},
+    status::{self, StatusWrite},
 };
 use jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -109,7 +109,7 @@ pub(crate) struct Context {
 
     pub(crate) caches: Caches,
     /// Which objects refer to which.
-    pub(crate) references: References,
+    pub(crate) references: ReferenceIndex,
     /// What is known of Secrets, ConfigMaps and Namespaces that objects refer to.
     pub(crate) referenced: ReferencedObjects,
     /// Whether the cluster has the Gateway API.
@@ -123,7 +123,7 @@ pub(crate) struct Context {
     pub(crate) verify_schedule: VerifySchedule,
     pub(crate) daemon_poller: DaemonPoller,
     /// What was last written to each object.
-    last_written: Mutex<HashMap<Key, LastWritten>>,
+    last_written: Mutex<HashMap<ObjectKey, LastWritten>>,
 }
 
 impl Context {
@@ -145,7 +145,7 @@ impl Context {
             external,
             policy: Policy::new(options),
             caches: Caches::default(),
-            references: References::default(),
+            references: ReferenceIndex::default(),
             referenced: ReferencedObjects::default(),
             gateway_api: AtomicBool::new(false),
             queue: Queue::new(metrics.clone()),
@@ -168,7 +168,7 @@ impl Context {
     }
 
     /// Enqueues an object of ours. Keys of other kinds are ignored.
-    pub(crate) fn enqueue(&self, key: Key) {
+    pub(crate) fn enqueue(&self, key: ObjectKey) {
         if let Some(kind) = CoderKind::named(key.kind) {
             self.queue_of(kind).enqueue(key);
         }
@@ -182,7 +182,7 @@ impl Context {
 
     /// The cached object. The error is the requeue: the object is gone, or the cache is older than what this process itself
     /// wrote.
-    pub(crate) fn cached<K: Resource>(&self, cache: &Cache<K>, key: &Key) -> Result<Arc<K>, Action> {
+    pub(crate) fn cached<K: Resource>(&self, cache: &Cache<K>, key: &ObjectKey) -> Result<Arc<K>, Action> {
         let Some(object) = cache.get(&key.namespace, &key.name) else {
             self.forget(key);
             return Err(Action::AwaitChange);
@@ -203,14 +203,14 @@ impl Context {
     }
 
     /// Whether a status is what this process wrote last.
-    pub(crate) fn is_own_status<S: Serialize>(&self, key: &Key, status: Option<&S>) -> bool {
+    pub(crate) fn is_own_status<S: Serialize>(&self, key: &ObjectKey, status: Option<&S>) -> bool {
         self.last_written.lock().get(key).is_some_and(|written| written.status == Some(hash(status)))
     }
 
     /// Remembers that something other than the status of an object was written: the cached object is outdated.
     pub(super) fn mark_stale<K: CoderResource>(&self, object: &K) {
         let mut all = self.last_written.lock();
-        all.entry(Key::of(K::KIND.as_str(), object))
+        all.entry(ObjectKey::of(K::KIND.as_str(), object))
             .or_default()
             .onto
             .clone_from(&object.meta().resource_version);
@@ -249,7 +249,7 @@ impl Context {
     }
 
     /// Forgets an object that is gone.
-    pub(crate) fn forget(&self, key: &Key) {
+    pub(crate) fn forget(&self, key: &ObjectKey) {
         self.last_written.lock().remove(key);
         self.failures.forget(key);
         self.referenced.forget(key);
@@ -262,12 +262,12 @@ impl Context {
     /// outdated afterwards.
     pub(crate) async fn record_status<K: CoderResource>(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         object: &K,
         next: &K::Status,
-    ) -> kube::Result<Written> {
+    ) -> kube::Result<StatusWrite> {
         let written = status::write(&self.client, object, object.status(), next).await?;
-        if written == Written::Changed {
+        if written == StatusWrite::Changed {
             let onto = object.meta().resource_version.clone();
             self.last_written
                 .lock()
@@ -279,7 +279,7 @@ impl Context {
     /// Ends a reconcile: writes the status if it changed, publishes an event for each transition, and returns the requeue.
     pub(crate) async fn finish<K: CoderResource>(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         object: &K,
         next: &K::Status,
         mut done: ActResult,
@@ -299,13 +299,18 @@ impl Context {
             .lock()
             .insert(key.clone(), LastWritten { status: Some(hash(Some(next))), onto: None });
         match status::write(&self.client, object, object.status(), next).await {
-            Ok(Written::Unchanged) => {}
+            Ok(StatusWrite::Unchanged) => {}
             // Computed from an outdated object. The event that shows the newer one may enqueue nobody.
-            Ok(Written::Outdated) => {
-                self.metrics.reconciled(key.kind, Outcome::Waiting, Reason::Outdated, started.elapsed());
+            Ok(StatusWrite::Outdated) => {
+                self.metrics.reconciled(
+                    key.kind,
+                    ReconcileOutcome::Waiting,
+                    Reason::Outdated,
+                    started.elapsed(),
+                );
                 return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
             }
-            Ok(Written::Changed) => {
+            Ok(StatusWrite::Changed) => {
                 let onto = object.meta().resource_version.clone();
                 self.last_written
                     .lock()
@@ -323,14 +328,24 @@ impl Context {
         }
         let Some(first) = done.failures.first() else {
             if !done.foreign.is_empty() {
-                self.metrics.reconciled(key.kind, Outcome::Waiting, Reason::ForeignObject, started.elapsed());
+                self.metrics.reconciled(
+                    key.kind,
+                    ReconcileOutcome::Waiting,
+                    Reason::ForeignObject,
+                    started.elapsed(),
+                );
                 return Action::RequeueAfter(self.failures.failed(key, Retry::After(REQUEUE_FOREIGN)));
             }
             self.failures.forget(key);
-            self.metrics.reconciled(key.kind, Outcome::Settled, Reason::Reconciled, started.elapsed());
+            self.metrics.reconciled(
+                key.kind,
+                ReconcileOutcome::Settled,
+                Reason::Reconciled,
+                started.elapsed(),
+            );
             return Action::AwaitChange;
         };
-        self.metrics.reconciled(key.kind, Outcome::Failed, first.reason, started.elapsed());
+        self.metrics.reconciled(key.kind, ReconcileOutcome::Failed, first.reason, started.elapsed());
         let delay = self.failures.failed(key, done.retry().unwrap_or(first.retry));
         if first.retry == Retry::Soon {
             tracing::debug!(reason = %first.reason, ?delay, "{}", first.message);

@@ -7,7 +7,7 @@ use coder_k8s_core::{
     condition::timeless,
     references::{Reference, References},
 };
-use coder_k8s_engine::{key::Key, object_watch::Change};
+use coder_k8s_engine::{cache::ObjectKey, object_watch::ObjectEvent};
 use kube::{Resource, ResourceExt};
 
 use super::{
@@ -25,11 +25,11 @@ pub(super) fn enqueue_routed(ctx: &Context) {
         match kind {
             CoderKind::ControlPlane => {
                 let routed = ctx.caches.control_planes.filter(|plane| has_route(&plane.spec.expose));
-                enqueue(ctx, routed.iter().map(|plane| Key::of(kind.as_str(), &**plane)));
+                enqueue(ctx, routed.iter().map(|plane| ObjectKey::of(kind.as_str(), &**plane)));
             }
             CoderKind::WorkspaceProxy => {
                 let routed = ctx.caches.workspace_proxies.filter(|proxy| has_route(&proxy.spec.expose));
-                enqueue(ctx, routed.iter().map(|proxy| Key::of(kind.as_str(), &**proxy)));
+                enqueue(ctx, routed.iter().map(|proxy| ObjectKey::of(kind.as_str(), &**proxy)));
             }
             // Nothing connects to a pool.
             CoderKind::Provisioner => {}
@@ -37,17 +37,17 @@ pub(super) fn enqueue_routed(ctx: &Context) {
     }
 }
 
-pub(super) fn enqueue(ctx: &Context, keys: impl IntoIterator<Item = Key>) {
+pub(super) fn enqueue(ctx: &Context, keys: impl IntoIterator<Item = ObjectKey>) {
     keys.into_iter().for_each(|key| ctx.enqueue(key));
 }
 
 /// Enqueues an object of ours that changed, and those that refer to it. A status that this process wrote enqueues only
 /// the objects that refer to it, and only if more than a time changed.
-pub(super) fn root_changed<K: CoderResource + References>(ctx: &Context, change: &Change<'_, K>) {
+pub(super) fn root_changed<K: CoderResource + References>(ctx: &Context, change: &ObjectEvent<'_, K>) {
     let kind = K::KIND;
     match change {
-        Change::Updated { before, now } => {
-            let key = Key::of(kind.as_str(), *now);
+        ObjectEvent::Updated { before, now } => {
+            let key = ObjectKey::of(kind.as_str(), *now);
             if before.is_none_or(|before| is_edited(before, now)) {
                 ctx.references.set(&key, targets(*now, &key.namespace));
                 enqueue(ctx, ctx.references.of(&key));
@@ -61,8 +61,8 @@ pub(super) fn root_changed<K: CoderResource + References>(ctx: &Context, change:
                 ctx.enqueue(key);
             }
         }
-        Change::Deleted(object) => {
-            let key = Key::of(kind.as_str(), *object);
+        ObjectEvent::Deleted(object) => {
+            let key = ObjectKey::of(kind.as_str(), *object);
             ctx.references.set(&key, BTreeSet::new());
             ctx.forget(&key);
             ctx.queue_of(kind).forget(&key);
@@ -97,10 +97,10 @@ fn has_new_status<K: CoderResource>(before: &K, now: &K) -> bool {
 
 /// Enqueues the owner of a child that changed. A deleted child may have been deleted with its owner: waits until the watch
 /// of the owner shows that, so that the child is not created again.
-pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &Change<'_, K>) {
+pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &ObjectEvent<'_, K>) {
     match change {
-        Change::Updated { now, .. } => enqueue(ctx, owners(*now)),
-        Change::Deleted(object) => {
+        ObjectEvent::Updated { now, .. } => enqueue(ctx, owners(*now)),
+        ObjectEvent::Deleted(object) => {
             ctx.applier.forget(*object);
             for owner in owners(*object) {
                 if let Some(kind) = CoderKind::named(owner.kind) {
@@ -112,7 +112,7 @@ pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change
 }
 
 /// The objects of ours that control a child.
-fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
+fn owners<K: Resource>(child: &K) -> impl Iterator<Item = ObjectKey> {
     let controls = child.owner_references().iter().filter(|owner| owner.controller == Some(true));
     let named = controls.filter_map(|owner| {
         let kind = CoderKind::named(&owner.kind)?;
@@ -122,7 +122,7 @@ fn owners<K: Resource>(child: &K) -> impl Iterator<Item = Key> {
 }
 
 /// The object that a child serves from another namespace, where no reference can name it.
-fn served_elsewhere<K: Resource>(child: &K) -> Option<Key> {
+fn served_elsewhere<K: Resource>(child: &K) -> Option<ObjectKey> {
     let labels = child.labels();
     let served = CoderKind::ALL.into_iter().find_map(|kind| {
         let (name, namespace) = match kind {
@@ -136,7 +136,7 @@ fn served_elsewhere<K: Resource>(child: &K) -> Option<Key> {
     served.filter(|_| child.owner_references().is_empty())
 }
 
-fn targets<K: References>(object: &K, namespace: &str) -> BTreeSet<Key> {
+fn targets<K: References>(object: &K, namespace: &str) -> BTreeSet<ObjectKey> {
     let key = |reference| match reference {
         Reference::Secret(name) => ReferencedKind::Secret.key(namespace, &name),
         Reference::ConfigMap(name) => ReferencedKind::ConfigMap.key(namespace, &name),

@@ -6,7 +6,7 @@
 use std::fmt::Debug;
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy};
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::Resource;
 use serde::{Serialize, de::DeserializeOwned};
@@ -37,8 +37,8 @@ impl CoderKind {
     }
 
     /// The key of an object of this kind.
-    pub(crate) fn key(self, namespace: &str, name: &str) -> Key {
-        Key::new(self.as_str(), namespace, name)
+    pub(crate) fn key(self, namespace: &str, name: &str) -> ObjectKey {
+        ObjectKey::new(self.as_str(), namespace, name)
     }
 }
 
@@ -61,8 +61,8 @@ impl ReferencedKind {
     }
 
     /// The key of an object of this kind.
-    pub(crate) fn key(self, namespace: &str, name: &str) -> Key {
-        Key::new(self.as_str(), namespace, name)
+    pub(crate) fn key(self, namespace: &str, name: &str) -> ObjectKey {
+        ObjectKey::new(self.as_str(), namespace, name)
     }
 }
 

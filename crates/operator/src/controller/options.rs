@@ -116,8 +116,8 @@ pub(crate) struct Options {
 
 impl Options {
     /// The settings of the leader election.
-    pub(crate) fn lease(&self) -> lease::Settings {
-        lease::Settings {
+    pub(crate) fn lease(&self) -> lease::LeaseSettings {
+        lease::LeaseSettings {
             namespace: self.lease_namespace(),
             name: names::LEASE.to_owned(),
             identity: self.identity(),

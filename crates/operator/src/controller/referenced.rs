@@ -14,7 +14,7 @@ use coder_k8s_core::{
     sources::{NeededKeys, Source, SourceContent, SourceContents, digest},
     workspace_access::Consent,
 };
-use coder_k8s_engine::{failure, key::Key, secret};
+use coder_k8s_engine::{cache::ObjectKey, failure, secret};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
@@ -24,7 +24,7 @@ use super::kinds::ReferencedKind;
 /// What was found out, by who asked and about what.
 #[derive(Default)]
 pub(crate) struct ReferencedObjects {
-    known: Mutex<HashMap<Key, HashMap<Key, Known>>>,
+    known: Mutex<HashMap<ObjectKey, HashMap<ObjectKey, Known>>>,
     /// Moves with every change that a watch told of: what was read before it may be outdated.
     moment: AtomicU64,
 }
@@ -37,7 +37,7 @@ enum Known {
 
 impl ReferencedObjects {
     /// Forgets what `asker` knows of `target`, which has changed.
-    pub(crate) fn changed(&self, asker: &Key, target: &Key) {
+    pub(crate) fn changed(&self, asker: &ObjectKey, target: &ObjectKey) {
         self.moment.fetch_add(1, Ordering::SeqCst);
         if let Some(known) = self.known.lock().get_mut(asker) {
             known.remove(target);
@@ -45,7 +45,7 @@ impl ReferencedObjects {
     }
 
     /// Forgets what `asker` knows of anything of a kind.
-    pub(crate) fn watch_gap(&self, asker: &Key, kind: ReferencedKind) {
+    pub(crate) fn watch_gap(&self, asker: &ObjectKey, kind: ReferencedKind) {
         self.moment.fetch_add(1, Ordering::SeqCst);
         if let Some(known) = self.known.lock().get_mut(asker) {
             known.retain(|target, _| target.kind != kind.as_str());
@@ -53,16 +53,16 @@ impl ReferencedObjects {
     }
 
     /// Forgets everything of an object that is gone.
-    pub(crate) fn forget(&self, asker: &Key) {
+    pub(crate) fn forget(&self, asker: &ObjectKey) {
         self.known.lock().remove(asker);
     }
 
-    fn get(&self, asker: &Key, target: &Key) -> Option<Known> {
+    fn get(&self, asker: &ObjectKey, target: &ObjectKey) -> Option<Known> {
         self.known.lock().get(asker)?.get(target).cloned()
     }
 
     /// Keeps what was read at `moment`, unless something has changed since.
-    fn keep(&self, asker: &Key, target: Key, known: Known, moment: u64) {
+    fn keep(&self, asker: &ObjectKey, target: ObjectKey, known: Known, moment: u64) {
         if self.moment.load(Ordering::SeqCst) == moment {
             self.known.lock().entry(asker.clone()).or_default().insert(target, known);
         }
@@ -72,7 +72,7 @@ impl ReferencedObjects {
     pub(crate) async fn sources(
         &self,
         client: &Client,
-        asker: &Key,
+        asker: &ObjectKey,
         uid: &str,
         desired: BTreeMap<Source, NeededKeys>,
     ) -> Result<SourceContents, Blocker> {
@@ -100,7 +100,7 @@ impl ReferencedObjects {
     pub(crate) async fn consent(
         &self,
         client: &Client,
-        asker: &Key,
+        asker: &ObjectKey,
         namespace: &str,
     ) -> Result<Consent, Blocker> {
         let target = ReferencedKind::Namespace.key("", namespace);
@@ -128,7 +128,7 @@ impl ReferencedObjects {
 
 async fn read(
     client: &Client,
-    target: &Key,
+    target: &ObjectKey,
     uid: &str,
     source: &Source,
     desired: &NeededKeys,

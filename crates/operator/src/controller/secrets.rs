@@ -10,7 +10,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{
     apply::Owner,
-    secret::{self, Belongs, Change, Entry, SecretData},
+    secret::{self, SecretData, SecretEntry, SecretOwnership, SecretPatch},
 };
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
@@ -54,14 +54,14 @@ pub(crate) enum NotOurs {
 
 /// Whether a Secret is ours to write.
 pub(crate) fn is_ours(name: &str, data: &SecretData, owner: &Owner) -> Result<(), NotOurs> {
-    match data.belongs(owner) {
-        Belongs::Ours if data.immutable => Err(NotOurs::Blocked(Obstacle::Immutable)),
-        Belongs::Ours => Ok(()),
-        Belongs::Leftover => Err(NotOurs::Leftover(Blocker::new(
+    match data.ownership(owner) {
+        SecretOwnership::Ours if data.immutable => Err(NotOurs::Blocked(Obstacle::Immutable)),
+        SecretOwnership::Ours => Ok(()),
+        SecretOwnership::Leftover => Err(NotOurs::Leftover(Blocker::new(
             Reason::AwaitingDeletion,
             format!("Secret {name} of a deleted object of the same name is still there"),
         ))),
-        Belongs::Others => {
+        SecretOwnership::Foreign => {
             let reference = &owner.reference;
             let hand_over = format!("{}={}/{}", annotation::ADOPT_BY, reference.kind, reference.name);
             Err(NotOurs::Blocked(Obstacle::Foreign(hand_over)))
@@ -98,13 +98,13 @@ pub(crate) async fn store(
         (Version::Absent, None, Some(value)) => {
             let annotations: BTreeMap<_, _> =
                 annotations.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-            let entry = Entry { name: &place.name, key: &place.key, value, annotations: &annotations };
+            let entry = SecretEntry { name: &place.name, key: &place.key, value, annotations: &annotations };
             secret::write(&ctx.client, owner, None, &entry).await
         }
         (Version::Is(_), Some(held), _) if is_version(held, version) => {
             let data = value.map(|value| (place.key.clone(), Some(value.clone())));
-            let change = Change { data: data.into_iter().collect(), annotations };
-            secret::change(&ctx.client, owner, &place.name, held, &change).await
+            let change = SecretPatch { data: data.into_iter().collect(), annotations };
+            secret::patch(&ctx.client, owner, &place.name, held, &change).await
         }
         _ => Ok(None),
     }

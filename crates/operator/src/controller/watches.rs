@@ -11,9 +11,9 @@ use coder_k8s_api::names::{self, label};
 use coder_k8s_core::{exposure::route::HTTPRoute, references::References};
 use coder_k8s_engine::{
     cache::Cache,
+    cache::ObjectKey,
     crds::{Crds, Served},
     health::{Readiness, ReadyCheck},
-    key::Key,
     metadata_watch::{MetadataEvent, MetadataWatch},
     object_watch::ObjectWatch,
 };
@@ -266,7 +266,7 @@ impl Watches<'_> {
         let ctx = self.ctx.clone();
         self.tasks.spawn(async move {
             let on_event = |event: MetadataEvent<'_>| match event {
-                MetadataEvent::Touched { namespace, name } => {
+                MetadataEvent::Changed { namespace, name } => {
                     let target = kind.key(namespace, name);
                     referenced_changed(
                         &ctx,
@@ -287,7 +287,12 @@ impl Watches<'_> {
 
 /// Forgets what is known of an object of others that changed, and enqueues those that refer to it. `target` is None if the
 /// watch missed events, so that any object of the kind may have changed.
-fn referenced_changed(ctx: &Context, kind: ReferencedKind, askers: BTreeSet<Key>, target: Option<&Key>) {
+fn referenced_changed(
+    ctx: &Context,
+    kind: ReferencedKind,
+    askers: BTreeSet<ObjectKey>,
+    target: Option<&ObjectKey>,
+) {
     for asker in &askers {
         match target {
             Some(target) => ctx.referenced.changed(asker, target),

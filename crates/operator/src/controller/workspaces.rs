@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{Reason, WorkspaceRbac, names::label};
+use coder_k8s_api::{
+    Reason, WorkspaceRbac,
+    names::{annotation, label},
+};
 use coder_k8s_core::{
     outcome::{ActResult, Blocker, Retry},
     workspace_access::{self, Consent, Existing, Grant, Grantee, Plan},
 };
 use coder_k8s_engine::{
     apply::{Child, Owner},
+    cache::ObjectKey,
     failure,
-    key::Key,
 };
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -30,7 +33,7 @@ pub(crate) type GrantBlockers = Vec<(String, Blocker)>;
 /// Whether the other namespaces that are asked for consent. One that cannot be asked is taken to think as it did, and is
 /// among the second values.
 pub(crate) async fn consent(
-    key: &Key,
+    key: &ObjectKey,
     rbac: &WorkspaceRbac,
     existing: &Existing,
     ctx: &Context,
@@ -154,7 +157,11 @@ async fn withdraw<K: Child>(
 
 /// The owner of what is in a namespace.
 fn at(owner: &Owner, namespace: &str) -> Owner {
-    if namespace == owner.namespace { owner.clone() } else { owner.outside(namespace) }
+    if namespace == owner.namespace {
+        owner.clone()
+    } else {
+        owner.in_namespace(namespace, annotation::WORKSPACE_RBAC_OWNER_UID)
+    }
 }
 
 fn note(namespace: &str, part: ActResult, done: &mut ActResult, grant_blockers: &mut GrantBlockers) {

@@ -25,7 +25,7 @@ use coder_k8s_core::{
     object,
     rollout::Rollout,
 };
-use coder_k8s_engine::{backoff::jitter, key::Key, queue::Action};
+use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, queue::Action};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
@@ -52,9 +52,9 @@ pub(crate) struct Intervals {
 /// The sync of all control planes of the process.
 pub(crate) struct CoderdSync {
     pub(crate) schedule: Schedule,
-    states: Mutex<HashMap<Key, SyncState>>,
+    states: Mutex<HashMap<ObjectKey, SyncState>>,
     /// Names of Secrets and ConfigMaps of each control plane that changed since its last exchange.
-    changed: Mutex<HashMap<Key, BTreeSet<String>>>,
+    changed: Mutex<HashMap<ObjectKey, BTreeSet<String>>>,
     intervals: Intervals,
 }
 
@@ -109,14 +109,19 @@ impl CoderdSync {
     }
 
     /// What exchanges with the coderd of a control plane brought so far.
-    pub(crate) fn report(&self, key: &Key, uid: Option<&String>) -> CoderdReport {
+    pub(crate) fn report(&self, key: &ObjectKey, uid: Option<&String>) -> CoderdReport {
         let states = self.states.lock();
         let state = states.get(key).filter(|state| state.uid.as_ref() == uid);
         state.map(|state| state.report.clone()).unwrap_or_default()
     }
 
     /// Starts an exchange if its inputs changed.
-    pub(crate) fn consider(&self, key: &Key, object: &CoderControlPlane, deployment: Option<&Deployment>) {
+    pub(crate) fn consider(
+        &self,
+        key: &ObjectKey,
+        object: &CoderControlPlane,
+        deployment: Option<&Deployment>,
+    ) {
         let inputs = Inputs::of(object, deployment);
         let is_new = |state: &SyncState| state.uid != object.uid() || state.inputs != inputs;
         if self.states.lock().get(key).is_none_or(is_new) {
@@ -125,33 +130,33 @@ impl CoderdSync {
     }
 
     /// Starts an exchange because a Secret or ConfigMap that a control plane refers to changed.
-    pub(crate) fn source_changed(&self, key: &Key, name: &str) {
+    pub(crate) fn source_changed(&self, key: &ObjectKey, name: &str) {
         self.changed.lock().entry(key.clone()).or_default().insert(name.to_owned());
         self.schedule.queue.enqueue(key.clone());
     }
 
     /// Starts the revocation of the token of a control plane that is being deleted.
-    pub(crate) fn clean_up(&self, key: &Key, object: &CoderControlPlane) {
+    pub(crate) fn clean_up(&self, key: &ObjectKey, object: &CoderControlPlane) {
         if access::needs_cleaning(object, &self.report(key, object.uid().as_ref())) {
             self.schedule.queue.enqueue(key.clone());
         }
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.states.lock().remove(key);
         self.changed.lock().remove(key);
         self.schedule.forget(key);
     }
 
     /// Forgets a control plane that is gone.
-    pub(crate) fn remove(&self, key: &Key) {
+    pub(crate) fn remove(&self, key: &ObjectKey) {
         self.forget(key);
         self.schedule.remove(key);
     }
 }
 
 /// Runs what is due for one control plane.
-pub(crate) async fn run_due(key: Key, ctx: Arc<Context>) -> Action {
+pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let sync = &ctx.coderd_sync;
     let object = ctx.caches.control_planes.get(&key.namespace, &key.name);
     let Some(object) = object.filter(|object| !object::is_paused(&**object)) else {
@@ -188,7 +193,7 @@ pub(crate) async fn run_due(key: Key, ctx: Arc<Context>) -> Action {
 async fn changed_by_others(
     state: &SyncState,
     changed: &BTreeSet<String>,
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> bool {
@@ -217,7 +222,7 @@ impl SyncState {
 }
 
 /// The state after a restart: what the status says is verified in its time.
-fn resume(key: &Key, object: &CoderControlPlane, inputs: &Inputs, sync: &CoderdSync) -> SyncState {
+fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &CoderdSync) -> SyncState {
     let now = Instant::now();
     let status = object.status.as_ref();
     let checked = status.and_then(|status| status.entitlements_last_checked.as_ref());
@@ -254,7 +259,7 @@ async fn sync_due(
     state: &mut SyncState,
     has_changed: bool,
     is_first: bool,
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> Action {

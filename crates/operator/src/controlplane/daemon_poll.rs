@@ -23,7 +23,7 @@ use coder_k8s_core::{
     provisioner::daemons::{self, Health},
     rollout::Rollout,
 };
-use coder_k8s_engine::{backoff::jitter, key::Key, metrics::JobQueue, queue::Action};
+use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, queue::Action};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use parking_lot::Mutex;
@@ -34,6 +34,7 @@ use self::query::{Answer, Unanswered};
 use crate::{
     coderd::schedule::{Schedule, jittered},
     controller::{CoderKind, Context},
+    metrics::JobQueue,
 };
 
 /// After how many intervals without an answer the last listing no longer counts.
@@ -47,7 +48,7 @@ pub(crate) struct DaemonPoller {
     interval: Duration,
     /// How long a daemon may take to connect after its pod is ready.
     pub(crate) patience: Duration,
-    planes: Mutex<HashMap<Key, PolledPlane>>,
+    planes: Mutex<HashMap<ObjectKey, PolledPlane>>,
 }
 
 /// What the process knows of one control plane between polls.
@@ -118,12 +119,12 @@ impl DaemonPoller {
     }
 
     /// The last listing of an organization.
-    pub(crate) fn listing(&self, plane: &Key, organization: &str) -> Option<Arc<DaemonListing>> {
+    pub(crate) fn listing(&self, plane: &ObjectKey, organization: &str) -> Option<Arc<DaemonListing>> {
         self.planes.lock().get(plane)?.organizations.get(organization)?.listing.clone()
     }
 
     /// Whether the jobs of a control plane can run. Schedules the first poll of a control plane with pools.
-    pub(crate) fn jobs(&self, plane: &Key, ctx: &Context) -> Jobs {
+    pub(crate) fn jobs(&self, plane: &ObjectKey, ctx: &Context) -> Jobs {
         if let Some(known) = self.planes.lock().get(plane) {
             return known.jobs.clone().unwrap_or(Jobs::NotPolledYet);
         }
@@ -162,13 +163,13 @@ impl DaemonPoller {
     }
 
     /// Forgets a control plane without pools. Returns whether it was polled.
-    fn forget(&self, plane: &Key) -> bool {
+    fn forget(&self, plane: &ObjectKey) -> bool {
         self.schedule.forget(plane);
         self.planes.lock().remove(plane).is_some()
     }
 
     /// Forgets a control plane that is gone.
-    pub(crate) fn remove(&self, plane: &Key) {
+    pub(crate) fn remove(&self, plane: &ObjectKey) {
         self.forget(plane);
         self.schedule.remove(plane);
     }
@@ -195,16 +196,16 @@ impl DaemonPoller {
     }
 
     /// The server that answered last, if the control plane is still of the same generation.
-    fn server(&self, plane: &Key, generation: Option<i64>) -> Option<Server> {
+    fn server(&self, plane: &ObjectKey, generation: Option<i64>) -> Option<Server> {
         self.planes.lock().get(plane)?.server.as_ref()?.of(generation)
     }
 
     /// The token that coderd accepted last, if the control plane is still of the same generation.
-    fn token(&self, plane: &Key, organization: &str, generation: Option<i64>) -> Option<BoundToken> {
+    fn token(&self, plane: &ObjectKey, organization: &str, generation: Option<i64>) -> Option<BoundToken> {
         self.planes.lock().get(plane)?.organizations.get(organization)?.token.as_ref()?.of(generation)
     }
 
-    fn delay_until_next(&self, plane: &Key) -> Duration {
+    fn delay_until_next(&self, plane: &ObjectKey) -> Duration {
         let expecting_until = self.planes.lock().get(plane).and_then(|known| known.expecting_until);
         let is_expecting = expecting_until.is_some_and(|until| until > Instant::now());
         jittered(if is_expecting { self.interval / EXPECTING_FACTOR } else { self.interval })
@@ -212,7 +213,7 @@ impl DaemonPoller {
 }
 
 /// Polls one control plane.
-pub(crate) async fn poll(key: Key, ctx: Arc<Context>) -> Action {
+pub(crate) async fn poll(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let poller = &ctx.daemon_poller;
     let plane = ctx.caches.control_planes.get(&key.namespace, &key.name);
     let plane = plane.filter(|plane| !object::is_paused(&**plane) && !object::is_deleting(&**plane));
@@ -255,7 +256,7 @@ pub(crate) async fn poll(key: Key, ctx: Arc<Context>) -> Action {
 
 async fn identify(
     plane: &CoderControlPlane,
-    key: &Key,
+    key: &ObjectKey,
     ctx: &Context,
 ) -> Result<IdentifiedServer, Unanswered> {
     if !is_serving(key, ctx) {
@@ -277,7 +278,7 @@ async fn identify(
 fn record(
     answers: BTreeMap<String, Result<Answer, Unanswered>>,
     pools: &[Arc<CoderProvisioner>],
-    key: &Key,
+    key: &ObjectKey,
     generation: Option<i64>,
     ctx: &Context,
 ) {
@@ -309,7 +310,7 @@ fn record(
             let same = before.is_some_and(|before| {
                 part(&before, pool) == part(&after, pool) && before.outdated == after.outdated
             });
-            (!same).then(|| (Key::of(CoderKind::Provisioner.as_str(), &**pool), vanished))
+            (!same).then(|| (ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool), vanished))
         })
         .collect();
     drop(all);
@@ -364,12 +365,12 @@ fn part(listing: &DaemonListing, pool: &CoderProvisioner) -> Part {
     pool.status.as_ref().map(|status| listing.part(&daemons::keys(status))).unwrap_or_default()
 }
 
-fn is_serving(key: &Key, ctx: &Context) -> bool {
+fn is_serving(key: &ObjectKey, ctx: &Context) -> bool {
     Rollout::of(ctx.caches.deployments.get(&key.namespace, &key.name).as_deref()).ready > 0
 }
 
 /// The pools of a control plane that have a key there, and so daemons.
-fn pools(plane: &Key, ctx: &Context) -> Vec<Arc<CoderProvisioner>> {
+fn pools(plane: &ObjectKey, ctx: &Context) -> Vec<Arc<CoderProvisioner>> {
     let deployment = |plane: &CoderControlPlane| plane.status.as_ref()?.deployment_id.clone();
     let there = ctx.caches.control_planes.get(&plane.namespace, &plane.name);
     let there = there.and_then(|plane| deployment(&plane));
@@ -398,7 +399,7 @@ fn by_organization(pools: &[Arc<CoderProvisioner>]) -> BTreeMap<String, Vec<Arc<
 }
 
 /// The control plane of a pool.
-pub(crate) fn plane_of(pool: &CoderProvisioner) -> Key {
+pub(crate) fn plane_of(pool: &CoderProvisioner) -> ObjectKey {
     let namespace = pool.namespace().unwrap_or_default();
     CoderKind::ControlPlane.key(&namespace, pool.spec.control_plane_ref.name.as_str())
 }

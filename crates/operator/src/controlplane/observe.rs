@@ -10,7 +10,7 @@ use coder_k8s_core::{
     sources,
     workspace_access::{self, Existing},
 };
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
 
 use crate::controller::{Context, served_by, workspaces};
@@ -18,7 +18,7 @@ use crate::controller::{Context, served_by, workspaces};
 /// What there is of the object, its children, and what it refers to. The second value tells of namespaces that could not
 /// be asked.
 pub(super) async fn observe(
-    key: &Key,
+    key: &ObjectKey,
     object: Arc<CoderControlPlane>,
     ctx: &Context,
 ) -> (Observed, Vec<(String, Blocker)>) {
@@ -35,7 +35,7 @@ pub(super) async fn observe(
     (Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs }, unasked)
 }
 
-fn children(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Children {
+fn children(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -> Children {
     let (caches, namespace, name) = (&ctx.caches, &key.namespace, &key.name);
     let served = served_by(workspace_access::Kind::ControlPlane, namespace, name);
     Children {

@@ -11,7 +11,7 @@ use coder_k8s_core::{
     },
     rollout::Rollout,
 };
-use coder_k8s_engine::{client, key::Key};
+use coder_k8s_engine::{cache::ObjectKey, client};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1};
 use kube::{
     Api, Resource, ResourceExt,
@@ -26,7 +26,7 @@ use crate::{
 /// What is known of the daemons, and the pods where that is of any use. Pods are listed again when their Deployment has
 /// changed, as it does with every pod that comes, goes or turns ready.
 pub(super) async fn observe(
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderProvisioner,
     deployment: Option<&Deployment>,
     ctx: &Context,
@@ -43,7 +43,7 @@ pub(super) async fn observe(
 }
 
 /// The pods of a pool. None: they cannot be listed.
-pub(super) async fn pods(key: &Key, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<Pod>>> {
+pub(super) async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<Pod>>> {
     let version = deployment.resource_version().unwrap_or_default();
     if let Some(pods) = ctx.verify_schedule.pods(key, &version) {
         return Some(pods);
@@ -79,7 +79,7 @@ pub(super) async fn restart_stopped(health: &Health, observed: &Observed, ctx: &
         }
     }
     if !gone.is_empty() {
-        ctx.verify_schedule.forget_pods(&Key::of(CoderKind::Provisioner.as_str(), &*observed.object));
+        ctx.verify_schedule.forget_pods(&ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object));
         let message = format!(
             "{} start anew: their daemons were refused for want of a license and do not try again",
             gone.join(", ")

@@ -25,8 +25,8 @@ use coder_k8s_core::{
     rollout::Rollout,
 };
 use coder_k8s_engine::{
-    key::Key,
-    secret::{self, Change},
+    cache::ObjectKey,
+    secret::{self, SecretPatch},
 };
 use kube::ResourceExt;
 use secrecy::SecretString;
@@ -52,7 +52,7 @@ pub(super) struct KeyReconciler {
 impl KeyReconciler {
     /// Reads what is known without coderd. None: the object was never stored.
     pub(super) async fn begin(
-        key: &Key,
+        key: &ObjectKey,
         pool: &Observed,
         connections: Connections,
         verify_due: bool,
@@ -162,11 +162,11 @@ impl credential::CredentialReconciler for KeyReconciler {
             let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, held).await;
             removed.map(|_| Some(String::new()))
         } else {
-            let change = Change {
+            let change = SecretPatch {
                 data: [(place.key.clone(), None)].into(),
                 annotations: [(annotation::KEY_DATA_KEYS.to_owned(), Some(secrets::list(ours)))].into(),
             };
-            secret::change(&ctx.client, owner, &place.name, held, &change).await
+            secret::patch(&ctx.client, owner, &place.name, held, &change).await
         };
         self.state.is_stored(&place.name, written)
     }

@@ -9,7 +9,7 @@ use coder_k8s_core::{
     target::CredentialsKind,
     workspace_access::{self, Existing},
 };
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
 
 use super::{daemons, keys::KeyReconciler};
@@ -28,7 +28,7 @@ pub(super) struct Observation {
 /// Observes the object, its children, its control plane, what it refers to, and the Secrets with its keys. None: the object
 /// was never stored.
 pub(super) async fn observe(
-    key: &Key,
+    key: &ObjectKey,
     object: Arc<CoderProvisioner>,
     ctx: &Arc<Context>,
 ) -> Option<(Observation, KeyReconciler)> {
@@ -62,7 +62,7 @@ pub(super) async fn observe(
     Some((Observation { pool, unknown_consent }, keys))
 }
 
-fn children(key: &Key, object: &CoderProvisioner, ctx: &Context) -> Children {
+fn children(key: &ObjectKey, object: &CoderProvisioner, ctx: &Context) -> Children {
     let (caches, namespace) = (&ctx.caches, &key.namespace);
     let deployment = names::deployment(&key.name);
     let served = served_by(workspace_access::Kind::Provisioner, namespace, &key.name);
@@ -102,7 +102,7 @@ async fn identity(
 async fn check_credentials(
     object: &CoderProvisioner,
     plane: Option<&CoderControlPlane>,
-    key: &Key,
+    key: &ObjectKey,
     ctx: &Context,
 ) -> Result<(), Blocker> {
     let place = credentials::of_pool(object, plane)?;

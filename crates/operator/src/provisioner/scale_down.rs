@@ -5,7 +5,7 @@ use coder_k8s_core::provisioner::{
     Observed,
     daemons::cost::{self, Mark},
 };
-use coder_k8s_engine::{client, key::Key};
+use coder_k8s_engine::{cache::ObjectKey, client};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{
     Api,
@@ -39,7 +39,7 @@ pub(super) async fn prepare(
             None => return,
         },
     };
-    let key = Key::of(CoderKind::Provisioner.as_str(), &*observed.object);
+    let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
     let Some(pods) = daemons::pods(&key, held, ctx).await else { return };
     for mark in cost::marks(&pods, &daemons) {
         set(&key, &mark, ctx).await;
@@ -47,7 +47,7 @@ pub(super) async fn prepare(
     }
 }
 
-async fn set(key: &Key, mark: &Mark, ctx: &Context) {
+async fn set(key: &ObjectKey, mark: &Mark, ctx: &Context) {
     let Mark { pod, uid, cost } = mark;
     let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &key.namespace);
     // With its UID, so that a pod that has taken the name since is left alone.

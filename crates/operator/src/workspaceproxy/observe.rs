@@ -7,7 +7,7 @@ use coder_k8s_core::{
     sources,
     workspaceproxy::{Children, Observed, addresses, names},
 };
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
 
 use super::{registration::RegistrationReconciler, target};
@@ -16,7 +16,7 @@ use crate::controller::Context;
 /// Observes the object, its children, the coderd that it registers with, what it refers to, and the Secrets with its token.
 /// None: the object was never stored.
 pub(super) async fn observe(
-    key: &Key,
+    key: &ObjectKey,
     object: Arc<CoderWorkspaceProxy>,
     ctx: &Arc<Context>,
 ) -> Option<(Observed, RegistrationReconciler)> {
@@ -39,7 +39,7 @@ pub(super) async fn observe(
     Some((observed, registration))
 }
 
-fn children(key: &Key, object: &CoderWorkspaceProxy, ctx: &Context) -> Children {
+fn children(key: &ObjectKey, object: &CoderWorkspaceProxy, ctx: &Context) -> Children {
     let (caches, namespace, name) = (&ctx.caches, &key.namespace, names::child(&key.name));
     Children {
         deployment: caches.deployments.get(namespace, &name),

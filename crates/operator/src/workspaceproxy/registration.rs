@@ -27,7 +27,7 @@ use coder_k8s_core::{
         wanted_registration,
     },
 };
-use coder_k8s_engine::{key::Key, secret};
+use coder_k8s_engine::{cache::ObjectKey, secret};
 use kube::ResourceExt;
 use secrecy::SecretString;
 
@@ -46,7 +46,7 @@ pub(super) struct RegistrationReconciler {
 impl RegistrationReconciler {
     /// Reads what is known without coderd. None: the object was never stored.
     pub(super) async fn begin(
-        key: &Key,
+        key: &ObjectKey,
         proxy: &Observed,
         target: ProxyTarget,
         verify_due: bool,

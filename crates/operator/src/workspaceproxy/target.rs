@@ -14,7 +14,7 @@ use coder_k8s_core::{
     target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
     workspaceproxy::{self},
 };
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 
 use crate::{
     coderd::{
@@ -42,7 +42,7 @@ pub(super) struct ProxyTarget {
 
 /// Finds the coderd that the spec names.
 pub(super) async fn find(
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderWorkspaceProxy,
     verify_due: bool,
     ctx: &Context,
@@ -59,7 +59,7 @@ pub(super) async fn find(
     ProxyTarget { control_plane: None, gate: None, credentials: None, target, retry: None, connections }
 }
 
-async fn through_plane(key: &Key, name: &str, ctx: &Context) -> ProxyTarget {
+async fn through_plane(key: &ObjectKey, name: &str, ctx: &Context) -> ProxyTarget {
     let plane = ctx.caches.control_planes.get(&key.namespace, name);
     let gate = license_gate::of_plane(Feature::Proxies, plane.as_deref(), ctx).await;
     let credentials = async {
@@ -86,7 +86,7 @@ async fn through_plane(key: &Key, name: &str, ctx: &Context) -> ProxyTarget {
 }
 
 async fn by_address(
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderWorkspaceProxy,
     bootstrap: &ProxyBootstrap,
     verify_due: bool,

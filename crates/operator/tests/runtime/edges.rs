@@ -114,7 +114,7 @@ async fn an_operator_that_starts_before_the_api_server_answers_catches_up() {
     cluster.pause_api_server().unwrap();
     let mut operator = Operator::start(&cluster, &["--request-timeout=1s"]);
     operator
-        .until_readyz(503, "[-] watch customresourcedefinitions: no complete answer from the API server")
+        .until_readyz(503, "[-] watch customresourcedefinitions: no complete response from the API server")
         .await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(operator.runs(), "{}", operator.output());

@@ -168,7 +168,7 @@ async fn two_hundred_objects_at_once_are_made_at_the_pace_of_the_api_server() {
     let (code, text) = second.get("--metrics-addr", "/metrics").await;
     assert_eq!(code, 200);
     let text = unchunked(&text);
-    assert_eq!(coder_k8s_engine::metrics::lint(&text), Vec::<String>::new(), "{text}");
+    assert_eq!(coder_k8s_testbed::metrics_lint::lint(&text), Vec::<String>::new(), "{text}");
     for line in [
         "coder_k8s_leading 1",
         r#"coder_k8s_objects{kind="CoderControlPlane",ready="false"} 200"#,

@@ -6,7 +6,7 @@
 use coder_k8s_api::{CoderControlPlane, Reason};
 use coder_k8s_coderd::postgres::{Dsn, DsnContext, Ensured, TokenRequest as DatabaseRequest};
 use coder_k8s_core::{controlplane::database, names, outcome::Blocker};
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
@@ -57,14 +57,18 @@ pub(super) async fn keep_only(request: &TokenRequest<'_>, token: &SecretString) 
 }
 
 /// Revokes every token of ours.
-pub(super) async fn revoke(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<(), Blocker> {
+pub(super) async fn revoke(
+    key: &ObjectKey,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Result<(), Blocker> {
     let database = find(object, key, ctx).await?;
     let revoked = revoke_in(&database, key, ctx).await?;
     tracing::info!(tokens = revoked, "revoked the operator token in {}", database.dsn.server());
     Ok(())
 }
 
-async fn revoke_in(database: &Database, key: &Key, ctx: &Context) -> Result<u64, Blocker> {
+async fn revoke_in(database: &Database, key: &ObjectKey, ctx: &Context) -> Result<u64, Blocker> {
     let name = names::operator_token(&key.namespace, &key.name);
     // Boxed: the future of a connection is large.
     let revoked = Box::pin(ctx.external.postgres.revoke(&database.dsn, database.ca.as_deref(), &name)).await;
@@ -95,7 +99,7 @@ async fn ensure(
 }
 
 /// Finds the database by the environment of the pods.
-async fn find(object: &CoderControlPlane, key: &Key, ctx: &Context) -> Result<Database, Blocker> {
+async fn find(object: &CoderControlPlane, key: &ObjectKey, ctx: &Context) -> Result<Database, Blocker> {
     let environment = Environment { client: &ctx.client, namespace: &key.namespace, pod: &object.spec.pod };
     let auth = environment.value(database::AUTH).await.map_err(unavailable)?;
     if auth.is_some_and(|auth| !["", "password"].contains(&auth.expose_secret().trim())) {

@@ -7,7 +7,7 @@ use coder_k8s_core::{
     controlplane::coderd::{self, Access, License, access},
     outcome::{Blocker, Retry},
 };
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use jiff::Timestamp;
 use kube::Resource;
 use secrecy::SecretString;
@@ -23,7 +23,7 @@ pub(super) struct Exchange<'a> {
     pub(super) state: &'a mut SyncState,
     /// Whether the spec, a Secret or the server's pods changed since the last exchange.
     pub(super) has_changed: bool,
-    pub(super) key: &'a Key,
+    pub(super) key: &'a ObjectKey,
     pub(super) object: &'a CoderControlPlane,
     pub(super) ctx: &'a Context,
 }

@@ -18,7 +18,7 @@ use coder_k8s_core::{
     outcome::{Blocker, Retry},
     steps::Step,
 };
-use coder_k8s_engine::key::Key;
+use coder_k8s_engine::cache::ObjectKey;
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
@@ -47,7 +47,7 @@ pub(super) fn is_open(state: &SyncState, object: &CoderControlPlane) -> bool {
 }
 
 /// Whether the Secret holds another license than the one that was applied last: it changed while no operator ran.
-pub(super) async fn was_exchanged(key: &Key, object: &CoderControlPlane, ctx: &Context) -> bool {
+pub(super) async fn was_exchanged(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -> bool {
     let recorded = object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
     match read(key, object, ctx).await {
         Ok(Some(text)) => recorded != Some(license::hash(text.expose_secret())),
@@ -56,7 +56,11 @@ pub(super) async fn was_exchanged(key: &Key, object: &CoderControlPlane, ctx: &C
 }
 
 /// The license of the Secret. None: the spec names none.
-async fn read(key: &Key, object: &CoderControlPlane, ctx: &Context) -> Result<Option<SecretString>, Blocker> {
+async fn read(
+    key: &ObjectKey,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> Result<Option<SecretString>, Blocker> {
     let Some(reference) = &object.spec.license_secret_ref else { return Ok(None) };
     let data_key = reference.key.as_ref().map_or("license", AsRef::as_ref);
     let data = targets::read_secret(&key.namespace, reference.name.as_str(), ctx).await?;

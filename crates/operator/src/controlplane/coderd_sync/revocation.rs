@@ -15,7 +15,7 @@ use coder_k8s_core::{
     outcome::{Blocker, Retry},
     steps::Step,
 };
-use coder_k8s_engine::{apply::Owner, key::Key, queue::Action};
+use coder_k8s_engine::{apply::Owner, cache::ObjectKey, queue::Action};
 use jiff::{SignedDuration, Timestamp};
 use kube::Resource;
 
@@ -36,7 +36,7 @@ const DELETED_TOGETHER: SignedDuration = SignedDuration::from_secs(3);
 /// Revokes the token because the access is disabled.
 pub(super) async fn on_disabled(
     state: &mut SyncState,
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> Action {
@@ -49,7 +49,7 @@ pub(super) async fn on_disabled(
 /// Revokes the token of an object that is being deleted, within the clean-up deadline.
 pub(super) async fn on_deletion(
     state: &mut SyncState,
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> Action {
@@ -68,7 +68,7 @@ pub(super) async fn on_deletion(
 async fn revoke(
     state: &mut SyncState,
     deletion: Option<TokenDeletion>,
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> Action {
@@ -114,7 +114,7 @@ async fn revoke(
 }
 
 /// Whether an object that uses the token is being deleted, or may yet be deleted together with the control plane.
-fn has_dependents(key: &Key, ctx: &Context, is_recent: bool) -> bool {
+fn has_dependents(key: &ObjectKey, ctx: &Context, is_recent: bool) -> bool {
     let caches = &ctx.caches;
     ctx.references.of(key).into_iter().any(|dependent| {
         let (namespace, name) = (&dependent.namespace, &dependent.name);
@@ -137,7 +137,7 @@ fn has_dependents(key: &Key, ctx: &Context, is_recent: bool) -> bool {
 struct RevocationProtocol<'a> {
     observed: ObservedRevocation,
     owner: Owner,
-    key: &'a Key,
+    key: &'a ObjectKey,
     object: &'a CoderControlPlane,
     ctx: &'a Context,
 }

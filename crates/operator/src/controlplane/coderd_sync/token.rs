@@ -17,7 +17,7 @@ use coder_k8s_core::{
     outcome::{Blocker, Retry},
     steps::Step,
 };
-use coder_k8s_engine::{apply::Owner, key::Key};
+use coder_k8s_engine::{apply::Owner, cache::ObjectKey};
 use jiff::{SignedDuration, Timestamp};
 use secrecy::{ExposeSecret, SecretString};
 
@@ -47,7 +47,7 @@ pub(super) struct NewToken {
 /// What creating a token needs.
 pub(super) struct TokenRequest<'a> {
     pub(super) object: &'a CoderControlPlane,
-    pub(super) key: &'a Key,
+    pub(super) key: &'a ObjectKey,
     pub(super) ctx: &'a Context,
     pub(super) server: &'a IdentifiedServer,
     /// The token in the Secret.

@@ -12,8 +12,8 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{
     apply::Owner,
-    key::Key,
-    secret::{self, Belongs, Entry, SecretData},
+    cache::ObjectKey,
+    secret::{self, SecretData, SecretEntry, SecretOwnership},
 };
 use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
@@ -42,7 +42,7 @@ pub(super) struct StoredSecret {
 /// Whether the Secret is as this process itself wrote it last.
 pub(super) async fn is_own_write(
     state: &SyncState,
-    key: &Key,
+    key: &ObjectKey,
     object: &CoderControlPlane,
     ctx: &Context,
 ) -> bool {
@@ -56,14 +56,14 @@ pub(super) async fn read(owner: &Owner, object: &CoderControlPlane, ctx: &Contex
     let name = access::secret_name(object);
     let read = secret::read(&ctx.client, &owner.namespace, &name).await;
     let live = read.map_err(blocker_of_secret)?;
-    match live.as_ref().map(|live| live.belongs(owner)) {
-        None | Some(Belongs::Ours) => {}
-        Some(Belongs::Leftover) => {
+    match live.as_ref().map(|live| live.ownership(owner)) {
+        None | Some(SecretOwnership::Ours) => {}
+        Some(SecretOwnership::Leftover) => {
             let message =
                 format!("waiting for the deletion of Secret {name} of an earlier object of the same name");
             return Err(Blocker::new(Reason::AwaitingDeletion, message));
         }
-        Some(Belongs::Others) => {
+        Some(SecretOwnership::Foreign) => {
             let hand_over = format!("{}=CoderControlPlane/{}", annotation::ADOPT_BY, object.name_any());
             return Ok(Found::Foreign(ForeignObject { kind: "Secret".to_owned(), name, hand_over }));
         }
@@ -75,8 +75,9 @@ pub(super) async fn read(owner: &Owner, object: &CoderControlPlane, ctx: &Contex
         recorded.filter(|recorded| recorded.name != secret.name && access::minted_token(object).is_some());
     if let Some(recorded) = renamed {
         let read = secret::read(&ctx.client, &owner.namespace, &recorded.name).await;
-        let earlier =
-            read.map_err(blocker_of_secret)?.filter(|earlier| earlier.belongs(owner) == Belongs::Ours);
+        let earlier = read
+            .map_err(blocker_of_secret)?
+            .filter(|earlier| earlier.ownership(owner) == SecretOwnership::Ours);
         if secret.token.is_none() {
             secret.token = earlier.as_ref().and_then(|earlier| earlier.text(DATA_KEY));
         }
@@ -109,7 +110,7 @@ impl StoredSecret {
             return Ok(None);
         }
         let annotations = BTreeMap::new();
-        let entry = Entry { name: &self.name, key: DATA_KEY, value: token, annotations: &annotations };
+        let entry = SecretEntry { name: &self.name, key: DATA_KEY, value: token, annotations: &annotations };
         let written = secret::write(&ctx.client, owner, self.live.as_ref(), &entry).await;
         let Some(version) = written.map_err(blocker_of_secret)? else {
             let message = format!("Secret {} changed while the operator token was being stored", self.name);

@@ -15,7 +15,7 @@ use coder_k8s_core::{
         },
     },
 };
-use coder_k8s_engine::{apply::Owner, key::Key, secret::SecretData};
+use coder_k8s_engine::{apply::Owner, cache::ObjectKey, secret::SecretData};
 use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
 
@@ -62,7 +62,7 @@ pub(super) async fn read(
 /// The token that a person supplies, where one does.
 pub(super) async fn given(
     object: &CoderWorkspaceProxy,
-    key: &Key,
+    key: &ObjectKey,
     ctx: &Context,
 ) -> Result<SuppliedToken, Blocker> {
     const MISSING: Reason = Reason::TokenSecretUnavailable;
