@@ -3,7 +3,11 @@
 //! The log leaves out the components of the cluster, so it contains the requests of the code under test. The server
 //! writes a line after it has sent the response: a test that looks for a request that it just made must poll.
 
-use std::path::Path;
+use std::{
+    fs::File,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::Path,
+};
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
@@ -111,12 +115,33 @@ impl From<Line> for AuditEvent {
     }
 }
 
-/// Reads a log, oldest entry first. A server that has logged nothing has no file.
-pub(crate) fn read(path: &Path) -> std::io::Result<Vec<AuditEvent>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(parse(&text)?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
+/// A log that grows. What was read once is kept, because tests ask again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// Bytes that were read.
+    read: u64,
+    events: Vec<AuditEvent>,
+}
+
+impl Log {
+    /// The events so far, oldest first. A server that has logged nothing yet has no file.
+    pub(crate) fn events(&mut self, path: &Path) -> io::Result<&[AuditEvent]> {
+        let mut file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(&self.events),
+            Err(error) => return Err(error),
+        };
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        // The last line may be half written, in the middle of a character too.
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        text.truncate(whole);
+        let text =
+            String::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        self.events.extend(parse(&text)?);
+        self.read += u64::try_from(whole).unwrap_or_default();
+        Ok(&self.events)
     }
 }
 
@@ -133,6 +158,18 @@ mod tests {
     use super::*;
 
     const LINE: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":"ResponseComplete","requestURI":"/api/v1/namespaces/a/pods/p/status","verb":"patch","user":{"username":"admin","groups":["system:masters"]},"impersonatedUser":{"username":"jane"},"sourceIPs":["127.0.0.1"],"userAgent":"test","objectRef":{"resource":"pods","namespace":"a","name":"p","apiVersion":"v1","subresource":"status"},"responseStatus":{"metadata":{},"code":403},"requestReceivedTimestamp":"2026-11-15T20:57:00.123456Z","stageTimestamp":"2026-11-15T20:57:00.223456Z"}"#;
+
+    #[test]
+    fn what_is_added_is_read_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let mut log = Log::default();
+        assert_eq!(log.events(&path).unwrap(), []);
+        for (text, count) in [(format!("{LINE}\n{}", &LINE[..40]), 1), (format!("{LINE}\n{LINE}\n"), 2)] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(log.events(&path).unwrap().len(), count);
+        }
+    }
 
     #[test]
     fn a_line_is_read_and_a_half_line_is_not() {

@@ -150,6 +150,7 @@ pub struct Cluster {
     api_server_args: Vec<String>,
     controller_manager: Option<Arc<Component>>,
     ready_within: Duration,
+    audit_log: Mutex<audit::Log>,
     group: Group,
 }
 
@@ -240,7 +241,14 @@ impl Cluster {
 
     /// The requests so far, without those of the components. [`AuditEvent`] describes which entries arrive late.
     pub fn audit(&self) -> io::Result<Vec<AuditEvent>> {
-        audit::read(&self.group.dir().file(start::AUDIT_LOG))
+        self.audit_where(|_| true)
+    }
+
+    /// Those of [`Self::audit`] for which something holds.
+    pub fn audit_where(&self, holds: impl Fn(&AuditEvent) -> bool) -> io::Result<Vec<AuditEvent>> {
+        let mut log = self.audit_log.lock();
+        let events = log.events(&self.group.dir().file(start::AUDIT_LOG))?;
+        Ok(events.iter().filter(|event| holds(event)).cloned().collect())
     }
 
     /// Whether a controller-manager runs.

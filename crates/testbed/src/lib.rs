@@ -33,4 +33,4 @@ pub use eventually::{TimedOut, eventually};
 pub use memory::Memory;
 pub use node::{Behaviour, Exit, Node, Program, Resolver, Rule};
 pub use postgres::Postgres;
-pub use shared::{Namespace, Shared, shared, shared_with};
+pub use shared::{Namespace, Shared, SharedCluster, shared, shared_with};

@@ -1,4 +1,4 @@
-//! One cluster for all tests of a process.
+//! Clusters that all tests of a process share.
 //!
 //! The first caller starts it, on a thread and runtime of its own, because the runtime of a test ends with the test.
 //! Other callers wait for it. Nothing stops it explicitly: the guard kills it when the process ends. Tests are
@@ -19,15 +19,65 @@ use crate::{Cluster, Node, eventually};
 /// Deadline for a namespace and its ServiceAccount.
 const WITHIN: Duration = Duration::from_secs(30);
 
-static SHARED: SetOnce<Result<Shared, String>> = SetOnce::const_new();
-
-/// A cluster with a controller-manager and one node.
+/// A cluster with one node.
 pub struct Shared {
     /// The control plane.
     pub cluster: Cluster,
     /// The only node of the cluster.
     pub node: Node,
     crds: Vec<String>,
+}
+
+/// A cluster that the tests of a process share: a `static`, started by the first test that asks for it.
+pub struct SharedCluster {
+    crds: fn() -> Vec<CustomResourceDefinition>,
+    controllers: bool,
+    started: Once,
+    shared: SetOnce<Result<Shared, String>>,
+}
+
+impl SharedCluster {
+    /// With a controller-manager, so that pods run and garbage is collected.
+    pub const fn new(crds: fn() -> Vec<CustomResourceDefinition>) -> Self {
+        Self { crds, controllers: true, started: Once::new(), shared: SetOnce::const_new() }
+    }
+
+    /// Without a controller-manager: objects stay as they are written, and no pod ever runs.
+    pub const fn without_controllers(crds: fn() -> Vec<CustomResourceDefinition>) -> Self {
+        Self { crds, controllers: false, started: Once::new(), shared: SetOnce::const_new() }
+    }
+
+    /// The running cluster.
+    ///
+    /// # Panics
+    /// When it could not be started; the message says why, the same for every caller.
+    pub async fn get(&'static self) -> &'static Shared {
+        self.started.call_once(|| {
+            std::thread::spawn(|| self.run((self.crds)()));
+        });
+        self.wait().await
+    }
+
+    #[expect(clippy::panic, reason = "its callers are tests, and a test without a cluster has failed")]
+    async fn wait(&'static self) -> &'static Shared {
+        match self.shared.wait().await {
+            Ok(shared) => shared,
+            Err(problem) => panic!("the shared cluster could not be started: {problem}"),
+        }
+    }
+
+    fn run(&self, crds: Vec<CustomResourceDefinition>) {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
+        {
+            Ok(runtime) => runtime,
+            Err(error) => return drop(self.shared.set(Err(error.to_string()))),
+        };
+        runtime.block_on(async {
+            let started = start(crds, self.controllers).await;
+            let _ = self.shared.set(started.map_err(|error| with_sources(&*error)));
+            std::future::pending::<()>().await;
+        });
+    }
 }
 
 /// The shared cluster without custom resources.
@@ -45,34 +95,23 @@ pub async fn shared() -> &'static Shared {
 /// If it could not be started, or was started without one of these definitions.
 #[expect(clippy::panic, reason = "its callers are tests, and a test without a cluster has failed")]
 pub async fn shared_with(crds: fn() -> Vec<CustomResourceDefinition>) -> &'static Shared {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
-        std::thread::spawn(move || run(crds()));
+    static SHARED: SharedCluster = SharedCluster::new(Vec::new);
+    SHARED.started.call_once(|| {
+        std::thread::spawn(move || SHARED.run(crds()));
     });
-    let shared = match SHARED.wait().await {
-        Ok(shared) => shared,
-        Err(problem) => panic!("the shared cluster could not be started: {problem}"),
-    };
+    let shared = SHARED.wait().await;
     if let Some(missing) = crds().iter().map(ResourceExt::name_any).find(|name| !shared.crds.contains(name)) {
         panic!("the shared cluster was started without {missing}: pass the same definitions in every test");
     }
     shared
 }
 
-fn run(crds: Vec<CustomResourceDefinition>) {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return drop(SHARED.set(Err(error.to_string()))),
-    };
-    runtime.block_on(async {
-        let _ = SHARED.set(start(crds).await.map_err(|error| with_sources(&*error)));
-        std::future::pending::<()>().await;
-    });
-}
-
-async fn start(crds: Vec<CustomResourceDefinition>) -> Result<Shared, Box<dyn std::error::Error>> {
+async fn start(
+    crds: Vec<CustomResourceDefinition>,
+    controllers: bool,
+) -> Result<Shared, Box<dyn std::error::Error>> {
     let names = crds.iter().map(ResourceExt::name_any).collect();
-    let cluster = Cluster::builder().crds(crds).start().await?;
+    let cluster = Cluster::builder().controller_manager(controllers).crds(crds).start().await?;
     let node = cluster.node("testbed").await?;
     Ok(Shared { cluster, node, crds: names })
 }
@@ -116,6 +155,10 @@ impl Shared {
         });
         if let Err(error) = made.await {
             panic!("cannot create the namespace {name}: {error}");
+        }
+        // A controller makes the account, where there is one.
+        if !self.cluster.has_controller_manager() {
+            return Namespace(name);
         }
         let accounts = Api::<ServiceAccount>::namespaced(client, &name);
         if let Err(error) = eventually(WITHIN, || accounts.get("default")).await {

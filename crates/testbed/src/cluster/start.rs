@@ -98,6 +98,7 @@ async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, E
         None
     };
     Ok(Cluster {
+        audit_log: parking_lot::Mutex::default(),
         binaries: binaries.clone(),
         access,
         etcd,
