@@ -1,17 +1,14 @@
 //! Everything that must hold besides the tests.
 
-use std::{path::PathBuf, process::Command, time::Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use coder_k8s_testbed::Sources;
 
 use crate::{
+    dependencies,
     generate::generate,
     run::{cargo, must, say},
 };
-
-/// The release of cargo-deny that the policy in `deny.toml` is written for.
-const DENY: &str = "0.20.2";
 
 type Check = fn() -> Result<()>;
 
@@ -25,7 +22,7 @@ pub(crate) fn check() -> Result<()> {
             let everything = ["--workspace", "--all-targets", "--features", "coder-k8s/e2e"];
             must(cargo(&[&["clippy", "--quiet"], &everything[..], &["--", "-D", "warnings"]].concat()))
         }),
-        ("dependencies", dependencies),
+        ("dependencies", dependencies::check),
     ];
     let mut failed = Vec::new();
     for (name, run) in checks {
@@ -87,35 +84,4 @@ fn missing(path: &str, said: &serde_json::Value, understood: &serde_json::Value)
         (a, b) if a == b => Ok(()),
         _ => bail!("{path} is read as something else"),
     }
-}
-
-/// Licenses, sources and bans of `deny.toml`. The advisory database cannot be fetched everywhere, so that
-/// `cargo deny check advisories` stays a chore of its own.
-fn dependencies() -> Result<()> {
-    let deny = installed_deny()?;
-    let mut command = Command::new(deny);
-    command.args([
-        "--workspace",
-        "--all-features",
-        "check",
-        "--hide-inclusion-graph",
-        "bans",
-        "licenses",
-        "sources",
-    ]);
-    command.current_dir(crate::run::root());
-    must(command)
-}
-
-fn installed_deny() -> Result<PathBuf> {
-    let home = Sources::from_env()?.cache.join(format!("cargo-deny-{DENY}"));
-    let program = home.join("bin/cargo-deny");
-    if !program.exists() {
-        say(&format!("building cargo-deny {DENY} (once, then cached)"));
-        let mut install = cargo(&["install", "cargo-deny", "--locked", "--version", DENY, "--root"]);
-        install.arg(&home);
-        install.env_remove("CARGO_TARGET_DIR");
-        must(install)?;
-    }
-    Ok(program)
 }

@@ -1,12 +1,13 @@
 //! The project's chores: `cargo xtask <chore>`.
 
 mod check;
+mod dependencies;
 mod e2e;
 mod generate;
+mod programs;
 mod reference;
 mod run;
 mod soak;
-mod suites;
 mod testbed;
 
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ enum Chore {
     },
     /// Everything that must hold besides the tests: format, lints, dependency policy, generated files, samples
     Check,
+    /// Have cargo-deny check the dependencies, advisories too (builds it once, needs the network)
+    Deny,
     /// Get the programs of the test cluster, building them once if need be
     Testbed {
         /// The real coderd too
@@ -47,20 +50,20 @@ enum Chore {
         /// Only the tests with this in their name
         filter: Option<String>,
     },
-    /// Live random lives of the operator: edits, faults, crashes. The tests live many in memory and some on a cluster
+    /// Live random lives of the operator: edits, faults, crashes. All of them, of which the tests live a part
     Soak {
         /// Live only this one, and tell its story
         #[arg(long, conflicts_with_all = ["count", "first"])]
         seed: Option<u64>,
-        /// How many
-        #[arg(long, default_value_t = 100)]
-        count: u64,
+        /// How many [default: 500 in memory, 20 on a cluster]
+        #[arg(long)]
+        count: Option<u64>,
         /// The first seed
         #[arg(long, default_value_t = 0)]
         first: u64,
-        /// In memory, or on a real cluster
-        #[arg(long, value_enum, default_value_t = soak::On::Memory)]
-        on: soak::On,
+        /// Where [default: in memory for a seed, else both]
+        #[arg(long, value_enum)]
+        on: Option<soak::On>,
     },
     /// Kill leading operators at random moments and look for two writers; the tests do a few rounds of it
     Kills {
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().chore {
         Chore::Generate { check } => generate::generate(check),
         Chore::Check => check::check(),
+        Chore::Deny => dependencies::deny(),
         Chore::Testbed { with_coder } => testbed::get_all(with_coder),
         Chore::E2e { filter } => e2e::run(filter.as_deref()),
         Chore::Test { args } => testbed::test(&args),

@@ -1,17 +1,33 @@
-//! The reference page of a kind, made from its CRD.
+//! The reference pages: the fields of each kind, from its CRD; the reasons, from their enum; the intervals.
+
+pub(crate) mod intervals;
 
 use std::fmt::Write as _;
 
+use coder_k8s_api::Reason;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 
-/// Embedded Kubernetes types carry no descriptions; their fields are documented by Kubernetes.
+/// Whether a schema is a Kubernetes type. Those carry no descriptions, because Kubernetes documents their fields.
 fn is_embedded(schema: &JSONSchemaProps) -> bool {
     schema.properties.as_ref().is_some_and(|fields| fields.values().all(|field| field.description.is_none()))
 }
 
-/// The page as Markdown.
+/// The page of the reasons, as Markdown, without the mark of generated files.
+pub(crate) fn reasons() -> String {
+    let mut page = "# Reasons\n\nWhy a condition has its status, why an event was published, or why a reconcile or a call \
+        failed in a metric.\n\n\
+        The message of a condition or event adds the object that is affected and what to do.\n\n\
+        | Reason | Meaning |\n|---|---|\n"
+        .to_owned();
+    for reason in Reason::ALL {
+        let _ = writeln!(page, "| `{reason}` | {} |", cell(reason.sentence()));
+    }
+    page
+}
+
+/// The page of a kind, as Markdown.
 pub(crate) fn page(crd: &CustomResourceDefinition) -> String {
     let names = &crd.spec.names;
     let mut page = String::new();
@@ -38,8 +54,8 @@ pub(crate) fn page(crd: &CustomResourceDefinition) -> String {
     collect_rules("", root, &mut rules);
     let _ = write!(
         page,
-        "\n## Rules\n\nThe API server refuses an object that breaks one of these, with the sentence shown.\n\n\
-         | Where | What it says |\n|---|---|\n"
+        "\n## Rules\n\nThe API server rejects an object that breaks one of these rules, with this message.\n\n\
+         | Where | Message |\n|---|---|\n"
     );
     for (path, message) in rules {
         let path = if path.is_empty() { "the object" } else { path.as_str() };

@@ -17,22 +17,33 @@ pub(crate) enum On {
     Cluster,
 }
 
+/// How many lives all are.
+const IN_MEMORY: u64 = 500;
+const ON_CLUSTER: u64 = 20;
+
 /// Lives one seed, or so many from the first.
-pub(crate) fn run(seed: Option<u64>, first: u64, count: u64, on: On) -> Result<()> {
-    // Every fifth life has a database.
+pub(crate) fn run(seed: Option<u64>, first: u64, count: Option<u64>, on: Option<On>) -> Result<()> {
+    // Every tenth life has a database.
     testbed::get_for_tests()?;
-    let test = match on {
-        On::Memory => "lives_in_memory_end_well",
-        On::Cluster => "lives_on_a_cluster_end_well",
+    let places = match (on, seed) {
+        (Some(on), _) => vec![on],
+        (None, Some(_)) => vec![On::Memory],
+        (None, None) => vec![On::Memory, On::Cluster],
     };
-    let mut command = cargo(&["test", "-p", "coder-k8s", "--test", "soak", test, "--", "--nocapture"]);
-    match seed {
-        Some(seed) => command.env("CODER_K8S_SOAK_SEED", seed.to_string()),
-        None => command
-            .env("CODER_K8S_SOAK_FIRST", first.to_string())
-            .env("CODER_K8S_SOAK_COUNT", count.to_string()),
-    };
-    must(command)?;
+    for on in places {
+        let (test, all) = match on {
+            On::Memory => ("lives_in_memory_end_well", IN_MEMORY),
+            On::Cluster => ("lives_on_a_cluster_end_well", ON_CLUSTER),
+        };
+        let mut command = cargo(&["test", "-p", "coder-k8s", "--test", "soak", test, "--", "--nocapture"]);
+        match seed {
+            Some(seed) => command.env("CODER_K8S_SOAK_SEED", seed.to_string()),
+            None => command
+                .env("CODER_K8S_SOAK_FIRST", first.to_string())
+                .env("CODER_K8S_SOAK_COUNT", count.unwrap_or(all).to_string()),
+        };
+        must(command)?;
+    }
     say("soak: every life ended well");
     Ok(())
 }

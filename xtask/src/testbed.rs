@@ -10,8 +10,8 @@ use coder_k8s_testbed::{
 };
 
 use crate::{
+    programs,
     run::{cargo, must, say},
-    suites,
 };
 
 /// Gets the programs, building them if need be, with a line now and then for the person who waits.
@@ -60,7 +60,7 @@ pub(crate) fn get_postgres() -> Result<()> {
 pub(crate) fn test(args: &[String]) -> Result<()> {
     get_for_tests()?;
     if args.is_empty() {
-        suites::run()?;
+        programs::run()?;
     } else {
         let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
         command.args(args);
@@ -81,7 +81,7 @@ pub(crate) fn kills(count: u32) -> Result<()> {
     get()?;
     let test = "however_often_leaders_die_there_are_never_two_writers";
     let mut command =
-        cargo(&["test", "--package", "coder-k8s", "--test", "leader", test, "--", "--nocapture"]);
+        cargo(&["test", "--package", "coder-k8s", "--test", "runtime", test, "--", "--nocapture"]);
     command.env("CODER_K8S_KILLS", count.to_string());
     must(command)
 }

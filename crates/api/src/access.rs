@@ -1,15 +1,61 @@
-//! What people may do with the kinds: roles that extend the cluster's own `view`, `edit` and `admin`.
+//! Permissions in Kubernetes: those that a spec grants to workspaces, and those of people who use the kinds.
+//!
+//! The permissions of the operator itself are not here: the operator crate derives them from what it reads and
+//! writes.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use kube::core::ObjectMeta;
+use kube::{KubeSchema, core::ObjectMeta};
+use serde::{Deserialize, Serialize};
 
-use crate::names::{GROUP, label};
+use crate::{
+    names::{GROUP, label},
+    pod::yes,
+    schema::role_rules,
+    text::NamespaceName,
+};
+
+/// Permissions to run workspaces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkspaceRbac {
+    /// Whether the operator creates a Role and a RoleBinding for workspaces. Defaults to true.
+    #[serde(default = "yes")]
+    pub workspace_perms: bool,
+    /// Whether workspaces may be Deployments. Defaults to true.
+    #[serde(default = "yes")]
+    pub enable_deployments: bool,
+    /// Whether workspaces may run in the namespace of this object, next to its Secrets. Defaults to true.
+    #[serde(default = "yes")]
+    pub own_namespace: bool,
+    /// Additional rules of the Role. A rule never grants Secrets, RBAC or tokens of ServiceAccounts, unless the
+    /// operator runs with `--allow-privileged-workspace-rules`, and never more than the operator itself may do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "role_rules")]
+    pub extra_rules: Vec<PolicyRule>,
+    /// Additional namespaces in which workspaces may run. Each of them must consent with the label
+    /// `workspaces.coder.com/<namespace of this object>: allow`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub workspace_namespaces: Vec<NamespaceName>,
+}
+
+impl Default for WorkspaceRbac {
+    fn default() -> Self {
+        Self {
+            workspace_perms: yes(),
+            enable_deployments: yes(),
+            own_namespace: yes(),
+            extra_rules: Vec::new(),
+            workspace_namespaces: Vec::new(),
+        }
+    }
+}
 
 const KINDS: [&str; 3] = ["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"];
 
-/// Cluster roles for people, aggregated into the roles that every cluster has.
+/// The ClusterRoles for people. Kubernetes aggregates them into its built-in roles `view`, `edit` and `admin`.
 pub fn user_roles() -> Vec<ClusterRole> {
     let every =
         |subresource: &str| KINDS.iter().map(|kind| format!("{kind}{subresource}")).collect::<Vec<_>>();

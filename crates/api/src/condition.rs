@@ -1,52 +1,87 @@
-//! The types of conditions. Their reasons are in [`crate::reason`].
+//! The status that all kinds share: the fields of the workload and the types of conditions.
 //!
-//! People and other programs read them, so that they are never renamed.
+//! Condition types are part of the API: people, `kubectl wait` and other controllers match on them, so they are never
+//! renamed. `Ready`, `Reconciling` and `Stalled` follow kstatus. The reasons are in [`crate::reason`].
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+/// The part of a status that all kinds have in common. It is flattened: its fields are at the top level of the
+/// status.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkloadStatus {
+    /// The `metadata.generation` that this status was computed for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Number of pods of the Deployment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// Number of pods that are ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_replicas: Option<i32>,
+    /// Label selector of the pods, as the scale subresource and autoscalers read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// `Ready` if at least one pod is ready, else `Pending`. The conditions say more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    /// Image of the last complete rollout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Conditions of the object, one for each type.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
 
 /// Condition types.
 pub mod kind {
-    /// The object is as its spec asks. On every kind.
+    /// The object is as its spec asks. Every kind.
     pub const READY: &str = "Ready";
-    /// The operator still works on it. On every kind; follows kstatus.
+    /// The operator works on the object or waits for something. Every kind; follows kstatus.
     pub const RECONCILING: &str = "Reconciling";
-    /// Only an edit by a person helps. On every kind; follows kstatus.
+    /// The object makes no progress until a person changes something. Every kind; follows kstatus.
     pub const STALLED: &str = "Stalled";
-    /// The Deployment has rolled out. On every kind.
+    /// The Deployment has rolled out. Every kind; for a pool, one ready pod is enough.
     pub const DEPLOYMENT_READY: &str = "DeploymentReady";
-    /// An object of others bears the name of a child. On every kind.
+    /// An object that the operator does not own has the name of a child. Every kind.
     pub const CONFLICT: &str = "Conflict";
-    /// The operator has its own access to coderd.
+    /// coderd accepts the operator token. On a pool: the control plane offers that token.
     pub const OPERATOR_ACCESS_READY: &str = "OperatorAccessReady";
-    /// The license of the Secret is applied.
+    /// coderd holds the license of `licenseSecretRef`.
     pub const LICENSE_APPLIED: &str = "LicenseApplied";
-    /// The license ends soon.
+    /// The license expires within 30 days. Bad when True.
     pub const LICENSE_EXPIRING: &str = "LicenseExpiring";
-    /// coderd has no complaint about its license.
+    /// coderd reports neither errors nor warnings about its license.
     pub const ENTITLEMENTS_HEALTHY: &str = "EntitlementsHealthy";
-    /// The Ingress or route is written.
+    /// The Ingress is written, or a Gateway accepts the HTTPRoute.
     pub const EXPOSED: &str = "Exposed";
-    /// Workspace RBAC is in place.
+    /// Workspace RBAC is in place in every namespace that the spec names.
     pub const WORKSPACE_ACCESS: &str = "WorkspaceAccess";
-    /// An annotation stops the operator from writing. Present only then. On every kind.
+    /// The annotation `coder.com/paused` stops the operator from writing. Every kind; present only while True.
     pub const PAUSED: &str = "Paused";
-    /// The image is older than the release that last ran on the database. Present only then.
+    /// The image is older than the release that last ran on the database. Present only while True.
     pub const DOWNGRADE: &str = "Downgrade";
-    /// The control plane that a pool or proxy names can be used.
+    /// The control plane that a pool or proxy refers to can be used.
     pub const CONTROL_PLANE_READY: &str = "ControlPlaneReady";
-    /// The credentials of `bootstrap` can be read.
+    /// The Secret of a pool's `bootstrap` holds a token.
     pub const BOOTSTRAP_SECRET_READY: &str = "BootstrapSecretReady";
     /// The license covers external provisioners.
     pub const EXTERNAL_PROVISIONERS_ENTITLED: &str = "ExternalProvisionersEntitled";
-    /// The provisioner key exists in coderd.
+    /// coderd knows the provisioner key, with the organization and tags of the spec.
     pub const PROVISIONER_KEY_READY: &str = "ProvisionerKeyReady";
     /// The Secret holds the provisioner key.
     pub const PROVISIONER_KEY_SECRET_READY: &str = "ProvisionerKeySecretReady";
-    /// The daemon of every ready pod of the pool is connected to coderd.
+    /// The daemon of every ready pod of the pool is connected to coderd. Never affects `Ready`.
     pub const DAEMONS_CONNECTED: &str = "DaemonsConnected";
-    /// Every job that waits has a daemon that could run it. On a control plane that has pools.
+    /// Every pending provisioner job has a daemon that can run it. On a control plane with pools; never affects
+    /// `Ready`.
     pub const JOBS_RUNNABLE: &str = "JobsRunnable";
     /// The workspace proxy is registered in coderd.
     pub const REGISTERED: &str = "Registered";
-    /// The credentials with which a workspace proxy is registered can be used.
+    /// The operator has credentials to register the workspace proxy with, and may send them to its coderd.
     pub const CREDENTIALS_READY: &str = "CredentialsReady";
     /// The Secret holds the token of the workspace proxy.
     pub const TOKEN_SECRET_READY: &str = "TokenSecretReady";
@@ -54,6 +89,6 @@ pub mod kind {
     pub const SERVICE_READY: &str = "ServiceReady";
     /// The license covers workspace proxies.
     pub const ENTITLED: &str = "Entitled";
-    /// coderd reaches the workspace proxy.
+    /// coderd reaches the workspace proxy. Never affects `Ready`.
     pub const HEALTHY: &str = "Healthy";
 }

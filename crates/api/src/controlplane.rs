@@ -1,4 +1,4 @@
-//! `CoderControlPlane`: a Coder server, its identity, license and exposure.
+//! `CoderControlPlane`: a Coder server with its operator access, license and exposure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 use crate::{
+    access::WorkspaceRbac,
+    condition::WorkloadStatus,
     network::{Expose, ServiceSettings},
     pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings, yes},
-    rbac::WorkspaceRbac,
     refs::{ReportedSecretRef, SecretKeyRef, SecretRef},
-    status::WorkloadStatus,
     text::{ClusterDomain, HttpUrl, ImageRef, ObjectName},
 };
 
-/// The image that runs when nobody names one.
+/// The image of a control plane that names none.
 pub const DEFAULT_IMAGE: &str = "ghcr.io/coder/coder:latest";
 
 /// Desired state of a Coder server.
@@ -59,16 +59,16 @@ pub const DEFAULT_IMAGE: &str = "ghcr.io/coder/coder:latest";
         .message("license.removeReplaced needs licenseSecretRef"),
 )]
 pub struct CoderControlPlaneSpec {
-    /// Image of coderd.
+    /// Image of coderd. Defaults to `ghcr.io/coder/coder:latest`; name a release in production.
     #[serde(default = "default_image")]
     pub image: ImageRef,
 
-    /// How many pods run. More than one needs a license for high availability.
+    /// Number of pods. More than one requires a license for high availability. Defaults to 1.
     #[serde(default = "default_replicas")]
     #[schemars(range(min = 0))]
     pub replicas: i32,
 
-    /// Who scales the Deployment: the operator by `replicas`, or somebody else, whom the operator leaves alone.
+    /// Who scales the Deployment. Defaults to `Managed`.
     #[serde(default)]
     pub scaling: Scaling,
 
@@ -76,15 +76,15 @@ pub struct CoderControlPlaneSpec {
     #[serde(default)]
     pub service: ServiceSettings,
 
-    /// The operator's own access to coderd.
+    /// How the operator gets its own access to coderd.
     #[serde(default)]
     pub operator_access: OperatorAccess,
 
-    /// Secret that holds the license. Key: `license` when unset.
+    /// Secret with the license. `key` defaults to `license`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license_secret_ref: Option<SecretKeyRef>,
 
-    /// What happens around the license.
+    /// How the operator handles licenses.
     #[serde(default)]
     pub license: LicenseSettings,
 
@@ -92,31 +92,32 @@ pub struct CoderControlPlaneSpec {
     #[serde(default)]
     pub service_account: ServiceAccountSettings,
 
-    /// What coderd may do in Kubernetes for workspaces.
+    /// Permissions of coderd to run workspaces in Kubernetes.
     #[serde(default)]
     pub rbac: WorkspaceRbac,
 
-    /// TLS of coderd itself.
+    /// TLS certificates of coderd itself.
     #[serde(default, skip_serializing_if = "Tls::is_empty")]
     pub tls: Tls,
 
-    /// Readiness probe; on unless disabled.
+    /// Readiness probe of coderd. Enabled by default.
     #[serde(default = "readiness_probe")]
     pub readiness_probe: Probe,
 
-    /// Liveness probe; off unless enabled, because database migrations may take long.
+    /// Liveness probe of coderd. Disabled by default, because it would kill a pod during a long database migration.
     #[serde(default = "liveness_probe")]
     pub liveness_probe: Probe,
 
-    /// Whether coderd gets its in-cluster address as access URL when nothing else sets one.
+    /// Whether `CODER_ACCESS_URL` is the address of the Service when neither the environment nor `expose` sets it.
+    /// Defaults to true.
     #[serde(default = "yes", rename = "envUseClusterAccessURL")]
     pub env_use_cluster_access_url: bool,
 
-    /// Exposure to the outside.
+    /// Exposure outside the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expose: Option<Expose>,
 
-    /// How many pods may be disrupted at once.
+    /// The PodDisruptionBudget of the pods. By default, there is one if there is more than one replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<DisruptionBudget>,
 
@@ -124,7 +125,7 @@ pub struct CoderControlPlaneSpec {
     #[serde(default)]
     pub prometheus: Prometheus,
 
-    /// DNS domain of the cluster.
+    /// DNS domain of the cluster. Defaults to `cluster.local`.
     #[serde(default = "cluster_domain")]
     pub cluster_domain: ClusterDomain,
 
@@ -161,18 +162,18 @@ impl Default for CoderControlPlaneSpec {
 /// Who scales the Deployment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Scaling {
-    /// The operator, by `spec.replicas`.
+    /// The operator sets the number of replicas from `spec.replicas`.
     #[default]
     Managed,
-    /// Somebody else; the operator writes no replicas.
+    /// The operator does not set the number of replicas, so that an autoscaler may.
     External,
 }
 
-/// TLS of coderd itself.
+/// TLS certificates of the server itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tls {
-    /// Certificate Secrets. Any makes coderd serve HTTPS.
+    /// Names of Secrets with `tls.crt` and `tls.key`. At least one makes the server serve HTTPS.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub secret_names: Vec<ObjectName>,
@@ -184,7 +185,7 @@ impl Tls {
     }
 }
 
-/// The operator's own access to coderd.
+/// How the operator gets its own access to coderd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -198,62 +199,67 @@ impl Tls {
         .message("operatorAccess.firstUserSecretRef is used with method FirstUser only"),
 )]
 pub struct OperatorAccess {
-    /// Give the access up: the token is revoked and its Secret removed.
+    /// Whether the operator gives up its access: it revokes its token and deletes the Secret with it. Defaults to
+    /// false.
     #[serde(default)]
     pub disabled: bool,
 
-    /// How the operator gets its identity.
+    /// How the operator gets a token. Defaults to `Postgres`.
     #[serde(default)]
     pub method: AccessMethod,
 
-    /// Name of the Secret for the operator's token. Unset: derived from the object's name.
+    /// Name of the Secret that the operator stores its token in. Defaults to `<name>-operator-token`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated_token_secret_name: Option<ObjectName>,
 
-    /// With `TokenSecret`: the token. Key: `token` when unset.
+    /// Secret with the token for the method `TokenSecret`. `key` defaults to `token`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_secret_ref: Option<SecretKeyRef>,
 
-    /// With `FirstUser`: a Secret with `username`, `email` and `password` of the first administrator.
+    /// Secret with `username`, `email` and `password` of the first administrator for the method `FirstUser`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_user_secret_ref: Option<SecretRef>,
 
-    /// Address at which the operator calls coderd. Unset: the Service.
+    /// URL at which the operator calls coderd. Defaults to the Service.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "apiURL")]
     pub api_url: Option<HttpUrl>,
 
-    /// CA that signed coderd's certificate; the operator then calls it by https. Key: `ca.crt` when unset.
+    /// Secret with the CA that signed the certificate of coderd. If set, the operator calls the Service by HTTPS.
+    /// `key` defaults to `ca.crt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretKeyRef>,
 
-    /// With `Postgres`: CA that signed the certificate of the database. Key: `ca.crt` when unset. File paths in the
-    /// database URL mean nothing to the operator and are refused.
+    /// Secret with the CA that signed the certificate of the database, for the method `Postgres`. `key` defaults to
+    /// `ca.crt`. File paths in the database URL are paths in the pods of coderd, so the operator refuses them.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "databaseCASecretRef")]
     pub database_ca_secret_ref: Option<SecretKeyRef>,
 
-    /// Days that a generated token lives. It is replaced after two thirds of them.
+    /// Lifetime of a generated token in days. The operator replaces a token after two thirds of its lifetime.
+    /// Defaults to 365, or less if coderd allows less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3650))]
     pub token_lifetime_days: Option<i32>,
 }
 
-/// How the operator gets its identity.
+/// How the operator gets a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AccessMethod {
-    /// Through coderd's database, whose URL the pods have.
+    /// The operator creates an account and a token in the database of coderd, with the `CODER_PG_CONNECTION_URL` of
+    /// the pods.
     #[default]
     Postgres,
-    /// A token that a person supplies.
+    /// A person supplies a token in a Secret.
     TokenSecret,
-    /// As the first administrator of a fresh deployment.
+    /// The operator creates the first administrator of a new deployment, or logs in as that administrator.
     FirstUser,
 }
 
-/// What happens around the license.
+/// How the operator handles licenses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LicenseSettings {
-    /// Whether a license that the operator applied is removed once its successor is accepted.
+    /// Whether the operator removes a license that it applied as soon as coderd accepts its successor. Defaults to
+    /// false.
     #[serde(default)]
     pub remove_replaced: bool,
 }
@@ -262,133 +268,135 @@ pub struct LicenseSettings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderControlPlaneStatus {
-    /// What all kinds say.
+    /// The fields that all kinds share.
     #[serde(flatten)]
     pub workload: WorkloadStatus,
-    /// Address inside the cluster.
+    /// URL of the Service inside the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// Address for people.
+    /// URL at which people use Coder.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "accessURL")]
     pub access_url: Option<String>,
     /// Version that coderd reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Identity of the deployment that coderd reports.
+    /// UUID of the deployment that coderd reports. It is stored in the database, so it changes with the database.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
     pub deployment_id: Option<String>,
-    /// Secret of the operator's token.
+    /// Secret with the token that the operator uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_token_secret_ref: Option<ReportedSecretRef>,
-    /// The operator's own token, while there is one in coderd, or one is about to be made.
+    /// The token that the operator generated, from just before it is created until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_token: Option<OperatorTokenStatus>,
-    /// Whether the operator's access works.
+    /// Whether coderd has accepted the operator token. Transient failures do not reset it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_access_ready: Option<bool>,
-    /// When the license was last accepted.
+    /// When coderd last accepted the license of the Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license_last_applied: Option<Time>,
-    /// SHA-256 of the license last accepted.
+    /// SHA-256 of the license that coderd last accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license_last_applied_hash: Option<String>,
-    /// `none`, `trial`, `enterprise`, `premium` or `unknown`.
+    /// Tier of the license: `none`, `trial`, `enterprise`, `premium` or `unknown`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license_tier: Option<String>,
-    /// The license in force.
+    /// The license that the operator applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license: Option<LicenseStatus>,
-    /// What the license allows.
+    /// What the installed licenses allow, as coderd reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entitlements: Option<EntitlementsStatus>,
     /// When the entitlements were last read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entitlements_last_checked: Option<Time>,
-    /// `entitled`, `grace_period`, `not_entitled` or `unknown`.
+    /// Entitlement to external provisioners: `entitled`, `grace_period`, `not_entitled` or `unknown`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_provisioner_daemons_entitlement: Option<String>,
 }
 
-/// A token that the operator made, or is about to make.
+/// A token that the operator generated or is about to generate. Recorded before the token exists, so that a restart
+/// cannot lose it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OperatorTokenStatus {
-    /// How it came, and so how it is given back.
+    /// Method that generated the token. It is revoked by the same method.
     #[serde(default)]
     pub method: AccessMethod,
-    /// Whose it is in coderd.
+    /// UUID of the user in coderd that the token belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "userID")]
     pub user_id: Option<String>,
-    /// When it ends.
+    /// When the token expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Time>,
-    /// When it is replaced.
+    /// When the operator replaces the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renew_after: Option<Time>,
-    /// A token that came another way and is still to be given back.
+    /// A token of an earlier method that is still to be revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<ReplacedToken>,
 }
 
-/// A token that came another way and is still to be given back.
+/// A token of an earlier method that is still to be revoked.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplacedToken {
-    /// How it came, and so how it is given back.
+    /// Method that generated the token. It is revoked by the same method.
     #[serde(default)]
     pub method: AccessMethod,
-    /// Whose it is in coderd.
+    /// UUID of the user in coderd that the token belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "userID")]
     pub user_id: Option<String>,
 }
 
-/// The license in force.
+/// The license that the operator applied.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LicenseStatus {
-    /// Its number in coderd.
+    /// Number of the license in coderd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<i64>,
-    /// Its UUID.
+    /// UUID of the license in coderd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// The account that it was issued to.
+    /// Account that the license was issued to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
-    /// Its tier.
+    /// Tier of the license.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<String>,
-    /// When it ends.
+    /// When the license expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Time>,
-    /// Whole days until then.
+    /// Whole days until the license expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub days_left: Option<i64>,
-    /// The value and server version that did not go together: not sent again until one of them changes.
+    /// Mark of a license and of the coderd version that refused it. The operator does not send that license again
+    /// until one of them changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// UUID of the license that it replaces and that is still to be removed.
+    /// UUID of the replaced license that is still to be removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<String>,
 }
 
-/// What the license allows.
+/// What the installed licenses allow, as coderd reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EntitlementsStatus {
-    /// Whether coderd holds a valid license.
+    /// Whether coderd has a valid license.
     #[serde(default)]
     pub has_license: bool,
-    /// Whether that license is a trial.
+    /// Whether the license is a trial.
     #[serde(default)]
     pub trial: bool,
-    /// `entitled` or `grace_period` for each feature that is not `not_entitled`.
+    /// `entitled` or `grace_period` for each feature. Features that are not entitled are left out.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub features: BTreeMap<String, String>,
-    /// What coderd warns about.
+    /// Warnings of coderd about its licenses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// What coderd calls an error.
+    /// Errors of coderd about its licenses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
 }

@@ -1,7 +1,8 @@
-//! The CRDs as they are installed.
+//! The CRDs as they are installed, and the paths of their fields.
 //!
-//! The derive macros write almost all of it. What they cannot express is mended here: no field accepts
-//! `null` (the API server then drops a null, or puts the default in its place), and a CoderControlPlane needs no `spec`.
+//! The derive macros generate almost everything. Two things that they cannot express are changed here: no field is
+//! nullable (the API server then drops a null, or replaces it by the default), and a CoderControlPlane needs no
+//! `spec`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ use serde_json::Value;
 
 use crate::{CoderControlPlane, CoderControlPlaneSpec, CoderProvisioner, CoderWorkspaceProxy};
 
-/// The CRDs of all kinds.
+/// The CRDs of all kinds, ready to be applied.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut control_plane = CoderControlPlane::crd();
     for root in roots(&mut control_plane) {
@@ -26,12 +27,14 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     crds
 }
 
-/// The paths of all fields that a CRD serves, down to the fourth level: deep enough for all that we name ourselves.
+/// Paths of the fields that a CRD serves, such as `spec.expose.ingress`, down to the fourth level. The operator
+/// compares them with an installed CRD to find out whether it is outdated.
 pub fn field_paths(crd: &CustomResourceDefinition) -> BTreeSet<String> {
     paths_of(crd, |_| true)
 }
 
-/// Those of our own making: fields of embedded Kubernetes types bear no description, and are not ours to watch over.
+/// As [`field_paths`], without the fields of embedded Kubernetes types. Only fields of our own types have a
+/// description.
 pub fn own_field_paths(crd: &CustomResourceDefinition) -> BTreeSet<String> {
     paths_of(crd, |field| field.description.is_some())
 }
@@ -48,8 +51,8 @@ fn paths_of(crd: &CustomResourceDefinition, counts: fn(&JSONSchemaProps) -> bool
     paths
 }
 
-/// The field paths of our CRDs, by the name of the CRD. They are written down when the CRDs are generated, so that a
-/// running operator need not make its schemas to know them.
+/// [`own_field_paths`] of our CRDs by the name of the CRD. They come from a generated file, so that a running
+/// operator does not have to build its schemas.
 pub fn fields() -> BTreeMap<&'static str, Vec<&'static str>> {
     let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (crd, path) in include_str!("../generated/fields.txt").lines().filter_map(|line| line.split_once(' '))
@@ -83,8 +86,8 @@ fn roots(crd: &mut CustomResourceDefinition) -> impl Iterator<Item = &mut JSONSc
     crd.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut())
 }
 
-/// An absent `spec` becomes one with all its defaults. They are spelled out, because the API server
-/// holds the rules of the schema against a default as it is written.
+/// Gives an absent `spec` all defaults. They are spelled out, because the API server validates a default as written,
+/// before it applies the defaults of nested fields.
 fn make_spec_optional(root: &mut JSONSchemaProps) {
     if let Some(required) = &mut root.required {
         required.retain(|field| field != "spec");

@@ -1,7 +1,9 @@
-//! The contract of coder-k8s with its users: three kinds, their names, conditions, reasons and defaults.
+//! The contract of coder-k8s with its users: the three kinds of `coder.com/v1alpha1`, and every name, condition type,
+//! reason and default that a cluster may hold.
 //!
-//! Everything that a manifest may say is here, with the bounds and rules that the API server enforces.
-//! No I/O, no clock, no decisions: those are in the other crates.
+//! Everything that a manifest may say is here, with the bounds and rules that the API server enforces at admission.
+//! The crate does no I/O, reads no clock and decides nothing: validation across objects, child objects and status are
+//! in the crate `core`.
 
 pub mod access;
 pub mod condition;
@@ -11,15 +13,15 @@ pub mod names;
 mod network;
 mod pod;
 mod provisioner;
-mod rbac;
 pub mod reason;
 mod refs;
 pub mod samples;
 mod schema;
-mod status;
 mod text;
 mod workspaceproxy;
 
+pub use access::WorkspaceRbac;
+pub use condition::WorkloadStatus;
 pub use controlplane::{
     AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, DEFAULT_IMAGE,
     EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, OperatorTokenStatus, ReplacedToken,
@@ -35,10 +37,8 @@ pub use provisioner::{
     CoderProvisioner, CoderProvisionerSpec, CoderProvisionerStatus, CredentialsSource, DaemonStatus,
     DaemonsStatus, OnEntitlementLost, PendingKey, ProvisionerBootstrap, ProvisionerKey, StaleKey,
 };
-pub use rbac::WorkspaceRbac;
 pub use reason::Reason;
 pub use refs::{ControlPlaneRef, ReportedSecretRef, SecretKey, SecretKeyRef, SecretRef};
-pub use status::WorkloadStatus;
 pub use text::{
     ClusterDomain, DataKey, HostName, HttpUrl, ImageRef, KeyName, Line, NamespaceName, ObjectName,
     OrganizationName, ProxyName, WildcardAccess, WildcardHost,

@@ -1,4 +1,4 @@
-//! How a kind is reached: its Service, an Ingress or a Gateway route.
+//! How a kind is reached: its Service, and an Ingress or an HTTPRoute.
 
 use std::collections::BTreeMap;
 
@@ -26,43 +26,43 @@ use crate::{
         .message("httpNodePort and httpsNodePort must differ"),
 )]
 pub struct ServiceSettings {
-    /// Type of the Service.
+    /// Type of the Service. Defaults to `ClusterIP`.
     #[serde(default, rename = "type")]
     pub type_: ServiceType,
-    /// Port of the Service.
+    /// HTTP port of the Service. Defaults to 80.
     #[serde(default = "service_port")]
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
-    /// Annotations of the Service, besides those that others put there.
+    /// Annotations of the Service. Annotations that others set are kept.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
-    /// Whether a client keeps to one pod.
+    /// Whether connections of one client go to the same pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_affinity: Option<SessionAffinity>,
-    /// Whether traffic from outside may cross nodes.
+    /// Whether external traffic may be forwarded to pods on other nodes. Requires type `NodePort` or `LoadBalancer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_traffic_policy: Option<TrafficPolicy>,
-    /// Address that the load balancer is asked for.
+    /// IP address to request for the load balancer. Requires type `LoadBalancer`.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "loadBalancerIP")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = Rule::new("isIP(self)").message("loadBalancerIP must be an IP address"))]
     pub load_balancer_ip: Option<String>,
-    /// Class of the load balancer.
+    /// Class of the load balancer. Requires type `LoadBalancer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub load_balancer_class: Option<String>,
-    /// Client addresses that the load balancer admits, as CIDRs.
+    /// CIDRs of the clients that the load balancer admits. Requires type `LoadBalancer`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), inner(length(max = 64)))]
     #[x_kube(validation = Rule::new("self.all(range, isCIDR(range))")
         .message("loadBalancerSourceRanges must be CIDRs such as 10.0.0.0/8"))]
     pub load_balancer_source_ranges: Vec<String>,
-    /// Port on every node for HTTP.
+    /// Node port for HTTP. Requires type `NodePort` or `LoadBalancer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub http_node_port: Option<i32>,
-    /// Port on every node for HTTPS.
+    /// Node port for HTTPS. Requires type `NodePort` or `LoadBalancer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub https_node_port: Option<i32>,
@@ -92,46 +92,47 @@ const fn service_port() -> i32 {
 /// Type of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ServiceType {
-    /// Reachable inside the cluster.
+    /// Reachable inside the cluster only.
     #[default]
     ClusterIP,
-    /// Also on a port of every node.
+    /// Also reachable on a port of every node.
     NodePort,
-    /// Also through a load balancer.
+    /// Also reachable through a load balancer of the cloud provider.
     LoadBalancer,
 }
 
-/// Whether a client keeps to one pod.
+/// Whether connections of one client go to the same pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SessionAffinity {
-    /// Any pod.
+    /// Each connection may go to any pod.
     None,
-    /// The same pod for the same client address.
+    /// Connections from one client address go to the same pod.
     ClientIP,
 }
 
-/// Whether traffic from outside may cross nodes.
+/// Whether external traffic may be forwarded to pods on other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TrafficPolicy {
-    /// It may.
+    /// Traffic may go to pods on all nodes. The client address may be hidden.
     Cluster,
-    /// Only pods of the node that received it.
+    /// Traffic goes only to pods on the node that received it. The client address is preserved.
     Local,
 }
 
-/// Exposure to the outside: an Ingress or a Gateway route.
+/// Exposure outside the cluster by an Ingress or an HTTPRoute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.ingress) && has(self.gateway))")
     .message("only one of expose.ingress and expose.gateway may be set"))]
 pub struct Expose {
-    /// Whether the exposed hosts become the access URL and the wildcard access URL, unless those are set.
+    /// Whether the exposed hosts become `CODER_ACCESS_URL` and `CODER_WILDCARD_ACCESS_URL`. Values that you set
+    /// yourself take precedence. Defaults to true.
     #[serde(default = "yes", rename = "setAccessURL")]
     pub set_access_url: bool,
-    /// An Ingress.
+    /// Exposure by an Ingress. Mutually exclusive with `gateway`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<IngressExposure>,
-    /// An HTTPRoute of the Gateway API.
+    /// Exposure by an HTTPRoute of the Gateway API. Mutually exclusive with `ingress`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<GatewayExposure>,
 }
@@ -142,69 +143,70 @@ pub struct Expose {
 #[x_kube(validation = Rule::new("!has(self.tls) || !has(self.tls.wildcardSecretName) || has(self.wildcardHost)")
     .message("expose.ingress.tls.wildcardSecretName needs expose.ingress.wildcardHost"))]
 pub struct IngressExposure {
-    /// Ingress class. Unset: the cluster's default class.
+    /// Name of the IngressClass. Defaults to the default class of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class_name: Option<ObjectName>,
-    /// Host of Coder.
+    /// Host name of Coder, such as `coder.example.com`.
     pub host: HostName,
-    /// Host of workspace applications.
+    /// Wildcard host name of workspace applications, such as `*.coder.example.com`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wildcard_host: Option<WildcardHost>,
-    /// Scheme of the access URL. Unset: https if `tls.secretName` is set, else http.
+    /// Scheme of the access URL. Defaults to `https` if `tls.secretName` is set, else `http`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<Scheme>,
-    /// Annotations of the Ingress, besides those that others put there.
+    /// Annotations of the Ingress. Annotations that others set are kept.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
-    /// TLS of the Ingress.
+    /// TLS certificates of the Ingress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<IngressTls>,
 }
 
-/// TLS of an Ingress.
+/// TLS certificates of an Ingress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct IngressTls {
-    /// Certificate Secret for the host.
+    /// Name of the Secret with the certificate for `host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<ObjectName>,
-    /// Certificate Secret for the wildcard host.
+    /// Name of the Secret with the certificate for `wildcardHost`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wildcard_secret_name: Option<ObjectName>,
 }
 
-/// Exposure by a route of the Gateway API.
+/// Exposure by an HTTPRoute of the Gateway API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayExposure {
-    /// Host of Coder.
+    /// Host name of Coder, such as `coder.example.com`.
     pub host: HostName,
-    /// Host of workspace applications.
+    /// Wildcard host name of workspace applications, such as `*.coder.example.com`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wildcard_host: Option<WildcardHost>,
-    /// Scheme of the access URL. Unset: https.
+    /// Scheme of the access URL. Defaults to `https`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<Scheme>,
-    /// Annotations of the HTTPRoute, besides those that others put there.
+    /// Annotations of the HTTPRoute. Annotations that others set are kept.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
-    /// Gateways to attach to.
+    /// Gateways that the HTTPRoute attaches to.
     #[schemars(length(min = 1, max = 32))]
     pub parent_refs: Vec<GatewayRef>,
 }
 
-/// A Gateway to attach to.
+/// A Gateway that an HTTPRoute attaches to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayRef {
     /// Name of the Gateway.
     pub name: ObjectName,
-    /// Its namespace. Unset: the object's own.
+    /// Namespace of the Gateway, which must allow routes from this namespace. Defaults to the namespace of this
+    /// object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<NamespaceName>,
-    /// Listener of the Gateway. Unset: all that fit.
+    /// Name of a listener of the Gateway. Defaults to all listeners that match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub section_name: Option<ObjectName>,
 }

@@ -1,7 +1,7 @@
 //! The settings that every kind offers for its pods and their Deployment.
 //!
-//! They are written at the top of a kind's `spec`, under the names that Kubernetes or Coder's Helm chart
-//! uses. Values that depend on anything else have no default here: the decisions crate supplies them.
+//! They are at the top level of a `spec`, under the names that Kubernetes or Coder's Helm chart uses. A setting whose
+//! default depends on the kind or on another field has no default here: the crate `core` computes it.
 
 use std::collections::BTreeMap;
 
@@ -26,106 +26,107 @@ use crate::{
     text::ObjectName,
 };
 
-/// Settings of the pods and of the Deployment that makes them.
+/// Settings of the pods and of their Deployment. Flattened into the `spec` of each kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSettings {
-    /// Arguments after those that the operator sets.
+    /// Arguments that are appended to those of the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "arguments")]
     pub extra_args: Vec<String>,
 
-    /// Environment entries. One with the name of an entry that the operator sets takes its place.
+    /// Environment variables of the container. A variable that the operator sets is replaced by one of the same name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "env_vars")]
     pub extra_env: Vec<EnvVar>,
 
-    /// Sources of environment entries: ConfigMaps and Secrets of the same namespace.
+    /// ConfigMaps and Secrets of the same namespace whose keys become environment variables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "env_from")]
     pub env_from: Vec<EnvFromSource>,
 
-    /// Volumes after those that the operator sets.
+    /// Volumes that are added to those of the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "volumes")]
     pub volumes: Vec<Volume>,
 
-    /// Volume mounts after those that the operator sets.
+    /// Volume mounts that are added to those of the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "volume_mounts")]
     pub volume_mounts: Vec<VolumeMount>,
 
-    /// CA certificates that the container trusts.
+    /// Additional CA certificates that the container trusts.
     #[serde(default, skip_serializing_if = "Certs::is_empty")]
     pub certs: Certs,
 
-    /// When the image is pulled. Unset: the API server decides by the image's tag.
+    /// When the kubelet pulls the image. Defaults to `Always` for the tag `latest` and to `IfNotPresent` for others,
+    /// as Kubernetes does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<PullPolicy>,
 
-    /// Secrets with which the image is pulled.
+    /// Secrets with the credentials of the image registry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pull_secrets")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
 
-    /// Compute resources of the container.
+    /// Resource requests and limits of the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embed::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
 
-    /// Security context of the container. Replaces the operator's as a whole.
+    /// Security context of the container. It replaces the default of the operator as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embed::<SecurityContext>")]
     pub security_context: Option<SecurityContext>,
 
-    /// Security context of the pod. Replaces the operator's as a whole.
+    /// Security context of the pod. It replaces the default of the operator as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embed::<PodSecurityContext>")]
     pub pod_security_context: Option<PodSecurityContext>,
 
-    /// Containers that run to their end before the main one starts.
+    /// Containers that run to completion, one after another, before the main container starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "containers")]
     pub init_containers: Vec<Container>,
 
-    /// Hooks after the container starts and before it stops. Replaces the operator's as a whole.
+    /// Lifecycle hooks of the container. They replace the default of the operator as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embed::<Lifecycle>")]
     pub lifecycle: Option<Lifecycle>,
 
-    /// Labels that a node must have.
+    /// Labels that a node must have to run the pods.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub node_selector: BTreeMap<String, String>,
 
-    /// Taints that the pods tolerate.
+    /// Tolerations of the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "embed_list::<Toleration>")]
     pub tolerations: Vec<Toleration>,
 
-    /// Affinity of the pods. Replaces the operator's as a whole.
+    /// Affinity of the pods. It replaces the default of the operator as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embed::<Affinity>")]
     pub affinity: Option<Affinity>,
 
-    /// How the pods spread over the cluster.
+    /// How the pods spread across nodes and zones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "embed_list::<TopologySpreadConstraint>")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
 
-    /// Priority class of the pods.
+    /// Name of the PriorityClass of the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<ObjectName>,
 
-    /// Scheduler that places the pods.
+    /// Name of the scheduler of the pods. Defaults to the default scheduler of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<ObjectName>,
 
-    /// Runtime class of the pods.
+    /// Name of the RuntimeClass of the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime_class_name: Option<ObjectName>,
 
-    /// Extra entries of the pods' hosts file.
+    /// Additional entries of the hosts file of the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "embed_list::<HostAlias>")]
     pub host_aliases: Vec<HostAlias>,
@@ -135,7 +136,7 @@ pub struct PodSettings {
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
 
-    /// Labels of the Deployment, besides the operator's.
+    /// Labels of the Deployment, in addition to those of the operator.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "extra_labels")]
     pub labels: BTreeMap<String, String>,
@@ -145,32 +146,32 @@ pub struct PodSettings {
     #[schemars(schema_with = "string_map")]
     pub pod_annotations: BTreeMap<String, String>,
 
-    /// Labels of the pods, besides the operator's.
+    /// Labels of the pods, in addition to those of the operator.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "extra_labels")]
     pub pod_labels: BTreeMap<String, String>,
 
-    /// How a change replaces the pods. Unset: the API server's rolling update.
+    /// How the Deployment replaces pods. Defaults to a rolling update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "strategy")]
     pub strategy: Option<DeploymentStrategy>,
 
-    /// Seconds that a pod has to stop in.
+    /// Seconds that a pod has to stop before it is killed. The default depends on the kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub termination_grace_period_seconds: Option<i64>,
 
-    /// Seconds that a pod must be ready before it counts as available.
+    /// Seconds that a pod must be ready before it counts as available. Defaults to 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub min_ready_seconds: Option<i32>,
 
-    /// Seconds without progress after which a rollout counts as failed.
+    /// Seconds without progress after which a rollout counts as failed. Defaults to 600.
     #[serde(default = "progress_deadline")]
     #[schemars(range(min = 1))]
     pub progress_deadline_seconds: i32,
 
-    /// Whether a change in a Secret or ConfigMap that the pods use restarts them.
+    /// Whether the pods restart when a Secret or ConfigMap changes that they read at their start. Defaults to true.
     #[serde(default = "yes")]
     pub restart_on_config_change: bool,
 }
@@ -212,11 +213,11 @@ impl Default for PodSettings {
     }
 }
 
-/// CA certificates that the container trusts.
+/// Additional CA certificates that the container trusts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Certs {
-    /// One PEM file each.
+    /// Keys of Secrets, each of which holds a PEM file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub secrets: Vec<SecretKey>,
@@ -228,48 +229,48 @@ impl Certs {
     }
 }
 
-/// When an image is pulled.
+/// When the kubelet pulls an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PullPolicy {
-    /// At every start.
+    /// At every start of a container.
     Always,
-    /// When the node lacks it.
+    /// If the node does not have the image.
     IfNotPresent,
-    /// Never.
+    /// Never. The node must have the image.
     Never,
 }
 
-/// A probe of the container.
+/// An HTTP probe of the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Probe {
-    /// Whether the probe is used.
+    /// Whether the container has the probe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Seconds before the first probe.
+    /// Seconds between the start of the container and the first probe. Defaults to 0.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub initial_delay_seconds: i32,
-    /// Seconds between probes; 10 when unset.
+    /// Seconds between probes. Defaults to 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub period_seconds: Option<i32>,
-    /// Seconds after which a probe counts as failed; 1 when unset.
+    /// Seconds after which a probe without an answer counts as failed. Defaults to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub timeout_seconds: Option<i32>,
-    /// Successes after which the container counts as healthy again; 1 when unset.
+    /// Consecutive successes after which a failed probe counts as successful. Defaults to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub success_threshold: Option<i32>,
-    /// Failures after which the container counts as unhealthy; 3 when unset.
+    /// Consecutive failures after which the probe counts as failed. Defaults to 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub failure_threshold: Option<i32>,
 }
 
 impl Probe {
-    /// A probe whose only setting is whether it is used.
+    /// A probe with the defaults of Kubernetes that is on or off.
     pub fn enabled(enabled: bool) -> Self {
         Self { enabled: Some(enabled), ..Self::default() }
     }
@@ -279,36 +280,37 @@ impl Probe {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceAccountSettings {
-    /// Use an existing ServiceAccount and create none.
+    /// Whether the pods use an existing ServiceAccount instead of one that the operator creates. Defaults to false.
     #[serde(default)]
     pub disable_create: bool,
-    /// Its name. Unset: derived from the object's name.
+    /// Name of the ServiceAccount. Defaults to a name derived from that of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<ObjectName>,
-    /// Its annotations, for instance the cloud identity of the pods.
+    /// Annotations of the ServiceAccount, such as the cloud identity of the pods.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
-    /// Its labels, besides the operator's.
+    /// Labels of the ServiceAccount, in addition to those of the operator.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// How many pods may be disrupted at once. Unset: one, as soon as there is more than one replica.
+/// The PodDisruptionBudget of the pods. Without `minAvailable` and `maxUnavailable`, one pod may be disrupted at a
+/// time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.minAvailable) && has(self.maxUnavailable))")
     .message("a disruption budget has either minAvailable or maxUnavailable, not both"))]
 pub struct DisruptionBudget {
-    /// Whether there is a PodDisruptionBudget. Unset: when there is more than one replica.
+    /// Whether the operator creates a PodDisruptionBudget. Defaults to true if there is more than one replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Pods that must stay, as a number or a percentage.
+    /// Number or percentage of pods that must stay available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "count_or_percent")]
     pub min_available: Option<k8s_openapi::apimachinery::pkg::util::intstr::IntOrString>,
-    /// Pods that may go, as a number or a percentage.
+    /// Number or percentage of pods that may be disrupted at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "count_or_percent")]
     pub max_unavailable: Option<k8s_openapi::apimachinery::pkg::util::intstr::IntOrString>,
@@ -320,14 +322,15 @@ pub struct DisruptionBudget {
 #[x_kube(validation = Rule::new("!(self.port in [3001, 8080, 8443])")
     .message("prometheus.port must differ from the ports that the container already listens on (3001, 8080, 8443)"))]
 pub struct Prometheus {
-    /// Whether metrics are served.
+    /// Whether the container serves metrics. Defaults to false.
     #[serde(default)]
     pub enabled: bool,
-    /// Port of the metrics.
+    /// Port of the metrics endpoint. Defaults to 2112.
     #[serde(default = "prometheus_port")]
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
-    /// Whether the pods carry the `prometheus.io/*` annotations that many scrapers look for.
+    /// Whether the pods have the `prometheus.io/*` annotations, by which many Prometheus installations discover
+    /// targets. Defaults to true.
     #[serde(default = "yes")]
     pub scrape_annotations: bool,
 }
@@ -381,7 +384,8 @@ fn count_or_percent(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     }))
 }
 
-/// Labels that users add. The operator's own select the pods, so that nobody may change them.
+/// Labels from the spec. Those of the operator are the immutable selector of the Deployment, so the spec must not set
+/// them.
 fn extra_labels(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
     let mut schema = string_map(generator);
     add_rule(

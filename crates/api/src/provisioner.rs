@@ -1,4 +1,7 @@
 //! `CoderProvisioner`: a pool of external provisioner daemons and the key that they connect with.
+//!
+//! The status is the record of the key protocol: `pendingKey` is written before a key is created in coderd and
+//! `staleKeys` before one is abandoned, so that a restart at any point neither loses nor duplicates a key.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +11,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    access::WorkspaceRbac,
+    condition::WorkloadStatus,
     controlplane::default_replicas,
     pod::{DisruptionBudget, PodSettings, Prometheus, ServiceAccountSettings},
-    rbac::WorkspaceRbac,
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
-    status::WorkloadStatus,
     text::{DataKey, ImageRef, KeyName, ObjectName, OrganizationName},
 };
 
@@ -77,10 +80,10 @@ use crate::{
         .message("extraEnv must not set CODER_ORGANIZATION, CODER_PROVISIONERD_TAGS or CODER_PROVISIONER_DAEMON_PSK: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName"),
 )]
 pub struct CoderProvisionerSpec {
-    /// The CoderControlPlane that the daemons join.
+    /// CoderControlPlane that the daemons connect to.
     pub control_plane_ref: ControlPlaneRef,
 
-    /// Organization of the key. Unset: coderd's default organization.
+    /// Organization of the key, by name or UUID. Defaults to the default organization of coderd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<OrganizationName>,
 
@@ -88,24 +91,24 @@ pub struct CoderProvisionerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<ProvisionerKey>,
 
-    /// Credentials for managing keys. Unset: the control plane's operator token.
+    /// Credentials to manage keys with. Defaults to the operator token of the control plane.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<ProvisionerBootstrap>,
 
-    /// Tags that jobs are routed by. A change makes a new key.
+    /// Tags of the key, by which coderd routes jobs. A change rotates the key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "tags")]
     pub tags: BTreeMap<String, String>,
 
-    /// What happens to running daemons when the license no longer covers them.
+    /// What happens to running daemons when the license no longer covers external provisioners. Defaults to `Keep`.
     #[serde(default)]
     pub on_entitlement_lost: OnEntitlementLost,
 
-    /// Image of the daemons. Unset: the image that the control plane has rolled out.
+    /// Image of the daemons. Defaults to the image that the control plane has rolled out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageRef>,
 
-    /// How many daemons run.
+    /// Number of daemons. Defaults to 1.
     #[serde(default = "default_replicas")]
     #[schemars(range(min = 0))]
     pub replicas: i32,
@@ -114,11 +117,11 @@ pub struct CoderProvisionerSpec {
     #[serde(default)]
     pub service_account: ServiceAccountSettings,
 
-    /// What the daemons may do in Kubernetes for workspaces.
+    /// Permissions of the daemons to run workspaces in Kubernetes.
     #[serde(default)]
     pub rbac: WorkspaceRbac,
 
-    /// How many daemons may be evicted at once. Unset: no budget is made.
+    /// The PodDisruptionBudget of the daemons. By default, there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<DisruptionBudget>,
 
@@ -135,32 +138,33 @@ pub struct CoderProvisionerSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProvisionerKey {
-    /// Name of the key in coderd, which lower-cases it. Unset: derived from the object's name.
+    /// Name of the key in coderd, which converts it to lower case. Defaults to a name derived from that of the
+    /// object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<KeyName>,
-    /// Name of the Secret. Unset: derived from the object's name.
+    /// Name of the Secret. Defaults to a name derived from that of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<ObjectName>,
-    /// Key in the Secret's data. Unset: `key`.
+    /// Key in the data of the Secret. Defaults to `key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_key: Option<DataKey>,
 }
 
-/// Credentials for managing keys.
+/// Credentials to manage keys with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProvisionerBootstrap {
-    /// Secret with a session token. Key: `token` when unset.
+    /// Secret with a session token of a user who may manage provisioner keys. `key` defaults to `token`.
     pub credentials_secret_ref: SecretKeyRef,
 }
 
-/// What happens to running daemons when the license no longer covers them.
+/// What happens to running daemons when the license no longer covers external provisioners.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnEntitlementLost {
-    /// They stay.
+    /// The daemons keep running.
     #[default]
     Keep,
-    /// They are scaled to zero until the entitlement is back.
+    /// The Deployment is scaled to zero until the license covers them again. The key stays.
     ScaleDown,
 }
 
@@ -168,180 +172,180 @@ pub enum OnEntitlementLost {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderProvisionerStatus {
-    /// What all kinds say.
+    /// The fields that all kinds share.
     #[serde(flatten)]
     pub workload: WorkloadStatus,
-    /// Organization of the key, by UUID.
+    /// UUID of the organization of the key.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
     pub organization_id: Option<String>,
-    /// Organization of the key, by name.
+    /// Name of the organization of the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<String>,
-    /// The key in use, by UUID.
+    /// UUID of the key in use.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "provisionerKeyID")]
     pub provisioner_key_id: Option<String>,
-    /// The key in use, by name.
+    /// Name of the key in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provisioner_key_name: Option<String>,
-    /// Hash of the key's tags.
+    /// Hash of the tags of the key in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags_hash: Option<String>,
-    /// Control plane that the key belongs to.
+    /// Name of the control plane that the key belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
-    /// Address that the daemons connect to.
+    /// URL that the daemons connect to.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "controlPlaneURL")]
     pub control_plane_url: Option<String>,
-    /// Deployment that the key belongs to.
+    /// UUID of the coderd deployment that the key belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
     pub deployment_id: Option<String>,
     /// Secret that holds the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<ReportedSecretRef>,
-    /// Credentials that the key was made with.
+    /// Credentials that the key was created with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
-    /// A key that is being made.
+    /// The key that is being created. Recorded before coderd is asked to create it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_key: Option<PendingKey>,
-    /// Keys that are no longer wanted and not yet deleted.
+    /// Replaced keys that are still to be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stale_keys: Vec<StaleKey>,
-    /// The daemons that are connected.
+    /// Daemons of the pool that are connected to coderd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub daemons: Option<DaemonsStatus>,
 }
 
-/// Credentials for managing keys.
+/// Where the credentials come from that can manage a key or registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CredentialsSource {
-    /// `Operator` or `Bootstrap`.
+    /// `Operator` for the token of the control plane, `Bootstrap` for the Secret in `bootstrap`.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<String>,
-    /// Where the token is.
+    /// Secret with the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<ReportedSecretRef>,
 }
 
-/// A key that is being made.
+/// A key that is being created.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingKey {
-    /// Its name.
+    /// Name of the key.
     pub name: String,
-    /// Its UUID, once it is made and before its material is stored.
+    /// UUID of the key, after it is created and before the Secret holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Its organization, by UUID.
+    /// UUID of the organization of the key.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
     pub organization_id: Option<String>,
-    /// Its organization, by name.
+    /// Name of the organization of the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<String>,
-    /// Hash of its tags.
+    /// Hash of the tags of the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags_hash: Option<String>,
-    /// Control plane that it is made in.
+    /// Name of the control plane in which the key is created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
-    /// Address of the coderd that it is made in.
+    /// URL of the coderd in which the key is created.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "controlPlaneURL")]
     pub control_plane_url: Option<String>,
-    /// Deployment that it is made in.
+    /// UUID of the coderd deployment in which the key is created.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
     pub deployment_id: Option<String>,
-    /// Credentials that it is made with.
+    /// Credentials that the key is created with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
-    /// Why it is made.
+    /// Why the key is created, such as `TagsChanged`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// When that was decided.
+    /// When the operator decided to create the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 }
 
-/// A key that is no longer wanted and not yet deleted.
+/// A replaced key that is still to be deleted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StaleKey {
-    /// Its name.
+    /// Name of the key.
     pub name: String,
-    /// Its UUID.
+    /// UUID of the key. Unset if it is not known whether coderd has created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Its organization, by UUID.
+    /// UUID of the organization of the key.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
     pub organization_id: Option<String>,
-    /// Its organization, by name.
+    /// Name of the organization of the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<String>,
-    /// Hash of its tags.
+    /// Hash of the tags of the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags_hash: Option<String>,
-    /// Control plane that holds it.
+    /// Name of the control plane that the key belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
-    /// Address of the coderd that holds it.
+    /// URL of the coderd that the key belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "controlPlaneURL")]
     pub control_plane_url: Option<String>,
-    /// Deployment that holds it.
+    /// UUID of the coderd deployment that the key belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
     pub deployment_id: Option<String>,
-    /// Credentials that can delete it.
+    /// Credentials that can delete the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
-    /// When it was replaced. Of a key without a UUID, which was perhaps never made: when it was to be made.
+    /// When the key was replaced. For a key without a UUID: when the operator decided to create it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// When the last pod that could use it was gone.
+    /// When the last pod that could use the key was gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unused_since: Option<Time>,
 }
 
-/// The daemons of a pool, as coderd lists them.
+/// Daemons of a pool, as coderd lists them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonsStatus {
-    /// Connected.
+    /// Number of connected daemons.
     #[serde(default)]
     pub connected: i32,
-    /// Connected and running a job.
+    /// Number of connected daemons that run a job.
     #[serde(default)]
     pub busy: i32,
-    /// Connected and waiting for a job.
+    /// Number of connected daemons without a job.
     #[serde(default)]
     pub idle: i32,
-    /// Connected, with another major or minor version than coderd.
+    /// Number of connected daemons with another major or minor version than coderd.
     #[serde(default)]
     pub outdated: i32,
-    /// When this was so. It is written when anything but a time has changed.
+    /// When coderd was asked. Only changes together with another field, so that polling does not write the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of: Option<Time>,
-    /// The first twenty of them by name.
+    /// The first twenty connected daemons by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub list: Vec<DaemonStatus>,
 }
 
-/// A daemon that is connected.
+/// A connected daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonStatus {
-    /// Its name, which is that of its pod.
+    /// Name of the daemon. By default, the name of its pod.
     pub name: String,
-    /// Its version.
+    /// Version of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// `Busy` or `Idle`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
-    /// Its last sign of life before `asOf`; coderd notes one a minute.
+    /// When coderd last heard from the daemon before `asOf`. coderd records this once a minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Time>,
 }
 
-/// Tags of a key. coderd itself decides `scope` and `owner` for daemons with a key.
+/// Tags of a key. coderd sets `scope` and `owner` itself for daemons that connect with a key.
 fn tags(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     crate::schema::schema(serde_json::json!({
         "type": "object",

@@ -1,7 +1,9 @@
 //! The reasons of conditions, events and metrics: one enum for the whole operator.
 //!
-//! People and other programs read these words, so that a variant's wire string never changes. The operator decides by
-//! variants and never compares the strings. `docs/reference/reasons.md` is generated from the sentences below.
+//! A wire string is part of the API: people, alerts and other controllers match on it, so it never changes. Code
+//! compares variants and never the strings. Each variant has a sentence for the person who sees the reason in
+//! `kubectl get`: what it means, and the next action if there is one. `docs/reference/reasons.md` is generated from
+//! these sentences.
 
 use std::fmt;
 
@@ -19,14 +21,14 @@ macro_rules! reasons {
             /// Every reason, in the order of the documentation.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// The word on status, in events and in metrics.
+            /// The wire string, as conditions, events and metric labels carry it.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $wire,)+
                 }
             }
 
-            /// One sentence for people, as the reference shows it.
+            /// What the reason means and the next action, in Markdown without line breaks.
             pub const fn sentence(self) -> &'static str {
                 match self {
                     $(Self::$variant => $sentence,)+
@@ -38,190 +40,354 @@ macro_rules! reasons {
 
 reasons! {
     // Every kind.
-    Reconciled "Reconciled" "The object is as its spec asks, and nothing is left to do.";
-    Pending "Pending" "The step has not started yet. The message names what it waits for.";
-    Progressing "Progressing" "The Deployment is rolling out.";
-    RolledOut "RolledOut" "The Deployment has rolled out the current template to every replica.";
-    ScaledToZero "ScaledToZero" "The spec asks for no replicas, and no pod runs.";
-    ProgressDeadlineExceeded "ProgressDeadlineExceeded" "The rollout made no progress within `progressDeadlineSeconds`. The message quotes the pods.";
-    PodsRefused "PodsRefused" "The API server refuses to create pods, for example because of a quota.";
-    DeploymentPaused "DeploymentPaused" "Someone paused the rollout of the Deployment (`spec.paused`).";
+    Reconciled "Reconciled" "The object is as its spec asks. Nothing is left to do.";
+    Pending "Pending"
+        "The step has not started. The message names what it waits for; the operator continues by itself.";
+    Progressing "Progressing" "The Deployment is rolling out. Wait, or run `kubectl rollout status` to follow it.";
+    RolledOut "RolledOut" "Every replica runs the current pod template and is available.";
+    ScaledToZero "ScaledToZero"
+        "The spec asks for zero replicas, and no pod runs. Raise `spec.replicas` to start pods.";
+    ProgressDeadlineExceeded "ProgressDeadlineExceeded"
+        "The rollout made no progress within `progressDeadlineSeconds`. The message quotes the newest pod; \
+         correct what it complains about.";
+    PodsRefused "PodsRefused"
+        "The API server refuses to create pods, for example because of a quota or an admission policy. The \
+         message quotes the refusal.";
+    DeploymentPaused "DeploymentPaused"
+        "Someone paused the rollout of the Deployment. Run `kubectl rollout resume` to continue it.";
     MinimumReplicasReady "MinimumReplicasReady" "At least one pod of the pool is ready.";
-    NoReplicasReady "NoReplicasReady" "No pod of the pool is ready.";
-    Annotated "Annotated" "The annotation `coder.com/paused` stops the operator from writing.";
-    Deleting "Deleting" "The object is being deleted, and the operator cleans up what it created.";
-    ForeignObject "ForeignObject" "An object that the operator does not own has the name of a child.";
-    AwaitingDeletion "AwaitingDeletion" "A child of an earlier object of the same name still exists; the operator waits for the garbage collector.";
-    SecretImmutable "SecretImmutable" "The Secret is immutable. Delete it, so that the operator can write it again.";
+    NoReplicasReady "NoReplicasReady" "No pod of the pool is ready. See `Ready` for the state of the rollout.";
+    Annotated "Annotated"
+        "The annotation `coder.com/paused` is `true`, so the operator writes nothing for this object. Remove the \
+         annotation to resume.";
+    Deleting "Deleting"
+        "The object is being deleted, and the operator removes what it created elsewhere. A credential that it \
+         cannot remove is abandoned after `--cleanup-timeout`, with an event that names it.";
+    ForeignObject "ForeignObject"
+        "An object that the operator does not own has the name of a child. Rename or delete that object, or hand \
+         it over with the annotation `coder.com/adopt-by`.";
+    AwaitingDeletion "AwaitingDeletion"
+        "A child of a deleted object of the same name still exists. The operator waits until the garbage \
+         collector removes it.";
+    SecretImmutable "SecretImmutable"
+        "The Secret is immutable, so the operator cannot update it. Delete the Secret; the operator creates it \
+         again.";
 
     // The API server.
-    Invalid "Invalid" "The API server rejects what the spec asks for, or coderd rejects the request.";
-    Forbidden "Forbidden" "The operator lacks a permission in Kubernetes, or its token lacks one in coderd.";
-    SchemaSkew "SchemaSkew" "The API server does not know a field that the operator writes. Update the CRDs or the cluster.";
-    Outdated "Outdated" "The object changed during the reconcile, which runs again at once.";
-    NotFound "NotFound" "The object does not exist.";
-    RateLimited "RateLimited" "The server asks for fewer requests. The operator waits as long as it is told to.";
-    ApiServerError "APIServerError" "The API server failed.";
-    ApiServerUnreachable "APIServerUnreachable" "The operator cannot reach the API server.";
-    NotLeading "NotLeading" "Another instance of the operator leads.";
-    Timeout "Timeout" "No complete answer arrived before the deadline of the call.";
-    Error "Error" "A Secret could not be read or written.";
-    Conflict "Conflict" "The Secret changed while the operator was writing it.";
+    Invalid "Invalid"
+        "The API server rejects an object that the operator builds from the spec, or coderd rejects a request. \
+         The message quotes the rejection; correct the field that it names.";
+    Forbidden "Forbidden"
+        "The operator lacks a permission in Kubernetes, or its token lacks one in coderd. The message says which: \
+         extend the operator's RBAC, or use the token of an owner.";
+    SchemaSkew "SchemaSkew"
+        "The API server does not know a field that the operator writes. Install the CRDs of this operator \
+         release, or upgrade the cluster.";
+    Outdated "Outdated" "The object changed during the reconcile. The operator reconciles it again at once.";
+    NotFound "NotFound"
+        "The object does not exist in Kubernetes or in coderd, or the credential may not see it. The message \
+         names it.";
+    RateLimited "RateLimited"
+        "The server asks for fewer requests. The operator retries when the time that the server named is over.";
+    ApiServerError "APIServerError"
+        "The API server answered with an internal error. The operator retries with backoff.";
+    ApiServerUnreachable "APIServerUnreachable" "The operator cannot reach the API server. It retries with backoff.";
+    NotLeading "NotLeading" "Another instance of the operator holds the lease. That instance continues.";
+    Timeout "Timeout"
+        "No complete answer arrived before the deadline of the call. The operator retries with backoff.";
+    Error "Error"
+        "A Secret or ConfigMap could not be read or written. The message quotes the API server; the operator \
+         retries.";
+    Conflict "Conflict" "Someone changed the Secret while the operator wrote it. The operator retries at once.";
 
     // Exposure and workspace RBAC.
-    Exposed "Exposed" "The Ingress or HTTPRoute is written, and no Gateway rejects it.";
-    GatewayApiMissing "GatewayAPIMissing" "The Gateway API is not installed in the cluster.";
-    RouteNotAccepted "RouteNotAccepted" "A Gateway does not accept the HTTPRoute.";
+    Exposed "Exposed" "The Ingress is written, or a Gateway accepts the HTTPRoute.";
+    GatewayApiMissing "GatewayAPIMissing"
+        "The cluster does not serve the Gateway API. Install its CRDs, or use `expose.ingress`; the operator \
+         notices an installation at once.";
+    RouteNotAccepted "RouteNotAccepted"
+        "A Gateway does not accept the HTTPRoute. The message quotes the Gateway; correct \
+         `expose.gateway.parentRefs` or the listener of the Gateway.";
     Granted "Granted" "Workspace RBAC is in place in every namespace that the spec names.";
-    ConsentMissing "ConsentMissing" "A namespace does not have the label that consents to workspaces.";
-    RuleNotAllowed "RuleNotAllowed" "A rule in `extraRules` grants what workspaces never get.";
+    ConsentMissing "ConsentMissing"
+        "A namespace in `rbac.workspaceNamespaces` does not consent. Label it `workspaces.coder.com/<namespace of \
+         this object>: allow`.";
+    RuleNotAllowed "RuleNotAllowed"
+        "A rule in `rbac.extraRules` grants Secrets, RBAC or tokens of ServiceAccounts. Remove the rule, or run \
+         the operator with `--allow-privileged-workspace-rules`.";
 
     // A coderd that does not answer as asked.
-    Unreachable "Unreachable" "The operator cannot connect to coderd.";
-    ServerError "ServerError" "coderd answered with a status of 500 or above.";
-    UnexpectedAnswer "UnexpectedAnswer" "Something other than coderd answers at this address.";
-    Redirected "Redirected" "coderd redirects to another address, where the operator never sends a token.";
-    Unauthenticated "Unauthenticated" "coderd does not accept the token.";
-    Duplicate "Duplicate" "coderd already has an object of this name.";
-    NotSupported "NotSupported" "This coderd has no licensed features (an AGPL build), or it is too old.";
-    BadTarget "BadTarget" "The address or the CA of coderd cannot be used.";
-    BadToken "BadToken" "The Secret does not hold a token that can be sent.";
-    DeploymentChanged "DeploymentChanged" "Another coderd deployment answers than the one that the credential belongs to.";
-    CoderdUnavailable "CoderdUnavailable" "The operator cannot build a client for this coderd. The message says why.";
-    UrlNotAllowed "URLNotAllowed" "The operator does not send credentials to this address. `--allowed-coder-urls` lists the addresses that it may use.";
+    Unreachable "Unreachable"
+        "The operator cannot connect to coderd, or coderd cannot connect to the workspace proxy. The message \
+         names the address; the operator retries.";
+    ServerError "ServerError"
+        "coderd answered with a status of 500 or above. The operator retries with backoff; see the logs of coderd \
+         if it persists.";
+    UnexpectedAnswer "UnexpectedAnswer"
+        "Something other than coderd answers at the address, for example a proxy or a login page. Correct the \
+         address, or let API calls pass.";
+    Redirected "Redirected"
+        "coderd redirects API calls to another address. The operator never sends a credential there: configure \
+         the address that answers.";
+    Unauthenticated "Unauthenticated"
+        "coderd does not accept the token: it is wrong, expired or revoked. Put a valid token into the Secret \
+         that the message names.";
+    Duplicate "Duplicate" "coderd already has an object of this name. Rename one of the two.";
+    NotSupported "NotSupported"
+        "This coderd has no such route: it is an AGPL build or another release. Run an image that supports the \
+         feature.";
+    BadTarget "BadTarget"
+        "The URL or the CA certificate of coderd is not usable. The message says why; correct the field or the \
+         Secret.";
+    BadToken "BadToken"
+        "The Secret holds a value that cannot be a token, for example because of a line break. Store the token \
+         alone.";
+    DeploymentChanged "DeploymentChanged"
+        "The address leads to another coderd deployment than the credential belongs to, so the operator does not \
+         send it. Correct the address, or supply a credential of that deployment.";
+    CoderdUnavailable "CoderdUnavailable"
+        "The operator cannot build a client for this coderd. The message says which part is not usable.";
+    UrlNotAllowed "URLNotAllowed"
+        "The operator may not send credentials to this address. Use a control plane of the same namespace, or add \
+         the address to `--allowed-coder-urls`.";
 
     // Operator access of a control plane.
     TokenAccepted "TokenAccepted" "coderd accepts the operator token.";
-    Kept "Kept" "The operator uses the token of an earlier release and verifies it soon.";
-    RenewalFails "RenewalFails" "The operator token works, but the operator cannot renew it.";
-    TokenRefused "TokenRefused" "coderd does not accept the token that the operator created for it.";
-    TokenAbandoned "TokenAbandoned" "The operator could not revoke its token in time. The event names what is left.";
-    Disabled "Disabled" "`operatorAccess.disabled` is set.";
-    Revoking "Revoking" "The operator is revoking its token.";
-    SecretMissing "SecretMissing" "A Secret or key that the spec refers to does not exist or is empty.";
-    DatabaseUrlMissing "DatabaseURLMissing" "No database is configured, and the method Postgres needs one.";
-    DatabaseAuthUnsupported "DatabaseAuthUnsupported" "`CODER_PG_AUTH` asks for a login that the operator does not support.";
-    BadConnectionUrl "BadConnectionURL" "`CODER_PG_CONNECTION_URL` is not a usable connection string.";
-    BadDatabaseCa "BadDatabaseCA" "The CA for the database cannot be read.";
-    DatabaseUnreachable "DatabaseUnreachable" "The operator cannot connect to the database.";
-    DatabaseTimeout "DatabaseTimeout" "The database did not answer before the deadline.";
-    DatabaseAuthFailed "DatabaseAuthFailed" "The database does not accept the user or the password.";
-    DatabaseTls "DatabaseTLS" "The TLS handshake with the database failed.";
-    DatabaseReadOnly "DatabaseReadOnly" "The database is read-only, for example a replica.";
-    DatabasePermissionDenied "DatabasePermissionDenied" "The database user lacks a permission that the operator needs.";
-    DatabaseNotMigrated "DatabaseNotMigrated" "coderd has not migrated the database yet.";
-    SchemaUnknown "SchemaUnknown" "The database schema is not one that the operator knows.";
-    AccountTaken "AccountTaken" "A person has the user name or e-mail address of the operator's account.";
-    NoOrganization "NoOrganization" "The database has no organization yet.";
-    DatabaseError "DatabaseError" "The database failed.";
-    FirstUserInvalid "FirstUserInvalid" "coderd rejects the first user of the Secret.";
-    AlreadyInitialised "AlreadyInitialised" "coderd already has a first user, and does not log in the one of the Secret.";
+    Kept "Kept"
+        "An earlier release of the operator reported the token as accepted. This release verifies it shortly.";
+    RenewalFails "RenewalFails"
+        "coderd accepts the operator token, but the operator cannot replace it. The message says why; correct it \
+         before the token expires.";
+    TokenRefused "TokenRefused"
+        "coderd does not accept a token that was created for it. Check that coderd uses the database or server \
+         that the message names.";
+    TokenAbandoned "TokenAbandoned"
+        "The operator gave up revoking a token. The event names the token; delete it in coderd.";
+    Disabled "Disabled"
+        "The spec does not ask for it: `operatorAccess.disabled` is set, nothing is exposed, or workspace RBAC is \
+         off.";
+    Revoking "Revoking"
+        "`operatorAccess.disabled` is set or the object is being deleted, and the operator is revoking its token.";
+    SecretMissing "SecretMissing"
+        "A Secret or ConfigMap that the spec refers to does not exist, or the key in it is missing or empty. \
+         Create it; the operator notices at once.";
+    DatabaseUrlMissing "DatabaseURLMissing"
+        "`operatorAccess.method` is `Postgres` and the pods have no `CODER_PG_CONNECTION_URL`. Set it in \
+         `extraEnv`, or choose another method.";
+    DatabaseAuthUnsupported "DatabaseAuthUnsupported"
+        "`CODER_PG_AUTH` asks for a login that the operator does not support. Choose another \
+         `operatorAccess.method`.";
+    BadConnectionUrl "BadConnectionURL"
+        "`CODER_PG_CONNECTION_URL` is not a connection string that the operator can use. The message says which \
+         part is wrong.";
+    BadDatabaseCa "BadDatabaseCA"
+        "The Secret in `operatorAccess.databaseCASecretRef` holds no usable certificate. Store the CA as PEM.";
+    DatabaseUnreachable "DatabaseUnreachable"
+        "The operator cannot connect to the database. It retries with backoff; check the address and network \
+         policies if it persists.";
+    DatabaseTimeout "DatabaseTimeout"
+        "The database did not answer before the deadline, or another session holds a lock. The operator retries \
+         with backoff.";
+    DatabaseAuthFailed "DatabaseAuthFailed"
+        "The database does not accept the user or the password. Correct `CODER_PG_CONNECTION_URL`.";
+    DatabaseTls "DatabaseTLS"
+        "The TLS handshake with the database failed. Check `sslmode` in the URL and \
+         `operatorAccess.databaseCASecretRef`.";
+    DatabaseReadOnly "DatabaseReadOnly"
+        "The database is read-only, for example a standby. Let `CODER_PG_CONNECTION_URL` lead to the primary.";
+    DatabasePermissionDenied "DatabasePermissionDenied"
+        "The database user lacks a permission. Use the user that coderd itself connects as.";
+    DatabaseNotMigrated "DatabaseNotMigrated"
+        "coderd has not migrated the database yet. The operator waits; see the logs of coderd if it persists.";
+    SchemaUnknown "SchemaUnknown"
+        "The tables in the database differ from those that the operator knows. Choose another \
+         `operatorAccess.method`, or a release of the operator that knows this coderd.";
+    AccountTaken "AccountTaken"
+        "A person's account has the user name or e-mail address of the operator's. Rename that account in coderd, \
+         or choose another `operatorAccess.method`.";
+    NoOrganization "NoOrganization" "coderd has not created its default organization yet. The operator waits.";
+    DatabaseError "DatabaseError"
+        "The database failed with an error that the operator does not know. The message has its SQLSTATE; the \
+         operator retries with backoff.";
+    FirstUserInvalid "FirstUserInvalid"
+        "coderd rejects the first user in `operatorAccess.firstUserSecretRef`. Correct the user name, e-mail \
+         address or password in the Secret.";
+    AlreadyInitialised "AlreadyInitialised"
+        "coderd already has a first user, and the user in the Secret cannot log in. Correct the Secret, or choose \
+         another `operatorAccess.method`.";
 
     // License and entitlements.
     Applied "Applied" "coderd holds the license of the Secret.";
-    InvalidLicense "InvalidLicense" "coderd rejects the license.";
-    NotALicense "NotALicense" "The Secret does not hold a license.";
-    LicenseRefused "LicenseRefused" "The license cannot be applied until someone changes the license or the token.";
-    Valid "Valid" "The license ends in more than 30 days.";
-    ExpiresIn30Days "ExpiresIn30Days" "The license ends in less than 30 days.";
-    ExpiresIn7Days "ExpiresIn7Days" "The license ends in less than 7 days.";
-    ExpiresIn1Day "ExpiresIn1Day" "The license ends in less than one day.";
-    Expired "Expired" "The license has ended. coderd may still be in its grace period.";
-    Healthy "Healthy" "coderd reports no problem with its license, or reaches the workspace proxy.";
-    Errors "Errors" "coderd reports errors about its license.";
-    Warnings "Warnings" "coderd reports warnings about its license.";
-    HighAvailabilityNotEntitled "HighAvailabilityNotEntitled" "The license does not cover more than one replica of coderd.";
-    OlderThanDatabase "OlderThanDatabase" "The image is older than the release that last ran on the database.";
+    InvalidLicense "InvalidLicense"
+        "coderd rejects the license, for example because it has expired or is for another deployment. Put another \
+         license into the Secret.";
+    NotALicense "NotALicense" "The value in the Secret is not a license. Store the license as Coder issued it.";
+    LicenseRefused "LicenseRefused"
+        "The object is not ready because its license cannot be applied. The condition `LicenseApplied` says why.";
+    Valid "Valid" "The license expires in more than 30 days.";
+    ExpiresIn30Days "ExpiresIn30Days" "The license expires in less than 30 days. Renew it.";
+    ExpiresIn7Days "ExpiresIn7Days" "The license expires in less than 7 days. Renew it.";
+    ExpiresIn1Day "ExpiresIn1Day" "The license expires in less than one day. Renew it now.";
+    Expired "Expired"
+        "The license has expired. coderd disables licensed features when the grace period ends; apply a new \
+         license.";
+    Healthy "Healthy" "coderd reports no problem with its license, or coderd reaches the workspace proxy.";
+    Errors "Errors" "coderd reports errors about its license. The message quotes them.";
+    Warnings "Warnings" "coderd reports warnings about its license. The message quotes them.";
+    HighAvailabilityNotEntitled "HighAvailabilityNotEntitled"
+        "More than one replica runs, and the license does not cover high availability. Set `replicas: 1`, or \
+         apply a license that covers it.";
+    OlderThanDatabase "OlderThanDatabase"
+        "The image is older than the release that last ran on the database, so coderd does not start. Use that \
+         release or a newer one.";
     Entitled "Entitled" "The license covers the feature.";
-    NotEntitled "NotEntitled" "The license does not cover the feature.";
-    EntitlementsQueryFailed "EntitlementsQueryFailed" "Whether the license covers the feature is not known.";
+    NotEntitled "NotEntitled"
+        "The license does not cover the feature. Apply a license that does; what runs already stays unless the \
+         spec says otherwise.";
+    EntitlementsQueryFailed "EntitlementsQueryFailed"
+        "The operator does not know whether the license covers the feature. Nothing is withdrawn, and the \
+         operator retries.";
 
     // Jobs of a control plane.
-    Runnable "Runnable" "Every pending job has a daemon that could run it.";
-    NoDaemonMatches "NoDaemonMatches" "A pending job has no connected daemon with matching tags.";
+    Runnable "Runnable" "Every pending provisioner job has a daemon that can run it.";
+    NoDaemonMatches "NoDaemonMatches"
+        "A pending provisioner job has no connected daemon with matching tags. The message names the tags and the \
+         pool that would help.";
 
     // Control planes and credentials of pools and proxies.
-    ControlPlaneAvailable "ControlPlaneAvailable" "The control plane exists, and the operator knows which deployment answers.";
-    ControlPlaneUnavailable "ControlPlaneUnavailable" "The control plane does not exist, or has not answered yet.";
-    OperatorAccessReady "OperatorAccessReady" "The pool uses the operator token of its control plane.";
-    OperatorAccessNotReady "OperatorAccessNotReady" "The control plane has no operator token yet.";
-    OperatorTokenSecretRefMissing "OperatorTokenSecretRefMissing" "The control plane names no Secret with its operator token.";
-    OperatorTokenSecretRefInvalid "OperatorTokenSecretRefInvalid" "The control plane names the Secret of its operator token by an empty name.";
-    OperatorTokenSecretUnavailable "OperatorTokenSecretUnavailable" "The Secret with the operator token does not exist or is empty.";
-    BootstrapSecretAvailable "BootstrapSecretAvailable" "The Secret of `bootstrap` holds a token.";
-    BootstrapSecretUnavailable "BootstrapSecretUnavailable" "The Secret of `bootstrap` does not exist or is empty.";
+    ControlPlaneAvailable "ControlPlaneAvailable" "The control plane exists and the operator can use it.";
+    ControlPlaneUnavailable "ControlPlaneUnavailable"
+        "The control plane does not exist, or coderd has not answered for it yet. Create it, or see its \
+         conditions.";
+    OperatorAccessReady "OperatorAccessReady" "The object uses the operator token of its control plane.";
+    OperatorAccessNotReady "OperatorAccessNotReady"
+        "The control plane has no operator token. See its condition `OperatorAccessReady`.";
+    OperatorTokenSecretRefMissing "OperatorTokenSecretRefMissing"
+        "The status of the control plane names no Secret with its operator token. See its condition \
+         `OperatorAccessReady`.";
+    OperatorTokenSecretRefInvalid "OperatorTokenSecretRefInvalid"
+        "The status of the control plane names the Secret of its operator token with an empty name. See its \
+         condition `OperatorAccessReady`.";
+    OperatorTokenSecretUnavailable "OperatorTokenSecretUnavailable"
+        "The Secret with the operator token does not exist or is empty. The control plane creates or verifies it \
+         again.";
+    BootstrapSecretAvailable "BootstrapSecretAvailable"
+        "The Secret in `bootstrap.credentialsSecretRef` holds a token.";
+    BootstrapSecretUnavailable "BootstrapSecretUnavailable"
+        "The Secret in `bootstrap.credentialsSecretRef` does not exist, or its key is missing or empty. Create \
+         it; the operator notices at once.";
     CredentialsAvailable "CredentialsAvailable" "The operator has a token to register the proxy with.";
-    CredentialsSecretUnavailable "CredentialsSecretUnavailable" "The Secret of `bootstrap` does not exist or is empty.";
-    SecretUnreadable "SecretUnreadable" "The operator cannot read the Secret.";
-    SecretUnknown "SecretUnknown" "The operator cannot read one of the Secrets that may hold the key.";
+    CredentialsSecretUnavailable "CredentialsSecretUnavailable"
+        "The Secret in `bootstrap.credentialsSecretRef` does not exist, or its key is missing or empty. Create \
+         it; the operator notices at once.";
+    SecretUnreadable "SecretUnreadable"
+        "The operator cannot read a Secret. The message quotes the API server; the operator retries.";
+    SecretUnknown "SecretUnknown"
+        "A Secret that may hold the key has not been read. The operator decides nothing about the key until it \
+         is.";
     SecretReady "SecretReady" "The Secret holds the credential.";
-    SecretLost "SecretLost" "The Secret no longer holds the key, so that the operator creates another one.";
+    SecretLost "SecretLost" "The Secret no longer holds the key, so the operator creates another key.";
 
     // The provisioner key of a pool.
     ProvisionerKeyReady "ProvisionerKeyReady" "coderd knows the key, with the organization and tags of the spec.";
-    Creating "Creating" "The operator is creating the first key.";
-    Rotating "Rotating" "The operator is replacing the key.";
-    Recording "Recording" "The key is proven, and the operator is updating its records.";
+    Creating "Creating" "The operator is creating the first key of the pool.";
+    Rotating "Rotating"
+        "The operator is replacing the key. Running daemons keep the old key until the new one is proven.";
+    Recording "Recording"
+        "coderd accepts the key, and the operator is updating the status and the annotations of the Secret.";
     FirstKey "FirstKey" "The pool has no key yet.";
-    TagsChanged "TagsChanged" "The tags of the spec changed.";
-    KeyNameChanged "KeyNameChanged" "The key name of the spec changed.";
-    OrganizationChanged "OrganizationChanged" "The organization of the spec changed.";
-    ControlPlaneChanged "ControlPlaneChanged" "The pool or proxy moved to another control plane.";
-    KeyRefused "KeyRefused" "coderd does not accept the key of the Secret.";
-    KeyConflict "KeyConflict" "Another key has the name that the spec asks for.";
-    KeyLeftAlone "KeyLeftAlone" "A key of this name exists, and the operator did not create it.";
-    KeyAbandoned "KeyAbandoned" "The operator could not delete a key in time. The event names it.";
-    OrganizationNotFound "OrganizationNotFound" "coderd has no organization of this name.";
-    ListIncomplete "ListIncomplete" "The list of keys does not show a key that the operator created.";
-    PodsUnknown "PodsUnknown" "The operator cannot list the pods.";
+    TagsChanged "TagsChanged" "`spec.tags` changed, which needs another key.";
+    KeyNameChanged "KeyNameChanged" "`spec.key.name` changed, which needs another key.";
+    OrganizationChanged "OrganizationChanged" "`spec.organizationName` changed, which needs another key.";
+    ControlPlaneChanged "ControlPlaneChanged"
+        "The object refers to another control plane, or another deployment answers for it, which needs another \
+         key or registration.";
+    KeyRefused "KeyRefused" "coderd does not accept the key in the Secret, so the operator creates another key.";
+    KeyConflict "KeyConflict"
+        "Another pool asked for this key name first, or coderd has a key of this name that the pool did not \
+         create. Choose another `spec.key.name`, or delete that key.";
+    KeyLeftAlone "KeyLeftAlone"
+        "coderd has a key that could be mistaken for one of the pool, and the operator does not touch it. The \
+         event names it; delete it if nobody needs it.";
+    KeyAbandoned "KeyAbandoned" "The operator gave up deleting a key. The event names it; delete it in coderd.";
+    OrganizationNotFound "OrganizationNotFound"
+        "coderd has no organization of this name, or the credential may not see it. Correct \
+         `spec.organizationName`.";
+    ListIncomplete "ListIncomplete"
+        "coderd does not list a key that the operator has just proven, so the list cannot be trusted. Use \
+         credentials that may read all keys of the organization.";
+    PodsUnknown "PodsUnknown" "The operator cannot list the pods of the pool, so it keeps the old key. It retries.";
 
     // The daemons of a pool.
     Connected "Connected" "The daemon of every ready pod is connected to coderd.";
     Connecting "Connecting" "A pod is ready, and its daemon still has time to connect.";
-    NoPodsReady "NoPodsReady" "No pod is ready that could run a daemon.";
-    NoneConnected "NoneConnected" "No daemon of the pool is connected to coderd.";
-    SomeConnected "SomeConnected" "Some daemons of the pool are not connected to coderd.";
-    StoppedTrying "StoppedTrying" "coderd refused the daemons, and they no longer try to connect.";
-    DuplicateName "DuplicateName" "Another daemon has the name of a daemon of this pool.";
-    KeyNotAccepted "KeyNotAccepted" "coderd does not accept the key of the daemons.";
-    VersionRefused "VersionRefused" "coderd refuses the daemons because they are newer than coderd.";
-    DaemonsRestarted "DaemonsRestarted" "The operator restarted pods whose daemons had stopped trying.";
+    NoPodsReady "NoPodsReady" "No pod is ready, so no daemon can be connected. See `DeploymentReady`.";
+    NoneConnected "NoneConnected" "Pods are ready, but coderd lists none of their daemons. See the logs of the pods.";
+    SomeConnected "SomeConnected"
+        "Some pods are ready without a connected daemon. The message names them; see their logs.";
+    StoppedTrying "StoppedTrying"
+        "coderd refused the daemons earlier, and they do not try again. The operator restarts their pods once.";
+    DuplicateName "DuplicateName"
+        "Several pods, or a daemon with another key, use the same daemon name, and coderd keeps one of them. \
+         Remove a fixed `CODER_PROVISIONER_DAEMON_NAME` or `--name` from the spec.";
+    KeyNotAccepted "KeyNotAccepted"
+        "coderd does not accept the key of the daemons. The operator creates another key and rolls the pods.";
+    VersionRefused "VersionRefused"
+        "The image is newer than coderd, which refuses the daemons. Use the image of the control plane, or \
+         upgrade coderd first.";
+    DaemonsRestarted "DaemonsRestarted" "The operator restarted pods whose daemons had stopped trying to connect.";
 
     // The registration of a workspace proxy.
-    Registered "Registered" "The proxy is registered in coderd, and its token is in the Secret.";
-    Registering "Registering" "The operator is registering the proxy.";
-    Updating "Updating" "The operator is updating the registration.";
+    Registered "Registered" "The proxy is registered in coderd, and the Secret holds its token.";
+    Registering "Registering" "The operator is registering the proxy, or is requesting another token for it.";
+    Updating "Updating" "The operator is changing the name, display name or icon of the registration.";
     FirstRegistration "FirstRegistration" "The proxy has no registration yet.";
-    TokenGiven "TokenGiven" "A person supplies the token of the proxy, so that the operator registers nothing.";
-    TokenLost "TokenLost" "The Secret no longer holds the token, so that the operator requests another one.";
-    TokenSecretUnavailable "TokenSecretUnavailable" "The Secret with the supplied token does not exist or is empty.";
-    ProxyConflict "ProxyConflict" "Another proxy has the name that the spec asks for.";
-    ProxyAbandoned "ProxyAbandoned" "The operator could not delete a registration in time. The event names it.";
-    ServiceWritten "ServiceWritten" "The Service of the proxy is written.";
-    Unregistered "Unregistered" "coderd waits for the proxy to register with its token.";
-    Unhealthy "Unhealthy" "coderd does not reach the proxy.";
-    Unknown "Unknown" "coderd reports a state that the operator does not know.";
+    TokenGiven "TokenGiven"
+        "The spec supplies the token (`proxySessionTokenSecretRef`), so the operator registers nothing.";
+    TokenLost "TokenLost" "The Secret no longer holds the token, so the operator requests another token.";
+    TokenSecretUnavailable "TokenSecretUnavailable"
+        "The Secret in `proxySessionTokenSecretRef` does not exist, or its key is missing or empty. Create it; \
+         the operator notices at once.";
+    ProxyConflict "ProxyConflict"
+        "Another object asked for this proxy name first, or coderd has a proxy of this name that the object did \
+         not register. Choose another `proxyName`, or delete that proxy.";
+    ProxyAbandoned "ProxyAbandoned"
+        "The operator gave up deleting a registration. The event names it; delete the proxy in coderd.";
+    ServiceWritten "ServiceWritten" "The Service of the proxy exists as the spec asks.";
+    Unregistered "Unregistered"
+        "The pods of the proxy have not reported to coderd yet. Wait, or see the logs of the pods.";
+    Unhealthy "Unhealthy" "The proxy reports errors to coderd. See the dashboard of coderd and the logs of the pods.";
+    Unknown "Unknown"
+        "coderd has not checked the health of the proxy yet, or reports one that the operator does not know.";
 
     // Events that announce the end of a condition.
-    NotDaemonsConnected "NotDaemonsConnected" "The operator no longer reports the condition DaemonsConnected.";
-    NotDowngrade "NotDowngrade" "The operator no longer reports the condition Downgrade.";
-    NotEntitlementsHealthy "NotEntitlementsHealthy" "The operator no longer reports the condition EntitlementsHealthy.";
-    NotExposed "NotExposed" "The operator no longer reports the condition Exposed.";
-    NotJobsRunnable "NotJobsRunnable" "The operator no longer reports the condition JobsRunnable.";
-    NotLicenseApplied "NotLicenseApplied" "The operator no longer reports the condition LicenseApplied.";
-    NotLicenseExpiring "NotLicenseExpiring" "The operator no longer reports the condition LicenseExpiring.";
-    NotOperatorAccessReady "NotOperatorAccessReady" "The operator no longer reports the condition OperatorAccessReady.";
-    NotPaused "NotPaused" "The operator no longer reports the condition Paused.";
-    NotWorkspaceAccess "NotWorkspaceAccess" "The operator no longer reports the condition WorkspaceAccess.";
+    NotDaemonsConnected "NotDaemonsConnected"
+        "The condition `DaemonsConnected` was removed from the status, because it no longer applies.";
+    NotDowngrade "NotDowngrade"
+        "The condition `Downgrade` was removed: the image is no longer older than the database.";
+    NotEntitlementsHealthy "NotEntitlementsHealthy"
+        "The condition `EntitlementsHealthy` was removed from the status, because it no longer applies.";
+    NotExposed "NotExposed" "The condition `Exposed` was removed from the status, because it no longer applies.";
+    NotJobsRunnable "NotJobsRunnable"
+        "The condition `JobsRunnable` was removed from the status, because it no longer applies.";
+    NotLicenseApplied "NotLicenseApplied"
+        "The condition `LicenseApplied` was removed from the status, because it no longer applies.";
+    NotLicenseExpiring "NotLicenseExpiring"
+        "The condition `LicenseExpiring` was removed from the status, because it no longer applies.";
+    NotOperatorAccessReady "NotOperatorAccessReady"
+        "The condition `OperatorAccessReady` was removed from the status, because it no longer applies.";
+    NotPaused "NotPaused" "The annotation `coder.com/paused` was removed, and the operator writes again.";
+    NotWorkspaceAccess "NotWorkspaceAccess"
+        "The condition `WorkspaceAccess` was removed from the status, because it no longer applies.";
 }
 
 impl Reason {
-    /// The reason with this wire string. None: not one of ours, for example of a later release.
+    /// Returns `None` for a string that this release does not know, for example one that a later release wrote.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|reason| reason.as_str() == text)
     }
 
-    /// The reason of a condition that an operator wrote earlier.
+    /// Reads the reason back from a condition on status. `None` as for [`Reason::parse`].
     pub fn of(condition: &Condition) -> Option<Self> {
         Self::parse(&condition.reason)
     }
@@ -246,6 +412,15 @@ mod tests {
         for word in words {
             assert!(word.starts_with(|c: char| c.is_ascii_uppercase()), "{word}");
             assert!(word.chars().all(|c| c.is_ascii_alphanumeric()), "{word}");
+        }
+    }
+
+    #[test]
+    fn every_sentence_fits_into_one_row_of_a_table() {
+        for reason in Reason::ALL {
+            let sentence = reason.sentence();
+            assert!(sentence.ends_with('.') && !sentence.contains(['\n', '|']), "{reason}: {sentence}");
+            assert!(!sentence.contains("  "), "{reason}: {sentence}");
         }
     }
 

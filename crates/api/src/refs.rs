@@ -1,5 +1,7 @@
-//! References to objects. All of them name an object of the same namespace: a custom resource never
-//! borrows the operator's right to read another one.
+//! References to other objects.
+//!
+//! A reference never has a namespace: it always means the namespace of the object that contains it. Otherwise a
+//! person who may create a custom resource could make the operator read Secrets that the person may not read.
 
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
@@ -12,18 +14,18 @@ use crate::text::{DataKey, ObjectName};
 pub struct SecretKeyRef {
     /// Name of the Secret.
     pub name: ObjectName,
-    /// Key in the Secret's data. Each use documents its default.
+    /// Key in the data of the Secret. The field that holds the reference documents the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<DataKey>,
 }
 
-/// A key of a Secret, both parts given.
+/// A key of a Secret in the same namespace. Both parts are required.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretKey {
     /// Name of the Secret.
     pub name: ObjectName,
-    /// Key in the Secret's data.
+    /// Key in the data of the Secret.
     pub key: DataKey,
 }
 
@@ -45,13 +47,14 @@ pub struct ControlPlaneRef {
 
 /// The Secret and key that the operator uses, as reported on status.
 ///
-/// Plain strings: what is reported may stem from an earlier release and is never refused.
+/// The parts are plain strings without validation: the value may stem from another release, and a status that fails
+/// validation could not be written any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportedSecretRef {
     /// Name of the Secret.
     pub name: String,
-    /// Key in the Secret's data.
+    /// Key in the data of the Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }

@@ -1,15 +1,16 @@
-//! Manifests to start from. They are shipped as they are, applied by `coder-k8s dev`, and tested.
+//! Manifests to start from. They are shipped in `config/samples`, applied by `coder-k8s dev`, and every one is tested
+//! against a real API server.
 
-/// A manifest with the name of its file.
+/// A manifest and the name of its file.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// File name, such as `provisioner.yaml`.
+    /// File name without a directory, such as `provisioner.yaml`.
     pub file: &'static str,
-    /// The manifest, with its comments.
+    /// The manifest with its comments, in one or more YAML documents.
     pub yaml: &'static str,
 }
 
-/// All samples, in the order in which they are best applied.
+/// All samples. A control plane comes before the objects that refer to it.
 pub const SAMPLES: [Sample; 8] = [
     Sample {
         file: "controlplane-image-only.yaml",

@@ -1,8 +1,9 @@
-//! Pieces of JSON schema that the derive macros cannot write.
+//! Parts of the JSON schemas that the derive macros cannot express.
 //!
-//! Embedded Kubernetes types keep their structure and lose their descriptions: with them a single kind
-//! would pass the size that client-side `kubectl apply` can store. Every list and string that a
-//! validation rule reads gets an upper bound, because the API server prices rules by the largest input.
+//! Embedded Kubernetes types keep their structure and lose their descriptions: with them, one CRD would exceed the
+//! size of an annotation, in which client-side `kubectl apply` stores it. Every list and string that a CEL rule reads
+//! has an upper bound, because the API server rejects a CRD whose rules could cost too much for the largest possible
+//! input.
 
 use k8s_openapi::api::core::v1::{
     Container, EnvFromSource, EnvVar, LocalObjectReference, Volume, VolumeMount,
@@ -11,24 +12,24 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-/// The longest list of containers, volumes, mounts or references that a kind takes.
+/// Upper bound of lists of containers, volumes, mounts and references.
 const MAX_ITEMS: u32 = 128;
-/// The longest list of environment entries.
+/// Upper bound of lists of environment variables.
 const MAX_ENV: u32 = 512;
 
-/// The schema of an embedded Kubernetes type.
+/// The schema of an embedded Kubernetes type, without descriptions.
 pub(crate) fn embed<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = generator.subschema_for::<T>();
     strip_descriptions(&mut schema);
     schema
 }
 
-/// A list of an embedded Kubernetes type.
+/// A bounded list of an embedded Kubernetes type.
 pub(crate) fn embed_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     list(&embed::<T>(generator), MAX_ITEMS)
 }
 
-/// Environment entries: unique by name, each with at most one source.
+/// Environment variables: unique by name, each with a value or exactly one source.
 pub(crate) fn env_vars(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<EnvVar>(generator);
     bound_name(&mut entry, 253, "an environment variable needs a name, and the name has no '='", |name| {
@@ -56,7 +57,7 @@ pub(crate) fn env_vars(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// `envFrom`: each entry names a ConfigMap or a Secret.
+/// `envFrom` entries, each with exactly one of a ConfigMap and a Secret.
 pub(crate) fn env_from(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<EnvFromSource>(generator);
     add_rule(
@@ -77,7 +78,7 @@ pub(crate) fn env_from(generator: &mut SchemaGenerator) -> Schema {
     list(&entry, MAX_ITEMS)
 }
 
-/// Volumes, unique by name.
+/// Volumes: unique by name, each with at most one source.
 pub(crate) fn volumes(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<Volume>(generator);
     bound_name(
@@ -87,7 +88,7 @@ pub(crate) fn volumes(generator: &mut SchemaGenerator) -> Schema {
         |name| format!("{name}.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"),
     );
     if let Some(volume) = entry.as_object_mut() {
-        // The name and one source.
+        // The name and one source: Kubernetes has no other way to say "at most one source".
         volume.insert("maxProperties".into(), json!(2));
     }
     let mut schema = list(&entry, MAX_ITEMS);
@@ -109,7 +110,7 @@ pub(crate) fn volume_mounts(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Containers that run before the main one, unique by name.
+/// Init containers, unique by name.
 pub(crate) fn containers(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<Container>(generator);
     bound_name(
@@ -123,7 +124,7 @@ pub(crate) fn containers(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// References to pull Secrets, unique by name.
+/// References to image pull Secrets, unique by name.
 pub(crate) fn pull_secrets(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<LocalObjectReference>(generator);
     if let Some(object) = entry.as_object_mut() {
@@ -134,7 +135,7 @@ pub(crate) fn pull_secrets(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Rules of a Role, as a Role accepts them.
+/// Rules that a Role accepts: no `nonResourceURLs`, and at least one verb, API group and resource.
 pub(crate) fn role_rules(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<PolicyRule>(generator);
     if let Some(verbs) = property(&mut entry, "verbs") {
@@ -148,7 +149,7 @@ pub(crate) fn role_rules(generator: &mut SchemaGenerator) -> Schema {
     list(&entry, MAX_ITEMS)
 }
 
-/// A map of strings whose keys and values a validation rule may read.
+/// A map of strings with bounds, so that CEL rules may read it.
 pub(crate) fn string_map(_: &mut SchemaGenerator) -> Schema {
     schema(json!({
         "type": "object",
@@ -157,7 +158,7 @@ pub(crate) fn string_map(_: &mut SchemaGenerator) -> Schema {
     }))
 }
 
-/// A short list of strings, none of them empty.
+/// A list of non-empty strings.
 pub(crate) fn arguments(_: &mut SchemaGenerator) -> Schema {
     schema(json!({
         "type": "array",
@@ -166,7 +167,7 @@ pub(crate) fn arguments(_: &mut SchemaGenerator) -> Schema {
     }))
 }
 
-/// Turns a JSON object into a schema.
+/// Converts a JSON object literal into a schema.
 pub(crate) fn schema(value: Value) -> Schema {
     match value {
         Value::Object(object) => Schema::from(object),
@@ -174,7 +175,7 @@ pub(crate) fn schema(value: Value) -> Schema {
     }
 }
 
-/// Adds one validation rule with the sentence that a person reads when it fails.
+/// Adds a CEL rule. `message` is what `kubectl apply` prints when the rule fails.
 pub(crate) fn add_rule(schema: &mut Schema, rule: &str, message: &str) {
     if let Some(object) = schema.as_object_mut() {
         push_rule(object, rule, message);
@@ -199,7 +200,7 @@ fn keyed_by(schema: &mut Schema, key: &str) {
     }
 }
 
-/// Bounds the `name` of a list's entry and gives it a rule, written for the expression that reads it.
+/// Bounds the `name` of a list entry and adds a rule. `rule` receives the CEL expression that reads the name.
 fn bound_name(entry: &mut Schema, max: u32, message: &str, rule: impl FnOnce(&str) -> String) {
     if let Some(name) = property(entry, "name") {
         name.insert("maxLength".into(), json!(max));
@@ -207,7 +208,7 @@ fn bound_name(entry: &mut Schema, max: u32, message: &str, rule: impl FnOnce(&st
     }
 }
 
-/// A reference's name: required and not blank. Kubernetes' own schema defaults it to an empty string.
+/// Makes the name of a reference required and non-blank. The schema of Kubernetes defaults it to an empty string.
 fn require_name(reference: &mut Map<String, Value>) {
     match reference.get_mut("required").and_then(Value::as_array_mut) {
         Some(required) if !required.contains(&json!("name")) => required.push(json!("name")),
@@ -237,7 +238,8 @@ fn strip_descriptions(schema: &mut Schema) {
     }
 }
 
-/// Removes descriptions from a schema object, minding that `properties` holds names, not keywords.
+/// Removes descriptions recursively. The keys of `properties` are names of fields, so a field called `description`
+/// stays.
 fn strip(object: &mut Map<String, Value>) {
     object.remove("description");
     for (keyword, value) in object.iter_mut() {

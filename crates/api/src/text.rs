@@ -1,8 +1,8 @@
-//! Strings that carry their validity: names, hosts, URLs, images.
+//! Strings that carry their validity: names, hosts, URLs and images.
 //!
-//! Each type knows its own schema, so that a wrong value is refused by `kubectl apply` with one sentence,
-//! wherever the type is used. Surrounding blanks are accepted and dropped on reading, as the existing
-//! operator did. Nothing here talks to anything.
+//! Each type brings its own schema, so that `kubectl apply` refuses a wrong value with one sentence wherever the type
+//! is used. Reading trims surrounding white space, as the Go operator does, and does not validate: the API server
+//! does.
 
 use std::{borrow::Cow, fmt};
 
@@ -12,7 +12,8 @@ use serde_json::json;
 
 use crate::schema::schema;
 
-/// Declares a string type with the bounds and the rule of its schema.
+/// Declares a string type with the bound, the CEL rule and the message of its schema. `max` also bounds the cost that
+/// the API server computes for the rule.
 macro_rules! text_types {
     ($($(#[$doc:meta])* $name:ident { max: $max:expr, rule: $rule:expr, message: $message:expr $(,)? })+) => {$(
         $(#[$doc])*
@@ -100,35 +101,36 @@ text_types! {
         message: "must be a container image such as ghcr.io/coder/coder:v2.30.0, without blanks",
     }
 
-    /// A host name that an Ingress or a route can carry.
+    /// A host name for the `host` of an Ingress rule or the `hostnames` of an HTTPRoute.
     HostName {
         max: 253,
         rule: "self.trim().matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$') && !isIP(self.trim())",
         message: "must be a host name such as coder.example.com: lower-case letters, digits, '-' and '.', no scheme, no port, no IP address",
     }
 
-    /// A host name whose first label may start with `*`.
+    /// A host name whose first label may start with `*`, such as `*.example.com` or `*-apps.example.com`.
     WildcardHost {
         max: 253,
         rule: "self.trim().matches('^([*][-a-z0-9]*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)+$') && !isIP(self.trim())",
         message: "must be a wildcard host such as *.coder.example.com: one '*' at the start, no scheme, no port",
     }
 
-    /// The pattern of a wildcard access URL, as coderd reads it: a wildcard host with an optional port.
+    /// The value of `CODER_WILDCARD_ACCESS_URL`: a wildcard host with an optional port. It has no scheme, although it
+    /// is called a URL.
     WildcardAccess {
         max: 261,
         rule: "self.trim().matches('^[*][-a-z0-9]*([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)+(:[0-9]+)?$')",
         message: "must be a wildcard host such as *.eu.coder.example.com: one '*' at the start, no scheme",
     }
 
-    /// The DNS domain of a cluster.
+    /// The DNS domain of a cluster. Unlike the other types, its rule refuses surrounding white space.
     ClusterDomain {
         max: 253,
         rule: "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
         message: "must be the cluster's DNS domain such as cluster.local: no leading or trailing dot",
     }
 
-    /// An `http` or `https` URL without credentials in it.
+    /// An `http` or `https` URL without user information.
     HttpUrl {
         max: 2048,
         rule: "isURL(self.trim()) && url(self.trim()).getScheme() in ['http', 'https'] && url(self.trim()).getHostname() != '' && !self.matches('^[^/]*//[^/]*@')",
@@ -142,7 +144,7 @@ text_types! {
         message: "must be the name of a Coder organization: letters, digits and '-', not empty, at most 128 characters",
     }
 
-    /// The name of a provisioner key in coderd, which lower-cases it.
+    /// The name of a provisioner key. coderd converts it to lower case.
     KeyName {
         max: 64,
         rule: "self.trim().matches('^[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?$') && !(self.trim().lowerAscii() in ['built-in', 'user-auth', 'psk'])",
@@ -156,7 +158,7 @@ text_types! {
         message: "must be a workspace proxy's name: letters, digits, '-', '_' and '.', not empty, at most 64 characters, and not 'primary', which is coderd itself",
     }
 
-    /// A line of text for people.
+    /// A non-empty line of text that coderd shows to people.
     Line {
         max: 256,
         rule: "size(self.trim()) > 0",

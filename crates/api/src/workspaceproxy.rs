@@ -1,16 +1,19 @@
 //! `CoderWorkspaceProxy`: a workspace proxy, registered in coderd.
+//!
+//! The status is the record of the registration protocol: `pendingRegistration` is written before coderd is asked to
+//! register or to issue a token, so that a restart at any point ends with one registration and a token that works.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    condition::WorkloadStatus,
     controlplane::{Tls, cluster_domain, default_replicas, liveness_probe, readiness_probe},
     network::{Expose, ServiceSettings},
     pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings},
     provisioner::CredentialsSource,
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
-    status::WorkloadStatus,
     text::{ClusterDomain, HttpUrl, ImageRef, Line, ObjectName, ProxyName, WildcardAccess},
 };
 
@@ -63,43 +66,44 @@ use crate::{
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
 )]
 pub struct CoderWorkspaceProxySpec {
-    /// The CoderControlPlane that the proxy is registered in, with the operator's own token. The recommended way.
+    /// CoderControlPlane that the operator registers the proxy in, with its own token. The recommended way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref: Option<ControlPlaneRef>,
 
-    /// With `controlPlaneRef`: how the proxy appears in coderd.
+    /// How the proxy appears in coderd. Only with `controlPlaneRef`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registration: Option<Registration>,
 
-    /// Registration in a coderd that is named by its URL, with credentials from a Secret.
+    /// Registration in a coderd at a given URL, with credentials from a Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<ProxyBootstrap>,
 
-    /// A proxy token that a person supplies. Key: `token` when unset.
+    /// Secret with a proxy token that a person supplies. The operator then registers nothing. `key` defaults to
+    /// `token`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_session_token_secret_ref: Option<SecretKeyRef>,
 
-    /// Address of the Coder server that the proxy connects to. Unset: that of the registration.
+    /// URL of the coderd that the proxy connects to. Defaults to the coderd that holds the registration.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "primaryAccessURL")]
     pub primary_access_url: Option<HttpUrl>,
 
-    /// The proxy's own address for people. Unset: from the exposure.
+    /// URL at which browsers and coderd reach the proxy. Defaults to the exposed host, else to the Service.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "accessURL")]
     pub access_url: Option<HttpUrl>,
 
-    /// The proxy's own wildcard for workspace applications. Unset: from the exposure.
+    /// Wildcard host of workspace applications behind the proxy. Defaults to the exposed wildcard host.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "wildcardAccessURL")]
     pub wildcard_access_url: Option<WildcardAccess>,
 
-    /// Whether the proxy only relays connections.
+    /// Whether the proxy only relays connections between clients and workspaces. Defaults to false.
     #[serde(default)]
     pub derp_only: bool,
 
-    /// Image of the proxy. Unset: the image that the control plane has rolled out.
+    /// Image of the proxy. Defaults to the image that the control plane has rolled out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageRef>,
 
-    /// How many pods run.
+    /// Number of pods. Defaults to 1.
     #[serde(default = "default_replicas")]
     #[schemars(range(min = 0))]
     pub replicas: i32,
@@ -108,7 +112,7 @@ pub struct CoderWorkspaceProxySpec {
     #[serde(default)]
     pub service: ServiceSettings,
 
-    /// Exposure to the outside.
+    /// Exposure outside the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expose: Option<Expose>,
 
@@ -116,19 +120,19 @@ pub struct CoderWorkspaceProxySpec {
     #[serde(default)]
     pub service_account: ServiceAccountSettings,
 
-    /// TLS of the proxy itself.
+    /// TLS certificates of the proxy itself.
     #[serde(default, skip_serializing_if = "Tls::is_empty")]
     pub tls: Tls,
 
-    /// Readiness probe; on unless disabled.
+    /// Readiness probe of the proxy. Enabled by default.
     #[serde(default = "readiness_probe")]
     pub readiness_probe: Probe,
 
-    /// Liveness probe; off unless enabled.
+    /// Liveness probe of the proxy. Disabled by default.
     #[serde(default = "liveness_probe")]
     pub liveness_probe: Probe,
 
-    /// How many pods may be disrupted at once.
+    /// The PodDisruptionBudget of the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<DisruptionBudget>,
 
@@ -136,7 +140,7 @@ pub struct CoderWorkspaceProxySpec {
     #[serde(default)]
     pub prometheus: Prometheus,
 
-    /// DNS domain of the cluster.
+    /// DNS domain of the cluster. Defaults to `cluster.local`.
     #[serde(default = "cluster_domain")]
     pub cluster_domain: ClusterDomain,
 
@@ -149,30 +153,32 @@ pub struct CoderWorkspaceProxySpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Registration {
-    /// Name in coderd. Unset: the object's name.
+    /// Name of the proxy in coderd. Defaults to the name of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_name: Option<ProxyName>,
-    /// Name that people see. Unset: the name in coderd.
+    /// Name that coderd shows to people. Defaults to `proxyName`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_name: Option<Line>,
-    /// Icon that people see: a URL or a path such as `/emojis/1f310.png`.
+    /// Icon that coderd shows to people: a URL or a path such as `/emojis/1f310.png`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub icon: Option<Line>,
-    /// Name of the Secret for the proxy's token. Unset: derived from the object's name.
+    /// Name of the Secret that the operator stores the token of the proxy in. Defaults to a name derived from that of
+    /// the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated_token_secret_name: Option<ObjectName>,
 }
 
-/// Registration in a coderd that is named by its URL.
+/// Registration in a coderd at a given URL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProxyBootstrap {
-    /// Address of coderd. It must belong to a control plane of this namespace or be allowed by the operator's flags.
+    /// URL of coderd. It must be the Service of a control plane in this namespace, or the operator must allow it with
+    /// `--allowed-coder-urls`.
     #[serde(rename = "coderURL")]
     pub coder_url: HttpUrl,
-    /// Secret with a session token that may register proxies. Key: `token` when unset.
+    /// Secret with a session token of a user who may register proxies. `key` defaults to `token`.
     pub credentials_secret_ref: SecretKeyRef,
-    /// CA that signed coderd's certificate. Key: `ca.crt` when unset.
+    /// Secret with the CA that signed the certificate of coderd. `key` defaults to `ca.crt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretKeyRef>,
     /// How the proxy appears in coderd.
@@ -184,78 +190,78 @@ pub struct ProxyBootstrap {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderWorkspaceProxyStatus {
-    /// What all kinds say.
+    /// The fields that all kinds share.
     #[serde(flatten)]
     pub workload: WorkloadStatus,
-    /// Whether the operator registered the proxy and has its token.
+    /// Whether the operator has registered the proxy and the Secret holds its token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registered: Option<bool>,
-    /// Secret of the proxy's token.
+    /// Secret with the token of the proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_token_secret_ref: Option<ReportedSecretRef>,
-    /// The registration, by UUID.
+    /// UUID of the registration.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "proxyID")]
     pub proxy_id: Option<String>,
-    /// The registration, by name.
+    /// Name of the registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_name: Option<String>,
-    /// Address of the coderd that holds the registration.
+    /// URL of the coderd that holds the registration.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "coderURL")]
     pub coder_url: Option<String>,
-    /// Deployment that holds the registration.
+    /// UUID of the coderd deployment that holds the registration.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
     pub deployment_id: Option<String>,
-    /// The proxy's own address for people.
+    /// URL at which browsers and coderd reach the proxy.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "accessURL")]
     pub access_url: Option<String>,
     /// Health that coderd reports: `ok`, `unreachable`, `unhealthy`, `unregistered` or `unknown`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<String>,
-    /// When this health was first read.
+    /// When this health and version were first read. Later reads of the same values do not change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_last_checked: Option<Time>,
-    /// Version that the proxy reports.
+    /// Version that the proxy reports to coderd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Control plane that holds the registration.
+    /// Name of the control plane that holds the registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
-    /// Credentials that the registration was made with.
+    /// Credentials that the registration was created with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
-    /// A registration, or a token of one, that is being made.
+    /// The registration, or the token of it, that is being created. Recorded before coderd is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_registration: Option<PendingRegistration>,
-    /// Registrations that are no longer wanted and not yet deleted.
+    /// Replaced registrations that are still to be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stale_registrations: Vec<PendingRegistration>,
 }
 
-/// A registration that is being made, is given another token, or is to go.
+/// A registration that is being created, is getting another token, or is still to be deleted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingRegistration {
-    /// Its name.
+    /// Name of the registration.
     pub name: String,
-    /// Its UUID, if it is made.
+    /// UUID of the registration, after it is created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Control plane that leads to its coderd.
+    /// Name of the control plane that the registration belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
-    /// Address of its coderd.
+    /// URL of the coderd that the registration belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "coderURL")]
     pub coder_url: Option<String>,
-    /// Deployment that it is in.
+    /// UUID of the coderd deployment that the registration belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
     pub deployment_id: Option<String>,
-    /// Credentials that can change it.
+    /// Credentials that can change or delete the registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
-    /// Why.
+    /// Why the registration or token is created, such as `TokenLost`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Since when.
+    /// When the operator decided to create or delete it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 }

@@ -1,4 +1,5 @@
-//! An answer of the server, read within bounds.
+//! An HTTP response of the server, read completely and within bounds. What it means is decided in [`crate::classify`]
+//! and [`crate::decode`].
 
 use std::time::Duration;
 
@@ -8,14 +9,14 @@ use secrecy::zeroize::Zeroizing;
 
 use crate::error::{ErrorKind, Outage, Unexpected};
 
-/// The largest body that is read.
-pub(crate) const CAP: usize = 4 * 1024 * 1024;
-/// On every answer of coderd, and of nobody else.
-const MARK: &str = "x-coder-build-version";
-/// What a 429 without a usable Retry-After means.
-const DEFAULT_PATIENCE: Duration = Duration::from_secs(30);
+/// The largest body in bytes. A longer one is an error, whoever sends it.
+pub(crate) const MAX_BODY: usize = 4 * 1024 * 1024;
+/// A header that coderd sets on every response, and a proxy or gateway in front of it does not.
+const CODERD_HEADER: &str = "x-coder-build-version";
+/// Delay after a 429 without a usable `Retry-After`.
+const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// What kind of text a body is.
+/// Content type, as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Media {
     Json,
@@ -29,20 +30,20 @@ pub(crate) struct Answer {
     pub(crate) media: Media,
     pub(crate) retry_after: Option<Duration>,
     pub(crate) location: Option<String>,
-    /// Whether it bears the mark that coderd puts on each of its answers.
-    pub(crate) marked: bool,
-    /// May hold a credential.
+    /// Whether coderd itself answered, by its header.
+    pub(crate) from_coderd: bool,
+    /// May contain a credential, so it is zeroed on drop.
     pub(crate) body: Zeroizing<Vec<u8>>,
 }
 
 impl Answer {
-    /// An answer of coderd as it would be with this status.
+    /// The answer that coderd would give with this status, for injected faults.
     pub(crate) fn injected(status: u16) -> Self {
         let body = Zeroizing::new(br#"{"message":"injected fault"}"#.to_vec());
-        Self { status, media: Media::Json, retry_after: None, location: None, marked: true, body }
+        Self { status, media: Media::Json, retry_after: None, location: None, from_coderd: true, body }
     }
 
-    /// Reads an answer to its end, or to the cap.
+    /// Reads the response to its end. Fails if the body exceeds the cap.
     pub(crate) async fn read(mut response: Response) -> Result<Self, ErrorKind> {
         let status = response.status().as_u16();
         let headers = response.headers();
@@ -50,20 +51,27 @@ impl Answer {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let retry_after = text(header::RETRY_AFTER).and_then(|text| text.trim().parse().ok());
         let location = text(header::LOCATION).map(str::to_owned);
-        let marked = headers.contains_key(MARK);
+        let from_coderd = headers.contains_key(CODERD_HEADER);
         let mut body = Zeroizing::new(Vec::new());
         while let Some(chunk) = response.chunk().await.map_err(|error| broken(&error))? {
-            if body.len() + chunk.len() > CAP {
+            if body.len() + chunk.len() > MAX_BODY {
                 return Err(ErrorKind::UnexpectedAnswer { status, what: Unexpected::TooLarge });
             }
             body.extend_from_slice(&chunk);
         }
-        Ok(Self { status, media, retry_after: retry_after.map(Duration::from_secs), location, marked, body })
+        Ok(Self {
+            status,
+            media,
+            retry_after: retry_after.map(Duration::from_secs),
+            location,
+            from_coderd,
+            body,
+        })
     }
 
-    /// How long the server wants to be left alone.
-    pub(crate) fn patience(&self) -> Duration {
-        self.retry_after.unwrap_or(DEFAULT_PATIENCE)
+    /// How long to wait before the next request, after a 429.
+    pub(crate) fn retry_delay(&self) -> Duration {
+        self.retry_after.unwrap_or(DEFAULT_RETRY_AFTER)
     }
 }
 
@@ -76,7 +84,7 @@ fn media(headers: &HeaderMap) -> Media {
     }
 }
 
-/// Why there is no answer. Only the cause is told, which names no URL.
+/// Classifies an error before the first byte of an answer. The text has no URL, because a URL may carry secrets.
 pub(crate) fn unsent(error: &reqwest::Error) -> ErrorKind {
     ErrorKind::Transient(if error.is_connect() {
         Outage::Unreachable(cause(error))
@@ -89,7 +97,7 @@ fn broken(error: &reqwest::Error) -> ErrorKind {
     ErrorKind::Transient(Outage::Broken(cause(error)))
 }
 
-/// The innermost cause of an error, which says what a person can do about.
+/// The innermost cause. The outer errors of reqwest only say that a request failed, and name its URL.
 pub(crate) fn cause(error: &reqwest::Error) -> String {
     let mut last: &dyn std::error::Error = error;
     while let Some(source) = last.source() {

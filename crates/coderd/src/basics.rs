@@ -1,4 +1,4 @@
-//! What a server tells anybody.
+//! What a server tells without a credential: who it is, and that it serves.
 
 use serde::Deserialize;
 
@@ -9,29 +9,29 @@ use crate::{
     error::{Error, ErrorKind, Unexpected},
 };
 
-/// Who a server is.
+/// Identity of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct BuildInfo {
-    /// With a leading `v`.
+    /// Version with a leading `v`, such as `v2.30.0`.
     pub version: String,
-    /// The identity of the deployment. Empty for a workspace proxy, which is no deployment.
+    /// UUID of the deployment, stored in its database. Empty for a workspace proxy, which is no deployment.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub deployment_id: String,
-    /// Whether it is a workspace proxy.
+    /// Whether a workspace proxy answered instead of coderd.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub workspace_proxy: bool,
-    /// The access URL of the deployment.
+    /// Access URL of the deployment.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub dashboard_url: String,
 }
 
 impl Client {
-    /// Who the server is. Needs no credential, and sends none.
+    /// Asks the server who it is. Sends no credential, so it is safe before the server is identified.
     pub async fn build_info(&self) -> Result<BuildInfo, Error> {
         self.fetch(Request::get("get buildinfo").at("buildinfo").by(Auth::Nobody)).await
     }
 
-    /// Whether the server serves. It says nothing about its database.
+    /// Succeeds if the HTTP server of coderd runs. Says nothing about its database.
     pub async fn healthz(&self) -> Result<(), Error> {
         let mut request = Request::get("get healthz").by(Auth::Nobody);
         request.path = vec!["healthz".into()];

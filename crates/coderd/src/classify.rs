@@ -1,9 +1,9 @@
-//! What a refusal means. Pure: from status, headers and body to a [`ErrorKind`].
+//! What a refusal means: from status, headers and body of an answer to an [`ErrorKind`]. Pure.
 //!
-//! coderd's own answers are JSON with a `message`; its text tells a missing route from a missing object and a
-//! missing license from a missing right. A refusal that is not JSON comes from somebody in between, and says
-//! nothing about coderd. A 404 counts only with coderd's mark: that of a gateway, which may well be JSON, must not
-//! look like a deleted object.
+//! coderd answers in JSON with a `message`. Its text is the only way to tell a missing route from a missing object,
+//! and a missing license from a missing permission. A refusal that is not JSON comes from a proxy or gateway in
+//! between and says nothing about coderd. A 404 counts only if coderd itself sent it: the 404 of a gateway, which may
+//! be JSON as well, must not look like a deleted object.
 
 use serde::Deserialize;
 use url::Url;
@@ -16,11 +16,11 @@ use crate::{
     target,
 };
 
-const LONGEST_MESSAGE: usize = 200;
-/// Shorter parts of a secret are words, and say nothing.
-const SHORTEST_PART: usize = 8;
+const MAX_MESSAGE_CHARS: usize = 200;
+/// Shorter parts of a secret are not removed from messages: they match ordinary words and reveal nothing.
+const MIN_SECRET_PART: usize = 8;
 
-/// coderd's envelope.
+/// The JSON body of every refusal of coderd.
 #[derive(Default, Deserialize)]
 struct Envelope {
     #[serde(default, deserialize_with = "decode::or_default")]
@@ -37,7 +37,8 @@ struct Validation {
     field: String,
 }
 
-/// Why an answer is not a success; None if it is one. A web page never is, whatever its status.
+/// Why an answer is not a success, or `None` if it is one. A web page is never a success, whatever its status: a
+/// login page of a proxy has status 200.
 pub(crate) fn refusal<'a>(
     answer: &Answer,
     surface: Surface,
@@ -51,7 +52,7 @@ pub(crate) fn refusal<'a>(
         }
         200..=299 => return None,
         300..=399 => return Some(redirect(answer, own)),
-        429 => return Some(ErrorKind::RateLimited { retry_after: answer.patience() }),
+        429 => return Some(ErrorKind::RateLimited { retry_after: answer.retry_delay() }),
         _ => {}
     }
     let envelope = match answer.media {
@@ -60,25 +61,25 @@ pub(crate) fn refusal<'a>(
         Media::Html => return Some(ErrorKind::UnexpectedAnswer { status, what: Unexpected::WebPage }),
         Media::Other => return Some(ErrorKind::UnexpectedAnswer { status, what: Unexpected::ContentType }),
     };
-    let said = format!("{} {}", envelope.message, envelope.detail).to_lowercase();
+    let text = format!("{} {}", envelope.message, envelope.detail).to_lowercase();
     let message = message(&envelope, status, secrets);
-    if surface == Surface::AddsLicense && is_duplicate_license(&said) {
+    if surface == Surface::AddsLicense && is_duplicate_license(&text) {
         return Some(ErrorKind::Duplicate { message });
     }
     Some(match status {
         400 | 413 | 422 if surface == Surface::AddsLicense => ErrorKind::InvalidLicense { message },
         401 => ErrorKind::Unauthenticated { message },
-        403 if said.contains("contact sales") => ErrorKind::NotEntitled { message },
+        403 if text.contains("contact sales") => ErrorKind::NotEntitled { message },
         403 => ErrorKind::Forbidden { message },
-        404 if !answer.marked => ErrorKind::UnexpectedAnswer { status, what: Unexpected::NotCoderd },
+        404 if !answer.from_coderd => ErrorKind::UnexpectedAnswer { status, what: Unexpected::NotCoderd },
         404 if envelope.message == "Route not found." => ErrorKind::NotSupported,
         404 => ErrorKind::NotFound { message },
         408 => ErrorKind::Transient(Outage::Server { status, message }),
         409 => ErrorKind::Duplicate { message },
         428 => ErrorKind::UnexpectedAnswer { status, what: Unexpected::Status },
         400..=499 => ErrorKind::Invalid { message },
-        // Some create handlers of coderd do not map a refused authorization.
-        500 if surface == Surface::HidesForbidden && is_unauthorized(&said) => {
+        // Some create handlers of coderd answer 500 instead of 403 if the token lacks a permission.
+        500 if surface == Surface::HidesForbidden && is_unauthorized(&text) => {
             ErrorKind::Forbidden { message }
         }
         500..=599 => ErrorKind::Transient(Outage::Server { status, message }),
@@ -86,25 +87,25 @@ pub(crate) fn refusal<'a>(
     })
 }
 
-/// Whether a trouble is that of the server as a whole, rather than of one request.
-pub(crate) fn is_out_of_order(trouble: &Outage) -> bool {
-    match trouble {
+/// Whether the outage is one of the whole server rather than of one request, so that other requests should wait.
+pub(crate) fn is_out_of_order(outage: &Outage) -> bool {
+    match outage {
         Outage::Server { status, .. } => matches!(status, 502..=504),
         Outage::Unreachable(_) | Outage::Broken(_) | Outage::Timeout(_) => true,
         Outage::HeldOff { .. } => false,
     }
 }
 
-/// coderd answers 500 with the words of the database.
-fn is_duplicate_license(said: &str) -> bool {
-    ["licenses_jwt_key", "duplicate key", "already exists"].iter().any(|mark| said.contains(mark))
+/// coderd does not map the unique violation: it answers 500 and quotes the database.
+fn is_duplicate_license(text: &str) -> bool {
+    ["licenses_jwt_key", "duplicate key", "already exists"].iter().any(|mark| text.contains(mark))
 }
 
-fn is_unauthorized(said: &str) -> bool {
-    ["unauthorized", "rbac: forbidden"].iter().any(|mark| said.contains(mark))
+fn is_unauthorized(text: &str) -> bool {
+    ["unauthorized", "rbac: forbidden"].iter().any(|mark| text.contains(mark))
 }
 
-/// Where a redirect leads: host and port, nothing that might be secret.
+/// A redirect is reported by host and port only. The rest of the location may contain a token.
 fn redirect(answer: &Answer, own: &Url) -> ErrorKind {
     let to = answer.location.as_deref().and_then(|location| own.join(location).ok());
     match to.as_ref().and_then(target::authority) {
@@ -113,13 +114,13 @@ fn redirect(answer: &Answer, own: &Url) -> ErrorKind {
     }
 }
 
-/// What coderd said, for people: one short line without anything that was sent.
+/// The message of coderd for people: one short line, without anything that was sent.
 fn message<'a>(envelope: &Envelope, status: u16, secrets: impl Iterator<Item = &'a str>) -> String {
     let mut text = envelope.message.clone();
     if text.trim().is_empty() {
         return format!("status {status} without a message");
     }
-    // The names of fields are coderd's own; their details may quote what was sent.
+    // The names of fields are safe to show. Their details may quote what was sent.
     let fields: Vec<_> = envelope.validations.iter().map(|validation| validation.field.as_str()).collect();
     if !fields.is_empty() {
         text = format!("{text} ({})", fields.join(", "));
@@ -128,15 +129,16 @@ fn message<'a>(envelope: &Envelope, status: u16, secrets: impl Iterator<Item = &
         text = without(text, secret);
     }
     let mut line: String =
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_MESSAGE).collect();
+        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect();
     line.truncate(line.trim_end().len());
     line
 }
 
-/// Takes out a secret and its parts: the pieces of a token, of a license, of a proxy's credential.
+/// Removes a secret and its parts, because coderd may quote a part only: the id of a token, a section of a license,
+/// the secret of a proxy token.
 fn without(text: String, secret: &str) -> String {
     let secret = secret.trim();
-    let parts = secret.split(['.', '-', ':']).filter(|part| part.len() >= SHORTEST_PART);
+    let parts = secret.split(['.', '-', ':']).filter(|part| part.len() >= MIN_SECRET_PART);
     let whole = Some(secret).filter(|secret| !secret.is_empty());
     whole.into_iter().chain(parts).fold(text, |text, part| text.replace(part, "[hidden]"))
 }

@@ -1,4 +1,4 @@
-//! Provisioner daemons, as coderd sees them.
+//! Provisioner daemons, as coderd lists them.
 
 use std::collections::BTreeMap;
 
@@ -7,32 +7,32 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{call::Request, client::Client, decode, error::Error};
 
-/// A daemon. One that reconnects under its name stays the same.
+/// A daemon. A daemon that reconnects with the same name keeps its id.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Daemon {
-    /// Its uuid.
+    /// UUID of the daemon.
     pub id: String,
-    /// Its name; of a pod of ours, the pod's.
+    /// Unique in the organization. The pods of a pool use the name of the pod.
     pub name: String,
-    /// The key it came with.
+    /// UUID of the provisioner key that the daemon connected with.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub key_id: String,
-    /// That key's name.
+    /// Name of that key. Built-in daemons have a reserved name here.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub key_name: String,
-    /// Its version.
+    /// Version of the daemon, with a leading `v`.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub version: String,
-    /// Its tags, with `scope` and `owner`.
+    /// Tags, including `scope` and `owner`.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub tags: BTreeMap<String, String>,
-    /// When it first came.
+    /// When the daemon first connected.
     #[serde(default, deserialize_with = "decode::time")]
     pub created_at: Option<Timestamp>,
-    /// Its last sign of life, one a minute. Tells liveness better than the status does.
+    /// Last heartbeat; coderd records one a minute. More reliable than `status`.
     #[serde(default, deserialize_with = "decode::time")]
     pub last_seen_at: Option<Timestamp>,
-    /// What it does. None where coderd does not tell.
+    /// `None` where coderd does not report it, as in the list of keys with their daemons.
     #[serde(default)]
     pub status: Option<DaemonStatus>,
 }
@@ -40,13 +40,13 @@ pub struct Daemon {
 /// What a daemon does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DaemonStatus {
-    /// Not seen for a while.
+    /// No heartbeat for 90 seconds.
     Offline,
-    /// Waiting for work.
+    /// Connected, without a job.
     Idle,
-    /// At work; or gone with a job that nobody has finished yet.
+    /// Running a job. A daemon that died with an unfinished job stays busy.
     Busy,
-    /// A word that we do not know.
+    /// A status that this release does not know.
     Other,
 }
 
@@ -61,15 +61,15 @@ impl<'de> Deserialize<'de> for DaemonStatus {
     }
 }
 
-/// Which daemons to list.
+/// Filter of [`Client::provisioner_daemons`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Daemons {
-    /// Also those not seen for 90 s, for up to seven days.
+    /// Whether to include daemons without a heartbeat for 90 seconds, for up to seven days.
     pub offline: bool,
 }
 
 impl Client {
-    /// The daemons of an organization, newest first, without a limit.
+    /// Lists the daemons of an organization, newest first, without a limit.
     pub async fn provisioner_daemons(
         &self,
         organization: &str,

@@ -1,4 +1,5 @@
-//! Reading coderd's JSON: what is null or missing is empty, what is unknown is left out.
+//! Decoding the JSON of coderd. A null or missing field becomes its default and an unknown field is ignored, so that
+//! other releases of coderd can be read.
 
 use jiff::Timestamp;
 use secrecy::SecretString;
@@ -9,9 +10,9 @@ use crate::{
     error::{ErrorKind, Unexpected},
 };
 
-/// The body of an answer, which is an object, as a type.
+/// Decodes a body that must be an object.
 pub(crate) fn object<T: DeserializeOwned>(answer: &Answer) -> Result<T, ErrorKind> {
-    // serde would take a list for a struct.
+    // serde accepts a list for a struct, field by field, so a list must be refused before.
     if answer.media == Media::Json && answer.body.trim_ascii_start().first() != Some(&b'{') {
         let what = Unexpected::Undecodable { line: 1, column: 1 };
         return Err(ErrorKind::UnexpectedAnswer { status: answer.status, what });
@@ -19,12 +20,12 @@ pub(crate) fn object<T: DeserializeOwned>(answer: &Answer) -> Result<T, ErrorKin
     json(answer)
 }
 
-/// The body of an answer, which is a list or null.
+/// Decodes a body that must be a list. coderd writes an empty list as `null` on some routes.
 pub(crate) fn list<T: DeserializeOwned>(answer: &Answer) -> Result<Vec<T>, ErrorKind> {
     json::<Option<Vec<T>>>(answer).map(Option::unwrap_or_default)
 }
 
-/// An answer that says nothing but that it was done.
+/// Accepts an answer whose body carries no information.
 pub(crate) fn nothing(answer: &Answer) -> Result<(), ErrorKind> {
     if answer.body.is_empty() { Ok(()) } else { json::<serde::de::IgnoredAny>(answer).map(drop) }
 }
@@ -34,14 +35,14 @@ fn json<T: DeserializeOwned>(answer: &Answer) -> Result<T, ErrorKind> {
         Media::Html | Media::Other => Unexpected::ContentType,
         Media::Json => match serde_json::from_slice(&answer.body) {
             Ok(value) => return Ok(value),
-            // serde quotes what it stumbles over; the place is enough.
+            // The text of serde quotes the value, which may be secret. The position is enough.
             Err(error) => Unexpected::Undecodable { line: error.line(), column: error.column() },
         },
     };
     Err(ErrorKind::UnexpectedAnswer { status: answer.status, what })
 }
 
-/// The value, or its default in place of null.
+/// The value, or the default for `null`.
 pub(crate) fn or_default<'de, D, T>(from: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -50,13 +51,13 @@ where
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// A time; None for null and for what is no time.
+/// A timestamp, or `None` for `null` and for text that is not a timestamp.
 pub(crate) fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
     let text: Option<String> = Option::deserialize(from)?;
     Ok(text.and_then(|text| text.parse().ok()))
 }
 
-/// A credential, which is never empty.
+/// A credential. An empty one is an error: it would be stored as if it worked.
 pub(crate) fn secret<'de, D: Deserializer<'de>>(from: D) -> Result<SecretString, D::Error> {
     let text = String::deserialize(from)?;
     if text.is_empty() {

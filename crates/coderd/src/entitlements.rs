@@ -12,24 +12,24 @@ use crate::{
     error::Error,
 };
 
-/// What a deployment may do.
+/// What a deployment may use.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Entitlements {
     /// Whether a valid license is installed.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub has_license: bool,
-    /// Whether it is a trial.
+    /// Whether the license is a trial.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub trial: bool,
-    /// By name. An answer without them is not one.
+    /// Features by name. Required: an answer without features is not one of coderd.
     pub features: BTreeMap<String, Feature>,
-    /// What coderd warns of, as of an expiry to come.
+    /// Warnings for administrators, such as an expiry soon.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub warnings: Vec<String>,
-    /// What is wrong with the licenses.
+    /// Problems of the licenses.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub errors: Vec<String>,
-    /// When coderd computed it.
+    /// When coderd last computed the entitlements: at least every ten minutes, and after a license is added.
     #[serde(default, deserialize_with = "decode::time")]
     pub refreshed_at: Option<Timestamp>,
 }
@@ -39,13 +39,13 @@ pub struct Entitlements {
 pub struct Feature {
     /// What the licenses say.
     pub entitlement: Entitlement,
-    /// Whether it works: what coderd itself goes by.
+    /// Whether the feature works. coderd itself checks this, and not `entitlement`.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub enabled: bool,
-    /// How much of it is allowed.
+    /// Upper bound for features that are counted, such as `user_limit`.
     #[serde(default)]
     pub limit: Option<i64>,
-    /// How much of it is used.
+    /// Current use for features that are counted.
     #[serde(default)]
     pub actual: Option<i64>,
 }
@@ -53,18 +53,18 @@ pub struct Feature {
 /// What the licenses say about a feature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entitlement {
-    /// Included.
+    /// The license includes the feature.
     Entitled,
-    /// Included until the grace period ends.
+    /// The license has expired, and its grace period has not.
     GracePeriod,
-    /// Not included.
+    /// The license does not include the feature.
     NotEntitled,
-    /// A word that we do not know.
+    /// A word that this release does not know.
     Other(String),
 }
 
 impl Entitlement {
-    /// coderd's word for it.
+    /// The word as coderd writes it.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Entitled => "entitled",
@@ -88,7 +88,7 @@ impl<'de> Deserialize<'de> for Entitlement {
 }
 
 impl Client {
-    /// What the deployment may do. Anybody may ask. `NotSupported`: an AGPL build.
+    /// Reads the entitlements. Needs no credential. `NotSupported`: an AGPL build, which has no such route.
     pub async fn entitlements(&self) -> Result<Entitlements, Error> {
         self.fetch(Request::get("get entitlements").at("entitlements").by(Auth::Nobody)).await
     }

@@ -1,30 +1,31 @@
-//! Things that go wrong on purpose. Tests hand a [`Faults`] to the connector; a running operator has none.
+//! Fault injection. Tests give a [`Faults`] to the connector and to Postgres; an operator in production has none.
 
 use std::time::Duration;
 
 use crate::call::Call;
 
-/// The exit code of [`Fault::Exit`]; the same as for a call to the API server.
+/// Exit code of [`Fault::Exit`]. The engine uses the same for faults of Kubernetes calls.
 pub const EXIT_CODE: i32 = 86;
 
-/// Decides what goes wrong.
+/// Decides which calls fail.
 pub trait Faults: Send + Sync {
-    /// Asked before a call is sent: with an answer other than a delay, the server never sees it.
+    /// Called before a request is sent. A fault other than a delay keeps the request from the server.
     fn before(&self, call: &Call) -> Option<Fault>;
 
-    /// Asked when the server has answered: it did what it was asked to, and we do not learn of it.
+    /// Called after the server has answered. A fault other than a delay replaces the answer, as if it were lost on
+    /// the way: the effect has happened.
     fn after(&self, call: &Call) -> Option<Fault>;
 }
 
-/// One thing that goes wrong.
+/// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The connection breaks.
     Error,
-    /// This HTTP status, in place of the answer.
+    /// An answer with this HTTP status.
     Status(u16),
-    /// The call takes this much longer; its deadline still holds.
+    /// The call takes this much longer. Its deadline still applies.
     Delay(Duration),
-    /// The process ends on the spot, with [`EXIT_CODE`].
+    /// The process exits at once with [`EXIT_CODE`].
     Exit,
 }

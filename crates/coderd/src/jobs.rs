@@ -1,4 +1,4 @@
-//! Provisioner jobs: what daemons have to do.
+//! Provisioner jobs: the work that daemons do.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,31 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{call::Request, client::Client, decode, error::Error};
 
-/// A job.
+/// A provisioner job.
 ///
-/// coderd's queue positions count the whole deployment and its list of available workers holds dead ones, so
-/// neither is here.
+/// The queue position and the available workers that coderd reports are left out: the position counts the whole
+/// deployment, and the workers include dead ones.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Job {
-    /// Its uuid.
+    /// UUID of the job.
     pub id: String,
-    /// How far it is.
+    /// Progress of the job.
     pub status: JobStatus,
-    /// The tags that a daemon needs, with `scope` and `owner`.
+    /// Tags that a daemon must have, including `scope` and `owner`.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub tags: BTreeMap<String, String>,
-    /// Since when it waits.
+    /// When the job was queued.
     #[serde(default, deserialize_with = "decode::time")]
     pub created_at: Option<Timestamp>,
-    /// What it is for.
+    /// Type of the job, such as `workspace_build`.
     #[serde(default, rename = "type", deserialize_with = "decode::or_default")]
     pub what: String,
-    /// The daemon that has it.
+    /// UUID of the daemon that runs the job. Empty while it is pending.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub worker_id: String,
 }
 
-/// How far a job is.
+/// Progress of a job. `Unknown` is also a status that this release does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum JobStatus {
@@ -45,7 +45,7 @@ pub enum JobStatus {
 }
 
 impl JobStatus {
-    /// The word that coderd uses.
+    /// The word as coderd writes it, in answers and in queries.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -68,15 +68,16 @@ impl<'de> Deserialize<'de> for JobStatus {
     }
 }
 
-/// Which jobs to list.
+/// Filter of [`Client::provisioner_jobs`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Jobs {
-    /// Only those; empty: all.
+    /// Only jobs with one of these statuses. Empty: all.
     pub status: Vec<JobStatus>,
 }
 
 impl Client {
-    /// The jobs of an organization, newest first, without a limit: one would hide those that wait the longest.
+    /// Lists the jobs of an organization, newest first. There is no limit, because a limit would hide the jobs that
+    /// wait longest.
     pub async fn provisioner_jobs(&self, organization: &str, which: &Jobs) -> Result<Vec<Job>, Error> {
         let Jobs { status } = which;
         let request = Request::get("list provisionerjobs").at("organizations").part(organization);

@@ -1,4 +1,5 @@
-//! Things that are kept while somebody uses them and a while longer, then forgotten.
+//! A cache whose entries are removed when nobody has used them for a while. It bounds what servers of deleted objects
+//! cost.
 
 use std::{
     collections::HashMap,
@@ -7,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a thing is kept that nobody uses.
+/// How long an entry stays that nobody uses.
 pub(crate) const UNUSED: Duration = Duration::from_mins(10);
 
-/// Shared things by key.
+/// Shared values by key.
 pub(crate) struct Kept<K, V> {
     all: HashMap<K, (Arc<V>, Instant)>,
     swept: Option<Instant>,
@@ -23,7 +24,7 @@ impl<K, V> Default for Kept<K, V> {
 }
 
 impl<K: Eq + Hash, V> Kept<K, V> {
-    /// The thing under a key, made if it is not there.
+    /// Returns the value of a key, and creates it first if there is none.
     pub(crate) fn get<E>(
         &mut self,
         key: K,
@@ -40,12 +41,13 @@ impl<K: Eq + Hash, V> Kept<K, V> {
         Ok(made)
     }
 
-    /// How many are kept.
+    /// Number of cached values.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Forgets what nobody holds and nobody asked for in a while.
+    /// Removes entries that nobody holds and that nobody asked for within [`UNUSED`]. Runs at most every tenth of
+    /// that time.
     fn sweep(&mut self, now: Instant) {
         let due = self.swept.is_none_or(|last| now.saturating_duration_since(last) >= UNUSED / 10);
         if !due {

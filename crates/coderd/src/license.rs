@@ -1,7 +1,8 @@
-//! What a license says about itself, read without verifying it: coderd alone decides whether it is good.
+//! Licenses: what a license says about itself, and the licenses that a deployment has.
 //!
-//! Enough to tell licenses apart, to find one among those that are installed, and to know when it ends. The
-//! license itself is never kept or shown.
+//! Claims are read without verifying the signature: coderd alone decides whether a license is good. They are enough to
+//! tell licenses apart, to find one among the installed ones, and to know when it expires. coderd never returns the text
+//! of a license, and neither a claim nor an error here contains it.
 
 use std::collections::BTreeMap;
 
@@ -9,63 +10,69 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer};
+use serde_json::json;
 
-use crate::{decode, licenses::License};
+use crate::{
+    call::{Request, Surface},
+    client::Client,
+    decode,
+    error::{Error, ErrorKind},
+};
 
-/// The claims of a license, as far as they identify it. What is missing or of another type is empty.
+/// The claims of a license that identify it. A claim that is missing or has another type is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Claims {
-    /// `jti`; usually a uuid, which becomes the installed license's.
+    /// The claim `jti`. Usually a UUID, which then becomes the UUID of the installed license.
     #[serde(default, rename = "jti", deserialize_with = "lenient")]
     pub id: String,
-    /// Where the account is kept.
+    /// System that manages the account, such as `salesforce`.
     #[serde(default, deserialize_with = "lenient")]
     pub account_type: String,
-    /// The account.
+    /// Account that the license was issued to.
     #[serde(default, deserialize_with = "lenient")]
     pub account_id: String,
-    /// `premium`, `enterprise`, or empty.
+    /// `premium`, `enterprise`, or empty for licenses that list their features.
     #[serde(default, deserialize_with = "lenient")]
     pub feature_set: String,
-    /// Whether it is a trial.
+    /// Whether the license is a trial.
     #[serde(default, deserialize_with = "lenient")]
     pub trial: bool,
-    /// When it was issued.
+    /// The claim `iat`.
     #[serde(default, rename = "iat", deserialize_with = "seconds")]
     pub issued_at: Option<Timestamp>,
-    /// From when it counts.
+    /// The claim `nbf`.
     #[serde(default, rename = "nbf", deserialize_with = "seconds")]
     pub not_before: Option<Timestamp>,
-    /// When its term ends and its grace period begins.
+    /// When the license expires and its grace period begins.
     #[serde(default, deserialize_with = "seconds")]
     pub license_expires: Option<Timestamp>,
-    /// When its grace period ends.
+    /// The claim `exp`: when the grace period ends.
     #[serde(default, rename = "exp", deserialize_with = "seconds")]
     pub expires: Option<Timestamp>,
-    /// Limits and features by name.
+    /// Features and limits by name.
     #[serde(default, deserialize_with = "lenient")]
     pub features: BTreeMap<String, i64>,
-    /// The only deployments it is for; empty: any.
+    /// The only deployments that may use the license. Empty: any.
     #[serde(default, deserialize_with = "lenient")]
     pub deployment_ids: Vec<String>,
 }
 
-/// Why a text is not a license. Does not quote it.
+/// Why a text is not a license. Never quotes the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotALicense {
-    /// Not three parts with dots in between.
+    /// Not three parts separated by dots.
     #[error("a license has three parts with dots in between")]
     Parts,
-    /// The middle part is not base64.
+    /// The second part is not base64.
     #[error("the middle part of the license is not base64")]
     Encoding,
-    /// The middle part does not hold claims.
+    /// The second part is not a JSON object.
     #[error("the middle part of the license is not a JSON object")]
     Claims,
 }
 
 impl Claims {
-    /// Reads the claims of a license. Says nothing about whether it is genuine.
+    /// Reads the claims of a license without verifying its signature.
     pub fn read(license: &SecretString) -> Result<Self, NotALicense> {
         let mut parts = license.expose_secret().trim().split('.');
         let (Some(_header), Some(claims), Some(_signature), None) =
@@ -75,16 +82,14 @@ impl Claims {
         };
         let claims =
             URL_SAFE_NO_PAD.decode(claims.trim_end_matches('=')).map_err(|_| NotALicense::Encoding)?;
-        // serde would take a list for a struct whose fields all have defaults.
+        // serde accepts a list for a struct whose fields all have defaults, so the claims are read as a map first.
         let claims: serde_json::Map<_, _> =
             serde_json::from_slice(&claims).map_err(|_| NotALicense::Claims)?;
         serde_json::from_value(claims.into()).map_err(|_| NotALicense::Claims)
     }
 }
 
-/// The installed license with these claims.
-///
-/// By id; where a license has none, by all its claims together.
+/// Finds the installed license with these claims: by `jti`, or by all claims if there is no `jti`.
 pub fn find<'a>(claims: &Claims, installed: &'a [License]) -> Option<&'a License> {
     if claims.id.is_empty() {
         return installed.iter().find(|license| license.claims == *claims);
@@ -93,7 +98,64 @@ pub fn find<'a>(claims: &Claims, installed: &'a [License]) -> Option<&'a License
     by_claim.or_else(|| installed.iter().find(|license| license.uuid.eq_ignore_ascii_case(&claims.id)))
 }
 
-/// A value of the right type, or the default.
+/// An installed license.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct License {
+    /// Number that identifies the license in requests.
+    pub id: i32,
+    /// The `jti` of the license if it is a UUID, else a random UUID.
+    #[serde(default, deserialize_with = "decode::or_default")]
+    pub uuid: String,
+    /// When the license was added.
+    #[serde(default, deserialize_with = "decode::time")]
+    pub uploaded_at: Option<Timestamp>,
+    /// The claims of the license. coderd also lists licenses that are expired or that it cannot verify.
+    #[serde(default, deserialize_with = "decode::or_default")]
+    pub claims: Claims,
+}
+
+/// Result of [`Client::refresh_entitlements`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refreshed {
+    /// coderd has computed the entitlements again.
+    Now,
+    /// coderd refused, because it computed them less than a minute ago.
+    Lately,
+}
+
+impl Client {
+    /// Lists all licenses. Without the permission to read them, coderd answers with an empty list instead of a
+    /// refusal.
+    pub async fn licenses(&self) -> Result<Vec<License>, Error> {
+        self.list(Request::get("list licenses").at("licenses")).await
+    }
+
+    /// Adds a license. `Duplicate`: exactly this license is installed. `InvalidLicense`: coderd does not accept it.
+    pub async fn add_license(&self, license: &SecretString) -> Result<License, Error> {
+        let body = json!({ "license": license.expose_secret().trim() });
+        let request = Request::post("add license").at("licenses").json(&body).hiding(license);
+        self.fetch(request.on(Surface::AddsLicense)).await
+    }
+
+    /// Deletes a license by its number.
+    pub async fn delete_license(&self, id: i32) -> Result<(), Error> {
+        self.perform(Request::delete("delete license").at("licenses").part(&id.to_string())).await
+    }
+
+    /// Makes coderd compute the entitlements again. It does so by itself after a license is added.
+    pub async fn refresh_entitlements(&self) -> Result<Refreshed, Error> {
+        let request = Request::post("refresh entitlements").at("licenses/refresh-entitlements");
+        match self.perform(request).await {
+            Ok(()) => Ok(Refreshed::Now),
+            // coderd answers 400, not 429, if it refreshed less than 60 s ago. Recent entitlements are as good as new
+            // ones.
+            Err(Error { kind: ErrorKind::Invalid { .. }, .. }) => Ok(Refreshed::Lately),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The value, or the default if it has another type.
 fn lenient<'de, D, T>(from: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -103,7 +165,7 @@ where
     Ok(serde_json::from_value(value).unwrap_or_default())
 }
 
-/// A time in unix seconds, which coderd may write with a fraction.
+/// A time in Unix seconds, which coderd may write with a fraction.
 fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
     let value: serde_json::Value = decode::or_default(from)?;
     #[allow(clippy::cast_possible_truncation)]
@@ -113,8 +175,6 @@ fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::E
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn jwt(claims: &serde_json::Value) -> SecretString {

@@ -1,6 +1,6 @@
-//! Pooled connections: one reqwest client for each kind of trust and, with a resolver from outside, each port.
+//! Connection pools: one reqwest client for each set of trusted certificates and, with a resolver, for each port.
 //!
-//! A server behind plain HTTP loads no roots at all. A certificate authority given for a server is the only one
+//! A server behind plain HTTP loads no root certificates at all. A CA that is given for a server is the only one
 //! trusted for it, as with `caBundle` in Kubernetes.
 
 use std::{
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     kept::Kept,
-    resolve::{OfPort, Resolve},
+    resolve::{PortResolver, Resolve},
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,18 +22,18 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 const IDLE_CONNECTIONS: usize = 2;
 const USER_AGENT: &str = concat!("coder-k8s/", env!("CARGO_PKG_VERSION"));
 
-/// Whose certificates are trusted.
+/// Which certificates are trusted.
 #[derive(Clone, Copy)]
 pub(crate) enum Trust<'a> {
-    /// No TLS is spoken.
+    /// No TLS.
     Plain,
-    /// Whom the system trusts.
+    /// The root certificates of the system.
     System,
-    /// These alone, as PEM.
+    /// These certificates only, as PEM.
     Only(&'a [u8]),
 }
 
-/// A pool's identity. Of a certificate authority the digest is enough.
+/// Identity of a pool. A CA is identified by its digest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct PoolKey {
     trust: TrustKey,
@@ -47,7 +47,7 @@ enum TrustKey {
     Only([u8; 32]),
 }
 
-/// All pools of a process.
+/// All connection pools of a process.
 pub(crate) struct ConnectionPools {
     resolver: Option<Arc<dyn Resolve>>,
     all: Mutex<Kept<PoolKey, reqwest::Client>>,
@@ -58,14 +58,14 @@ impl ConnectionPools {
         Self { resolver, all: Mutex::default() }
     }
 
-    /// Whether names are resolved by somebody else than the system.
+    /// Whether names are resolved by a given resolver instead of the system.
     pub(crate) fn resolves(&self) -> bool {
         self.resolver.is_some()
     }
 
-    /// The pool for a trust and a port.
+    /// Returns the pool for a trust and a port.
     pub(crate) fn get(&self, trust: Trust<'_>, port: u16) -> Result<Arc<reqwest::Client>, reqwest::Error> {
-        let resolver = self.resolver.clone().map(|resolver| OfPort { resolver, port });
+        let resolver = self.resolver.clone().map(|resolver| PortResolver { resolver, port });
         let key = PoolKey {
             trust: match trust {
                 Trust::Plain => TrustKey::Plain,
@@ -78,15 +78,15 @@ impl ConnectionPools {
     }
 }
 
-fn build(trust: Trust<'_>, resolver: Option<OfPort>) -> Result<reqwest::Client, reqwest::Error> {
+fn build(trust: Trust<'_>, resolver: Option<PortResolver>) -> Result<reqwest::Client, reqwest::Error> {
     let mut builder = reqwest::Client::builder()
         .user_agent(USER_AGENT)
         .http1_only()
         .redirect(redirect::Policy::none())
         .referer(false)
         .retry(retry::never())
-        // A proxy named in the environment is meant for the internet; a Service is not there, and over plain
-        // HTTP it would read every token.
+        // A proxy in the environment is for the internet. It does not reach Services, and over plain HTTP it would
+        // read every token.
         .no_proxy()
         .connect_timeout(CONNECT_TIMEOUT)
         .pool_idle_timeout(IDLE_TIMEOUT)

@@ -1,10 +1,10 @@
-//! The operator's own account in coderd's database: the way in where nobody has a token yet.
+//! The account of the operator in the database of coderd: how the operator gets a token where nobody has one yet.
 //!
-//! The account has a fixed username and e-mail and is a system account, so it takes no seat and leaves the set-up
-//! page to the first person. Anything else of that name or e-mail is a person's and is never touched. Each call
-//! makes one connection, holds it to its deadlines, does everything in one transaction and closes it; when all is
-//! right already, it only reads. No error, log line or `Debug` output holds a password, a token or a value of the
-//! database.
+//! The account has a fixed username and e-mail address and is a system account, so it takes no seat of the license
+//! and leaves the setup page to the first person. Any other account with that name or address belongs to a person and
+//! is never touched. Each call opens one connection, does everything in one transaction within its deadlines, and
+//! closes the connection; if nothing has to change, it only reads. No error, log line or `Debug` output contains a
+//! password, a token or a value of the database.
 
 mod classify;
 mod dsn;
@@ -30,41 +30,41 @@ pub use error::{DatabaseErrorKind, Error};
 use self::session::{Scope, Session};
 use crate::{Call, Faults, Observer, Resolve};
 
-/// The operator's username in coderd, and its display name.
+/// Username and display name of the operator in coderd.
 pub const USERNAME: &str = "coder-k8s-operator";
-/// The operator's e-mail in coderd. No mail gets there.
+/// E-mail address of the operator in coderd. The domain `.invalid` never receives mail.
 pub const EMAIL: &str = "coder-k8s-operator@coder-k8s.invalid";
 
-/// What the names of all our tokens start with.
+/// Prefix of the names of all tokens that operators create. Several control planes may share a database.
 const TOKEN_PREFIX: &str = "coder-k8s-operator-";
 const ROLE: &str = "owner";
 const ORGANIZATION_ROLE: &str = "organization-admin";
-/// Not a digest of anything, so no password fits.
+/// Stored in place of a password hash. It is not a hash, so no password matches it.
 const PASSWORD: &str = "none";
 
-/// Connecting: name, network, TLS and password.
+/// Step: resolve the name, connect, TLS handshake, authentication.
 pub const CONNECT: Call = Call { name: "sql-connect", writes: false };
-/// All reads and writes of [`Postgres::ensure`].
+/// Step: all reads and writes of [`Postgres::ensure`].
 pub const ENSURE: Call = Call { name: "sql-ensure", writes: true };
-/// All reads and writes of [`Postgres::revoke`].
+/// Step: all reads and writes of [`Postgres::revoke`].
 pub const REVOKE: Call = Call { name: "sql-revoke", writes: true };
-/// The commit; only when something was written.
+/// Step: the commit. Only if something was written.
 pub const COMMIT: Call = Call { name: "sql-commit", writes: true };
 
-/// How the database is talked to.
+/// Deadlines and hooks of database calls.
 #[derive(Clone)]
 pub struct PostgresSettings {
-    /// How long a connection may take to be made, with TLS and password.
+    /// Deadline for the connection, including TLS and authentication.
     pub connect: Duration,
-    /// How long one statement may take, also on the server.
+    /// Deadline for one statement. The server enforces it too.
     pub statement: Duration,
-    /// How long a whole call may take.
+    /// Deadline for a whole call.
     pub whole: Duration,
-    /// Who finds the address of a host; None: the system.
+    /// Resolves the host of the database. `None`: the system does.
     pub resolver: Option<Arc<dyn Resolve>>,
-    /// Where steps are counted.
+    /// Receives the name, outcome and duration of every step, for metrics.
     pub observer: Option<Arc<dyn Observer>>,
-    /// What goes wrong on purpose.
+    /// Makes steps fail on purpose. Tests only.
     pub faults: Option<Arc<dyn Faults>>,
 }
 
@@ -81,89 +81,90 @@ impl Default for PostgresSettings {
     }
 }
 
-/// What the operator wants to have in the database.
+/// The token that a control plane needs.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenRequest<'a> {
-    /// The name of the token, which tells control planes apart.
+    /// Name of the token, unique for each control plane.
     pub token_name: &'a str,
-    /// The token that the operator has.
+    /// The token that the operator has, if any.
     pub existing: Option<&'a SecretString>,
-    /// How long a new token lives. One that lives longer is renewed as if it lived this long.
+    /// Lifetime of a new token. A longer-lived token is renewed as if it had this lifetime.
     pub lifetime: SignedDuration,
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
-    /// Make a new token although the database knows the one at hand: coderd refuses it.
+    /// Create another token although the database knows the existing one, because coderd refuses it.
     pub replace: bool,
 }
 
-/// What the operator has now.
+/// The result of [`Postgres::ensure`].
 #[derive(Clone, Debug)]
 pub struct Ensured {
-    /// The token to use: the one that was brought, or a new one.
+    /// The token to use: the existing one or a new one.
     pub token: SecretString,
-    /// When it ends. coderd moves this while it is used, which is not relied on.
+    /// When the token expires. coderd may extend it while the token is used; nothing relies on that.
     pub expires: Timestamp,
-    /// When to renew it: after two thirds of its life.
+    /// When to renew the token: after two thirds of its lifetime.
     pub renew_at: Timestamp,
     /// Whether the token is new.
     pub made: bool,
-    /// Whether it is the only one. If not, the one that was brought still works too: store the new one, prove it
-    /// against coderd, and call again with it, which removes the old one.
+    /// Whether this is the only token. If not, the existing one still works: store the new token, prove it against
+    /// coderd, and call again with it, which removes the old one.
     pub settled: bool,
-    /// The identity of the deployment, when coderd has written it already.
+    /// UUID of the deployment. `None` if coderd has not written it yet.
     pub deployment_id: Option<String>,
-    /// What was written; empty when all was right.
+    /// What was written. Empty if nothing had to change.
     pub changes: Vec<Change>,
 }
 
-/// Something that was written.
+/// A write to the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The account was made.
+    /// The account was created.
     AccountMade,
-    /// The account was put right: somebody had changed or suspended it.
+    /// The account was changed back, after someone had edited or suspended it.
     AccountRepaired,
-    /// So many organizations were joined.
+    /// The account joined this many organizations.
     Joined(u64),
-    /// The role was taken in so many organizations.
+    /// The account became administrator of this many organizations that it was a member of.
     Promoted(u64),
-    /// A token was made.
+    /// A token was created.
     TokenMade,
-    /// So many tokens of ours were removed.
+    /// This many tokens of the control plane were deleted.
     TokensRemoved(u64),
-    /// The token got its final name.
+    /// The new token took over the name of the one that it replaced.
     TokenRenamed,
 }
 
-/// Makes and unmakes the operator's access in databases of coderd. One is enough for a process.
+/// Creates and revokes the access of the operator in databases of coderd. Holds no connection; one for the process is
+/// enough.
 #[derive(Clone)]
 pub struct Postgres {
     settings: PostgresSettings,
 }
 
 impl Postgres {
-    /// With these settings.
+    /// Connects to nothing yet.
     pub fn new(settings: PostgresSettings) -> Self {
         Self { settings }
     }
 
-    /// Whether the address and the authorities can be used at all. Nothing is connected.
+    /// Checks whether the connection URL and the CA are usable, without connecting.
     pub fn examine(&self, dsn: &Dsn, ca: Option<&[u8]>) -> Result<(), Error> {
         tls::Tls::of(dsn, ca).map(drop).map_err(|kind| Scope::new(&self.settings, dsn).error(CONNECT, kind))
     }
 
-    /// Sees to it that the account, its memberships and a token are there. Only what differs is written.
+    /// Makes sure that the account, its memberships and a token exist. Writes only what differs.
     ///
-    /// `ca` holds the authorities of the database as PEM. After an error nothing was changed, but for a lost answer
-    /// to the commit ([`Error::may_have_happened`]); the next call finds its way from either.
+    /// `ca` is the CA of the database as PEM. An error means that nothing changed, except if the answer to the commit
+    /// was lost ([`Error::may_have_happened`]). The next call recovers from either.
     pub async fn ensure(
         &self,
         dsn: &Dsn,
         ca: Option<&[u8]>,
-        wanted: &TokenRequest<'_>,
+        request: &TokenRequest<'_>,
     ) -> Result<Ensured, Error> {
         let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
-        let ensured = session.step(ENSURE, ensure::ensure(&session, wanted)).await?;
+        let ensured = session.step(ENSURE, ensure::ensure(&session, request)).await?;
         if !ensured.changes.is_empty() {
             session.commit().await?;
         }
@@ -171,10 +172,10 @@ impl Postgres {
         Ok(ensured)
     }
 
-    /// Takes the tokens of this name away, and suspends the account when no other token of ours is left. Gives how
-    /// many tokens are gone: none is a success too, as is a database that coderd never set up.
+    /// Deletes the tokens of this name, and suspends the account if no other token of an operator is left. Returns
+    /// the number of deleted tokens. Zero is a success too, as is a database that coderd never migrated.
     pub async fn revoke(&self, dsn: &Dsn, ca: Option<&[u8]>, token_name: &str) -> Result<u64, Error> {
-        let names = token::Names::of(token_name);
+        let names = token::TokenNames::of(token_name);
         let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
         let (removed, written) = session.step(REVOKE, revoke::revoke(&session, &names)).await?;
         if written {

@@ -1,5 +1,7 @@
-//! Provisioner keys, with which daemons join an organization. coderd shows the material once, lower-cases
-//! names, takes up to 64 bytes of them, and has no update.
+//! Provisioner keys, with which daemons join an organization.
+//!
+//! coderd shows the material of a key once, at its creation. It converts names to lower case, limits them to 64
+//! bytes, and has no route to update a key: a change needs another key.
 
 use std::collections::BTreeMap;
 
@@ -19,39 +21,40 @@ use crate::{
 /// A key, without its material.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ProvisionerKey {
-    /// Its uuid.
+    /// UUID of the key.
     pub id: String,
-    /// Its name, in lower case.
+    /// Name in lower case, unique in the organization.
     pub name: String,
-    /// The uuid of its organization.
+    /// UUID of the organization.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub organization: String,
-    /// The tags of the daemons that use it, as they were given.
+    /// Tags of the daemons that use the key, as given at its creation.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub tags: BTreeMap<String, String>,
-    /// When it was made.
+    /// When the key was created.
     #[serde(default, deserialize_with = "decode::time")]
     pub created_at: Option<Timestamp>,
 }
 
-/// A key and the daemons that were seen with it in the last three minutes.
+/// A key and the daemons with a heartbeat in the last three minutes.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct KeyDaemons {
-    /// The key; reserved ones are among them.
+    /// The key. Reserved keys of coderd are included.
     pub key: ProvisionerKey,
-    /// Without status and jobs.
+    /// The daemons, without status and jobs.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub daemons: Vec<Daemon>,
 }
 
 #[derive(Deserialize)]
-struct Made {
+struct CreatedKey {
     #[serde(deserialize_with = "decode::secret")]
     key: SecretString,
 }
 
 impl Client {
-    /// Makes a key and gives its material. `Duplicate`: the name is taken; `Invalid`: too long or reserved.
+    /// Creates a key and returns its material. `Duplicate`: the name is taken. `Invalid`: the name is too long or
+    /// reserved.
     pub async fn create_provisioner_key(
         &self,
         organization: &str,
@@ -60,30 +63,33 @@ impl Client {
     ) -> Result<SecretString, Error> {
         let request = Request::post("create provisionerkey").at("organizations").part(organization);
         let request = request.at("provisionerkeys").json(&json!({ "name": name, "tags": tags }));
-        let made: Made = self.fetch(request.on(Surface::HidesForbidden)).await?;
-        Ok(made.key)
+        let created: CreatedKey = self.fetch(request.on(Surface::HidesForbidden)).await?;
+        Ok(created.key)
     }
 
-    /// All keys of an organization, but for the reserved ones.
+    /// Lists the keys of an organization without the reserved ones. Keys that the credential may not read are left
+    /// out silently.
     pub async fn provisioner_keys(&self, organization: &str) -> Result<Vec<ProvisionerKey>, Error> {
         let request = Request::get("list provisionerkeys").at("organizations").part(organization);
         self.list(request.at("provisionerkeys")).await
     }
 
-    /// All keys of an organization with the daemons that use them.
+    /// Lists the keys of an organization with the daemons that use them.
     pub async fn provisioner_key_daemons(&self, organization: &str) -> Result<Vec<KeyDaemons>, Error> {
         let request = Request::get("list provisionerkey daemons").at("organizations").part(organization);
         self.list(request.at("provisionerkeys/daemons")).await
     }
 
-    /// What a key is, proven by its material. Needs no session token. `Unauthenticated`: coderd does not know it.
+    /// Asks coderd which key the material belongs to. Needs no session token. `Unauthenticated`: coderd does not know
+    /// the material.
     pub async fn provisioner_key_details(&self, material: &SecretString) -> Result<ProvisionerKey, Error> {
-        // The last part of the path is not read; the key itself would end up in access logs.
+        // coderd ignores the last segment, where the key is expected, and reads the header. In the path the key would
+        // end up in access logs.
         let request = Request::get("get provisionerkey details").at("provisionerkeys/details");
         self.fetch(request.with_key(material)).await
     }
 
-    /// Deletes a key by its name, and ends the sessions of its daemons.
+    /// Deletes a key by its name and ends the sessions of its daemons.
     pub async fn delete_provisioner_key(&self, organization: &str, name: &str) -> Result<(), Error> {
         let request = Request::delete("delete provisionerkey").at("organizations").part(organization);
         self.perform(request.at("provisionerkeys").part(name)).await

@@ -1,4 +1,6 @@
-//! Workspace proxies that a deployment knows.
+//! Workspace proxies and their registration.
+//!
+//! coderd shows the token of a proxy once. Issuing another token invalidates the previous one at once.
 
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
@@ -15,49 +17,49 @@ use crate::{
 /// A workspace proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Proxy {
-    /// Its uuid; that of the primary is the deployment's.
+    /// UUID of the proxy. For the primary, the UUID of the deployment.
     pub id: String,
-    /// Its name.
+    /// Unique among proxies that are not deleted.
     pub name: String,
-    /// Its name for people.
+    /// Name for people.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub display_name: String,
-    /// Its icon.
+    /// Path or URL of the icon.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub icon_url: String,
-    /// Whether coderd reached it lately.
+    /// Whether the last health check succeeded.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub healthy: bool,
-    /// What coderd saw.
+    /// Result of the last health check.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub status: ProxyHealth,
-    /// When it was registered.
+    /// When the proxy was registered.
     #[serde(default, deserialize_with = "decode::time")]
     pub created_at: Option<Timestamp>,
-    /// Whether it was deleted; by its uuid it is found nevertheless.
+    /// Whether the proxy was deleted. A deleted proxy is still found by its UUID.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub deleted: bool,
-    /// Its version, once it registered.
+    /// Version of the proxy. Empty until its first registration.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub version: String,
 }
 
-/// What coderd saw of a proxy.
+/// Result of a health check of coderd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ProxyHealth {
-    /// `ok`, `unreachable`, `unhealthy`, `unregistered` or `unknown`.
+    /// `ok`, `unreachable`, `unhealthy`, `unregistered`, or `unknown` before the first check.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub status: String,
-    /// What is wrong.
+    /// Problems that the check found.
     #[serde(default, deserialize_with = "decode::or_default")]
-    report: Report,
-    /// When coderd looked.
+    report: HealthReport,
+    /// When coderd checked.
     #[serde(default, deserialize_with = "decode::time")]
     pub checked_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-struct Report {
+struct HealthReport {
     #[serde(default, deserialize_with = "decode::or_default")]
     errors: Vec<String>,
     #[serde(default, deserialize_with = "decode::or_default")]
@@ -65,48 +67,48 @@ struct Report {
 }
 
 impl ProxyHealth {
-    /// What is wrong with it.
+    /// Problems that make the proxy unhealthy.
     pub fn errors(&self) -> &[String] {
         &self.report.errors
     }
 
-    /// What may go wrong.
+    /// Problems that do not make the proxy unhealthy.
     pub fn warnings(&self) -> &[String] {
         &self.report.warnings
     }
 }
 
-/// How a proxy is to be called. coderd patches only what is complete: none may be empty.
+/// How a proxy appears. All fields are required: coderd refuses to update a proxy with an empty one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxySettings {
-    /// Its name; not `primary`.
+    /// Name, which must not be `primary`.
     pub name: String,
-    /// Its name for people.
+    /// Name for people.
     pub display_name: String,
-    /// A path or URL.
+    /// Path or URL of the icon.
     pub icon: String,
 }
 
-/// A proxy with its token, which is shown once.
+/// A proxy and, if one was issued, its token.
 #[derive(Clone, Debug)]
 pub struct RegisteredProxy {
-    /// The proxy.
+    /// The proxy after the request.
     pub proxy: Proxy,
-    /// Its credential; None if it stays what it was.
+    /// The new token. `None` if the existing one stays valid.
     pub token: Option<SecretString>,
 }
 
 #[derive(Deserialize)]
-struct Made {
+struct RegistrationAnswer {
     proxy: Proxy,
     #[serde(default, deserialize_with = "decode::or_default")]
     proxy_token: String,
 }
 
-impl From<Made> for RegisteredProxy {
-    fn from(made: Made) -> Self {
-        let token = Some(made.proxy_token).filter(|token| !token.is_empty());
-        Self { proxy: made.proxy, token: token.map(SecretString::from) }
+impl From<RegistrationAnswer> for RegisteredProxy {
+    fn from(answer: RegistrationAnswer) -> Self {
+        let token = Some(answer.proxy_token).filter(|token| !token.is_empty());
+        Self { proxy: answer.proxy, token: token.map(SecretString::from) }
     }
 }
 
@@ -117,26 +119,26 @@ struct Regions {
 }
 
 impl Client {
-    /// All proxies; the first one is the primary.
+    /// Lists all proxies. The first one is the primary, which is coderd itself.
     pub async fn proxies(&self) -> Result<Vec<Proxy>, Error> {
         let found: Regions = self.fetch(Request::get("list workspaceproxies").at("workspaceproxies")).await?;
         Ok(found.regions)
     }
 
-    /// A proxy by uuid or name.
+    /// Returns a proxy by UUID or name.
     pub async fn proxy(&self, proxy: &str) -> Result<Proxy, Error> {
         self.fetch(Request::get("get workspaceproxy").at("workspaceproxies").part(proxy)).await
     }
 
-    /// Registers a proxy, and gives its token. `Duplicate`: the name is taken.
+    /// Registers a proxy and returns its token. `Duplicate`: the name is taken.
     pub async fn create_proxy(&self, settings: &ProxySettings) -> Result<RegisteredProxy, Error> {
         let ProxySettings { name, display_name, icon } = settings;
         let body = json!({ "name": name, "display_name": display_name, "icon": icon });
         let request = Request::post("create workspaceproxy").at("workspaceproxies").json(&body);
-        self.made(request.on(Surface::HidesForbidden), settings).await
+        self.register(request.on(Surface::HidesForbidden), settings).await
     }
 
-    /// Changes all settings of a proxy, found by its uuid. A new token ends the old one at once.
+    /// Replaces all settings of a proxy. With `regenerate_token`, the previous token is invalid at once.
     pub async fn update_proxy(
         &self,
         id: &str,
@@ -149,17 +151,17 @@ impl Client {
             "regenerate_token": regenerate_token,
         });
         let request = Request::new(http::Method::PATCH, "update workspaceproxy").at("workspaceproxies");
-        self.made(request.part(id).json(&body), settings).await
+        self.register(request.part(id).json(&body), settings).await
     }
 
-    /// Whether coderd knows the token of a proxy. Needs no session token. `Unauthenticated`: it does not.
+    /// Succeeds if coderd knows the token. Needs no session token. `Unauthenticated`: coderd does not know it.
     pub async fn prove_proxy_token(&self, token: &SecretString) -> Result<(), Error> {
-        // Asked without saying for what: coderd looks at the token first, and then refuses the question. So it never
-        // sends the keys that proxies sign with.
+        // Sent without the required parameter `feature`: coderd checks the token first and then answers 400. A complete
+        // request would return the keys that proxies sign with, which the operator must never hold.
         let request = Request::get("prove workspaceproxy token").at("workspaceproxies/me/crypto-keys");
         let call = request.call;
         if !token.expose_secret().bytes().all(|byte| byte.is_ascii_graphic()) {
-            let message = "no token has such characters".to_owned();
+            let message = "the token has characters that no token has".to_owned();
             return Err(self.error(call, ErrorKind::Unauthenticated { message }));
         }
         match self.send(request.with_proxy_token(token)).await {
@@ -169,18 +171,19 @@ impl Client {
         }
     }
 
-    /// Deletes a proxy by uuid or name. Its name is free again, its token void.
+    /// Deletes a proxy by UUID or name. The name is free again and the token is invalid.
     pub async fn delete_proxy(&self, proxy: &str) -> Result<(), Error> {
         self.perform(Request::delete("delete workspaceproxy").at("workspaceproxies").part(proxy)).await
     }
 
-    /// Sends complete settings only: a proxy without icon or display name could not be changed any more.
-    async fn made(&self, request: Request, settings: &ProxySettings) -> Result<RegisteredProxy, Error> {
+    /// Refuses incomplete settings before they are sent: coderd would register the proxy and then never let it be
+    /// updated.
+    async fn register(&self, request: Request, settings: &ProxySettings) -> Result<RegisteredProxy, Error> {
         let ProxySettings { name, display_name, icon } = settings;
         if [name, display_name, icon].iter().any(|text| text.trim().is_empty()) {
             let message = "a workspace proxy needs a name, a display name and an icon".to_owned();
             return Err(self.error(request.call, ErrorKind::Invalid { message }));
         }
-        self.fetch::<Made>(request).await.map(RegisteredProxy::from)
+        self.fetch::<RegistrationAnswer>(request).await.map(RegisteredProxy::from)
     }
 }

@@ -1,4 +1,5 @@
-//! Session tokens of users. Their expiry never slides, and that of an owner's is a week away at most.
+//! Session tokens of users. Their expiry never slides, and coderd by default limits it to a week for tokens of an
+//! owner.
 
 use std::time::Duration;
 
@@ -17,69 +18,69 @@ use crate::{
 /// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Token {
-    /// The public half, ten characters.
+    /// The public half of the token, ten characters.
     pub id: String,
-    /// Whose it is.
+    /// UUID of the user.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub user_id: String,
-    /// Unique among the tokens of its user, expired ones included.
+    /// Unique among the tokens of the user, including expired ones.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub token_name: String,
-    /// When it was made.
+    /// When the token was created.
     #[serde(default, deserialize_with = "decode::time")]
     pub created_at: Option<Timestamp>,
-    /// When it ends.
+    /// When the token expires.
     #[serde(default, deserialize_with = "decode::time")]
     pub expires_at: Option<Timestamp>,
 }
 
-/// A token that was just made; shown once.
+/// A token that was just created. coderd shows it once.
 #[derive(Clone, Debug)]
 pub struct NewToken {
-    /// The public half, by which it is deleted.
+    /// The public half, by which the token is deleted.
     pub id: String,
-    /// The whole.
+    /// The complete token.
     pub secret: SecretString,
 }
 
 #[derive(Deserialize)]
-struct Made {
+struct CreatedToken {
     #[serde(deserialize_with = "decode::secret")]
     key: SecretString,
 }
 
 #[derive(Deserialize)]
-struct Config {
+struct TokenConfig {
     max_token_lifetime: u64,
 }
 
 impl Client {
-    /// Makes a token that may do what its user may. `user` is a uuid, a name, or `me`.
+    /// Creates a token with all permissions of its user. `user` is a UUID, a name, or `me`.
     ///
-    /// `Invalid`: longer than the server allows, see [`Self::longest_token_lifetime`]; `Duplicate`: the name is taken.
+    /// `Invalid`: the lifetime exceeds [`Self::longest_token_lifetime`]. `Duplicate`: the name is taken.
     pub async fn create_token(
         &self,
         user: &str,
         name: &str,
         lifetime: Option<Duration>,
     ) -> Result<NewToken, Error> {
-        // In nanoseconds; zero is the server's default.
+        // coderd expects nanoseconds, and takes zero for its own default lifetime.
         let lifetime = lifetime.map_or(0, |lifetime| i64::try_from(lifetime.as_nanos()).unwrap_or(i64::MAX));
         let body = json!({ "token_name": name, "lifetime": lifetime });
         let request = Request::post("create token").at("users").part(user).at("keys/tokens").json(&body);
-        let made: Made = self.fetch(request.on(Surface::HidesForbidden)).await?;
-        let id = made.key.expose_secret().split('-').next().unwrap_or_default().to_owned();
-        Ok(NewToken { id, secret: made.key })
+        let created: CreatedToken = self.fetch(request.on(Surface::HidesForbidden)).await?;
+        let id = created.key.expose_secret().split('-').next().unwrap_or_default().to_owned();
+        Ok(NewToken { id, secret: created.key })
     }
 
-    /// How long a token of this user may live at most.
+    /// The longest lifetime that coderd allows for a token of this user.
     pub async fn longest_token_lifetime(&self, user: &str) -> Result<Duration, Error> {
         let request = Request::get("get token config").at("users").part(user).at("keys/tokens/tokenconfig");
-        let config: Config = self.fetch(request).await?;
+        let config: TokenConfig = self.fetch(request).await?;
         Ok(Duration::from_nanos(config.max_token_lifetime))
     }
 
-    /// The tokens of a user, expired ones included.
+    /// Lists the tokens of a user, including expired ones.
     pub async fn tokens(&self, user: &str) -> Result<Vec<Token>, Error> {
         let request = Request::get("list tokens").at("users").part(user).at("keys/tokens");
         self.list(request.query("include_expired", "true")).await

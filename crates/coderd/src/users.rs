@@ -1,4 +1,4 @@
-//! People and machines that coderd knows, and how the first one comes to be.
+//! Users and organizations, and how the first user of a deployment is created.
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
@@ -11,12 +11,12 @@ use crate::{
     error::Error,
 };
 
-/// A user, as far as an operator cares.
+/// A user.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct User {
-    /// Its uuid.
+    /// UUID of the user.
     pub id: String,
-    /// Its name.
+    /// Unique name of the user.
     pub username: String,
     /// Empty for a service account.
     #[serde(default, deserialize_with = "decode::or_default")]
@@ -24,13 +24,13 @@ pub struct User {
     /// `active`, `dormant` or `suspended`.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub status: String,
-    /// How it logs in.
+    /// How the user logs in, such as `password` or `none`.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub login_type: String,
-    /// Whether it is a service account.
+    /// Whether the user is a service account, which needs a license.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub is_service_account: bool,
-    /// The organizations it is a member of.
+    /// UUIDs of the organizations that the user is a member of.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub organization_ids: Vec<String>,
     #[serde(default, deserialize_with = "decode::or_default")]
@@ -45,44 +45,60 @@ struct Role {
 }
 
 impl User {
-    /// Whether it may do everything.
+    /// Whether the user has the site role `owner`, which has every permission. The role of the same name in an
+    /// organization does not count.
     pub fn is_owner(&self) -> bool {
         self.roles.iter().any(|role| role.name == "owner" && role.organization_id.is_empty())
     }
 }
 
-/// The first user of a deployment, who becomes its owner.
+/// An organization, the scope of provisioner keys, daemons and jobs.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Organization {
+    /// UUID of the organization.
+    pub id: String,
+    /// Unique name of the organization.
+    pub name: String,
+    /// Name for people.
+    #[serde(default, deserialize_with = "decode::or_default")]
+    pub display_name: String,
+    /// Whether this is the organization that `default` stands for in requests.
+    #[serde(default, deserialize_with = "decode::or_default")]
+    pub is_default: bool,
+}
+
+/// The first user to create, who becomes the owner of the deployment.
 #[derive(Clone, Debug)]
 pub struct NewFirstUser {
-    /// Its e-mail address, with which it logs in.
+    /// E-mail address, with which the user logs in.
     pub email: String,
     /// 1 to 32 letters, digits and single hyphens.
     pub username: String,
-    /// At most 64 characters, and hard to guess.
+    /// At most 64 characters. coderd refuses weak passwords.
     pub password: SecretString,
 }
 
-/// Whom coderd made.
+/// The first user that coderd created.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct FirstUser {
-    /// Its uuid. Empty when coderd made it and then failed to say so: look it up.
+    /// UUID of the user. Empty if coderd created the user and failed afterwards.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub user_id: String,
-    /// The default organization.
+    /// UUID of the default organization.
     #[serde(default, deserialize_with = "decode::or_default")]
     pub organization_id: String,
 }
 
-/// A user to be made by another one.
+/// A user to create.
 #[derive(Clone, Debug)]
 pub struct NewUser {
     /// 1 to 32 letters, digits and single hyphens.
     pub username: String,
-    /// E-mail address and password; None for a service account, which has neither and needs a license.
+    /// E-mail address and password. `None` creates a service account, which has neither and needs a license.
     pub login: Option<(String, SecretString)>,
     /// Names of site roles.
     pub roles: Vec<String>,
-    /// At least one; `00000000-0000-0000-0000-000000000000` is the default one.
+    /// UUIDs of at least one organization. The nil UUID stands for the default organization.
     pub organization_ids: Vec<String>,
 }
 
@@ -93,7 +109,7 @@ struct Session {
 }
 
 impl Client {
-    /// Whether the deployment has a user yet.
+    /// Whether the deployment has a user.
     pub async fn has_first_user(&self) -> Result<bool, Error> {
         match self.perform(Request::get("get first user").at("users/first").by(Auth::Nobody)).await {
             Ok(()) => Ok(true),
@@ -102,9 +118,9 @@ impl Client {
         }
     }
 
-    /// Makes the first user. `Duplicate`: there is one.
+    /// Creates the first user. `Duplicate`: there is one.
     ///
-    /// Never from two places at once: coderd's check and insert are not one transaction.
+    /// Must not run concurrently: coderd checks and inserts in two steps, so that two requests can both succeed.
     pub async fn create_first_user(&self, user: &NewFirstUser) -> Result<FirstUser, Error> {
         let NewFirstUser { email, username, password } = user;
         let body = json!({ "email": email, "username": username, "password": password.expose_secret() });
@@ -112,14 +128,14 @@ impl Client {
         let request = request.json(&body).hiding(password);
         let call = request.call;
         let answer = self.send(request).await?;
-        // An empty 200: made, but the refresh of entitlements after it failed.
+        // An empty 200 means that coderd created the user and then failed to refresh its entitlements.
         if answer.body.is_empty() {
             return Ok(FirstUser::default());
         }
         decode::object(&answer).map_err(|kind| self.error(call, kind))
     }
 
-    /// Logs in with a password. The session slides and ends after a day; make a token with it.
+    /// Logs in with a password. The session expires after a day without use; create a token with it.
     pub async fn log_in(&self, email: &str, password: &SecretString) -> Result<SecretString, Error> {
         let body = json!({ "email": email, "password": password.expose_secret() });
         let request = Request::post("log in").at("users/login").by(Auth::Nobody);
@@ -127,12 +143,12 @@ impl Client {
         Ok(session.session_token)
     }
 
-    /// Whose token this is.
+    /// Returns the user of the token.
     pub async fn me(&self) -> Result<User, Error> {
         self.fetch(Request::get("get user").at("users/me")).await
     }
 
-    /// Makes an active user. `Duplicate`: name or address are taken.
+    /// Creates an active user. `Duplicate`: the name or e-mail address is taken.
     pub async fn create_user(&self, user: &NewUser) -> Result<User, Error> {
         let NewUser { username, login, roles, organization_ids } = user;
         let mut body = json!({
@@ -152,5 +168,15 @@ impl Client {
             request = request.hiding(password);
         }
         self.fetch(request).await
+    }
+
+    /// Lists the organizations that the credential may read.
+    pub async fn organizations(&self) -> Result<Vec<Organization>, Error> {
+        self.list(Request::get("list organizations").at("organizations")).await
+    }
+
+    /// Returns an organization by UUID, by name, or as `default`.
+    pub async fn organization(&self, organization: &str) -> Result<Organization, Error> {
+        self.fetch(Request::get("get organization").at("organizations").part(organization)).await
     }
 }

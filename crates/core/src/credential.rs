@@ -1,14 +1,24 @@
-//! A credential of an object in coderd: the key of a pool, the registration of a proxy.
+//! The protocol of credentials in coderd: the key of a pool, the registration of a proxy.
 //!
-//! Each has a protocol of its own, which decides in the words of this module: what to look at, what to put on record,
-//! what to do next, and what pods are to run with in the meantime.
+//! What is remembered ([`Record`]), how it is found again and deleted ([`retirement`]), the shape of a decision and what
+//! status says of it are the same for both, and are here. Each kind decides by itself when its credential is replaced,
+//! because there they have nothing in common: a key is shown once and cannot be changed, so that another one is made under
+//! another name before the old one goes; a registration is renamed and gets another token in place.
 
+mod record;
+pub(crate) mod retirement;
 mod status;
 mod verdict;
 
 use std::time::Duration;
 
+pub(crate) use self::{
+    record::recorded_time,
+    retirement::{Retirement, Retiring, clean_up, retire},
+};
 pub use self::{
+    record::{CredentialRef, Details, Intent, Record, Retired},
+    retirement::Listed,
     status::{CredentialStanding, set_control_plane_ready, set_deleting, usable},
     verdict::{CredentialConditions, CredentialProgress, CredentialVerdict},
 };
@@ -18,18 +28,18 @@ use crate::{
     workload::Run,
 };
 
-/// What was decided. `L` is what can be looked at, `R` what is recorded, `S` what can be done.
+/// What was decided. `Q` is what can be asked, `R` what is recorded, `E` what can be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision<Q, R, E> {
-    /// What is next.
+    /// The one thing to do next.
     pub next: NextStep<Q, R, E>,
-    /// What pods are to run with. None: there is no credential for them yet, or the object is going.
+    /// What pods run with. None: there is no credential for them yet, or the object is being deleted.
     pub run: Option<Run>,
-    /// What to say.
+    /// What the conditions report.
     pub verdict: CredentialVerdict,
-    /// When to look again, if nothing else happens.
+    /// When to reconcile again, if nothing else happens.
     pub again: Option<Duration>,
-    /// What to tell people, before anything else is done.
+    /// Events, which are published before anything else is done.
     pub events: Vec<EventNote>,
 }
 
@@ -40,58 +50,58 @@ impl<Q, R, E> Decision<Q, R, E> {
     }
 }
 
-/// What is next.
+/// The next step of a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum NextStep<Q, R, E> {
-    /// Look, and decide again.
+    /// Answer this and decide again.
     Ask(Q),
-    /// Write the status. The pass ends.
+    /// Write the status. The reconcile ends.
     Record(Box<R>),
-    /// Do this. The pass ends.
+    /// Perform this, read the Secrets again and decide again.
     Act(Box<E>),
-    /// Nothing is left outside, or what is left was named: the object may go.
+    /// Nothing is left in coderd, or events named what is left: the object may go.
     RemoveFinalizer,
-    /// Nothing.
+    /// Nothing is to be done.
     Done,
 }
 
 impl<Q, R, E> NextStep<Q, R, E> {
-    /// Whether another pass has something to do at once.
+    /// Whether another reconcile has something to do at once.
     pub fn goes_on(&self) -> bool {
         matches!(self, Self::Record(_) | Self::Act(_) | Self::RemoveFinalizer)
     }
 }
 
-/// An effect. `A` is what can be done in coderd, `M` what annotations say.
+/// An effect. `C` is what can be done in coderd, `M` what annotations of a Secret say.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Effect<C, M> {
-    /// Put the finalizer on the object.
+    /// Add the finalizer to the object.
     AddFinalizer,
     /// Change something in coderd.
     Coderd(C),
-    /// Copy what a Secret holds, with its annotations, from one place to another.
+    /// Copy the value of a Secret to another one.
     CopySecret {
-        /// From here.
+        /// The Secret that is read.
         from: SecretDataRef,
-        /// To here.
+        /// The Secret that is written.
         to: SecretDataRef,
         /// The Secret that is expected there.
         version: Version,
         /// The annotations.
         marks: M,
     },
-    /// Write the annotations of a Secret anew, and leave its data.
+    /// Write the annotations of a Secret, and leave its data.
     AnnotateSecret {
-        /// Which.
+        /// The Secret that is written.
         secret: SecretDataRef,
         /// The Secret that is expected there.
         version: Version,
         /// The annotations.
         marks: M,
     },
-    /// Take a place that nothing reads any more: its data key, and with the last of ours the Secret.
+    /// Remove a data key that nothing reads any more, and with the last of ours the Secret.
     RemoveSecret {
-        /// Which.
+        /// The data key.
         secret: SecretDataRef,
         /// The Secret that is expected there.
         version: Version,
@@ -125,18 +135,18 @@ impl<Q, R, E> Stop<Q, R, E> {
     }
 }
 
-/// A Secret, read live. `H` is what can be told of what it holds, `M` what its annotations say.
+/// A Secret, read live. `H` is what may be known of its content, `M` what its annotations say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Secret<H, M> {
     /// It does not exist.
     Absent,
     /// It is ours: it has our owner reference, or was handed over.
     Ours {
-        /// Its resourceVersion.
+        /// resourceVersion, which a write expects.
         version: String,
-        /// What it holds, if that is not empty.
+        /// What the data key holds. None: nothing, or an empty value.
         holds: Option<H>,
-        /// What its annotations say.
+        /// The annotations that identify its content. None: it has none of ours.
         marks: Option<M>,
     },
     /// It cannot be written.
@@ -161,12 +171,12 @@ impl<H, M> Secret<H, M> {
     }
 }
 
-/// What coderd lists.
+/// The credentials of one kind that coderd lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listing<T> {
-    /// All of it that the credentials may see.
+    /// Everything that the operator's credentials may see.
     Known(Vec<T>),
-    /// No definite answer.
+    /// coderd gave no definite answer.
     Unknown(Blocker),
     /// Nothing is left to ask with: neither the control plane nor the credentials exist, or another deployment answers.
     Gone,

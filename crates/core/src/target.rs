@@ -1,4 +1,4 @@
-//! Where coderds and Secrets are, and what is held against a Secret before it is written.
+//! Which coderd and which Secret a credential is in, and what stands in the way of writing a Secret.
 
 use coder_k8s_api::{CredentialsSource, ReportedSecretRef};
 
@@ -10,16 +10,31 @@ const TOKEN: &str = "token";
 pub struct CoderdTarget {
     /// The control plane that leads there. Empty: the address alone does.
     pub control_plane: String,
-    /// Its address.
+    /// Address that the operator and pods connect to.
     pub url: String,
-    /// Its identity. None: recorded by the existing operator, which did not ask.
+    /// The ID that the coderd reports of itself. None: recorded by the Go operator, which did not ask.
     pub deployment_id: Option<String>,
-    /// What it accepts. None: recorded by the existing operator, which used the control plane's token.
+    /// Which token manages keys and proxies there. None: recorded by the Go operator, which used the control plane's token.
     pub credentials: Option<Credentials>,
 }
 
 impl CoderdTarget {
-    /// Whether two places are one coderd. Where an identity is not known, the control plane tells.
+    /// Reads the fields of a status, of which a part may be missing.
+    pub(crate) fn recorded(
+        control_plane: Option<&String>,
+        url: Option<&String>,
+        deployment_id: Option<&String>,
+        credentials: Option<&CredentialsSource>,
+    ) -> Self {
+        Self {
+            control_plane: control_plane.cloned().unwrap_or_default(),
+            url: url.cloned().unwrap_or_default(),
+            deployment_id: deployment_id.cloned(),
+            credentials: Credentials::of(credentials),
+        }
+    }
+
+    /// Whether two targets are one coderd. Where a deployment ID is not known, the control plane tells.
     pub fn is_same(&self, other: &Self) -> bool {
         match (&self.deployment_id, &other.deployment_id) {
             (Some(one), Some(two)) => one == two,
@@ -31,13 +46,13 @@ impl CoderdTarget {
 /// Where a token for managing keys or proxies is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Credentials {
-    /// Whose it is.
+    /// Who it belongs to.
     pub kind: CredentialsKind,
-    /// The Secret, if one is named.
+    /// The Secret that holds it. None: the control plane's status names it.
     pub secret: Option<SecretDataRef>,
 }
 
-/// Whose a token is.
+/// Who a token belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CredentialsKind {
     /// The control plane's operator token.
@@ -49,16 +64,16 @@ pub enum CredentialsKind {
 /// A key in the data of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SecretDataRef {
-    /// Name of the Secret.
+    /// Name of the Secret, in the namespace of the object.
     pub name: String,
-    /// Key in its data.
+    /// Key in `data`.
     pub key: String,
 }
 
-/// The Secret that a write expects to find.
+/// The Secret that a write expects to find. A write that finds another one does nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Version {
-    /// None.
+    /// No Secret of the name exists.
     Absent,
     /// The one with this resourceVersion.
     Is(String),
@@ -74,7 +89,7 @@ pub enum Obstacle {
 }
 
 impl Credentials {
-    /// As a status holds them.
+    /// Reads a status. None: nothing is recorded, or a source that this release does not know.
     pub fn of(source: Option<&CredentialsSource>) -> Option<Self> {
         let kind = match source?.type_.as_deref()? {
             "Operator" => CredentialsKind::Operator,
@@ -85,7 +100,7 @@ impl Credentials {
         Some(Self { kind, secret })
     }
 
-    /// For a status.
+    /// As status reports them.
     pub fn source(&self) -> CredentialsSource {
         let kind = match self.kind {
             CredentialsKind::Operator => "Operator",
@@ -97,14 +112,19 @@ impl Credentials {
 }
 
 impl SecretDataRef {
-    /// As a status holds it. `default` stands for a key that is not recorded.
+    /// Reads a status. `default` stands for a key that is not recorded.
     pub fn of(secret: &ReportedSecretRef, default: &str) -> Self {
         let key = secret.key.clone().filter(|key| !key.is_empty());
         Self { name: secret.name.clone(), key: key.unwrap_or_else(|| default.to_owned()) }
     }
 
-    /// For a status.
+    /// As status reports it.
     pub fn reported(&self) -> ReportedSecretRef {
         ReportedSecretRef { name: self.name.clone(), key: Some(self.key.clone()) }
     }
+}
+
+/// The text, unless it is empty: a status leaves empty fields out.
+pub(crate) fn nonempty(text: Option<&String>) -> Option<String> {
+    text.filter(|text| !text.is_empty()).cloned()
 }

@@ -1,11 +1,11 @@
 //! Listen addresses as the flags take them.
 //!
 //! `:8081` is every interface, `127.0.0.1:8081` and `[::1]:8081` one of them, `localhost:8081` the loopback
-//! by name, and `0` or `off` no listener at all. Parsing resolves nothing and opens nothing.
+//! by name, and `0` or `off` no listener. Parsing does not resolve names and opens no socket.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// Where to listen, or that nothing is to listen.
+/// A parsed listen address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// No listener.
@@ -14,14 +14,14 @@ pub enum Address {
     Any(u16),
     /// One interface, by its address.
     Ip(IpAddr, u16),
-    /// One interface, by a name that is resolved when the listener starts.
+    /// One interface, by a name that is resolved when the listener opens.
     Name(String, u16),
 }
 
-/// Why a text is no listen address.
+/// Why a text is not a listen address.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Nothing that tells host and port apart.
+    /// There is no colon between a host and a port.
     #[error(
         "{0:?} has no port: write `:8081`, `127.0.0.1:8081`, `[::1]:8081`, `localhost:8081`, or `0` for none"
     )]
@@ -34,25 +34,25 @@ pub enum AddressError {
         /// The part that should have been the port.
         port: String,
     },
-    /// The part before the last colon is no address and no name.
+    /// The part before the last colon is neither an IP address nor a host name.
     #[error("{host:?} in {given:?} is not an IP address or a host name{hint}")]
     BadHost {
         /// The whole text.
         given: String,
         /// The part that should have been the host.
         host: String,
-        /// What probably went wrong.
+        /// What to write instead; empty if unknown.
         hint: &'static str,
     },
 }
 
 impl Address {
-    /// Whether there is anything to listen on.
+    /// Whether no listener is to be opened.
     pub fn is_off(&self) -> bool {
         matches!(self, Self::Off)
     }
 
-    /// Whether only this machine can connect.
+    /// Whether only processes on this machine can connect. True for [`Off`](Self::Off).
     pub fn is_loopback(&self) -> bool {
         match self {
             Self::Off => true,
@@ -87,7 +87,7 @@ impl FromStr for Address {
 }
 
 fn parse_port(port: &str) -> Option<u16> {
-    // `u16::from_str` takes a leading plus, which no listen address has.
+    // `u16::from_str` accepts a leading plus sign, which is not valid in a listen address.
     port.bytes().all(|b| b.is_ascii_digit()).then(|| port.parse().ok()).flatten()
 }
 
@@ -119,7 +119,7 @@ fn is_host_name(host: &str) -> bool {
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
-    // All digits in the last label would be an IPv4 address with a mistake in it.
+    // A last label of digits alone is a mistyped IPv4 address, not a name.
     let numeric_end = host.rsplit('.').next().is_some_and(|last| last.bytes().all(|b| b.is_ascii_digit()));
     host.len() <= 253 && host.split('.').all(label) && !numeric_end
 }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_flags_take() {
+    fn valid_addresses() {
         let ip = |ip: &str, port| Address::Ip(ip.parse().unwrap(), port);
         let table = [
             (":8081", Address::Any(8081), false),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_say_what_is_wrong() {
+    fn errors_name_the_mistake() {
         let table = [
             ("", "has no port"),
             ("8081", "has no port"),

@@ -1,37 +1,36 @@
-//! The one way in which children are written.
+//! The applier: the only way in which child objects are written.
 //!
-//! Server-side apply under one field manager, with an owner reference, the labels of the owner and a hash of
-//! what was asked for. Nothing is sent when the hash matches and the live object already holds every desired
-//! field. A child that we do not hold is created without a read and never adopted: an object of others under
-//! its name stays untouched and is reported.
+//! It writes by server-side apply under one field manager, with an owner reference, the labels of the owner and a hash
+//! of the desired object. It sends nothing if the hash matches and the live object contains every desired field. A
+//! child that is not cached is created without a read. The applier never adopts an object of others on its own: an
+//! object that happens to have the name of a child is left untouched and reported.
 
 mod contains;
-mod managed;
+mod desired;
+mod managed_fields;
+mod owner;
 
-use std::{
-    any::Any,
-    collections::{BTreeMap, HashMap},
-    fmt::Debug,
-    sync::Arc,
-    time::Duration,
-};
+use std::{any::Any, collections::HashMap, fmt::Debug, sync::Arc};
 
-use coder_k8s_api::names::{FIELD_MANAGER, annotation, label};
+use coder_k8s_api::names::{FIELD_MANAGER, annotation};
 use coder_k8s_core::outcome::ForeignObject;
-use k8s_openapi::{
-    NamespaceResourceScope, api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::OwnerReference,
-};
+use k8s_openapi::{NamespaceResourceScope, api::apps::v1::Deployment};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
+use serde_json::json;
 use tokio::time::Instant;
 
-/// A kind that can be a child.
+use crate::intervals::MAX_WATCH_LAG;
+
+pub use owner::{Owner, OwnerMark};
+
+use desired::DesiredObject;
+
+/// A kind that can be a child. Implemented for every namespaced kind with a static type.
 pub trait Child:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
@@ -56,146 +55,79 @@ impl<K> Child for K where
 {
 }
 
-/// The object that children belong to.
-#[derive(Clone, Debug)]
-pub struct Owner {
-    /// Namespace of the owner and of its children.
-    pub namespace: String,
-    /// The controller reference that each child bears.
-    pub reference: OwnerReference,
-    /// The labels that each child bears.
-    pub labels: BTreeMap<String, String>,
-    /// How its children are told from objects of others.
-    pub claim: Claim,
-}
-
-/// How the children of an owner are told from objects of others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
-    /// By the controller reference: for children in the owner's namespace.
-    Reference,
-    /// By the owner's uid in an annotation, and by their labels: for children elsewhere, which no reference may name.
-    Mark,
-}
-
-impl Owner {
-    /// The same owner with children in another namespace.
-    #[must_use]
-    pub fn outside(&self, namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned(), claim: Claim::Mark, ..self.clone() }
-    }
-
-    /// How a foreign object names this owner to be handed over to it: `<kind>/<name>`.
-    pub(crate) fn mark(&self) -> String {
-        format!("{}/{}", self.reference.kind, self.reference.name)
-    }
-
-    fn owns<K: Resource>(&self, object: &K) -> bool {
-        if self.claim == Claim::Mark {
-            return object.annotations().get(annotation::WORKSPACE_RBAC_OWNER_UID)
-                == Some(&self.reference.uid);
-        }
-        object.owner_references().iter().any(|reference| {
-            reference.controller == Some(true)
-                && reference.uid == self.reference.uid
-                && reference.kind == self.reference.kind
-                && reference.name == self.reference.name
-        })
-    }
-
-    /// Whether an object belongs to an earlier object of our name, and so is about to go.
-    fn outlived<K: Resource>(&self, object: &K) -> bool {
-        self.claim == Claim::Reference
-            && object.owner_references().iter().any(|reference| {
-                reference.controller == Some(true)
-                    && reference.uid != self.reference.uid
-                    && reference.kind == self.reference.kind
-                    && reference.name == self.reference.name
-            })
-    }
-
-    /// Whether an object that we do not own was given to us by whoever does.
-    fn was_given<K: Resource>(&self, object: &K) -> bool {
-        let unowned = !object.owner_references().iter().any(|reference| reference.controller == Some(true));
-        unowned && object.annotations().get(annotation::ADOPT_BY) == Some(&self.mark())
-    }
-}
-
-/// What became of a child.
+/// The result of applying a child.
 #[derive(Clone, Debug)]
 pub enum Applied<K> {
-    /// It was as desired; nothing was sent. The object, if it had to be read.
+    /// The child is as desired; nothing was sent. Holds the child if it is newer than the cached one.
     Unchanged(Option<K>),
-    /// It was written. The object as the server returned it.
+    /// The child was written. Holds the response of the server.
     Written(K),
-    /// A child of an earlier object of the same name is still there; the garbage collector will remove it.
+    /// A child of an earlier object of the owner's name still exists; the garbage collector is about to delete it.
     Leftover,
-    /// An object of others is in the way; it was not touched.
+    /// An object of others has the child's name; it was not touched.
     Foreign(ForeignObject),
 }
 
-/// The gate. One for the process.
+/// Writes and deletes children. The process has one, because it remembers what it wrote.
 pub struct Applier {
     client: Client,
-    written: Mutex<HashMap<Place, Wrote>>,
+    last_written: Mutex<HashMap<ChildKey, LastWritten>>,
 }
 
-/// What the server made of our last write of a child.
-struct Wrote {
+/// The last write of a child.
+struct LastWritten {
     uid: String,
-    /// Hash of what was asked for, and the version that came of it. Where the server writes a value in another form
-    /// than we do, they keep us from sending it again and again.
+    /// Hash of the desired object, and the resourceVersion of the response. The server may store a value in another
+    /// form than it was sent, so that the desired object is never found in the live one. As long as both hash and
+    /// version match, the same object is not sent again.
     hash: String,
     version: String,
-    /// The child itself and when it was written, until the watch has shown it.
-    unseen: Option<(Arc<dyn Any + Send + Sync>, Instant)>,
+    /// The response and its time, until a watch has delivered it.
+    undelivered: Option<(Arc<dyn Any + Send + Sync>, Instant)>,
 }
 
 /// Kind, namespace and name of a child.
-type Place = (String, String, String);
+type ChildKey = (String, String, String);
 
-fn key_of<K: Resource<DynamicType = ()>>(namespace: Option<&str>, name: &str) -> Place {
+fn key_of<K: Resource<DynamicType = ()>>(namespace: Option<&str>, name: &str) -> ChildKey {
     (K::kind(&()).into_owned(), namespace.unwrap_or_default().to_owned(), name.to_owned())
 }
 
-/// Whether what was seen is older than a version. Versions are numbers that grow; where they are not, nothing is older.
-fn is_older<K: Resource>(seen: &K, version: &str) -> bool {
+/// Whether `object` is older than `version`. Versions are compared as numbers; of any other form none is older.
+fn is_older<K: Resource>(object: &K, version: &str) -> bool {
     let number = |text: &str| text.parse::<u64>().ok();
-    match (seen.meta().resource_version.as_deref().and_then(number), number(version)) {
-        (Some(seen), Some(version)) => seen < version,
+    match (object.meta().resource_version.as_deref().and_then(number), number(version)) {
+        (Some(object), Some(version)) => object < version,
         _ => false,
     }
 }
 
-/// How long a watch may take to show what was written.
-const UNSEEN: Duration = Duration::from_secs(10);
-
 impl Applier {
-    /// A gate that writes with `client`.
+    /// Creates an applier that writes with `client`.
     pub fn new(client: Client) -> Self {
-        Self { client, written: Mutex::default() }
+        Self { client, last_written: Mutex::default() }
     }
 
-    /// Makes the child be as `desired`. `held` is the child as last seen.
+    /// Makes the child equal to `desired`. `cached` is the child as a watch last delivered it, if it did.
     pub async fn apply<K: Child>(
         &self,
         owner: &Owner,
         desired: K,
-        held: Option<&K>,
+        cached: Option<&K>,
     ) -> kube::Result<Applied<K>> {
-        let wanted = Wanted::new(owner, desired)?;
+        let desired = DesiredObject::new(owner, desired)?;
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
-        let newer = self.unseen(&owner.namespace, &wanted.name, held);
-        match newer.as_deref().or(held) {
-            Some(live) => match self.update(&api, owner, &wanted, live).await? {
+        let newer = self.newer_than(&owner.namespace, &desired.name, cached);
+        match newer.as_deref().or(cached) {
+            Some(live) => match self.update(&api, owner, &desired, live).await? {
                 Applied::Unchanged(_) => Ok(Applied::Unchanged(newer.as_deref().cloned())),
                 other => Ok(other),
             },
-            None => match self.send(&api, &wanted, Expect::Absent).await {
+            None => match self.send(&api, &desired, Precondition::Absent).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {
-                    // It exists after all, or has gone this moment; then the conflict is worth a retry.
-                    match api.get_opt(&wanted.name).await? {
-                        Some(live) => match self.update(&api, owner, &wanted, &live).await? {
+                    // The object exists, or was deleted this moment. Then the conflict is returned, and retried.
+                    match api.get_opt(&desired.name).await? {
+                        Some(live) => match self.update(&api, owner, &desired, &live).await? {
                             Applied::Unchanged(_) => Ok(Applied::Unchanged(Some(live))),
                             other => Ok(other),
                         },
@@ -207,26 +139,26 @@ impl Applier {
         }
     }
 
-    /// Removes a child that is no longer desired: only this incarnation, and only if it is ours. What is elsewhere
-    /// was judged by whoever asks, as it was seen.
+    /// Deletes a child that is no longer desired: only this incarnation, and only if the owner owns it.
     ///
-    /// Returns whether anything was removed.
+    /// For children that are marked by an annotation the caller has decided that they are to go; then the deletion holds
+    /// only for the version that the caller saw. Returns whether anything was deleted.
     pub async fn remove<K: Child>(&self, owner: &Owner, live: &K) -> kube::Result<bool> {
-        let judged = owner.claim == Claim::Mark;
-        if !(judged || owner.owns(live)) || live.meta().deletion_timestamp.is_some() {
+        let decided_by_caller = matches!(owner.mark, OwnerMark::UidAnnotation(_));
+        if !(decided_by_caller || owner.owns(live)) || live.meta().deletion_timestamp.is_some() {
             return Ok(false);
         }
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
-        let resource_version = live.resource_version().filter(|_| judged);
-        let exactly = Preconditions { uid: live.uid(), resource_version };
-        match api.delete(&live.name_any(), &DeleteParams::background().preconditions(exactly)).await {
+        let resource_version = live.resource_version().filter(|_| decided_by_caller);
+        let preconditions = Preconditions { uid: live.uid(), resource_version };
+        match api.delete(&live.name_any(), &DeleteParams::background().preconditions(preconditions)).await {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Gives a child up: it stays, and no longer belongs to the owner. An annotation lets it come back.
+    /// Releases a child: it stays and no longer belongs to the owner. An annotation lets the owner take it back later.
     pub async fn detach<K: Child>(&self, owner: &Owner, live: &K) -> kube::Result<()> {
         if !owner.owns(live) {
             return Ok(());
@@ -236,19 +168,19 @@ impl Applier {
         let patch = json!({"metadata": {
             "resourceVersion": live.resource_version(),
             "ownerReferences": others,
-            "annotations": {annotation::APPLIED_HASH: null, annotation::ADOPT_BY: owner.mark()},
+            "annotations": {annotation::APPLIED_HASH: null, annotation::ADOPT_BY: owner.adopt_value()},
         }});
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
-        match api.patch(&live.name_any(), &by_hand(), &Patch::Merge(&patch)).await {
+        match api.patch(&live.name_any(), &merge_params(), &Patch::Merge(&patch)).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             patched => patched.map(|_| ()),
         }
     }
 
-    /// Hands the number of pods of a Deployment over to whoever scales it from now on.
+    /// Hands the replicas of a Deployment over to an autoscaler or a person.
     ///
-    /// A field that its only manager no longer applies falls back to its default, which for replicas is 1. So another
-    /// manager holds the number as it is before the operator lets go of it.
+    /// A field that its last manager no longer applies falls back to its default, which is 1 replica. So another field
+    /// manager takes the present number before the operator stops applying the field.
     pub async fn hand_over_replicas(&self, live: &Deployment) -> kube::Result<()> {
         let replicas = live.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
         let patch = json!({
@@ -258,7 +190,7 @@ impl Applier {
         });
         let api: Api<Deployment> =
             Api::namespaced(self.client.clone(), &live.namespace().unwrap_or_default());
-        let params = PatchParams::apply(SCALING_MANAGER).force();
+        let params = PatchParams::apply(&format!("{FIELD_MANAGER}-scaling")).force();
         api.patch(&live.name_any(), &params, &Patch::Apply(&patch)).await.map(|_| ())
     }
 
@@ -266,183 +198,117 @@ impl Applier {
         &self,
         api: &Api<K>,
         owner: &Owner,
-        wanted: &Wanted,
+        desired: &DesiredObject,
         live: &K,
     ) -> kube::Result<Applied<K>> {
-        if owner.outlived(live) {
+        if owner.owned_before(live) {
             return Ok(Applied::Leftover);
         }
-        let inherited = owner.claim == Claim::Mark && wanted.is_labelled(live);
+        let (full_name, inherited) = match owner.mark {
+            OwnerMark::ControllerReference => (desired.name.clone(), false),
+            // No garbage collector deletes the child of an earlier object of the owner's name: take it over.
+            OwnerMark::UidAnnotation(_) => {
+                (format!("{}/{}", owner.namespace, desired.name), desired.labels_match(live))
+            }
+        };
         if !owner.owns(live) && !owner.was_given(live) && !inherited {
-            let name = match owner.claim {
-                Claim::Reference => wanted.name.clone(),
-                Claim::Mark => format!("{}/{}", owner.namespace, wanted.name),
-            };
             return Ok(Applied::Foreign(ForeignObject {
                 kind: K::kind(&()).into_owned(),
-                name,
-                hand_over: format!("{}={}", annotation::ADOPT_BY, owner.mark()),
+                name: full_name,
+                hand_over: format!("{}={}", annotation::ADOPT_BY, owner.adopt_value()),
             }));
         }
         let applied_hash = live.annotations().get(annotation::APPLIED_HASH);
-        if applied_hash == Some(&wanted.hash) && (self.was_written(live, wanted) || wanted.is_in(live)?) {
+        if applied_hash == Some(&desired.hash)
+            && (self.is_last_written(live, desired) || desired.is_in(live)?)
+        {
             return Ok(Applied::Unchanged(None));
         }
         if applied_hash.is_none() {
-            managed::migrate(api, &wanted.name).await?;
+            managed_fields::migrate(api, &desired.name).await?;
         }
-        let mut written = self.send(api, wanted, Expect::Incarnation(live.uid())).await?;
-        if managed::has_updates(&written) {
-            managed::migrate(api, &wanted.name).await?;
-            written = self.send(api, wanted, Expect::Incarnation(live.uid())).await?;
+        let mut written = self.send(api, desired, Precondition::Incarnation(live.uid())).await?;
+        // A cached object has no managed fields: only the response shows whether fields must be migrated.
+        if managed_fields::has_updates(&written) {
+            managed_fields::migrate(api, &desired.name).await?;
+            written = self.send(api, desired, Precondition::Incarnation(live.uid())).await?;
         }
         Ok(Applied::Written(written))
     }
 
-    async fn send<K: Child>(&self, api: &Api<K>, wanted: &Wanted, expect: Expect) -> kube::Result<K> {
-        let (field, value) = match expect {
-            // No object has this version: the server creates, or answers 409.
-            Expect::Absent => ("resourceVersion", json!("1")),
-            Expect::Incarnation(uid) => ("uid", json!(uid)),
+    async fn send<K: Child>(
+        &self,
+        api: &Api<K>,
+        desired: &DesiredObject,
+        precondition: Precondition,
+    ) -> kube::Result<K> {
+        let object = match precondition {
+            // No object has version 1: the server creates the object, or responds with 409 if it exists.
+            Precondition::Absent => desired.with_precondition("resourceVersion", json!("1")),
+            Precondition::Incarnation(uid) => desired.with_precondition("uid", json!(uid)),
         };
-        let object = with(wanted.object.clone(), &["metadata", field], value);
         let written = api
-            .patch(&wanted.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(Unprinted(object)))
+            .patch(&desired.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(object))
             .await?;
         if let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) {
-            let unseen: Arc<dyn Any + Send + Sync> = Arc::new(written.clone());
-            let hash = wanted.hash.clone();
-            let wrote = Wrote { uid, hash, version, unseen: Some((unseen, Instant::now())) };
-            self.written.lock().insert(key_of::<K>(written.namespace().as_deref(), &wanted.name), wrote);
+            let response: Arc<dyn Any + Send + Sync> = Arc::new(written.clone());
+            let hash = desired.hash.clone();
+            let undelivered = Some((response, Instant::now()));
+            self.last_written.lock().insert(
+                key_of::<K>(written.namespace().as_deref(), &desired.name),
+                LastWritten { uid, hash, version, undelivered },
+            );
         }
         Ok(written)
     }
 
-    /// What was written and is newer than what a watch has shown.
-    fn unseen<K: Child>(&self, namespace: &str, name: &str, held: Option<&K>) -> Option<Arc<K>> {
-        let mut all = self.written.lock();
-        let wrote = all.get_mut(&key_of::<K>(Some(namespace), name))?;
-        let (object, since) = wrote.unseen.as_ref()?;
-        let shown = held.is_some_and(|held| !is_older(held, &wrote.version));
-        if shown || since.elapsed() > UNSEEN {
-            wrote.unseen = None;
+    /// The response to the last write, if it is newer than the cached object. The cache lags behind by the delay of the
+    /// watch, and deciding by an older object would send the same write again.
+    fn newer_than<K: Child>(&self, namespace: &str, name: &str, cached: Option<&K>) -> Option<Arc<K>> {
+        let mut all = self.last_written.lock();
+        let last = all.get_mut(&key_of::<K>(Some(namespace), name))?;
+        let (object, since) = last.undelivered.as_ref()?;
+        let delivered = cached.is_some_and(|cached| !is_older(cached, &last.version));
+        // Past the limit the child was probably deleted before the watch delivered it.
+        if delivered || since.elapsed() > MAX_WATCH_LAG {
+            last.undelivered = None;
             return None;
         }
         object.clone().downcast().ok()
     }
 
-    fn was_written<K: Child>(&self, live: &K, wanted: &Wanted) -> bool {
-        let written = self.written.lock();
-        let last = written.get(&key_of::<K>(live.namespace().as_deref(), &wanted.name));
-        last.is_some_and(|wrote| {
-            Some(&wrote.uid) == live.uid().as_ref()
-                && wrote.hash == wanted.hash
-                && Some(&wrote.version) == live.resource_version().as_ref()
+    /// Whether `live` is exactly what the server made of the last write of the same desired object.
+    fn is_last_written<K: Child>(&self, live: &K, desired: &DesiredObject) -> bool {
+        let all = self.last_written.lock();
+        let last = all.get(&key_of::<K>(live.namespace().as_deref(), &desired.name));
+        last.is_some_and(|last| {
+            Some(&last.uid) == live.uid().as_ref()
+                && last.hash == desired.hash
+                && Some(&last.version) == live.resource_version().as_ref()
         })
     }
 
-    /// Forgets a child that is gone.
-    pub fn forget<K: Resource<DynamicType = ()>>(&self, gone: &K) {
-        let key = key_of::<K>(gone.namespace().as_deref(), &gone.name_any());
-        let mut written = self.written.lock();
-        if written.get(&key).is_some_and(|wrote| Some(&wrote.uid) == gone.uid().as_ref()) {
-            written.remove(&key);
+    /// Drops what is remembered of a child that was deleted.
+    pub fn forget<K: Resource<DynamicType = ()>>(&self, deleted: &K) {
+        let key = key_of::<K>(deleted.namespace().as_deref(), &deleted.name_any());
+        let mut all = self.last_written.lock();
+        if all.get(&key).is_some_and(|last| Some(&last.uid) == deleted.uid().as_ref()) {
+            all.remove(&key);
         }
     }
 }
 
-/// The manager that holds the number of pods when the operator does not decide it.
-const SCALING_MANAGER: &str = "coder-k8s-scaling";
-
-/// For the few patches that are not applied.
-fn by_hand() -> PatchParams {
+/// Parameters of the few patches that are not server-side apply.
+fn merge_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
-enum Expect {
+/// What must hold on the server for a write to take effect.
+enum Precondition {
+    /// There is no object of this name.
     Absent,
+    /// The object has this uid.
     Incarnation(Option<String>),
-}
-
-/// kube asks for `Debug` of what it sends; a Secret must not be printable.
-#[derive(Clone, Serialize)]
-#[serde(transparent)]
-struct Unprinted(Value);
-
-impl Debug for Unprinted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("object")
-    }
-}
-
-/// The complete object that is asked for, and its hash.
-struct Wanted {
-    name: String,
-    object: Value,
-    hash: String,
-}
-
-impl Wanted {
-    fn new<K: Child>(owner: &Owner, mut desired: K) -> kube::Result<Self> {
-        let name = desired.name_any();
-        desired.meta_mut().namespace = Some(owner.namespace.clone());
-        desired.meta_mut().owner_references = match owner.claim {
-            Claim::Reference => Some(vec![owner.reference.clone()]),
-            Claim::Mark => None,
-        };
-        let labels = desired.labels_mut();
-        for (key, value) in &owner.labels {
-            if key == label::MANAGED_BY {
-                // The watch of children goes by it.
-                labels.insert(key.clone(), value.clone());
-            } else {
-                labels.entry(key.clone()).or_insert_with(|| value.clone());
-            }
-        }
-        let object = typed(&desired)?;
-        let hash = short_hash(object.to_string().as_bytes());
-        let object = with(object, &["metadata", "annotations", annotation::APPLIED_HASH], json!(hash));
-        Ok(Self { name, object, hash })
-    }
-
-    /// Whether an object bears all labels that are asked for.
-    fn is_labelled<K: Resource>(&self, live: &K) -> bool {
-        let labels = self.object.pointer("/metadata/labels").and_then(Value::as_object);
-        labels
-            .into_iter()
-            .flatten()
-            .all(|(key, value)| live.labels().get(key).is_some_and(|found| value.as_str() == Some(found)))
-    }
-
-    fn is_in<K: Child>(&self, live: &K) -> kube::Result<bool> {
-        Ok(contains::contains(&typed(live)?, &self.object))
-    }
-}
-
-/// An object as JSON with its kind, which typed objects leave out.
-fn typed<K: Child>(object: &K) -> kube::Result<Value> {
-    let object = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
-    let object = with(object, &["apiVersion"], json!(K::api_version(&())));
-    Ok(with(object, &["kind"], json!(K::kind(&()))))
-}
-
-/// The object with `value` at `path`. Parents that are missing are made.
-fn with(mut object: Value, path: &[&str], value: Value) -> Value {
-    let mut place = &mut object;
-    for key in path {
-        if !place.is_object() {
-            *place = json!({});
-        }
-        let Some(map) = place.as_object_mut() else { return object };
-        place = map.entry(*key).or_insert(Value::Null);
-    }
-    *place = value;
-    object
-}
-
-/// The first 16 hexadecimal digits of a SHA-256.
-fn short_hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().take(8).fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"))
 }
 
 #[cfg(test)]

@@ -1,74 +1,79 @@
-//! How long to wait after a failure: exponential, with jitter, and never less than the other side asked for.
+//! Delays after failures: exponential, with jitter, and never shorter than the Retry-After of the other side.
+//!
+//! [`Backoff`] computes one delay and keeps no state. [`Failures`] counts the failures in a row of each object.
 
 use std::{collections::HashMap, time::Duration};
 
 use coder_k8s_core::outcome::Retry;
 use parking_lot::Mutex;
 
-use crate::key::Key;
+use crate::{
+    cache::ObjectKey,
+    intervals::{REQUEUE_AFTER_CONFLICT, REQUEUE_BACKOFF_BASE, REQUEUE_BACKOFF_MAX},
+};
 
-/// A growing delay.
+/// A delay that doubles with each failure. The default is that of a reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// The first delay.
+    /// The delay after the first failure.
     pub base: Duration,
-    /// The longest delay.
-    pub cap: Duration,
+    /// The longest delay, unless the other side asks for more.
+    pub max: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { base: Duration::from_millis(500), cap: Duration::from_mins(5) }
+        Self { base: REQUEUE_BACKOFF_BASE, max: REQUEUE_BACKOFF_MAX }
     }
 }
 
 impl Backoff {
     /// The delay after `failures` failures in a row, the first counted as one.
     ///
-    /// `jitter` in `0.0..1.0` takes off up to a fifth, so that objects which failed together part ways;
-    /// `asked` is the other side's Retry-After, below which no delay falls.
-    pub fn delay(&self, failures: u32, asked: Option<Duration>, jitter: f64) -> Duration {
+    /// `jitter` in `0.0..1.0` shortens the delay by up to a fifth, so that objects that failed together are not
+    /// retried together. The delay is at least `retry_after`.
+    pub fn delay(&self, failures: u32, retry_after: Option<Duration>, jitter: f64) -> Duration {
         let doubled =
             self.base.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
-        let delay = doubled.min(self.cap).mul_f64(1.0 - 0.2 * jitter.clamp(0.0, 1.0));
-        asked.map_or(delay, |asked| delay.max(asked))
+        let delay = doubled.min(self.max).mul_f64(1.0 - 0.2 * jitter.clamp(0.0, 1.0));
+        retry_after.map_or(delay, |least| delay.max(least))
     }
 }
 
-/// How often each object failed in a row.
+/// The number of failures in a row of each object.
 #[derive(Debug, Default)]
 pub struct Failures {
     backoff: Backoff,
-    in_a_row: Mutex<HashMap<Key, u32>>,
+    in_a_row: Mutex<HashMap<ObjectKey, u32>>,
 }
 
 impl Failures {
-    /// Counts a failure and says when to try again.
-    pub fn failed(&self, key: &Key, retry: Retry) -> Duration {
+    /// Counts a failure and returns the delay before the next attempt.
+    pub fn failed(&self, key: &ObjectKey, retry: Retry) -> Duration {
         let mut all = self.in_a_row.lock();
         let count = all.entry(key.clone()).or_default();
         *count = count.saturating_add(1);
-        let asked = match retry {
-            // The first retry of an outdated view is quick; a view that stays outdated backs off like the rest.
-            Retry::Soon if *count == 1 => return Duration::from_millis(50),
+        let retry_after = match retry {
+            // The watch usually catches up within milliseconds. A view that stays outdated backs off like the rest.
+            Retry::Soon if *count == 1 => return REQUEUE_AFTER_CONFLICT,
             Retry::Soon | Retry::Backoff | Retry::OnChange => None,
-            Retry::After(asked) => Some(asked),
+            Retry::After(least) => Some(least),
         };
-        self.backoff.delay(*count, asked, jitter())
+        self.backoff.delay(*count, retry_after, jitter())
     }
 
     /// Whether the object has failed since it last succeeded.
-    pub fn any(&self, key: &Key) -> bool {
+    pub fn any(&self, key: &ObjectKey) -> bool {
         self.in_a_row.lock().contains_key(key)
     }
 
-    /// Forgets the failures of an object that succeeded or went.
-    pub fn forget(&self, key: &Key) {
+    /// Resets the count of an object that succeeded or is gone.
+    pub fn forget(&self, key: &ObjectKey) {
         self.in_a_row.lock().remove(key);
     }
 }
 
-/// A number in `0.0..1.0` that differs from call to call; good enough to spread retries.
+/// A random number in `0.0..1.0`. It spreads retries and is not fit for secrets.
 pub fn jitter() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     let bits = u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default();
@@ -80,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_the_cap() {
+    fn delays_double_up_to_the_maximum() {
         let backoff = Backoff::default();
         let delays: Vec<_> = (1..=12).map(|n| backoff.delay(n, None, 0.0).as_millis()).collect();
         assert_eq!(delays[..4], [500, 1000, 2000, 4000]);
@@ -97,7 +102,7 @@ mod tests {
 
     #[test]
     fn an_object_that_succeeds_starts_over() {
-        let (failures, key) = (Failures::default(), Key::new("Thing", "ns", "a"));
+        let (failures, key) = (Failures::default(), ObjectKey::new("Thing", "ns", "a"));
         let delays: Vec<_> = (0..3).map(|_| failures.failed(&key, Retry::Backoff)).collect();
         assert!(delays.is_sorted() && delays[2] > Duration::from_secs(1));
         failures.forget(&key);

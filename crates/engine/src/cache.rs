@@ -1,19 +1,48 @@
-//! The last seen state of the objects of one kind, fed by a watch.
+//! The objects of one kind as a watch last delivered them, and the keys that name them.
 //!
-//! Only for kinds that are ours and for children that we label: memory does not grow with what others keep
-//! in the cluster. What nobody reads is taken off before an object is stored.
+//! Caches are meant for kinds that the operator owns and for children that it labels, so that memory does not grow
+//! with the objects of others. Managed fields and the manifest of `kubectl apply`, which nobody reads, are removed
+//! before an object is stored. A cache never reads from the API server.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    fmt,
     sync::Arc,
 };
 
 use kube::{Resource, ResourceExt};
 use parking_lot::RwLock;
 
-use crate::key::Key;
+/// Names one object. Two incarnations of an object under the same name have the same key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// The kind without its group, such as `Deployment`.
+    pub kind: &'static str,
+    /// Empty for a cluster-scoped kind.
+    pub namespace: String,
+    /// The object's `metadata.name`.
+    pub name: String,
+}
 
-/// The annotation in which client-side `kubectl apply` keeps a copy of the whole manifest.
+impl ObjectKey {
+    /// Names an object that need not exist.
+    pub fn new(kind: &'static str, namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { kind, namespace: namespace.into(), name: name.into() }
+    }
+
+    /// Names `object`. The caller states the kind, because a typed object does not carry it.
+    pub fn of<K: Resource>(kind: &'static str, object: &K) -> Self {
+        Self::new(kind, object.namespace().unwrap_or_default(), object.name_any())
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
+/// The annotation in which client-side `kubectl apply` stores a copy of the whole manifest.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Objects of one kind. Clones share them.
@@ -21,16 +50,16 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 pub struct Cache<K> {
     kind: &'static str,
     objects: Arc<RwLock<Objects<K>>>,
-    /// By what objects are found besides their name.
+    /// Computes the group of an object, by which it is found besides its name.
     group: Option<fn(&K) -> Option<String>>,
-    /// Objects that are there and cannot be read, and why.
-    unreadable: Arc<RwLock<HashMap<Key, String>>>,
+    /// Objects that exist and cannot be parsed, with the error.
+    unreadable: Arc<RwLock<HashMap<ObjectKey, String>>>,
 }
 
 #[derive(Debug)]
 struct Objects<K> {
-    by_key: HashMap<Key, Arc<K>>,
-    by_group: HashMap<String, BTreeSet<Key>>,
+    by_key: HashMap<ObjectKey, Arc<K>>,
+    by_group: HashMap<String, BTreeSet<ObjectKey>>,
 }
 
 impl<K> Clone for Cache<K> {
@@ -45,41 +74,41 @@ impl<K> Clone for Cache<K> {
 }
 
 impl<K: Resource> Cache<K> {
-    /// An empty cache for a kind.
+    /// Creates an empty cache for a kind.
     pub fn new(kind: &'static str) -> Self {
         let objects = Objects { by_key: HashMap::new(), by_group: HashMap::new() };
         Self { kind, objects: Arc::new(RwLock::new(objects)), group: None, unreadable: Arc::default() }
     }
 
-    /// An empty cache whose objects are also found by what `group` says of them.
+    /// Creates an empty cache whose objects are also found by the group that `group` computes.
     pub fn grouped(kind: &'static str, group: fn(&K) -> Option<String>) -> Self {
         Self { group: Some(group), ..Self::new(kind) }
     }
 
-    /// The kind of its objects.
+    /// The kind of the objects, as in their [`ObjectKey`].
     pub fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// One object.
+    /// The object of this name, if the watch has delivered it.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
-        self.objects.read().by_key.get(&Key::new(self.kind, namespace, name)).cloned()
+        self.objects.read().by_key.get(&ObjectKey::new(self.kind, namespace, name)).cloned()
     }
 
-    /// All objects for which `wanted` holds.
-    pub fn filter(&self, wanted: impl Fn(&K) -> bool) -> Vec<Arc<K>> {
-        self.objects.read().by_key.values().filter(|object| wanted(object)).cloned().collect()
+    /// All objects for which `predicate` holds, in no order.
+    pub fn filter(&self, predicate: impl Fn(&K) -> bool) -> Vec<Arc<K>> {
+        self.objects.read().by_key.values().filter(|object| predicate(object)).cloned().collect()
     }
 
-    /// Looks at every object without cloning any.
-    pub fn each(&self, mut look: impl FnMut(&K)) {
-        self.objects.read().by_key.values().for_each(|object| look(object));
+    /// Visits every object without cloning any. The cache is locked meanwhile: `visit` must not write to it.
+    pub fn each(&self, mut visit: impl FnMut(&K)) {
+        self.objects.read().by_key.values().for_each(|object| visit(object));
     }
 
-    /// Stores an object. Returns what was there before, and the object as it is kept.
+    /// Stores an object. Returns the object that it replaces, and the object as it is stored.
     pub fn insert(&self, mut object: K) -> (Option<Arc<K>>, Arc<K>) {
         slim(&mut object);
-        let (key, object) = (Key::of(self.kind, &object), Arc::new(object));
+        let (key, object) = (ObjectKey::of(self.kind, &object), Arc::new(object));
         let mut objects = self.objects.write();
         let before = objects.by_key.insert(key.clone(), object.clone());
         let (left, joined) =
@@ -93,7 +122,7 @@ impl<K: Resource> Cache<K> {
         (before, object)
     }
 
-    /// The objects of a group, by name.
+    /// The objects of a group, ordered by namespace and name.
     pub fn of_group(&self, group: &str) -> Vec<Arc<K>> {
         let objects = self.objects.read();
         let keys = objects.by_group.get(group).into_iter().flatten();
@@ -104,46 +133,47 @@ impl<K: Resource> Cache<K> {
         self.group.and_then(|group| group(object))
     }
 
-    /// Notes that an object cannot be read. Returns whether that is news.
-    pub fn cannot_read(&self, key: &Key, why: &str) -> bool {
+    /// Records that an object cannot be parsed. Returns whether that, or the error, is new.
+    pub fn mark_unreadable(&self, key: &ObjectKey, why: &str) -> bool {
         self.unreadable.write().insert(key.clone(), why.to_owned()).is_none_or(|before| before != why)
     }
 
-    /// Notes that an object can be read, or is gone. Returns whether that is news.
-    pub fn is_readable_again(&self, key: &Key) -> bool {
+    /// Records that an object can be parsed, or is gone. Returns whether it could not be parsed before.
+    pub fn clear_unreadable(&self, key: &ObjectKey) -> bool {
         self.unreadable.write().remove(key).is_some()
     }
 
-    /// How many objects cannot be read.
+    /// The number of objects that cannot be parsed.
     pub fn unreadable(&self) -> usize {
         self.unreadable.read().len()
     }
 
-    /// Forgets an object. Returns what was there.
-    pub fn remove(&self, key: &Key) -> Option<Arc<K>> {
+    /// Removes an object. Returns it if it was stored.
+    pub fn remove(&self, key: &ObjectKey) -> Option<Arc<K>> {
         let mut objects = self.objects.write();
         let gone = objects.by_key.remove(key);
         objects.leave(gone.as_deref().and_then(|gone| self.group_of(gone)), key);
         gone
     }
 
-    /// The keys in `namespace` (all, if none is given) that `kept` does not name, of readable objects and others.
-    pub fn others(&self, namespace: Option<&str>, kept: &HashSet<Key>) -> Vec<Key> {
+    /// The keys that `listed` does not contain, of readable and unreadable objects. `namespace` limits them to one
+    /// namespace.
+    pub fn keys_except(&self, namespace: Option<&str>, listed: &HashSet<ObjectKey>) -> Vec<ObjectKey> {
         let (objects, unreadable) = (self.objects.read(), self.unreadable.read());
-        let within = |key: &&Key| namespace.is_none_or(|namespace| key.namespace == namespace);
+        let within = |key: &&ObjectKey| namespace.is_none_or(|namespace| key.namespace == namespace);
         objects
             .by_key
             .keys()
             .chain(unreadable.keys())
             .filter(within)
-            .filter(|key| !kept.contains(*key))
+            .filter(|key| !listed.contains(*key))
             .cloned()
             .collect()
     }
 }
 
 impl<K> Objects<K> {
-    fn leave(&mut self, group: Option<String>, key: &Key) {
+    fn leave(&mut self, group: Option<String>, key: &ObjectKey) {
         let Some(group) = group else { return };
         if let Some(members) = self.by_group.get_mut(&group) {
             members.remove(key);
@@ -154,12 +184,13 @@ impl<K> Objects<K> {
     }
 }
 
-/// The uid of the object that controls another, to find children by.
+/// The uid of the controlling owner: the group under which children are found by their owner.
 pub fn controller_uid<K: Resource>(object: &K) -> Option<String> {
     let controls = object.owner_references().iter().find(|owner| owner.controller == Some(true));
     controls.map(|owner| owner.uid.clone())
 }
 
+/// Removes what nobody reads and what makes up most of a large object.
 fn slim<K: Resource>(object: &mut K) {
     object.meta_mut().managed_fields = None;
     object.annotations_mut().remove(LAST_APPLIED);
@@ -191,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_by_their_group_as_it_is_now() {
+    fn an_object_moves_between_groups_with_its_owner() {
         let cache: Cache<ServiceAccount> = Cache::grouped("ServiceAccount", controller_uid);
         let names =
             |group: &str| cache.of_group(group).iter().map(|object| object.name_any()).collect::<Vec<_>>();
@@ -201,7 +232,7 @@ mod tests {
         assert_eq!(names("1"), ["a", "b"]);
         cache.insert(account("a", Some("2")));
         assert_eq!((names("1"), names("2")), (vec!["b".to_owned()], vec!["a".to_owned()]));
-        cache.remove(&Key::new("ServiceAccount", "ns", "a"));
+        cache.remove(&ObjectKey::new("ServiceAccount", "ns", "a"));
         assert!(names("2").is_empty());
         assert_eq!(cache.objects.read().by_group.len(), 1);
     }

@@ -1,76 +1,77 @@
-//! The one way to the API server. Every call passes one layer, which
+//! The client for the API server. Every call passes one layer, which
 //!
-//! * names it (verb and resource, never an object),
-//! * refuses a write while the [`Fence`] is closed and abandons one in flight when it closes,
-//! * gives everything but a stream a deadline that covers headers and body; a watch has one until its headers,
-//! * counts it, and says one line at debug.
+//! * classifies it by verb and resource, never by object,
+//! * refuses a write while the [`Fence`] is closed, and abandons a write in flight when the fence closes,
+//! * limits the time until the end of the body, or until the headers for a watch,
+//! * counts it, and logs one line at debug level.
 //!
-//! It retries nothing: that is for whoever knows what the call was for.
+//! It retries nothing: only the caller knows whether a call may be repeated.
 
-mod body;
 mod call;
 mod faults;
 mod guard;
-mod patience;
+mod response;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
 use kube::{Client, Config, client::ClientBuilder};
 
-use crate::{fence::Fence, metrics::Metrics};
+use crate::{
+    fence::Fence,
+    intervals::{API_CALL_DEADLINE, CONNECT_TIMEOUT},
+    metrics::Metrics,
+};
 
-pub use body::GuardedBody;
 pub use call::{Call, Verb};
 pub use faults::{EXIT_CODE, Fault, Faults};
 pub use guard::{Guard, GuardService};
+pub use response::GuardedBody;
 
-/// The name this process goes by.
+/// The default user agent: name and version of the program.
 pub const USER_AGENT: &str = concat!("coder-k8s/", env!("CARGO_PKG_VERSION"));
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How a client behaves.
+/// Settings of a client.
 #[derive(Clone)]
-pub struct Settings {
-    /// How long a call may take, body included.
+pub struct ClientSettings {
+    /// The longest time of a call, response body included.
     pub deadline: Duration,
     /// Sent with every call; usually [`USER_AGENT`].
     pub user_agent: String,
-    /// Held against every write; `None` for the client of the lease itself.
+    /// Must be open for every write. `None` for the client that renews the lease.
     pub fence: Option<Fence>,
-    /// Where calls are counted.
+    /// Counts the calls.
     pub metrics: Arc<Metrics>,
-    /// What goes wrong on purpose.
+    /// Makes calls fail in tests; `None` in production.
     pub faults: Option<Arc<dyn Faults>>,
 }
 
-impl Settings {
-    /// Settings with a deadline of 30 s and no fence.
+impl ClientSettings {
+    /// Settings with [`API_CALL_DEADLINE`], [`USER_AGENT`] and no fence.
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        let (deadline, user_agent) = (Duration::from_secs(30), USER_AGENT.to_owned());
+        let (deadline, user_agent) = (API_CALL_DEADLINE, USER_AGENT.to_owned());
         Self { deadline, user_agent, fence: None, metrics, faults: None }
     }
 }
 
-/// Why a call ended without an answer of the API server.
+/// Why a call ended without a complete response of the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum Interrupted {
-    /// A write while this process does not lead. Nothing was sent.
+    /// The fence was closed: this process does not lead. Nothing was sent.
     #[error("not sent: this process does not hold the lease")]
     NotLeading,
-    /// The right to write ended while a write was under way. The server may have done it.
-    #[error("abandoned: this process lost the lease while it waited for an answer")]
+    /// The fence closed while a write was in flight. The write may have taken effect.
+    #[error("abandoned: this process lost the lease while it waited for the response")]
     LostLeading,
-    /// No answer, or only a part of one. The server may have done it.
-    #[error("no complete answer from the API server within {} s", .0.as_secs_f64())]
+    /// The deadline passed before the response was complete. The call may have taken effect.
+    #[error("no complete response from the API server within {} s", .0.as_secs_f64())]
     Timeout(Duration),
     /// A fault injected by a test.
     #[error("injected fault")]
     Injected,
 }
 
-/// A client whose every call passes our layer.
-pub fn build(mut config: Config, settings: Settings) -> kube::Result<Client> {
+/// Builds a client whose every call passes the layer of this module. Retries of kube are turned off.
+pub fn build(mut config: Config, settings: ClientSettings) -> kube::Result<Client> {
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.default_retry = false;
     let guard = Guard::new(settings)?;
@@ -82,20 +83,22 @@ pub fn is_not_leading(error: &kube::Error) -> bool {
     matches!(interrupted(error), Some(Interrupted::NotLeading | Interrupted::LostLeading))
 }
 
-/// Whether the API server did not answer in time.
+/// Whether a call reached its deadline.
 pub fn is_timeout(error: &kube::Error) -> bool {
     matches!(interrupted(error), Some(Interrupted::Timeout(_)))
 }
 
-/// Holds an operation of several calls to one deadline, with the error that a single call would give.
+/// Limits an operation of several calls to one deadline. Fails with the same error as a single call does.
 pub async fn within<T>(deadline: Duration, calls: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     tokio::time::timeout(deadline, calls)
         .await
         .unwrap_or_else(|_| Err(kube::Error::Service(Interrupted::Timeout(deadline).into())))
 }
 
-/// An error in one line. An answer of the API server stands for itself; of an answer that cannot be decoded only
-/// the place is named, because a decoder quotes what it stumbles over.
+/// Describes an error in one line, safe to log and to put into a status.
+///
+/// A Status of the API server is described by its message alone. For a response that cannot be decoded only the
+/// position is named, because a decoding error quotes the offending value, which may be secret.
 pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut chain: Vec<&(dyn std::error::Error + 'static)> = vec![error];
     while let Some(source) = chain.last().and_then(|error| error.source()) {
@@ -107,22 +110,22 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
             Some(kube::Error::SerdeError(cause)) => {
                 let (line, column) = (cause.line(), cause.column());
                 return format!(
-                    "the answer of the API server cannot be decoded (line {line}, column {column})"
+                    "the response of the API server cannot be decoded (line {line}, column {column})"
                 );
             }
             _ => {}
         }
         if link.downcast_ref::<serde_json::Error>().is_some() {
-            return "the answer of the API server cannot be decoded".to_owned();
+            return "the response of the API server cannot be decoded".to_owned();
         }
     }
     let mut text = String::new();
-    // This one only says that there is a cause.
+    // `kube::Error::Service` only wraps its cause.
     let is_wrapping = |link: &&&(dyn std::error::Error + 'static)| {
         matches!(link.downcast_ref(), Some(kube::Error::Service(_)))
     };
     for link in chain.iter().filter(|link| !is_wrapping(link)).map(ToString::to_string) {
-        // Many errors repeat their cause.
+        // Many errors already contain the text of their cause.
         if !text.contains(&link) {
             text = if text.is_empty() { link } else { format!("{text}: {link}") };
         }

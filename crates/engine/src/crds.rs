@@ -1,12 +1,12 @@
-//! Whether the API server serves the kinds that the operator needs, now and later.
+//! Tracks whether the API server serves the CRDs that the operator needs, from its start on.
 //!
-//! A tripwire on CRDs says when to look; a look is one live read of a CRD that matters. A CRD that is missing or
-//! lacks fields of this release is waited for: nothing is half-written, and readiness names the command that helps.
+//! A [`MetadataWatch`] on CRDs reports which one changed; each of interest is then read live. A CRD that is missing, or
+//! lacks fields of this release, is waited for, so that no object is written without the fields that the server would
+//! drop. Meanwhile the readiness of the process names the command that installs it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
 };
 
 use coder_k8s_api::field_paths;
@@ -20,135 +20,134 @@ use tokio::{
 
 use crate::{
     health::{Readiness, ReadyCheck},
+    intervals::CRD_READ_RETRY,
     metadata_watch::{MetadataEvent, MetadataWatch},
     metrics::Metrics,
 };
 
-/// How long after a failed look the next one comes.
-const RETRY: Duration = Duration::from_secs(2);
-
-/// How a CRD stands.
+/// The state of a CRD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// Not looked yet.
+    /// Not read yet.
     Unknown,
-    /// Not installed.
+    /// Not installed, or an optional CRD that the operator may not read.
     Absent,
-    /// Installed and not yet served.
+    /// Installed and not yet, or no longer, served.
     Pending,
-    /// Of an older release: these fields are missing.
+    /// Of an older release, which lacks these fields or versions.
     Older(Vec<String>),
-    /// As needed, as far as the operator may see.
+    /// Served with everything that the operator needs, or a required CRD that the operator may not read.
     Ready,
 }
 
-/// The CRDs that matter, and how they stand.
+/// The states of the CRDs that the operator needs. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Crds {
     states: watch::Receiver<BTreeMap<String, Served>>,
 }
 
 impl Crds {
-    /// Looks after `required` CRDs, each by its name and the fields of this release, and `optional` ones by name and the
-    /// version that must be served.
+    /// Tracks `required` CRDs, by name with the fields of this release, and `optional` CRDs, by name with the version that
+    /// must be served. Only required ones count for `readiness`, with `install_command` as the remedy.
     ///
-    /// The second value does the looking until it is dropped.
+    /// The returned future does the work, until it is dropped.
     pub fn watch(
         client: Client,
         required: BTreeMap<&str, Vec<&'static str>>,
         optional: &[(&str, &'static str)],
+        install_command: &'static str,
         readiness: &Readiness,
         metrics: Arc<Metrics>,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();
+        let mut tracked: BTreeMap<String, Requirement> = BTreeMap::new();
         for (name, fields) in required {
             let check = readiness.ready_check(format!("crd {name}"));
-            check.fail("not looked at yet");
-            wanted.insert(name.to_owned(), Wanted { fields, version: None, check: Some(check) });
+            check.fail("not read yet");
+            tracked.insert(name.to_owned(), Requirement::Fields { fields, check, install_command });
         }
         for (name, version) in optional {
-            let optional = Wanted { fields: Vec::new(), version: Some(version), check: None };
-            wanted.insert((*name).to_owned(), optional);
+            tracked.insert((*name).to_owned(), Requirement::Version(version));
         }
-        let states = wanted.keys().map(|name| (name.clone(), Served::Unknown)).collect();
+        let states = tracked.keys().map(|name| (name.clone(), Served::Unknown)).collect();
         let (sender, receiver) = watch::channel(states);
         let metadata_watch: MetadataWatch<CustomResourceDefinition> = MetadataWatch {
             api: Api::all(client.clone()),
             synced: readiness.ready_check("watch customresourcedefinitions"),
             metrics,
         };
-        let looking = async move {
-            let (look, looks) = mpsc::unbounded_channel();
-            let names: Vec<String> = wanted.keys().cloned().collect();
-            let again = look.clone();
-            // Once by itself, for an install that may not watch CRDs; then whenever the watch says so.
+        let tracking = async move {
+            let (due, due_names) = mpsc::unbounded_channel();
+            let names: Vec<String> = tracked.keys().cloned().collect();
+            let retry = due.clone();
+            // Read each once without an event, because the operator may lack the permission to watch CRDs.
             for name in &names {
-                let _ = look.send(name.clone());
+                let _ = due.send(name.clone());
             }
-            let telling = metadata_watch.run(move |tripped| match tripped {
-                MetadataEvent::Touched { name, .. } => drop(look.send(name.to_owned())),
-                MetadataEvent::Gap => names.iter().for_each(|name| drop(look.send(name.clone()))),
+            let watching = metadata_watch.run(move |event| match event {
+                MetadataEvent::Changed { name, .. } => drop(due.send(name.to_owned())),
+                MetadataEvent::Gap => names.iter().for_each(|name| drop(due.send(name.clone()))),
             });
-            tokio::join!(telling, keep(Api::all(client), wanted, looks, again, sender));
+            tokio::join!(watching, read_due(Api::all(client), tracked, due_names, retry, sender));
         };
-        (Self { states: receiver }, looking)
+        (Self { states: receiver }, tracking)
     }
 
-    /// How a CRD stands now.
+    /// The state of a CRD; [`Served::Absent`] for one that is not tracked.
     pub fn state(&self, name: &str) -> Served {
         self.states.borrow().get(name).cloned().unwrap_or(Served::Absent)
     }
 
-    /// Waits until it is known how a CRD stands.
+    /// Waits until the state of a CRD is known.
     pub async fn known(&mut self, name: &str) {
         self.until(|states| states.get(name) != Some(&Served::Unknown)).await;
     }
 
-    /// Waits until a CRD is as needed.
+    /// Waits until a CRD is [`Served::Ready`].
     pub async fn ready(&mut self, name: &str) {
         self.until(|states| states.get(name) == Some(&Served::Ready)).await;
     }
 
-    /// Waits until a CRD is no longer as needed.
+    /// Waits until a CRD is not [`Served::Ready`].
     pub async fn unready(&mut self, name: &str) {
         self.until(|states| states.get(name) != Some(&Served::Ready)).await;
     }
 
     async fn until(&mut self, holds: impl FnMut(&BTreeMap<String, Served>) -> bool) {
         if self.states.wait_for(holds).await.is_err() {
-            // Nobody looks any more: nothing will ever change.
+            // The tracking future was dropped, at shutdown: nothing will change any more.
             std::future::pending::<()>().await;
         }
     }
 }
 
-struct Wanted {
-    /// The fields of this release; none for a CRD that only must be there.
-    fields: Vec<&'static str>,
-    /// The version that must be served, where fields do not tell.
-    version: Option<&'static str>,
-    check: Option<ReadyCheck>,
+/// What the operator needs of a CRD.
+enum Requirement {
+    /// A required CRD must have these fields.
+    Fields { fields: Vec<&'static str>, check: ReadyCheck, install_command: &'static str },
+    /// An optional CRD must serve this version.
+    Version(&'static str),
 }
 
-async fn keep(
+/// Reads the CRDs whose names arrive, and publishes their states.
+async fn read_due(
     api: Api<CustomResourceDefinition>,
-    wanted: BTreeMap<String, Wanted>,
-    mut looks: mpsc::UnboundedReceiver<String>,
-    again: mpsc::UnboundedSender<String>,
+    tracked: BTreeMap<String, Requirement>,
+    mut due_names: mpsc::UnboundedReceiver<String>,
+    retry: mpsc::UnboundedSender<String>,
     states: watch::Sender<BTreeMap<String, Served>>,
 ) {
     let mut names = Vec::new();
-    while looks.recv_many(&mut names, 64).await > 0 {
+    while due_names.recv_many(&mut names, 64).await > 0 {
         names.sort();
         names.dedup();
         join_all(names.drain(..).filter_map(|name| {
-            let (wanted, api, again, states) = (wanted.get(&name)?, &api, &again, &states);
+            let (requirement, api, retry, states) = (tracked.get(&name)?, &api, &retry, &states);
             Some(async move {
-                let Some(state) = look(api, &name, wanted).await else {
-                    let again = again.clone();
+                let Some(state) = read(api, &name, requirement).await else {
+                    let retry = retry.clone();
                     tokio::spawn(async move {
-                        sleep(RETRY).await;
-                        let _ = again.send(name);
+                        sleep(CRD_READ_RETRY).await;
+                        let _ = retry.send(name);
                     });
                     return;
                 };
@@ -156,7 +155,7 @@ async fn keep(
                     states.insert(name.clone(), state.clone()).as_ref() != Some(&state)
                 });
                 if changed {
-                    report(&name, &state, wanted.check.as_ref());
+                    report(&name, &state, requirement);
                 }
             })
         }))
@@ -164,47 +163,53 @@ async fn keep(
     }
 }
 
-/// One look at a CRD. None: it could not be seen this time.
-async fn look(api: &Api<CustomResourceDefinition>, name: &str, wanted: &Wanted) -> Option<Served> {
+/// Reads a CRD. `None` if that failed and must be retried.
+async fn read(api: &Api<CustomResourceDefinition>, name: &str, requirement: &Requirement) -> Option<Served> {
     match api.get_opt(name).await {
-        Ok(crd) => Some(judge(crd.as_ref(), &wanted.fields, wanted.version)),
-        // An install that may not read CRDs goes on; the watch of the kind itself will tell.
+        Ok(crd) => Some(match requirement {
+            Requirement::Fields { fields, .. } => state_of(crd.as_ref(), fields, None),
+            Requirement::Version(version) => state_of(crd.as_ref(), &[], Some(version)),
+        }),
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
             tracing::warn!(crd = name, "cannot check whether the CRD is up to date: {}", status.message);
-            // What nobody may ask for is not there; our own kinds are, or the operator would be useless.
-            Some(if wanted.version.is_some() { Served::Absent } else { Served::Ready })
+            // An install without permission to read CRDs works on: the required kinds are assumed to be there, and their
+            // own watches say if they are not. Optional kinds are not used.
+            Some(match requirement {
+                Requirement::Fields { .. } => Served::Ready,
+                Requirement::Version(_) => Served::Absent,
+            })
         }
         Err(error) => {
-            tracing::warn!(crd = name, "cannot look at the CRD: {}", crate::client::describe(&error));
+            tracing::warn!(crd = name, "cannot read the CRD: {}", crate::client::describe(&error));
             None
         }
     }
 }
 
-fn report(name: &str, state: &Served, check: Option<&ReadyCheck>) {
-    let Some(check) = check else {
-        tracing::info!(crd = name, ?state, "how an optional API stands");
+fn report(name: &str, state: &Served, requirement: &Requirement) {
+    let Requirement::Fields { check, install_command, .. } = requirement else {
+        tracing::info!(crd = name, ?state, "state of an optional API");
         return;
     };
-    let help = "run `coder-k8s crds | kubectl apply --server-side -f -`";
+    let remedy = format!("run `{install_command}`");
     match state {
         Served::Ready => check.pass(),
         Served::Unknown | Served::Pending => check.fail("installed and not yet served"),
-        Served::Absent => check.fail(format!("not installed; {help}")),
+        Served::Absent => check.fail(format!("not installed; {remedy}")),
         Served::Older(missing) => {
             let shown = missing.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
             let more =
                 if missing.len() > 5 { format!(" and {} more", missing.len() - 5) } else { String::new() };
-            check.fail(format!("older than this operator: it lacks {shown}{more}; {help}"));
+            check.fail(format!("older than this operator: it lacks {shown}{more}; {remedy}"));
         }
     }
     if *state != Served::Ready {
-        tracing::warn!(crd = name, ?state, "waiting for the CRD; {help}");
+        tracing::warn!(crd = name, ?state, "waiting for the CRD; {remedy}");
     }
 }
 
-/// How a CRD stands that was just read.
-fn judge(crd: Option<&CustomResourceDefinition>, fields: &[&str], version: Option<&str>) -> Served {
+/// The state of a CRD that was just read.
+fn state_of(crd: Option<&CustomResourceDefinition>, fields: &[&str], version: Option<&str>) -> Served {
     let Some(crd) = crd else { return Served::Absent };
     if let Some(version) = version
         && !crd.spec.versions.iter().any(|found| found.name == version && found.served)
@@ -247,22 +252,22 @@ mod tests {
     }
 
     #[test]
-    fn a_crd_is_judged_by_its_fields() {
+    fn a_crd_without_a_needed_field_is_older() {
         let crd = ours();
-        assert_eq!(judge(Some(&crd), &fields(), None), Served::Ready);
+        assert_eq!(state_of(Some(&crd), &fields(), None), Served::Ready);
         assert_eq!(
-            judge(Some(&without(&crd, "scaling")), &fields(), None),
+            state_of(Some(&without(&crd, "scaling")), &fields(), None),
             Served::Older(vec!["spec.scaling".into()])
         );
-        assert_eq!(judge(None, &fields(), None), Served::Absent);
-        assert_eq!(judge(Some(&crd), &[], Some("v1alpha1")), Served::Ready);
-        assert_eq!(judge(Some(&crd), &[], Some("v1")), Served::Older(vec!["version v1".into()]));
-        assert_eq!(judge(Some(&coder_k8s_api::crds().remove(0)), &fields(), None), Served::Pending);
+        assert_eq!(state_of(None, &fields(), None), Served::Absent);
+        assert_eq!(state_of(Some(&crd), &[], Some("v1alpha1")), Served::Ready);
+        assert_eq!(state_of(Some(&crd), &[], Some("v1")), Served::Older(vec!["version v1".into()]));
+        assert_eq!(state_of(Some(&coder_k8s_api::crds().remove(0)), &fields(), None), Served::Pending);
     }
 
     #[test]
-    fn a_crd_of_a_later_release_will_do() {
+    fn a_crd_of_a_later_release_is_ready() {
         let older: Vec<_> = fields().into_iter().filter(|field| *field != "spec.scaling").collect();
-        assert_eq!(judge(Some(&ours()), &older, None), Served::Ready);
+        assert_eq!(state_of(Some(&ours()), &older, None), Served::Ready);
     }
 }

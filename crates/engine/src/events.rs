@@ -1,6 +1,7 @@
-//! Events on transitions. They tell a story to people; nothing depends on them, so that a failure to write one
-//! is a log line.
+//! Publishes Kubernetes Events about custom resources. Events are for people and nothing depends on them: one that
+//! cannot be written is logged and not retried.
 
+use coder_k8s_api::names::FIELD_MANAGER;
 use coder_k8s_core::outcome::EventNote;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
@@ -8,28 +9,28 @@ use kube::{
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
 
-/// The longest note that the API server accepts.
-const NOTE_LIMIT: usize = 1024;
+/// The longest note that the API server accepts, in bytes.
+const MAX_NOTE_BYTES: usize = 1024;
 
-/// Publishes notes. Repeated ones are counted on the first.
+/// Publishes events. A repeated event raises the count of the first one.
 #[derive(Clone)]
 pub struct Events {
     recorder: Recorder,
 }
 
 impl Events {
-    /// Publishes in the name of `instance`.
+    /// Creates a publisher. `instance` identifies this process among its replicas.
     pub fn new(client: Client, instance: String) -> Self {
-        let reporter = Reporter { controller: "coder-k8s".to_owned(), instance: Some(instance) };
+        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(instance) };
         Self { recorder: Recorder::new(client, reporter) }
     }
 
-    /// Publishes a note about an object.
+    /// Publishes an event about an object. The message is cut to the longest that the API server accepts.
     pub async fn publish(&self, about: &ObjectReference, event: &EventNote) {
         let event = Event {
             type_: if event.warning { EventType::Warning } else { EventType::Normal },
             reason: event.reason.to_string(),
-            note: Some(shortened(&event.message)),
+            note: Some(truncated(&event.message)),
             action: "Reconcile".to_owned(),
             secondary: None,
         };
@@ -39,11 +40,11 @@ impl Events {
     }
 }
 
-fn shortened(text: &str) -> String {
-    if text.len() <= NOTE_LIMIT {
+fn truncated(text: &str) -> String {
+    if text.len() <= MAX_NOTE_BYTES {
         return text.to_owned();
     }
-    let end = (0..=NOTE_LIMIT - 4).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=MAX_NOTE_BYTES - 4).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     format!("{}…", text.get(..end).unwrap_or_default())
 }
 
@@ -54,8 +55,8 @@ mod tests {
     #[test]
     fn a_long_note_is_cut_between_characters() {
         let long = "ä".repeat(2000);
-        let short = shortened(&long);
-        assert!(short.len() <= NOTE_LIMIT && short.ends_with('…'));
-        assert_eq!(shortened("fine"), "fine");
+        let short = truncated(&long);
+        assert!(short.len() <= MAX_NOTE_BYTES && short.ends_with('…'));
+        assert_eq!(truncated("fine"), "fine");
     }
 }

@@ -1,4 +1,5 @@
-//! What a failed call to the API server means: a reason, a sentence, and when to try again.
+//! Turns a failed call to the API server into a [`Blocker`]: a reason, a message and the time of the next attempt. This is
+//! the only place that interprets errors of kube for a status.
 
 use std::time::Duration;
 
@@ -7,33 +8,34 @@ use coder_k8s_core::outcome::{Blocker, Retry};
 
 use crate::client;
 
-/// Judges an error. `what` says what was tried, such as `write ServiceAccount coder`.
-pub fn from_kube(what: &str, error: &kube::Error) -> Blocker {
+/// Classifies an error. `action` completes "cannot ...", such as `write ServiceAccount coder`.
+pub fn from_kube(action: &str, error: &kube::Error) -> Blocker {
     let (reason, retry) = match error {
         kube::Error::Api(status) => {
-            let asked = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
-            let asked = (asked > 0).then(|| Duration::from_secs(asked.into()));
-            let wait = asked.map_or(Retry::Backoff, Retry::After);
+            let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+            let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+            let retry = retry_after.map_or(Retry::Backoff, Retry::After);
             match status.code {
-                _ if is_skew(&status.message) => (Reason::SchemaSkew, Retry::Backoff),
+                _ if is_schema_skew(&status.message) => (Reason::SchemaSkew, Retry::Backoff),
                 401 | 403 => (Reason::Forbidden, Retry::Backoff),
                 404 => (Reason::NotFound, Retry::Backoff),
                 409 => (Reason::Outdated, Retry::Soon),
+                // A uid that does not match: the object was deleted and created again.
                 422 if status.message.contains("metadata.uid") => (Reason::Outdated, Retry::Soon),
                 400 | 422 => (Reason::Invalid, Retry::Backoff),
-                429 => (Reason::RateLimited, wait),
-                _ => (Reason::ApiServerError, wait),
+                429 => (Reason::RateLimited, retry),
+                _ => (Reason::ApiServerError, retry),
             }
         }
         error if client::is_not_leading(error) => (Reason::NotLeading, Retry::Backoff),
         error if client::is_timeout(error) => (Reason::Timeout, Retry::Backoff),
         _ => (Reason::ApiServerUnreachable, Retry::Backoff),
     };
-    Blocker::new(reason, format!("cannot {what}: {}", client::describe(error))).with_retry(retry)
+    Blocker::new(reason, format!("cannot {action}: {}", client::describe(error))).with_retry(retry)
 }
 
-/// Server-side apply answers a field that the server does not know with 500 and this text.
-fn is_skew(message: &str) -> bool {
+/// Server-side apply responds to a field that the server does not know with 500 and this text.
+fn is_schema_skew(message: &str) -> bool {
     message.contains("field not declared in schema")
 }
 
@@ -50,17 +52,21 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_has_its_reason_and_its_patience() {
+    fn each_response_has_its_reason_and_retry() {
         for (error, reason, retry) in [
-            (api(403, "cannot patch resource", None), "Forbidden", Retry::Backoff),
+            (api(403, "cannot patch resource", None), Reason::Forbidden, Retry::Backoff),
             (api(409, "conflict", None), Reason::Outdated, Retry::Soon),
             (
                 api(422, "metadata.uid: Invalid value: field is immutable", None),
                 Reason::Outdated,
                 Retry::Soon,
             ),
-            (api(422, "spec.selector: Invalid value: field is immutable", None), "Invalid", Retry::Backoff),
-            (api(422, "spec.ports: Required value", None), "Invalid", Retry::Backoff),
+            (
+                api(422, "spec.selector: Invalid value: field is immutable", None),
+                Reason::Invalid,
+                Retry::Backoff,
+            ),
+            (api(422, "spec.ports: Required value", None), Reason::Invalid, Retry::Backoff),
             (api(429, "slow down", Some(7)), Reason::RateLimited, Retry::After(Duration::from_secs(7))),
             (api(500, "x: field not declared in schema", None), Reason::SchemaSkew, Retry::Backoff),
             (

@@ -1,10 +1,10 @@
-//! Until when this process may write.
+//! The fence: until when this process may write.
 //!
-//! The lease loop opens the fence for a while after each renewal; the client refuses writes while it is
-//! closed. Nobody has to close it: a process that was stopped, starved or cut off finds it closed when it
-//! wakes, because it is a point in time and not a flag.
+//! The election extends the fence after each renewal of the lease; the client refuses writes while it is closed. It is
+//! a point in time and not a flag, so that nobody has to close it: a process that was stopped, starved or cut off finds
+//! it closed when it resumes.
 //!
-//! Time is `CLOCK_BOOTTIME`, which runs on while the process is stopped and while the machine sleeps.
+//! Time is `CLOCK_BOOTTIME`, which goes on while the process is stopped and while the machine is suspended.
 
 use std::{
     sync::{
@@ -17,17 +17,17 @@ use std::{
 const CLOSED: u64 = 0;
 const ALWAYS: u64 = u64::MAX;
 
-/// A point in time, comparable within this process only.
+/// A point in time on the monotonic clock of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(u64);
 
 impl Moment {
-    /// The current moment.
+    /// Reads the clock.
     pub fn now() -> Self {
         Self(clock::nanos())
     }
 
-    /// The time from `earlier` to `self`, zero if it lies ahead.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -37,11 +37,11 @@ impl Moment {
         Self::now().since(self)
     }
 
-    /// The moment `wait` after this one.
+    /// The moment `duration` after this one. Saturates.
     #[must_use]
-    pub fn plus(self, wait: Duration) -> Self {
-        let wait = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
-        Self(self.0.saturating_add(wait).min(ALWAYS - 1))
+    pub fn plus(self, duration: Duration) -> Self {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos).min(ALWAYS - 1))
     }
 
     pub(crate) fn as_nanos(self) -> u64 {
@@ -60,20 +60,22 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// A fence that lets nothing through until the lease is held.
+    /// A fence that is closed until the first [`extend`](Self::extend).
     pub fn closed() -> Self {
         Self { open_until: Arc::new(AtomicU64::new(CLOSED)) }
     }
 
-    /// A fence that lets everything through: leader election is off.
+    /// A fence that is always open: for a process without leader election.
     pub fn always_open() -> Self {
         Self { open_until: Arc::new(AtomicU64::new(ALWAYS)) }
     }
 
-    /// Keeps the fence open until `for_` after `from`, which the caller took *before* it sent the renewing
-    /// request: nobody else may count from an earlier moment. Never shortens what was granted before.
-    pub fn hold_until(&self, from: Moment, for_: Duration) {
-        self.open_until.fetch_max(from.plus(for_).0, Ordering::SeqCst);
+    /// Keeps the fence open until `duration` after `from`, and never closes it earlier than before.
+    ///
+    /// `from` must be taken *before* the renewal is sent. A follower counts from after its response, so that it never
+    /// counts from an earlier moment.
+    pub fn extend(&self, from: Moment, duration: Duration) {
+        self.open_until.fetch_max(from.plus(duration).0, Ordering::SeqCst);
     }
 
     /// Closes the fence at once.
@@ -86,7 +88,7 @@ impl Fence {
         Moment::now().0 < self.open_until.load(Ordering::SeqCst)
     }
 
-    /// How long the fence stays open if nobody extends it; zero when closed.
+    /// How long the fence stays open unless it is extended; zero if it is closed.
     pub fn remaining(&self) -> Duration {
         Moment(self.open_until.load(Ordering::SeqCst)).since(Moment::now())
     }
@@ -99,7 +101,7 @@ mod clock {
     }
 }
 
-/// Unit tests run under tokio's clock, so that paused time moves the fence too.
+/// Unit tests use tokio's clock, so that paused time moves the fence too.
 #[cfg(test)]
 mod clock {
     use std::{sync::OnceLock, time::Duration};
@@ -136,7 +138,7 @@ mod tests {
     async fn it_closes_by_itself() {
         let fence = Fence::closed();
         assert!(!fence.is_open());
-        fence.hold_until(Moment::now(), 10 * SECOND);
+        fence.extend(Moment::now(), 10 * SECOND);
         tokio::time::advance(9 * SECOND).await;
         assert!(fence.is_open());
         assert_eq!(fence.remaining(), SECOND);
@@ -150,8 +152,8 @@ mod tests {
         let fence = Fence::closed();
         let before = Moment::now();
         tokio::time::advance(11 * SECOND).await;
-        fence.hold_until(before, 10 * SECOND);
-        assert!(!fence.is_open(), "an answer that took 11 s grants nothing");
+        fence.extend(before, 10 * SECOND);
+        assert!(!fence.is_open(), "a response that took 11 s extends nothing");
     }
 
     #[tokio::test(start_paused = true)]
@@ -159,8 +161,8 @@ mod tests {
         let fence = Fence::closed();
         let early = Moment::now();
         tokio::time::advance(5 * SECOND).await;
-        fence.hold_until(Moment::now(), 10 * SECOND);
-        fence.hold_until(early, 10 * SECOND);
+        fence.extend(Moment::now(), 10 * SECOND);
+        fence.extend(early, 10 * SECOND);
         assert_eq!(fence.remaining(), 10 * SECOND);
     }
 
@@ -168,7 +170,7 @@ mod tests {
     async fn clones_share_and_close_is_immediate() {
         let fence = Fence::closed();
         let seen_elsewhere = fence.clone();
-        fence.hold_until(Moment::now(), 10 * SECOND);
+        fence.extend(Moment::now(), 10 * SECOND);
         assert!(seen_elsewhere.is_open());
         fence.close();
         assert!(!seen_elsewhere.is_open());
@@ -177,7 +179,7 @@ mod tests {
     #[test]
     fn without_election_it_is_open_for_ever() {
         let fence = Fence::always_open();
-        fence.hold_until(Moment::now(), SECOND);
+        fence.extend(Moment::now(), SECOND);
         assert!(fence.is_open());
         assert!(fence.remaining() > 1000 * SECOND);
     }
@@ -185,7 +187,7 @@ mod tests {
     #[test]
     fn a_huge_grant_does_not_overflow() {
         let fence = Fence::closed();
-        fence.hold_until(Moment::now(), Duration::MAX);
+        fence.extend(Moment::now(), Duration::MAX);
         assert!(fence.is_open());
     }
 

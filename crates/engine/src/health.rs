@@ -1,9 +1,8 @@
-//! What the process answers over HTTP about itself: whether it lives, whether it is ready, its metrics, and
-//! its log level.
+//! The HTTP endpoints of the process: liveness, readiness, metrics and log level.
 //!
-//! Three routers for three listeners, because they have three audiences: [`probes`] for the kubelet,
-//! [`metrics`] for the monitoring, [`admin`] for a person on the machine. None of them changes anything but
-//! the log level. [`bind`] and [`serve`] run a router on a listen address.
+//! There are three routers for three listeners, because they have three audiences: [`probes`] for the kubelet,
+//! [`metrics`] for Prometheus, [`admin`] for a person on the machine. Only the last one changes anything, and only the
+//! log filter. [`bind`] and [`serve`] run a router on a listen address.
 
 mod listener;
 mod readiness;
@@ -25,12 +24,12 @@ use crate::{
 pub use listener::{BindError, Bound, bind, serve};
 pub use readiness::{Readiness, ReadyCheck};
 
-/// Called before each scrape, to set what is only worth counting when somebody looks.
+/// Called before each scrape, to set gauges that are computed from caches.
 pub type Refresh = Arc<dyn Fn() + Send + Sync>;
 
 /// `/livez`, `/healthz` and `/readyz`.
 ///
-/// Liveness asks only whether the process can answer: a cluster that is away is no reason to restart.
+/// Liveness only proves that the process responds: a restart does not bring an unreachable cluster back.
 pub fn probes(readiness: Readiness) -> Router {
     let ready = move || {
         let readiness = readiness.clone();
@@ -44,10 +43,10 @@ pub fn probes(readiness: Readiness) -> Router {
         .route("/livez", get(async || "ok"))
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
-        .fallback(async |uri: Uri| unknown(&uri, "GET /livez, GET /healthz, GET /readyz"))
+        .fallback(async |uri: Uri| not_found(&uri, "GET /livez, GET /healthz, GET /readyz"))
 }
 
-/// `/metrics`.
+/// `/metrics`, in the OpenMetrics text format.
 pub fn metrics(metrics: Arc<Metrics>, refresh: Option<Refresh>) -> Router {
     let scrape = move || {
         let (metrics, refresh) = (metrics.clone(), refresh.clone());
@@ -61,10 +60,10 @@ pub fn metrics(metrics: Arc<Metrics>, refresh: Option<Refresh>) -> Router {
             }
         }
     };
-    Router::new().route("/metrics", get(scrape)).fallback(async |uri: Uri| unknown(&uri, "GET /metrics"))
+    Router::new().route("/metrics", get(scrape)).fallback(async |uri: Uri| not_found(&uri, "GET /metrics"))
 }
 
-/// `/log-level`, to read and to set the log filter.
+/// `/log-level`: GET reads the log filter, PUT sets it to the request body.
 pub fn admin(logs: logs::Handle) -> Router {
     let reading = logs.clone();
     let read = move || {
@@ -76,7 +75,7 @@ pub fn admin(logs: logs::Handle) -> Router {
         async move { set_filter(&logs, &filter) }
     };
     Router::new().route("/log-level", get(read).put(write)).fallback(async |uri: Uri| {
-        unknown(&uri, "GET /log-level, PUT /log-level with the new filter as body")
+        not_found(&uri, "GET /log-level, PUT /log-level with the new filter as body")
     })
 }
 
@@ -98,8 +97,8 @@ fn line(text: &str) -> String {
     format!("{text}\n")
 }
 
-fn unknown(uri: &Uri, there_is: &str) -> (StatusCode, String) {
-    (StatusCode::NOT_FOUND, format!("{} is not served here; there is {there_is}\n", uri.path()))
+fn not_found(uri: &Uri, served: &str) -> (StatusCode, String) {
+    (StatusCode::NOT_FOUND, format!("{} is not served here; this listener serves {served}\n", uri.path()))
 }
 
 #[cfg(test)]

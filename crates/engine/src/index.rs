@@ -1,28 +1,30 @@
-//! Who refers to whom: from a Secret, ConfigMap, Namespace or control plane to the objects that name it.
+//! The reverse index of references: from a Secret, ConfigMap, Namespace or custom resource to the objects that
+//! refer to it.
 //!
-//! Kept by the watches of the root kinds, not by reconciles, so that it is right before the first reconcile.
+//! The watches of the referring kinds maintain it, not their reconciles, so that it is complete before the first
+//! reconcile. It does not know whether a referenced object exists.
 
 use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::RwLock;
 
-use crate::key::Key;
+use crate::cache::ObjectKey;
 
-/// The reverse index. What is referred to is a [`Key`] as well.
+/// Which objects (sources) refer to which objects (targets).
 #[derive(Debug, Default)]
-pub struct References {
+pub struct ReferenceIndex {
     inner: RwLock<Inner>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    by_target: HashMap<Key, BTreeSet<Key>>,
-    by_source: HashMap<Key, BTreeSet<Key>>,
+    by_target: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
 }
 
-impl References {
-    /// Replaces what `source` refers to. An empty list forgets the source.
-    pub fn set(&self, source: &Key, targets: BTreeSet<Key>) {
+impl ReferenceIndex {
+    /// Replaces the targets of `source`. An empty set removes the source.
+    pub fn set(&self, source: &ObjectKey, targets: BTreeSet<ObjectKey>) {
         let mut inner = self.inner.write();
         let old = if targets.is_empty() {
             inner.by_source.remove(source)
@@ -42,13 +44,13 @@ impl References {
         }
     }
 
-    /// The objects that refer to `target`.
-    pub fn of(&self, target: &Key) -> Vec<Key> {
+    /// The objects that refer to `target`, in order.
+    pub fn of(&self, target: &ObjectKey) -> Vec<ObjectKey> {
         self.inner.read().by_target.get(target).into_iter().flatten().cloned().collect()
     }
 
-    /// The objects that refer to anything of a kind.
-    pub fn of_kind(&self, kind: &str) -> BTreeSet<Key> {
+    /// The objects that refer to any object of `kind`.
+    pub fn of_kind(&self, kind: &str) -> BTreeSet<ObjectKey> {
         let inner = self.inner.read();
         inner
             .by_target
@@ -63,17 +65,17 @@ impl References {
 mod tests {
     use super::*;
 
-    fn secret(name: &str) -> Key {
-        Key::new("Secret", "ns", name)
+    fn secret(name: &str) -> ObjectKey {
+        ObjectKey::new("Secret", "ns", name)
     }
 
-    fn root(name: &str) -> Key {
-        Key::new("CoderControlPlane", "ns", name)
+    fn root(name: &str) -> ObjectKey {
+        ObjectKey::new("Widget", "ns", name)
     }
 
     #[test]
-    fn a_new_set_replaces_the_old_one() {
-        let index = References::default();
+    fn new_targets_replace_the_old_ones() {
+        let index = ReferenceIndex::default();
         index.set(&root("a"), [secret("license"), secret("db")].into());
         index.set(&root("b"), [secret("db")].into());
         assert_eq!(index.of(&secret("db")), [root("a"), root("b")]);
@@ -84,8 +86,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_an_object_that_went() {
-        let index = References::default();
+    fn a_removed_source_leaves_nothing_behind() {
+        let index = ReferenceIndex::default();
         index.set(&root("a"), [secret("db")].into());
         index.set(&root("a"), BTreeSet::new());
         let inner = index.inner.read();

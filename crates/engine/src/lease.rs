@@ -1,17 +1,21 @@
 //! Leader election over a Lease: at most one process at a time has an open [`Fence`].
 //!
-//! A look at the lease gives a pure decision; a claim is a compare-and-swap on its resourceVersion. Time is
-//! our own and monotonic: the clock of another holder is never compared with ours. A leader counts from the
-//! moment *before* its renewing request, a follower from the moment *after* it saw a new version, and the
-//! leader's time is the shorter one. A leader that cannot renew in time, or finds anything but its own name
-//! in the lease, stops for good: the process is expected to exit.
+//! A read of the Lease gives a pure decision; a claim is a compare-and-swap on its resourceVersion. Each process
+//! measures time with its own monotonic clock and never compares it with the times in the Lease. A leader counts from
+//! the moment *before* it sends a renewal, a follower from the moment *after* it read a new version, and the leader's
+//! time is the shorter one: so the leader stops before a follower starts. A leader that cannot renew in time, or finds
+//! another holder in the Lease, never leads again: the process is expected to exit.
 
 mod decide;
-mod heartbeat;
-mod trouble;
+mod failure;
+mod settings;
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -23,153 +27,99 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::fence::{Fence, Moment};
+use crate::{
+    fence::{Fence, Moment},
+    intervals::LEASE_RELEASE_RETRY,
+};
 
-pub use decide::{Decision, Observed, decide, observe};
-pub use heartbeat::Heartbeat;
+pub use settings::{InvalidLeaseSettings, LeaseSettings};
 
-use decide::{claimed, holder, released};
-use trouble::{Failed, Trouble};
-
-/// The pause between two tries to release.
-const RELEASE_PAUSE: Duration = Duration::from_millis(50);
-
-/// Which lease, for whom, and how patiently.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where the lease is.
-    pub namespace: String,
-    /// What it is called.
-    pub name: String,
-    /// Who we are, unique for each process: `<pod or host>_<uuid>`.
-    pub identity: String,
-    /// How long others wait after a renewal before they take over.
-    pub lease_duration: Duration,
-    /// How long we act on a renewal.
-    pub renew_deadline: Duration,
-    /// How often we renew; followers look twice as often.
-    pub retry_period: Duration,
-}
-
-/// Settings that cannot work.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
-    /// The API counts in seconds.
-    #[error("the lease duration must be a whole number of seconds and at least 1 s, not {0:?}")]
-    Duration(Duration),
-    /// A leader would act after others may have taken over.
-    #[error("the renew deadline ({renew:?}) must be shorter than the lease duration ({lease:?})")]
-    Renew {
-        /// The renew deadline.
-        renew: Duration,
-        /// The lease duration.
-        lease: Duration,
-    },
-    /// A leader would have no second chance.
-    #[error(
-        "the retry period ({retry:?}) must be longer than zero and shorter than the renew deadline ({renew:?})"
-    )]
-    Retry {
-        /// The retry period.
-        retry: Duration,
-        /// The renew deadline.
-        renew: Duration,
-    },
-    /// An empty name in a lease means that nobody holds it.
-    #[error("the identity of a leader must not be empty")]
-    Identity,
-}
-
-impl Settings {
-    /// 15 s of lease, 10 s to renew it, a try every 2 s.
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
-        Self {
-            namespace: namespace.into(),
-            name: name.into(),
-            identity: identity.into(),
-            lease_duration: Duration::from_secs(15),
-            renew_deadline: Duration::from_secs(10),
-            retry_period: Duration::from_secs(2),
-        }
-    }
-
-    /// Whether these settings can work.
-    pub fn validate(&self) -> Result<(), Invalid> {
-        let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
-        let in_seconds = lease.subsec_nanos() == 0 && (1..=i32::MAX as u64).contains(&lease.as_secs());
-        if !in_seconds {
-            return Err(Invalid::Duration(lease));
-        }
-        if renew >= lease {
-            return Err(Invalid::Renew { renew, lease });
-        }
-        if retry.is_zero() || retry >= renew {
-            return Err(Invalid::Retry { retry, renew });
-        }
-        if self.identity.is_empty() { Err(Invalid::Identity) } else { Ok(()) }
-    }
-
-    /// What one try may take: a call that hangs must leave time for another on a new connection.
-    fn patience(&self) -> Duration {
-        self.retry_period.max(self.renew_deadline / 2)
-    }
-}
+use decide::{LeaseDecision, ObservedHolder, claimed, decide, holder, observe, released};
+use failure::{AttemptError, FailureLog};
 
 /// How the election ended for this process.
 #[derive(Debug)]
-pub enum Ended {
-    /// We were told to stop; if we led, the lease is free for the next.
+pub enum ElectionEnd {
+    /// The process was asked to stop. If it led, it tried to release the lease for its successor.
     Released,
-    /// We led and must not any more. The process should exit.
+    /// The process led and must not write any more. It should exit.
     Lost(Loss),
 }
 
-/// Why a leader stopped leading.
+/// Why a leader lost the lease.
 #[derive(Debug, thiserror::Error)]
 pub enum Loss {
-    /// Somebody else's name is in the lease.
+    /// The Lease names another holder.
     #[error("the lease {lease} is held by {holder}")]
     Taken {
-        /// The lease.
+        /// Name of the Lease.
         lease: String,
-        /// Who has it now.
+        /// Identity of the new holder.
         holder: String,
     },
-    /// The lease was deleted, or emptied by somebody else.
-    #[error("the lease {lease} was deleted or cleared by somebody else")]
+    /// The Lease was deleted, or another client removed its holder.
+    #[error("the lease {lease} was deleted or cleared by another client")]
     Gone {
-        /// The lease.
+        /// Name of the Lease.
         lease: String,
     },
-    /// Renewals failed for too long.
+    /// Renewals failed until the renew deadline.
     #[error("the lease {lease} was not renewed within {} s: {why}", .deadline.as_secs_f64())]
     Expired {
-        /// The lease.
+        /// Name of the Lease.
         lease: String,
-        /// How long we were allowed to try.
+        /// The renew deadline.
         deadline: Duration,
-        /// What the last try met.
+        /// The last failure.
         why: String,
     },
 }
 
-/// Takes part in the election until `stop` or until a lease that was held is lost.
+/// When the election loop last iterated, for readiness. Clones share one state.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    last: Arc<AtomicU64>,
+}
+
+impl Heartbeat {
+    /// Creates the heartbeat of a loop that is about to start; it counts as alive from now.
+    pub fn new() -> Self {
+        Self { last: Arc::new(AtomicU64::new(Moment::now().as_nanos())) }
+    }
+
+    fn beat(&self) {
+        self.last.store(Moment::now().as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Whether the loop iterated within `limit`. The election loop iterates at least once in a renew deadline.
+    pub fn alive(&self, limit: Duration) -> bool {
+        Moment::from_nanos(self.last.load(Ordering::Relaxed)).elapsed() <= limit
+    }
+}
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Takes part in the election until `stop`, or until this process led and lost the lease.
 ///
-/// `client` must not have the fence that this loop opens, and should have its own connections. On return the
-/// fence is closed and `leading` is false.
+/// `client` must not be fenced by `fence`, which this loop opens, and should have connections of its own, so that
+/// renewals do not queue behind other calls. On return the fence is closed and `leading` is false.
 pub async fn run(
     client: Client,
-    settings: Settings,
+    settings: LeaseSettings,
     fence: Fence,
     leading: watch::Sender<bool>,
-    beat: Heartbeat,
+    heartbeat: Heartbeat,
     stop: CancellationToken,
-) -> Ended {
-    let mut elector = Elector::new(client, settings, fence.clone(), beat);
+) -> ElectionEnd {
+    let mut elector = Elector::new(client, settings, fence.clone(), heartbeat);
     let term = async {
         let since = elector.acquire().await;
         leading.send_replace(true);
-        elector.hold(since).await
+        elector.renew_until_lost(since).await
     };
     let ended = tokio::select! {
         biased;
@@ -179,180 +129,183 @@ pub async fn run(
     fence.close();
     leading.send_replace(false);
     if let Some(loss) = ended {
-        return Ended::Lost(loss);
+        return ElectionEnd::Lost(loss);
     }
     elector.release().await;
-    Ended::Released
+    ElectionEnd::Released
 }
 
 struct Elector {
     api: Api<Lease>,
-    settings: Settings,
+    settings: LeaseSettings,
     fence: Fence,
-    beat: Heartbeat,
-    /// Somebody else, as we last saw them.
-    observed: Option<Observed>,
-    /// The lease as our last successful claim left it; gone as soon as a claim is under way.
-    held: Option<Lease>,
-    /// Whether we ever sent a claim, known to have succeeded or not.
+    heartbeat: Heartbeat,
+    /// The other holder as this process last read it.
+    observed: Option<ObservedHolder>,
+    /// The Lease as this process last wrote it. `None` from the start of a claim until its response.
+    last_written: Option<Lease>,
+    /// Whether this process ever sent a claim. The response may have been lost, so that it may hold the lease without
+    /// knowing.
     has_claimed: bool,
-    trouble: Trouble,
-    dice: u64,
+    failures: FailureLog,
+    /// State of the random numbers that spread the reads of followers.
+    random: u64,
 }
 
 impl Elector {
-    fn new(client: Client, settings: Settings, fence: Fence, beat: Heartbeat) -> Self {
+    fn new(client: Client, settings: LeaseSettings, fence: Fence, heartbeat: Heartbeat) -> Self {
         let mut hasher = DefaultHasher::new();
         settings.identity.hash(&mut hasher);
         Self {
             api: Api::namespaced(client, &settings.namespace),
             fence,
-            beat,
+            heartbeat,
             observed: None,
-            held: None,
+            last_written: None,
             has_claimed: false,
-            trouble: Trouble::new(&settings),
-            dice: hasher.finish(),
+            failures: FailureLog::new(&settings),
+            random: hasher.finish(),
             settings,
         }
     }
 
-    /// Looks again and again until the lease is ours; opens the fence.
+    /// Reads the Lease until this process holds it, then opens the fence. Returns the moment before the claim.
     async fn acquire(&mut self) -> Moment {
-        let patience = self.settings.patience();
+        let attempt_timeout = self.settings.attempt_timeout();
         loop {
-            self.beat.touch();
-            match timeout(patience, self.look()).await {
+            self.heartbeat.beat();
+            match timeout(attempt_timeout, self.try_acquire()).await {
                 Ok(Ok(claim)) => {
-                    self.trouble.is_over();
+                    self.failures.reset();
                     if let Some(since) = claim {
-                        self.fence.hold_until(since, self.settings.renew_deadline);
+                        self.fence.extend(since, self.settings.renew_deadline);
                         return since;
                     }
                 }
-                Ok(Err(failed)) => self.trouble.following(&failed),
-                Err(_) => self.trouble.following(&Failed::Silent),
+                Ok(Err(error)) => self.failures.following(&error),
+                Err(_) => self.failures.following(&AttemptError::Timeout),
             }
-            let pace = self.pace();
-            sleep(pace).await;
+            let delay = self.follower_delay();
+            sleep(delay).await;
         }
     }
 
-    /// Renews again and again until that fails for good; each renewal holds the fence open.
-    async fn hold(&mut self, mut since: Moment) -> Loss {
-        let Settings { renew_deadline, retry_period, .. } = self.settings;
-        let mut nap = retry_period;
+    /// Renews the lease until it is lost. Each renewal keeps the fence open for another renew deadline.
+    async fn renew_until_lost(&mut self, mut since: Moment) -> Loss {
+        let LeaseSettings { renew_deadline, retry_period, .. } = self.settings;
+        let mut delay = retry_period;
         loop {
-            self.beat.touch();
+            self.heartbeat.beat();
             let expires = since.plus(renew_deadline);
-            sleep(nap.min(expires.since(Moment::now()))).await;
+            sleep(delay.min(expires.since(Moment::now()))).await;
             let left = expires.since(Moment::now());
             if left.is_zero() {
-                let why = self.trouble.last();
+                let why = self.failures.last();
                 return Loss::Expired { lease: self.settings.name.clone(), deadline: renew_deadline, why };
             }
-            let patience = self.settings.patience().min(left);
-            let failed = match timeout(patience, self.renew()).await {
+            let attempt_timeout = self.settings.attempt_timeout().min(left);
+            let error = match timeout(attempt_timeout, self.renew()).await {
                 Ok(Ok(Ok(renewed))) => {
                     since = renewed;
-                    self.fence.hold_until(since, renew_deadline);
-                    self.trouble.is_over();
-                    nap = retry_period;
+                    self.fence.extend(since, renew_deadline);
+                    self.failures.reset();
+                    delay = retry_period;
                     continue;
                 }
                 Ok(Ok(Err(loss))) => return loss,
-                Ok(Err(failed)) => failed,
-                Err(_) => Failed::Silent,
+                Ok(Err(error)) => error,
+                Err(_) => AttemptError::Timeout,
             };
-            self.trouble.leading(&failed, since.elapsed());
-            // The time left is short, and one leader does not hurt the server.
-            nap = retry_period / 4;
+            self.failures.leading(&error, since.elapsed());
+            // Little time is left, and a single leader does not overload the server.
+            delay = retry_period / 4;
         }
     }
 
-    /// One look by a follower: the moment of our claim, if the lease was free and we got it.
-    async fn look(&mut self) -> Result<Option<Moment>, Failed> {
+    /// One attempt of a follower. Returns the moment before the claim if the lease was free and the claim succeeded.
+    async fn try_acquire(&mut self) -> Result<Option<Moment>, AttemptError> {
         let lease = self.get().await?;
-        match self.judge(lease.as_ref()) {
-            Decision::Wait => Ok(None),
+        match self.decide(lease.as_ref()) {
+            LeaseDecision::Wait => Ok(None),
             decision => self.claim(lease, decision).await.map(Some),
         }
     }
 
-    /// One renewal by the leader. Nothing but our own name in the lease lets us go on.
-    async fn renew(&mut self) -> Result<Result<Moment, Loss>, Failed> {
-        if let Some(lease) = self.held.take() {
-            match self.claim(Some(lease), Decision::Renew).await {
-                Err(failed) if failed.is_outdated() => {}
+    /// One renewal by the leader. It succeeds only if the Lease still names this process.
+    ///
+    /// Writes onto the Lease as last written, without a read. After a conflict or a lost response it reads first.
+    async fn renew(&mut self) -> Result<Result<Moment, Loss>, AttemptError> {
+        if let Some(lease) = self.last_written.take() {
+            match self.claim(Some(lease), LeaseDecision::Renew).await {
+                Err(error) if error.is_conflict() => {}
                 other => return other.map(Ok),
             }
         }
-        let seen = self.get().await?;
-        if self.judge(seen.as_ref()) == Decision::Renew {
-            return self.claim(seen, Decision::Renew).await.map(Ok);
+        let live = self.get().await?;
+        if self.decide(live.as_ref()) == LeaseDecision::Renew {
+            return self.claim(live, LeaseDecision::Renew).await.map(Ok);
         }
         let lease = self.settings.name.clone();
-        Ok(Err(match seen.as_ref().and_then(holder) {
+        Ok(Err(match live.as_ref().and_then(holder) {
             Some(holder) => Loss::Taken { lease, holder: holder.to_owned() },
             None => Loss::Gone { lease },
         }))
     }
 
-    fn judge(&mut self, lease: Option<&Lease>) -> Decision {
+    fn decide(&mut self, lease: Option<&Lease>) -> LeaseDecision {
         let now = Moment::now();
         self.observed = observe(self.observed.take(), lease, &self.settings.identity, now);
         decide(lease, self.observed.as_ref(), &self.settings.identity, now)
     }
 
-    async fn get(&self) -> Result<Option<Lease>, Failed> {
-        self.api.get_opt(&self.settings.name).await.map_err(Failed::to("get"))
+    async fn get(&self) -> Result<Option<Lease>, AttemptError> {
+        self.api.get_opt(&self.settings.name).await.map_err(AttemptError::of("get"))
     }
 
-    /// Writes our name, if the lease is still as `lease` says. Answers the moment before the request.
-    async fn claim(&mut self, lease: Option<Lease>, decision: Decision) -> Result<Moment, Failed> {
+    /// Writes this process as the holder, if `lease` is still the current version. Returns the moment before the request.
+    async fn claim(&mut self, lease: Option<Lease>, decision: LeaseDecision) -> Result<Moment, AttemptError> {
         let next = claimed(lease, decision, &self.settings, Timestamp::now());
         self.has_claimed = true;
         let before = Moment::now();
-        let written = if decision == Decision::Create {
-            self.api.create(&PostParams::default(), &next).await.map_err(Failed::to("create"))?
+        let written = if decision == LeaseDecision::Create {
+            self.api.create(&PostParams::default(), &next).await.map_err(AttemptError::of("create"))?
         } else {
             self.replace(&next).await?
         };
-        if decision != Decision::Renew {
+        if decision != LeaseDecision::Renew {
             let transitions = written.spec.as_ref().and_then(|spec| spec.lease_transitions);
             tracing::info!(
                 lease = self.settings.name,
                 identity = self.settings.identity,
                 transitions,
-                "got the lease"
+                "acquired the lease"
             );
         }
-        self.held = Some(written);
+        self.last_written = Some(written);
         Ok(before)
     }
 
-    async fn replace(&self, lease: &Lease) -> Result<Lease, Failed> {
+    async fn replace(&self, lease: &Lease) -> Result<Lease, AttemptError> {
         self.api
             .replace(&self.settings.name, &PostParams::default(), lease)
             .await
-            .map_err(Failed::to("update"))
+            .map_err(AttemptError::of("update"))
     }
 
-    /// Frees the lease if it is ours, so that a successor need not wait.
+    /// Releases the lease if this process holds it, so that a successor need not wait for it to expire.
     async fn release(&mut self) {
         if !self.has_claimed {
             return;
         }
-        let patience = self.settings.retry_period;
-        let failed = match timeout(patience, self.clear()).await {
+        let error = match timeout(self.settings.retry_period, self.clear_holder()).await {
             Ok(Ok(())) => return,
-            Ok(Err(failed)) => failed,
-            Err(_) => Failed::Silent,
+            Ok(Err(error)) => error,
+            Err(_) => AttemptError::Timeout,
         };
-        self.trouble.releasing(&failed);
+        self.failures.releasing(&error);
     }
 
-    async fn clear(&self) -> Result<(), Failed> {
+    async fn clear_holder(&self) -> Result<(), AttemptError> {
         loop {
             let Some(lease) = self.get().await?.filter(|l| holder(l) == Some(&self.settings.identity)) else {
                 return Ok(());
@@ -362,19 +315,19 @@ impl Elector {
                     tracing::info!(lease = self.settings.name, "released the lease");
                     return Ok(());
                 }
-                // A renewal that was cut short may arrive in between.
-                Err(failed) if failed.is_outdated() => sleep(RELEASE_PAUSE).await,
-                Err(failed) => return Err(failed),
+                // A renewal that was abandoned on stop may still have arrived in between.
+                Err(error) if error.is_conflict() => sleep(LEASE_RELEASE_RETRY).await,
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// How long a follower waits: at most half a retry period, so that a released lease is taken well within
-    /// one; up to a fifth less, so that followers do not march in step.
-    fn pace(&mut self) -> Duration {
+    /// The delay before a follower reads the Lease again: at most half a retry period, so that a released lease is
+    /// acquired well within one, and up to a fifth less, so that followers do not read in step.
+    fn follower_delay(&mut self) -> Duration {
         // splitmix64
-        self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.dice;
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let thousandths = u32::try_from((z ^ (z >> 31)) % 201).unwrap_or(0);

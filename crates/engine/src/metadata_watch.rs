@@ -1,8 +1,8 @@
-//! Noticing that objects of others change, without keeping any of them.
+//! A watch that reports which objects of others change, and stores none of them.
 //!
-//! Only metadata is asked for, and only from now on: the list that starts the watch is cut at one object. So
-//! ten thousand Secrets cost what one costs. When the watch stands, at first and after every gap, the caller is told
-//! to look for itself at what matters.
+//! It asks for metadata alone, and the list that gives it a version to start from is limited to one object: ten
+//! thousand Secrets cost as much memory and traffic as one. In return it does not know the state before it started.
+//! Whenever it starts without a version to resume from it reports a gap, and the caller reads the objects it needs.
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -19,37 +19,34 @@ use crate::{
     backoff::{Backoff, jitter},
     failure,
     health::ReadyCheck,
+    intervals::{
+        WATCH_IDLE_TIMEOUT, WATCH_REOPEN_DELAY, WATCH_RETRY_BASE, WATCH_RETRY_MAX,
+        WATCH_SERVER_TIMEOUT_SECONDS,
+    },
     metrics::Metrics,
 };
 
-/// Seconds after which the server ends a watch, so that it is made anew.
-const SERVER_LIMIT: u32 = 290;
-/// How long a silent watch is trusted.
-const GRACE: Duration = Duration::from_mins(5);
-/// The least time from one watch to the next.
-const SHORTEST: Duration = Duration::from_secs(1);
-
-/// What a tripwire tells.
+/// What a [`MetadataWatch`] reports.
 #[derive(Debug)]
 pub enum MetadataEvent<'a> {
-    /// This object was created, changed or deleted.
-    Touched {
-        /// Its namespace.
+    /// An object was created, updated or deleted; the event does not say which.
+    Changed {
+        /// Empty for a cluster-scoped kind.
         namespace: &'a str,
-        /// Its name.
+        /// The object's `metadata.name`.
         name: &'a str,
     },
-    /// The watch stands from now on; earlier changes may have been missed. Look at everything that matters.
+    /// The watch has started and reports every change from now on. Earlier changes may have been missed.
     Gap,
 }
 
-/// One tripwire.
+/// A watch on the metadata of one kind.
 pub struct MetadataWatch<K> {
-    /// Where the objects are.
+    /// The kind and the namespaces to watch.
     pub api: Api<PartialObjectMeta<K>>,
-    /// Passes when the watch stands.
+    /// Passes when the watch has started.
     pub synced: ReadyCheck,
-    /// Counts restarts.
+    /// Counts the restarts after failures.
     pub metrics: Arc<Metrics>,
 }
 
@@ -57,42 +54,49 @@ impl<K> MetadataWatch<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Watches until it is dropped.
-    pub async fn run(self, tell: impl Fn(MetadataEvent<'_>) + Send) {
-        let mut trouble = Trouble { resource: K::plural(&()).into_owned(), failures: 0, last: String::new() };
+    /// Watches until the future is dropped, and calls `notify` for every event.
+    pub async fn run(self, notify: impl Fn(MetadataEvent<'_>) + Send) {
+        let mut failures =
+            WatchFailures { resource: K::plural(&()).into_owned(), in_a_row: 0, last: String::new() };
         loop {
-            let Err(error) = self.watch(&mut trouble, &tell).await else {
-                sleep(SHORTEST).await;
+            let Err(error) = self.watch(&mut failures, &notify).await else {
+                sleep(WATCH_REOPEN_DELAY).await;
                 continue;
             };
-            self.metrics.watch_restarts(&trouble.resource);
+            self.metrics.watch_restarts(&failures.resource);
             let why = crate::client::describe(&error);
             match &error {
-                kube::Error::Api(status) if status.code == 403 => self.synced.refuse(&why),
+                kube::Error::Api(status) if status.code == 403 => self.synced.forbidden(&why),
                 _ => self.synced.note(&why),
             }
-            sleep(trouble.delay_after(why, &error)).await;
+            sleep(failures.delay_after(why, &error)).await;
         }
     }
 
-    /// Watches from now on. Ends well when the server can no longer tell what happened since then.
-    async fn watch(&self, trouble: &mut Trouble, tell: &impl Fn(MetadataEvent<'_>)) -> kube::Result<()> {
-        let mut version = self.now().await?;
-        let params = WatchParams::default().timeout(SERVER_LIMIT);
-        let mut stands = false;
+    /// Watches from the current version on. Returns `Ok` when the server no longer has the history since the last
+    /// version seen (410), so that the caller starts over.
+    async fn watch(
+        &self,
+        failures: &mut WatchFailures,
+        notify: &impl Fn(MetadataEvent<'_>),
+    ) -> kube::Result<()> {
+        let mut version = self.current_version().await?;
+        let params = WatchParams::default().timeout(WATCH_SERVER_TIMEOUT_SECONDS);
+        let mut started = false;
         loop {
             let opened = Instant::now();
             let mut events = self.api.watch(&params, &version).await?.boxed();
-            if !stands {
-                stands = true;
+            if !started {
+                started = true;
                 self.synced.pass();
-                tell(MetadataEvent::Gap);
+                notify(MetadataEvent::Gap);
             }
             loop {
-                let event = timeout(GRACE, events.next()).await;
-                // Only a watch that brings something, be it a bookmark, is known to work.
+                let event = timeout(WATCH_IDLE_TIMEOUT, events.next()).await;
+                // Opening a watch succeeds even where reading from it fails: only an event proves that it works, be it
+                // a bookmark.
                 if let Ok(Some(Ok(_))) = event {
-                    trouble.is_over();
+                    failures.reset();
                 }
                 match event {
                     Ok(Some(Ok(
@@ -102,53 +106,53 @@ where
                     ))) => {
                         version = object.resource_version().unwrap_or(version);
                         let namespace = object.namespace().unwrap_or_default();
-                        tell(MetadataEvent::Touched { namespace: &namespace, name: &object.name_any() });
+                        notify(MetadataEvent::Changed { namespace: &namespace, name: &object.name_any() });
                     }
                     Ok(Some(Ok(WatchEvent::Bookmark(mark)))) => version = mark.metadata.resource_version,
                     Ok(Some(Ok(WatchEvent::Error(status)))) if status.code == 410 => return Ok(()),
                     Ok(Some(Ok(WatchEvent::Error(status)))) => return Err(kube::Error::Api(status)),
                     Ok(Some(Err(error))) => return Err(error),
-                    // The server ended the watch, or went silent: go on from the last known version.
+                    // The server ended the watch, or the connection is silent: resume from the last version seen.
                     Ok(None) | Err(_) => break,
                 }
             }
-            // A server that ends every watch at once is not asked again at once.
-            sleep_until(opened + SHORTEST).await;
+            // A server that ends every watch at once must not be called in a tight loop.
+            sleep_until(opened + WATCH_REOPEN_DELAY).await;
         }
     }
 
-    async fn now(&self) -> kube::Result<String> {
+    async fn current_version(&self) -> kube::Result<String> {
         let list = self.api.list(&ListParams::default().limit(1)).await?;
         Ok(list.metadata.resource_version.unwrap_or_default())
     }
 }
 
-/// The failures in a row, said when they change and when they are over.
-struct Trouble {
+/// The failures in a row of one watch. Logs a failure when its text changes, and the first success after it.
+struct WatchFailures {
     resource: String,
-    failures: u32,
+    in_a_row: u32,
     last: String,
 }
 
-impl Trouble {
+impl WatchFailures {
     fn delay_after(&mut self, why: String, error: &kube::Error) -> Duration {
-        self.failures += 1;
+        self.in_a_row += 1;
         if self.last != why {
-            tracing::warn!(resource = self.resource, "watch failed, trying again: {why}");
+            tracing::warn!(resource = self.resource, "watch failed, retrying: {why}");
             self.last = why;
         }
-        let backoff = Backoff { base: Duration::from_millis(800), cap: Duration::from_secs(30) };
-        let asked = match failure::from_kube("watch", error).retry {
-            Retry::After(asked) => Some(asked),
+        let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
+        let retry_after = match failure::from_kube("watch", error).retry {
+            Retry::After(least) => Some(least),
             Retry::Soon | Retry::Backoff | Retry::OnChange => None,
         };
-        backoff.delay(self.failures, asked, jitter())
+        backoff.delay(self.in_a_row, retry_after, jitter())
     }
 
-    fn is_over(&mut self) {
+    fn reset(&mut self) {
         if !self.last.is_empty() {
             tracing::info!(resource = self.resource, "watch works again");
         }
-        (self.failures, self.last) = (0, String::new());
+        (self.in_a_row, self.last) = (0, String::new());
     }
 }

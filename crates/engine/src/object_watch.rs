@@ -1,8 +1,8 @@
-//! Following the objects of one kind into a cache.
+//! A watch that fills a [`Cache`] with the objects of one kind and reports their changes.
 //!
-//! An object that does not parse is named in a log line and in a metric and is otherwise left out: it never
-//! hides the others. A watch that fails is retried with backoff; until its first success the readiness of the
-//! process says why. After a gap only what really changed is reported.
+//! An object that does not parse is left out of the cache, named in the log and counted in a metric; the watch goes on
+//! with the others. A watch that fails is retried with backoff; until its first success, the readiness of the process
+//! says why. After a reconnect only objects whose version changed are reported.
 
 use std::{collections::HashSet, fmt::Debug, sync::Arc, time::Duration};
 
@@ -14,35 +14,39 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::{cache::Cache, health::ReadyCheck, key::Key, metrics::Metrics};
+use crate::{
+    cache::{Cache, ObjectKey},
+    health::ReadyCheck,
+    metrics::Metrics,
+};
 
-/// What happened to an object.
+/// What an [`ObjectWatch`] reports. The cache reflects the event before it is reported.
 #[derive(Debug)]
-pub enum Change<'a, K> {
-    /// It is there, in a state that was not seen before.
+pub enum ObjectEvent<'a, K> {
+    /// The object was created, or its resourceVersion changed.
     Updated {
-        /// The state before, if any.
+        /// The cached object before; `None` if the cache had none.
         before: Option<&'a K>,
-        /// The state now.
+        /// The object as it is cached now.
         now: &'a K,
     },
-    /// It is gone, or can no longer be read.
+    /// The object is gone, or no longer parses. Holds its last cached state.
     Deleted(&'a K),
 }
 
-/// One watch.
+/// A watch on one kind.
 pub struct ObjectWatch<K> {
-    /// Where the objects are.
+    /// The kind and the namespaces to watch.
     pub api: Api<DeserializeGuard<K>>,
-    /// Which of them.
+    /// Selectors of the objects to watch.
     pub config: watcher::Config,
-    /// The namespace that `api` is limited to, if any. Several watches may share a cache.
+    /// The namespace that `api` is limited to, if any. Watches of several namespaces may share a cache.
     pub namespace: Option<String>,
-    /// Where they are kept.
+    /// The cache that this watch fills.
     pub cache: Cache<K>,
-    /// Passes at the first complete list.
+    /// Passes after the first complete list.
     pub synced: ReadyCheck,
-    /// Counts restarts and objects that do not parse.
+    /// Counts restarts after failures, and objects that do not parse.
     pub metrics: Arc<Metrics>,
 }
 
@@ -50,114 +54,115 @@ impl<K> ObjectWatch<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Follows until it is dropped, telling of every change after it is in the cache.
-    pub async fn run(&self, tell: impl Fn(Change<'_, K>) + Send) {
-        let mut events = watcher(self.api.clone(), self.config.clone()).backoff(Steady::default()).boxed();
+    /// Watches until the future is dropped, and calls `notify` for every change.
+    pub async fn run(&self, notify: impl Fn(ObjectEvent<'_, K>) + Send) {
+        let mut events =
+            watcher(self.api.clone(), self.config.clone()).backoff(WithoutReset::default()).boxed();
         let mut listed = HashSet::new();
-        let mut trouble: Option<String> = None;
+        let mut last_failure: Option<String> = None;
         let resource = K::plural(&());
         loop {
             match events.try_next().await {
                 Ok(Some(event)) => {
-                    // The watcher announces a list before it has one.
-                    if !matches!(event, watcher::Event::Init) && trouble.take().is_some() {
+                    // `Init` only announces that a list will be requested; it proves nothing.
+                    if !matches!(event, watcher::Event::Init) && last_failure.take().is_some() {
                         tracing::info!(%resource, "watch works again");
                     }
-                    self.handle(event, &mut listed, &tell);
+                    self.handle(event, &mut listed, &notify);
                 }
                 Ok(None) => return,
                 Err(error) => {
                     self.metrics.watch_restarts(&resource);
                     let why = explain(&error);
-                    if is_refusal(&error) {
-                        self.synced.refuse(&why);
+                    if is_forbidden(&error) {
+                        self.synced.forbidden(&why);
                     } else {
                         self.synced.note(&why);
                     }
-                    if trouble.as_ref() != Some(&why) {
-                        tracing::warn!(%resource, namespace = self.namespace, "watch failed, trying again: {why}");
-                        trouble = Some(why);
+                    if last_failure.as_ref() != Some(&why) {
+                        tracing::warn!(%resource, namespace = self.namespace, "watch failed, retrying: {why}");
+                        last_failure = Some(why);
                     }
                 }
             }
         }
     }
 
-    /// Forgets every object, as if all were gone.
-    pub fn clear(&self, tell: impl Fn(Change<'_, K>)) {
-        self.keep_only(&HashSet::new(), &tell);
+    /// Removes every object from the cache and reports each as deleted. For a kind whose CRD was uninstalled.
+    pub fn clear(&self, notify: impl Fn(ObjectEvent<'_, K>)) {
+        self.keep_only(&HashSet::new(), &notify);
     }
 
     fn handle(
         &self,
         event: watcher::Event<DeserializeGuard<K>>,
-        listed: &mut HashSet<Key>,
-        tell: &impl Fn(Change<'_, K>),
+        listed: &mut HashSet<ObjectKey>,
+        notify: &impl Fn(ObjectEvent<'_, K>),
     ) {
         match event {
             watcher::Event::Init => listed.clear(),
             watcher::Event::InitApply(object) => {
-                listed.insert(Key::of(self.cache.kind(), &object));
-                self.seen(object, tell);
+                listed.insert(ObjectKey::of(self.cache.kind(), &object));
+                self.store(object, notify);
             }
             watcher::Event::InitDone => {
-                self.keep_only(listed, tell);
+                self.keep_only(listed, notify);
                 listed.clear();
                 self.synced.pass();
             }
-            watcher::Event::Apply(object) => self.seen(object, tell),
-            watcher::Event::Delete(object) => self.gone(&Key::of(self.cache.kind(), &object), tell),
+            watcher::Event::Apply(object) => self.store(object, notify),
+            watcher::Event::Delete(object) => self.remove(&ObjectKey::of(self.cache.kind(), &object), notify),
         }
     }
 
-    fn seen(&self, object: DeserializeGuard<K>, tell: &impl Fn(Change<'_, K>)) {
-        let key = Key::of(self.cache.kind(), &object);
+    fn store(&self, object: DeserializeGuard<K>, notify: &impl Fn(ObjectEvent<'_, K>)) {
+        let key = ObjectKey::of(self.cache.kind(), &object);
         match object.0 {
             Ok(object) => {
-                if self.cache.is_readable_again(&key) {
-                    tracing::info!(object = %key, "object can be read again");
+                if self.cache.clear_unreadable(&key) {
+                    tracing::info!(object = %key, "object can be parsed again");
                 }
                 let (before, now) = self.cache.insert(object);
                 if before.as_ref().is_none_or(|before| before.resource_version() != now.resource_version()) {
-                    tell(Change::Updated { before: before.as_deref(), now: &now });
+                    notify(ObjectEvent::Updated { before: before.as_deref(), now: &now });
                 }
             }
             Err(invalid) => {
-                let why = unquoted(&invalid.error);
-                if self.cache.cannot_read(&key, &why) {
-                    tracing::error!(object = %key, "object cannot be read and is left alone until it is mended: {why}");
+                let why = without_value(&invalid.error);
+                if self.cache.mark_unreadable(&key, &why) {
+                    tracing::error!(object = %key, "object cannot be parsed; it is ignored until it is corrected: {why}");
                 }
-                self.tell_gone(&key, tell);
+                self.evict(&key, notify);
             }
         }
         self.metrics.unparsable(self.cache.kind(), self.cache.unreadable());
     }
 
-    fn gone(&self, key: &Key, tell: &impl Fn(Change<'_, K>)) {
-        self.cache.is_readable_again(key);
+    fn remove(&self, key: &ObjectKey, notify: &impl Fn(ObjectEvent<'_, K>)) {
+        self.cache.clear_unreadable(key);
         self.metrics.unparsable(self.cache.kind(), self.cache.unreadable());
-        self.tell_gone(key, tell);
+        self.evict(key, notify);
     }
 
-    fn tell_gone(&self, key: &Key, tell: &impl Fn(Change<'_, K>)) {
+    fn evict(&self, key: &ObjectKey, notify: &impl Fn(ObjectEvent<'_, K>)) {
         if let Some(object) = self.cache.remove(key) {
-            tell(Change::Deleted(&object));
+            notify(ObjectEvent::Deleted(&object));
         }
     }
 
-    fn keep_only(&self, listed: &HashSet<Key>, tell: &impl Fn(Change<'_, K>)) {
-        for key in self.cache.others(self.namespace.as_deref(), listed) {
-            self.gone(&key, tell);
+    fn keep_only(&self, listed: &HashSet<ObjectKey>, notify: &impl Fn(ObjectEvent<'_, K>)) {
+        for key in self.cache.keys_except(self.namespace.as_deref(), listed) {
+            self.remove(&key, notify);
         }
     }
 }
 
-/// The watcher's own backoff, which grows over failures in a row. The stream would reset it at the mere announcement of
-/// the next try; its own timer does so when all has been well for two minutes.
+/// The default backoff of kube's watcher, without resets by the stream: the stream resets it at every `Init`, which
+/// comes before each attempt, so that it would never grow. Its own timer resets it after two minutes without a failure.
 #[derive(Default)]
-struct Steady(watcher::DefaultBackoff);
+struct WithoutReset(watcher::DefaultBackoff);
 
-impl Iterator for Steady {
+impl Iterator for WithoutReset {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -165,11 +170,11 @@ impl Iterator for Steady {
     }
 }
 
-impl Backoff for Steady {
+impl Backoff for WithoutReset {
     fn reset(&mut self) {}
 }
 
-fn is_refusal(error: &watcher::Error) -> bool {
+fn is_forbidden(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -178,19 +183,19 @@ fn is_refusal(error: &watcher::Error) -> bool {
     }
 }
 
-/// A watch error in a sentence. The API server's own words name verb and resource.
+/// Describes a watch error in one sentence. A message of the API server already names verb and resource.
 fn explain(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404 => {
-            "the API server does not know this resource; is its CRD installed?".to_owned()
+            "the API server does not serve this resource; check that its CRD is installed".to_owned()
         }
         watcher::Error::WatchError(status) => status.message.clone(),
         other => crate::client::describe(other),
     }
 }
 
-/// What a decoder says, without the value over which it stumbled.
-fn unquoted(error: &str) -> String {
+/// Removes the offending value from a parse error: it may be a secret that was put into the wrong field.
+fn without_value(error: &str) -> String {
     let quotes =
         ["invalid type", "invalid value", "unknown variant"].iter().any(|start| error.contains(start));
     match error.rfind("expected") {
@@ -205,10 +210,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_value_that_does_not_fit_is_not_quoted() {
+    fn a_parse_error_does_not_quote_the_value() {
         let error = serde_json::from_str::<Vec<i32>>(r#"["hunter2"]"#).unwrap_err().to_string();
         assert!(error.contains("hunter2"));
-        assert_eq!(unquoted(&error), "expected i32 at line 1 column 10");
-        assert_eq!(unquoted("missing field `name`"), "missing field `name`");
+        assert_eq!(without_value(&error), "expected i32 at line 1 column 10");
+        assert_eq!(without_value("missing field `name`"), "missing field `name`");
     }
 }

@@ -1,11 +1,11 @@
-//! Which object is reconciled next.
+//! The work queue: which object is reconciled next.
 //!
-//! An object waits at most once, runs at most once at a time, and is run again when it was woken while it ran.
-//! A wake-up never postpones anything; a delay is only the latest moment of the next run. Waking is cheap and
-//! never blocks, so that a follower's queue holds each object once until it leads.
+//! An object is in the queue at most once, is reconciled by at most one worker at a time, and is reconciled again if
+//! it was enqueued meanwhile. Enqueueing never postpones a reconcile: a delay is the latest time of the next one.
+//! Enqueueing is cheap and never blocks, so that the queue of a follower holds each object once until it leads.
 //!
-//! Not kube's `Controller`: this one spans kinds and namespaces with one bound on concurrency, can be asked how
-//! long it is, and drains.
+//! kube's `Controller` does not fit: this queue spans kinds and namespaces with one bound on concurrency, reports its
+//! depth, and drains on shutdown.
 
 use std::{
     cmp::Reverse,
@@ -23,18 +23,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use crate::{key::Key, metrics::Metrics};
+use crate::{cache::ObjectKey, intervals::REQUEUE_AFTER_PANIC, metrics::Metrics};
 
-/// When an object wants to run again.
+/// When an object is reconciled again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// When something wakes it.
+    /// When something enqueues it.
     AwaitChange,
-    /// After this time at the latest.
+    /// After this time, or earlier if something enqueues it.
     RequeueAfter(Duration),
 }
 
-/// The queue. Clones share it.
+/// The queue. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Queue {
     shared: Arc<Shared>,
@@ -44,12 +44,12 @@ pub struct Queue {
 struct Shared {
     state: Mutex<State>,
     changed: Notify,
-    /// None: nobody counts.
+    /// `None` for a queue that does not appear in the metrics.
     metrics: Option<Arc<Metrics>>,
 }
 
 impl Shared {
-    fn depth(&self, depth: usize) {
+    fn report_depth(&self, depth: usize) {
         if let Some(metrics) = &self.metrics {
             metrics.queue_depth(depth);
         }
@@ -58,65 +58,66 @@ impl Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Objects that may run now, in order.
-    ready: VecDeque<Key>,
-    /// What each known object is doing. An object at rest is not listed.
-    doing: HashMap<Key, Doing>,
-    /// Moments at which delayed objects become ready. Entries that were overtaken are skipped.
-    delays: BinaryHeap<Reverse<(Instant, Key)>>,
+    /// Objects that are due, in order.
+    ready: VecDeque<ObjectKey>,
+    /// The phase of each queued or running object. An idle object has no entry.
+    phases: HashMap<ObjectKey, Phase>,
+    /// When delayed objects become due. An entry is stale, and skipped, unless the object's phase has the same time.
+    delays: BinaryHeap<Reverse<(Instant, ObjectKey)>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
+enum Phase {
     Waiting { since: Instant },
-    Running { enqueued: bool },
-    Sleeping { until: Instant },
+    Running { enqueued_again: bool },
+    Delayed { until: Instant },
 }
 
 impl Queue {
-    /// An empty queue.
+    /// Creates an empty queue whose depth and waiting times are counted.
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        Self::counted(Some(metrics))
+        Self::with(Some(metrics))
     }
 
-    /// An empty queue whose length nobody asks for.
+    /// Creates an empty queue that does not appear in the metrics.
     pub fn uncounted() -> Self {
-        Self::counted(None)
+        Self::with(None)
     }
 
-    fn counted(metrics: Option<Arc<Metrics>>) -> Self {
+    fn with(metrics: Option<Arc<Metrics>>) -> Self {
         Self { shared: Arc::new(Shared { state: Mutex::default(), changed: Notify::new(), metrics }) }
     }
 
-    /// Runs the object as soon as possible.
-    pub fn enqueue(&self, key: Key) {
+    /// Reconciles the object as soon as a worker is free, and once more if it is being reconciled now.
+    pub fn enqueue(&self, key: ObjectKey) {
         let mut state = self.shared.state.lock();
-        match state.doing.get_mut(&key) {
-            Some(Doing::Waiting { .. }) => return,
-            Some(Doing::Running { enqueued }) => {
-                *enqueued = true;
+        match state.phases.get_mut(&key) {
+            Some(Phase::Waiting { .. }) => return,
+            Some(Phase::Running { enqueued_again }) => {
+                *enqueued_again = true;
                 return;
             }
-            Some(Doing::Sleeping { .. }) | None => state.make_ready(key, Instant::now()),
+            Some(Phase::Delayed { .. }) | None => state.make_ready(key, Instant::now()),
         }
-        self.shared.depth(state.ready.len());
+        self.shared.report_depth(state.ready.len());
         drop(state);
         self.shared.changed.notify_one();
     }
 
-    /// Runs the object after `delay` at the latest. One that runs now is run again when it has ended.
-    pub fn enqueue_within(&self, key: Key, delay: Duration) {
+    /// Reconciles the object after `delay` at the latest. One that is being reconciled now is reconciled again right
+    /// after.
+    pub fn enqueue_within(&self, key: ObjectKey, delay: Duration) {
         let until = Instant::now() + delay;
         let mut state = self.shared.state.lock();
-        match state.doing.get_mut(&key) {
-            Some(Doing::Waiting { .. }) => return,
-            Some(Doing::Running { enqueued }) => {
-                *enqueued = true;
+        match state.phases.get_mut(&key) {
+            Some(Phase::Waiting { .. }) => return,
+            Some(Phase::Running { enqueued_again }) => {
+                *enqueued_again = true;
                 return;
             }
-            Some(Doing::Sleeping { until: sooner }) if *sooner <= until => return,
-            Some(Doing::Sleeping { .. }) | None => {
-                state.doing.insert(key.clone(), Doing::Sleeping { until });
+            Some(Phase::Delayed { until: sooner }) if *sooner <= until => return,
+            Some(Phase::Delayed { .. }) | None => {
+                state.phases.insert(key.clone(), Phase::Delayed { until });
                 state.delays.push(Reverse((until, key)));
             }
         }
@@ -124,102 +125,105 @@ impl Queue {
         self.shared.changed.notify_one();
     }
 
-    /// Drops an object that is gone, so that nothing of it is kept. One that runs is left to end.
-    pub fn forget(&self, key: &Key) {
+    /// Removes an object that is gone. A reconcile that runs is left to end and is not repeated.
+    pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.shared.state.lock();
-        match state.doing.get_mut(key) {
-            Some(Doing::Running { enqueued }) => *enqueued = false,
-            Some(Doing::Waiting { .. } | Doing::Sleeping { .. }) => {
-                state.doing.remove(key);
+        match state.phases.get_mut(key) {
+            Some(Phase::Running { enqueued_again }) => *enqueued_again = false,
+            Some(Phase::Waiting { .. } | Phase::Delayed { .. }) => {
+                state.phases.remove(key);
                 state.ready.retain(|waiting| waiting != key);
             }
             None => {}
         }
-        self.shared.depth(state.ready.len());
+        self.shared.report_depth(state.ready.len());
     }
 
-    /// How many objects wait to run.
+    /// The number of objects that are due and wait for a worker.
     pub fn depth(&self) -> usize {
         self.shared.state.lock().ready.len()
     }
 
-    /// Runs objects until `stop`, at most `concurrency` at a time; then waits up to `drain` for those that run.
+    /// Calls `reconcile` for each due object until `stop`, at most `concurrency` at a time; then waits up to `drain`
+    /// for the reconciles that run.
     ///
-    /// Returns whether all of them ended in time.
+    /// Returns whether all of them ended in time. Those that did not are cancelled.
     pub async fn run<F, Fut>(
         &self,
         concurrency: usize,
         stop: CancellationToken,
         drain: Duration,
-        work: F,
+        reconcile: F,
     ) -> bool
     where
-        F: Fn(Key) -> Fut,
+        F: Fn(ObjectKey) -> Fut,
         Fut: Future<Output = Action> + Send + 'static,
     {
-        self.start_the_clock();
+        self.restart_waiting_times();
         let mut running = JoinSet::new();
         loop {
             while running.len() < concurrency.max(1)
                 && let Some(key) = self.take()
             {
-                let (queue, done) = (self.clone(), Ended { queue: self.clone(), key: Some(key.clone()) });
+                let (queue, guard) =
+                    (self.clone(), PanicGuard { queue: self.clone(), key: Some(key.clone()) });
                 let span = tracing::info_span!("reconcile", object = %key);
-                let job = work(key.clone());
+                let job = reconcile(key.clone());
                 running.spawn(
                     async move {
                         let next = job.await;
-                        done.disarm();
+                        guard.disarm();
                         queue.finish(key, next);
                     }
                     .instrument(span),
                 );
             }
-            let alarm = self.next_alarm();
+            let next_due = self.next_due();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 Some(_) = running.join_next() => {}
                 () = self.shared.changed.notified(), if running.len() < concurrency.max(1) => {}
-                () = async { if let Some(at) = alarm { sleep_until(at).await } }, if alarm.is_some() && running.len() < concurrency.max(1) => {}
+                () = async { if let Some(at) = next_due { sleep_until(at).await } }, if next_due.is_some() && running.len() < concurrency.max(1) => {}
             }
         }
         timeout(drain, async { while running.join_next().await.is_some() {} }).await.is_ok()
     }
 
-    /// Until now nobody was to work: only from now on does an object wait for a worker.
-    fn start_the_clock(&self) {
+    /// Counts waiting times from now: while this process followed there were no workers to wait for.
+    fn restart_waiting_times(&self) {
         let now = Instant::now();
-        for doing in self.shared.state.lock().doing.values_mut() {
-            if let Doing::Waiting { since } = doing {
+        for phase in self.shared.state.lock().phases.values_mut() {
+            if let Phase::Waiting { since } = phase {
                 *since = now;
             }
         }
     }
 
-    fn take(&self) -> Option<Key> {
+    fn take(&self) -> Option<ObjectKey> {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
         state.promote(now);
         let key = state.ready.pop_front()?;
-        let before = state.doing.insert(key.clone(), Doing::Running { enqueued: false });
-        if let (Some(Doing::Waiting { since }), Some(metrics)) = (before, &self.shared.metrics) {
+        let before = state.phases.insert(key.clone(), Phase::Running { enqueued_again: false });
+        if let (Some(Phase::Waiting { since }), Some(metrics)) = (before, &self.shared.metrics) {
             metrics.queue_wait(now.saturating_duration_since(since));
         }
-        self.shared.depth(state.ready.len());
+        self.shared.report_depth(state.ready.len());
         Some(key)
     }
 
-    fn finish(&self, key: Key, next: Action) {
+    fn finish(&self, key: ObjectKey, next: Action) {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
-        let enqueued = matches!(state.doing.remove(&key), Some(Doing::Running { enqueued: true }));
+        let enqueued_again =
+            matches!(state.phases.remove(&key), Some(Phase::Running { enqueued_again: true }));
         match next {
-            _ if enqueued => state.make_ready(key, now),
+            _ if enqueued_again => state.make_ready(key, now),
             Action::AwaitChange => {}
             Action::RequeueAfter(delay) => {
                 let until = now + delay;
-                state.doing.insert(key.clone(), Doing::Sleeping { until });
+                state.phases.insert(key.clone(), Phase::Delayed { until });
                 state.delays.push(Reverse((until, key)));
             }
         }
@@ -227,46 +231,47 @@ impl Queue {
         self.shared.changed.notify_one();
     }
 
-    fn next_alarm(&self) -> Option<Instant> {
+    fn next_due(&self) -> Option<Instant> {
         self.shared.state.lock().delays.peek().map(|Reverse((at, _))| *at)
     }
 }
 
 impl State {
-    fn make_ready(&mut self, key: Key, since: Instant) {
-        self.doing.insert(key.clone(), Doing::Waiting { since });
+    fn make_ready(&mut self, key: ObjectKey, since: Instant) {
+        self.phases.insert(key.clone(), Phase::Waiting { since });
         self.ready.push_back(key);
     }
 
-    /// Moves delayed objects whose moment has come to the ready ones.
+    /// Makes delayed objects ready whose delay has ended.
     fn promote(&mut self, now: Instant) {
         while self.delays.peek().is_some_and(|Reverse((at, _))| *at <= now) {
             let Some(Reverse((at, key))) = self.delays.pop() else { return };
-            if self.doing.get(&key) == Some(&Doing::Sleeping { until: at }) {
+            if self.phases.get(&key) == Some(&Phase::Delayed { until: at }) {
                 self.make_ready(key, now);
             }
         }
     }
 }
 
-/// A job that panicked is retried, instead of being taken for running for ever. One that is dropped at the end of the
-/// process is not.
-struct Ended {
+/// Requeues an object whose reconcile panicked; otherwise its phase would stay `Running` for ever. A reconcile that is
+/// cancelled at shutdown is not requeued.
+struct PanicGuard {
     queue: Queue,
-    key: Option<Key>,
+    key: Option<ObjectKey>,
 }
 
-impl Ended {
+impl PanicGuard {
     fn disarm(mut self) {
         self.key = None;
     }
 }
 
-impl Drop for Ended {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if let Some(key) = self.key.take().filter(|_| std::thread::panicking()) {
-            tracing::error!(object = %key, "the reconcile panicked; it is tried again in 60 s");
-            self.queue.finish(key, Action::RequeueAfter(Duration::from_mins(1)));
+            let delay = REQUEUE_AFTER_PANIC;
+            tracing::error!(object = %key, "the reconcile panicked; it is retried in {} s", delay.as_secs());
+            self.queue.finish(key, Action::RequeueAfter(delay));
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Secrets: read live, one at a time and without a trace; written and removed only where they are ours.
+//! Reads, writes and deletes single Secrets, always live: no Secret is ever cached.
 //!
-//! The value is kept in types that do not print it and wipe it when dropped. A Secret that cannot be decoded
-//! is an error that quotes nothing: kube's own reading would log the whole body.
+//! Values are held in types that do not print them and erase them when dropped. A Secret that cannot be decoded is an
+//! error that quotes nothing; kube's typed API would log the whole body. Whether a Secret may be written is decided by
+//! the caller with [`SecretData::ownership`].
 
 mod write;
 
@@ -13,44 +14,44 @@ use kube::Client;
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use serde::Deserialize;
 
-pub use self::write::{Change, Entry, change, remove, write};
+pub use self::write::{SecretEntry, SecretPatch, patch, remove, write};
 use crate::apply::Owner;
 
-/// Why a Secret could not be read.
+/// Why a Secret could not be read, written or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server did not give or take it.
+    /// The call to the API server failed.
     #[error("cannot {action} the Secret {namespace}/{name}: {}", crate::client::describe(.source))]
     Api {
-        /// What was tried.
+        /// The verb of the message: `read`, `write` or `remove`.
         action: &'static str,
-        /// Its namespace.
+        /// Namespace of the Secret.
         namespace: String,
-        /// Its name.
+        /// Name of the Secret.
         name: String,
-        /// What happened.
+        /// The failure.
         source: Box<kube::Error>,
     },
-    /// It is not a Secret as Kubernetes writes one. The content is not quoted.
+    /// The response is not a valid Secret. Nothing of it is quoted.
     #[error("the Secret {namespace}/{name} cannot be decoded")]
     Decode {
-        /// Its namespace.
+        /// Namespace of the Secret.
         namespace: String,
-        /// Its name.
+        /// Name of the Secret.
         name: String,
     },
 }
 
-/// A Secret. `Debug` shows the keys of its data alone.
+/// A Secret as it was read. `Debug` shows only the keys of its data.
 #[derive(Clone, Default)]
 pub struct SecretData {
-    /// Its uid.
+    /// Tells incarnations of the same name apart. The precondition of a deletion.
     pub uid: String,
-    /// The version that was read.
+    /// The version that was read. The precondition of every write.
     pub resource_version: String,
-    /// Its annotations.
+    /// All annotations, of the operator and of others.
     pub annotations: BTreeMap<String, String>,
-    /// Whether nobody may change its data any more.
+    /// Whether the API server refuses changes of the data.
     pub immutable: bool,
     controller: Option<OwnerReference>,
     values: BTreeMap<String, SecretSlice<u8>>,
@@ -63,46 +64,48 @@ impl std::fmt::Debug for SecretData {
 }
 
 impl SecretData {
-    /// The names of its keys.
+    /// The keys of the data, in order.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.values.keys().map(String::as_str)
     }
 
-    /// The value under a key.
+    /// The value of a key.
     pub fn value(&self, key: &str) -> Option<&[u8]> {
         self.values.get(key).map(ExposeSecret::expose_secret)
     }
 
-    /// The value under a key as text without outer blanks. None: there is none, or nothing else in it.
+    /// The value of a key as text without surrounding blanks. `None` if it is missing, blank or not UTF-8.
     pub fn text(&self, key: &str) -> Option<SecretString> {
         let text = std::str::from_utf8(self.value(key)?).ok()?.trim();
         (!text.is_empty()).then(|| SecretString::from(text.to_owned()))
     }
 
-    /// Whose it is, as seen by an owner.
-    pub fn belongs(&self, owner: &Owner) -> Belongs {
+    /// Whether the Secret belongs to `owner`.
+    pub fn ownership(&self, owner: &Owner) -> SecretOwnership {
         match &self.controller {
-            Some(controller) if controller.uid == owner.reference.uid => Belongs::Ours,
+            Some(controller) if controller.uid == owner.reference.uid => SecretOwnership::Ours,
             Some(controller)
                 if controller.kind == owner.reference.kind && controller.name == owner.reference.name =>
             {
-                Belongs::Leftover
+                SecretOwnership::Leftover
             }
-            None if self.annotations.get(annotation::ADOPT_BY) == Some(&owner.mark()) => Belongs::Ours,
-            _ => Belongs::Others,
+            None if self.annotations.get(annotation::ADOPT_BY) == Some(&owner.adopt_value()) => {
+                SecretOwnership::Ours
+            }
+            _ => SecretOwnership::Foreign,
         }
     }
 }
 
-/// Whose a Secret is.
+/// Whom a Secret belongs to, from the view of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Belongs {
-    /// The owner's, or given to it.
+pub enum SecretOwnership {
+    /// The owner controls it, or it was handed over to the owner with an annotation.
     Ours,
-    /// That of an earlier object of the same name; the garbage collector will remove it.
+    /// It belongs to an earlier object of the owner's name; the garbage collector is about to delete it.
     Leftover,
-    /// Somebody else's.
-    Others,
+    /// It belongs to others and must not be written.
+    Foreign,
 }
 
 #[derive(Deserialize)]
@@ -127,7 +130,7 @@ struct Meta {
     owner_references: Vec<OwnerReference>,
 }
 
-/// Reads a Secret. None: there is none of that name.
+/// Reads a Secret. `None` if there is none of this name.
 pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option<SecretData>, Error> {
     let api = |source| Error::Api {
         action: "read",
@@ -141,7 +144,7 @@ pub async fn read(client: &Client, namespace: &str, name: &str) -> Result<Option
     let text = match client.request_text(request).await {
         Ok(text) => text,
         Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(None),
-        // Its cause would hold the bytes of the answer.
+        // The source of this error contains the bytes of the response.
         Err(kube::Error::FromUtf8(_)) => {
             return Err(Error::Decode { namespace: namespace.to_owned(), name: name.to_owned() });
         }

@@ -1,4 +1,5 @@
-//! Writing status: by server-side apply, only when it changes, and only onto the incarnation it was computed for.
+//! Writes the status of an object: by server-side apply, only if it changes, and only onto the version from which it was
+//! computed, so that neither a newer spec nor a recreated object gets the status of an older one.
 
 use std::fmt::Debug;
 
@@ -10,14 +11,14 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// What became of a status.
+/// The result of a status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// It was so already; nothing was sent.
+pub enum StatusWrite {
+    /// The object already has this status; nothing was sent.
     Unchanged,
-    /// It was written.
+    /// The status was written.
     Changed,
-    /// The object has moved on or is gone: what was computed no longer applies.
+    /// The object has changed or is gone since it was read; nothing was written.
     Outdated,
 }
 
@@ -34,18 +35,23 @@ struct StatusPatch<'a, S> {
 #[serde(rename_all = "camelCase")]
 struct Metadata<'a> {
     name: &'a str,
-    /// The API server compares a uid in a status with nothing; a version it does compare.
+    /// The precondition. The API server ignores a uid in a patch of the status subresource, but checks this field.
     resource_version: Option<&'a str>,
 }
 
-/// Writes `next` as the status of `object`, which has `current`.
-pub async fn write<K, S>(client: &Client, object: &K, current: Option<&S>, next: &S) -> kube::Result<Written>
+/// Writes `next` as the status of `object`, whose status is `current`.
+pub async fn write<K, S>(
+    client: &Client,
+    object: &K,
+    current: Option<&S>,
+    next: &S,
+) -> kube::Result<StatusWrite>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     S: Serialize + Debug + PartialEq,
 {
     if current == Some(next) {
-        return Ok(Written::Unchanged);
+        return Ok(StatusWrite::Unchanged);
     }
     let name = object.name_any();
     let patch = StatusPatch {
@@ -56,9 +62,9 @@ where
     };
     let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
     match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await {
-        Ok(_) => Ok(Written::Changed),
+        Ok(_) => Ok(StatusWrite::Changed),
         Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {
-            Ok(Written::Outdated)
+            Ok(StatusWrite::Outdated)
         }
         Err(error) => Err(error),
     }

@@ -1,6 +1,7 @@
-//! The command line: what `coder-k8s` can be asked to do.
+//! The command line of `coder-k8s`: parses the arguments and runs the command.
 //!
-//! Without a subcommand it is the controller, as `--app=controller` and `--app=all` were for the existing operator.
+//! Without a subcommand it runs the controller, as the Go operator does with `--app=controller` and `--app=all`. So the
+//! Deployment of the Go operator can start this program with its arguments unchanged.
 
 use anyhow::{Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
@@ -24,13 +25,13 @@ pub(crate) struct Args {
     controller: controller::Options,
 
     #[command(flatten)]
-    former: Former,
+    go_flags: GoFlags,
 }
 
-/// Flags of the existing operator, so that its Deployment starts this program too.
+/// Flags of the Go operator. Only `--app` has an effect.
 #[derive(Debug, clap::Args)]
-struct Former {
-    /// What to run: `all` and `controller` are the controller
+struct GoFlags {
+    /// Mode; `all` and `controller` run the controller
     #[arg(long, hide = true)]
     app: Option<String>,
     #[arg(long, hide = true)]
@@ -43,8 +44,8 @@ struct Former {
     coder_request_timeout: Option<String>,
 }
 
-impl Former {
-    /// Refuses what this release cannot do, and names the flags that have no effect.
+impl GoFlags {
+    /// Fails for a mode that this release does not have. Returns the flags that have no effect.
     fn check(&self) -> Result<Vec<&'static str>> {
         match self.app.as_deref() {
             None | Some("all" | "controller") => {}
@@ -54,7 +55,7 @@ impl Former {
                 )
             }
             Some(other) => {
-                bail!("--app={other} is unknown; it takes all, controller, aggregated-apiserver or mcp-http")
+                bail!("--app={other} is unknown; use --app=controller, or leave the flag out")
             }
         }
         let idle = [
@@ -73,35 +74,35 @@ enum Command {
     Controller(Box<controller::Options>),
     /// Print the CRDs, for `coder-k8s crds | kubectl apply --server-side -f -`
     Crds {
-        /// How to print them
+        /// Output format
         #[arg(long, value_enum, default_value_t, env = "CODER_K8S_FORMAT")]
         format: Format,
     },
-    /// Print what installs the operator: Namespace, RBAC, Deployment
+    /// Print the manifests that install the operator: Namespace, ServiceAccount, RBAC and Deployment
     Manifests {
-        /// How to print them
+        /// Output format
         #[arg(long, value_enum, default_value_t, env = "CODER_K8S_FORMAT")]
         format: Format,
         #[command(flatten)]
         install: Install,
     },
-    /// Start a local cluster with the operator and the samples, until Ctrl-C
+    /// Run a local cluster with the operator and the samples until Ctrl-C
     #[cfg(feature = "dev")]
     Dev(crate::dev::Options),
     /// Print the version
     Version,
-    /// Print a completion script, for instance `source <(coder-k8s completions bash)`
+    /// Print a completion script, for example for `source <(coder-k8s completions bash)`
     Completions {
-        /// The shell that reads it
+        /// Shell that the script is for
         shell: Shell,
     },
 }
 
-/// Does what was asked.
+/// Runs the command, or the controller if there is none.
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.command {
         None => {
-            let idle = args.former.check()?;
+            let idle = args.go_flags.check()?;
             controller::run(args.controller, &idle)
         }
         Some(Command::Controller(options)) => controller::run(*options, &[]),
@@ -134,28 +135,28 @@ mod tests {
     }
 
     #[test]
-    fn the_old_ways_to_start_the_controller_still_do() {
+    fn the_arguments_of_the_go_operator_start_the_controller() {
         for args in [&[][..], &["--app=all"], &["--app=controller"], &["--app", "all", "--health-addr=:9000"]]
         {
             let args = parse(args);
             assert!(args.command.is_none());
-            assert_eq!(args.former.check().unwrap(), Vec::<&str>::new());
+            assert_eq!(args.go_flags.check().unwrap(), Vec::<&str>::new());
         }
         assert!(matches!(parse(&["controller"]).command, Some(Command::Controller(_))));
     }
 
     #[test]
-    fn modes_that_do_not_exist_yet_are_refused_with_a_sentence() {
-        let refusal = |mode: &str| parse(&[mode]).former.check().unwrap_err().to_string();
+    fn modes_that_do_not_exist_are_rejected_with_a_sentence() {
+        let refusal = |mode: &str| parse(&[mode]).go_flags.check().unwrap_err().to_string();
         assert!(refusal("--app=mcp-http").contains("does not exist in this release"));
         assert!(refusal("--app=aggregated-apiserver").contains("does not exist in this release"));
         assert!(refusal("--app=banana").contains("is unknown"));
     }
 
     #[test]
-    fn old_flags_without_effect_are_named() {
+    fn flags_of_the_go_operator_without_effect_are_named() {
         let args = parse(&["--app=all", "--coder-request-timeout=30s"]);
-        assert_eq!(args.former.check().unwrap(), ["--coder-request-timeout"]);
+        assert_eq!(args.go_flags.check().unwrap(), ["--coder-request-timeout"]);
     }
 
     #[test]

@@ -54,6 +54,7 @@ pub(crate) use context::Context;
 pub(crate) use kinds::{CoderKind, CoderResource};
 pub(crate) use options::Options;
 
+use crate::metrics::CoderMetrics;
 use context::ExternalClients;
 use watches::{OPTIONAL_CRDS, Watches};
 
@@ -109,6 +110,7 @@ pub(crate) async fn control(
         election.validate()?;
     }
     let (metrics, readiness) = (Metrics::new(), Readiness::default());
+    let coder_metrics = CoderMetrics::new(&metrics);
     let fence = if election.is_some() { Fence::closed() } else { Fence::always_open() };
     let config = kube_config(&options).await?;
     let settings = |fence| ClientSettings {
@@ -132,7 +134,7 @@ pub(crate) async fn control(
     ));
 
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
-    serve(&options, &ctx, &readiness, logs, &serving, &mut tasks).await?;
+    serve(&options, &ctx, coder_metrics, &readiness, logs, &serving, &mut tasks).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "coder-k8s starts");
     let (crds, crd_watch) =
         Crds::watch(client.clone(), coder_k8s_api::fields(), &OPTIONAL_CRDS, &readiness, metrics);
@@ -299,6 +301,7 @@ async fn kube_config(options: &Options) -> Result<kube::Config> {
 async fn serve(
     options: &Options,
     ctx: &Arc<Context>,
+    coder_metrics: Arc<CoderMetrics>,
     readiness: &Readiness,
     logs: Option<logs::Handle>,
     stop: &CancellationToken,

@@ -11,6 +11,7 @@ mod dev;
 #[cfg(feature = "dev")]
 mod faults;
 pub mod manifests;
+mod metrics;
 pub mod permissions;
 pub mod print;
 mod provisioner;

@@ -1,13 +1,13 @@
-//! What the operator touches in a cluster, and so what it may do there.
+//! The permissions that the operator needs in a cluster.
 //!
-//! The one place that says it. The installation manifests are made from this table, and the tests run the operator
-//! with exactly these rights: a call that is not declared here fails there.
+//! The RBAC of the installation manifests and `docs/reference/permissions.md` are generated from this table. The tests
+//! run the operator with exactly these permissions, so that a call which is not declared here fails there.
 
 use std::fmt::Write as _;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
-/// Where a right is needed.
+/// Where a permission is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Within {
     /// In the whole cluster, whatever is watched.
@@ -20,37 +20,37 @@ pub enum Within {
     Own,
 }
 
-/// Something that the operator touches.
+/// Verbs on resources, and why the operator needs them.
 #[derive(Clone, Copy, Debug)]
-pub struct Touch {
+pub struct Permission {
     group: &'static str,
     resources: &'static [&'static str],
     verbs: &'static [&'static str],
-    /// The one object that is meant; none stands for all.
+    /// The name of the one object that is meant. `None` means all objects.
     only: Option<&'static str>,
     within: Within,
     why: &'static str,
 }
 
-/// Everything that the operator touches.
-pub const TOUCHES: [Touch; 19] = [
-    Touch {
+/// Everything that the operator may do.
+pub const PERMISSIONS: [Permission; 19] = [
+    Permission {
         group: "coder.com",
         resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
         verbs: &["list", "watch"],
         only: None,
         within: Within::Watched,
-        why: "the objects that it looks after",
+        why: "reconciling them",
     },
-    Touch {
+    Permission {
         group: "coder.com",
         resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
         verbs: &["patch"],
         only: None,
         within: Within::Watched,
-        why: "the finalizer, while other namespaces or coderd hold something to clean up",
+        why: "setting the finalizer while another namespace or coderd holds something to clean up",
     },
-    Touch {
+    Permission {
         group: "coder.com",
         resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
         verbs: &["get"],
@@ -58,15 +58,15 @@ pub const TOUCHES: [Touch; 19] = [
         within: Within::Watched,
         why: "reading the object live before something is created or deleted in coderd",
     },
-    Touch {
+    Permission {
         group: "coder.com",
         resources: &["codercontrolplanes/status", "coderprovisioners/status", "coderworkspaceproxies/status"],
         verbs: &["patch"],
         only: None,
         within: Within::Watched,
-        why: "saying how they stand",
+        why: "writing their status",
     },
-    Touch {
+    Permission {
         group: "coder.com",
         resources: &[
             "codercontrolplanes/finalizers",
@@ -76,65 +76,65 @@ pub const TOUCHES: [Touch; 19] = [
         verbs: &["update"],
         only: None,
         within: Within::Watched,
-        why: "children that block the deletion of their owner, where the cluster checks that",
+        why: "creating children that block the deletion of their owner, in clusters that check this permission",
     },
-    Touch {
+    Permission {
         group: "",
         resources: &["serviceaccounts", "services"],
         verbs: &["create", "delete", "get", "list", "patch", "watch"],
         only: None,
         within: Within::Watched,
-        why: "the identity and the address of the pods",
+        why: "managing the identity and the address of the pods",
     },
-    Touch {
+    Permission {
         group: "apps",
         resources: &["deployments"],
         verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
         only: None,
         within: Within::Watched,
-        why: "the pods; updating and deleting many only so that workspaces may be granted it",
+        why: "managing the pods; `update` and `deletecollection` only to grant them to workspaces",
     },
-    Touch {
+    Permission {
         group: "",
         resources: &["pods", "persistentvolumeclaims"],
         verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
         only: None,
         within: Within::Watched,
-        why: "telling why pods do not start and whose daemon is missing, marking those at work before a pool shrinks, starting those anew whose daemon has given up; the rest only so that workspaces may be granted it",
+        why: "reporting why pods do not start and whose daemon is missing, marking busy pods before a pool is scaled down, restarting pods whose daemon stopped trying; the rest only to grant it to workspaces",
     },
-    Touch {
+    Permission {
         group: "policy",
         resources: &["poddisruptionbudgets"],
         verbs: &["create", "delete", "get", "list", "patch", "watch"],
         only: None,
         within: Within::Watched,
-        why: "how many pods may be disrupted at once",
+        why: "limiting how many pods may be disrupted at once",
     },
-    Touch {
+    Permission {
         group: "networking.k8s.io",
         resources: &["ingresses"],
         verbs: &["create", "delete", "get", "list", "patch", "watch"],
         only: None,
         within: Within::Watched,
-        why: "exposure by an Ingress",
+        why: "exposing a control plane or proxy by an Ingress",
     },
-    Touch {
+    Permission {
         group: "gateway.networking.k8s.io",
         resources: &["httproutes"],
         verbs: &["create", "delete", "get", "list", "patch", "watch"],
         only: None,
         within: Within::Watched,
-        why: "exposure by a route of the Gateway API",
+        why: "exposing a control plane or proxy by the Gateway API",
     },
-    Touch {
+    Permission {
         group: "rbac.authorization.k8s.io",
         resources: &["roles", "rolebindings"],
         verbs: &["create", "delete", "get", "list", "patch", "watch"],
         only: None,
         within: Within::Watched,
-        why: "what workspaces may do; never more than the operator itself may",
+        why: "granting permissions to workspaces, never more than the operator itself has",
     },
-    Touch {
+    Permission {
         group: "",
         resources: &["configmaps", "secrets"],
         verbs: &["get", "list", "watch"],
@@ -142,47 +142,47 @@ pub const TOUCHES: [Touch; 19] = [
         within: Within::Watched,
         why: "reading those that objects refer to; the watch asks for metadata only",
     },
-    Touch {
+    Permission {
         group: "",
         resources: &["secrets"],
         verbs: &["create", "delete", "patch"],
         only: None,
         within: Within::Watched,
-        why: "the operator's own token, the keys of pools and the tokens of proxies; a Secret of others is never written",
+        why: "storing the operator token, the keys of pools and the tokens of proxies; a foreign Secret is never written",
     },
-    Touch {
+    Permission {
         group: "events.k8s.io",
         resources: &["events"],
         verbs: &["create", "patch"],
         only: None,
         within: Within::Watched,
-        why: "telling of transitions",
+        why: "publishing events on transitions of conditions",
     },
-    Touch {
+    Permission {
         group: "",
         resources: &["namespaces"],
         verbs: &["get", "list", "watch"],
         only: None,
         within: Within::ClusterIfAll,
-        why: "whether a namespace consents to workspaces; only metadata is asked for",
+        why: "checking whether a namespace consents to workspaces; only metadata is read",
     },
-    Touch {
+    Permission {
         group: "apiextensions.k8s.io",
         resources: &["customresourcedefinitions"],
         verbs: &["get", "list", "watch"],
         only: None,
         within: Within::Cluster,
-        why: "knowing whether the kinds, and the Gateway API, are installed and up to date",
+        why: "checking whether the kinds and the Gateway API are installed and up to date",
     },
-    Touch {
+    Permission {
         group: "coordination.k8s.io",
         resources: &["leases"],
         verbs: &["create"],
         only: None,
         within: Within::Own,
-        why: "making the lease, which cannot be limited to a name",
+        why: "creating the lease; RBAC cannot limit `create` to a name",
     },
-    Touch {
+    Permission {
         group: "coordination.k8s.io",
         resources: &["leases"],
         verbs: &["get", "update"],
@@ -192,28 +192,29 @@ pub const TOUCHES: [Touch; 19] = [
     },
 ];
 
-/// The rules for what is touched at one of these places.
+/// The RBAC rules of the permissions in these places.
 pub fn rules(within: &[Within]) -> Vec<PolicyRule> {
     let strings = |list: &[&str]| list.iter().map(|item| (*item).to_owned()).collect::<Vec<_>>();
-    TOUCHES
+    PERMISSIONS
         .iter()
-        .filter(|touch| within.contains(&touch.within))
-        .map(|touch| PolicyRule {
-            api_groups: Some(strings(&[touch.group])),
-            resources: Some(strings(touch.resources)),
-            verbs: strings(touch.verbs),
-            resource_names: touch.only.map(|name| strings(&[name])),
+        .filter(|permission| within.contains(&permission.within))
+        .map(|permission| PolicyRule {
+            api_groups: Some(strings(&[permission.group])),
+            resources: Some(strings(permission.resources)),
+            verbs: strings(permission.verbs),
+            resource_names: permission.only.map(|name| strings(&[name])),
             ..PolicyRule::default()
         })
         .collect()
 }
 
-/// A page for those who must approve the rights: what is touched, where, and what for.
+/// The page for people who approve the permissions, as Markdown.
 pub fn page() -> String {
-    let mut page = "# Permissions\n\nWhat the operator may do, and what for. Nothing else is granted.\n\n\
-        | Where | Resources | Verbs | What for |\n|---|---|---|---|\n"
-        .to_owned();
-    for Touch { group, resources, verbs, only, within, why } in TOUCHES {
+    let mut page =
+        "# Permissions\n\nWhat the operator may do, and why. The manifests grant nothing else.\n\n\
+        | Where | Resources | Verbs | Why |\n|---|---|---|---|\n"
+            .to_owned();
+    for Permission { group, resources, verbs, only, within, why } in PERMISSIONS {
         let place = match within {
             Within::Cluster => "cluster",
             Within::ClusterIfAll => "cluster; not with `--watch-namespaces`",

@@ -1,4 +1,4 @@
-//! What the program writes for people and for pipes.
+//! Output of the program, for people and for pipes.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use serde_json::Value;
 
-/// How objects are printed.
+/// Output format of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// YAML documents.
@@ -16,7 +16,7 @@ pub enum Format {
     Json,
 }
 
-/// Objects as text for `kubectl apply`.
+/// Renders objects as text for `kubectl apply`.
 pub fn objects(format: Format, objects: &[Value]) -> Result<String> {
     Ok(match format {
         Format::Yaml => {
@@ -30,7 +30,7 @@ pub fn objects(format: Format, objects: &[Value]) -> Result<String> {
     })
 }
 
-/// Writes to standard output. A reader that went away early, such as `head`, is no error.
+/// Writes to standard output. A reader that closes the pipe early, such as `head`, is no error.
 pub(crate) fn print(text: &str) -> Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -38,8 +38,8 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Says on standard error what went wrong.
-#[expect(clippy::print_stderr, reason = "the last words of a program that failed")]
+/// Prints the error that ends the program to standard error.
+#[expect(clippy::print_stderr, reason = "the program ends with this error")]
 pub(crate) fn complain(error: &anyhow::Error) {
     eprintln!("coder-k8s: {error:#}");
 }

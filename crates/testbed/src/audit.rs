@@ -1,15 +1,18 @@
-//! What the API server was asked, by whom, from its own audit log.
+//! Requests to the API server, from its own audit log.
 //!
-//! The log leaves out the cluster's own components, so what it holds are the requests of the code under test. The
-//! server writes a line after it has sent the response; whoever looks for a request just made must look until
-//! it is there.
+//! The log leaves out the components of the cluster, so it contains the requests of the code under test. The server
+//! writes a line after it has sent the response: a test that looks for a request that it just made must poll.
 
-use std::path::Path;
+use std::{
+    fs::File,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::Path,
+};
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 
-/// The rules of the log: the users given are left out, and so are health probes.
+/// The audit policy: leaves out these users and health probes.
 pub(crate) fn policy(unlogged_users: &[&str]) -> String {
     let policy = serde_json::json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -25,32 +28,32 @@ pub(crate) fn policy(unlogged_users: &[&str]) -> String {
     policy.to_string()
 }
 
-/// One request, as the API server saw it.
+/// One request, as the API server logged it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEvent {
-    /// `ResponseComplete`, or `ResponseStarted` for a watch that goes on. A watch that ended has both.
+    /// `ResponseComplete`, or `ResponseStarted` for a watch that is open. A watch that ended has both.
     pub stage: String,
-    /// Who sent it.
+    /// Authenticated user.
     pub user: String,
-    /// In whose name it was sent.
+    /// Impersonated user, if any.
     pub impersonated: Option<String>,
-    /// The user agent.
+    /// Header `User-Agent`.
     pub user_agent: String,
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, ...
     pub verb: String,
-    /// The plural of the kind; empty for other URLs.
+    /// Plural of the kind. Empty for URLs that are no resource.
     pub resource: String,
     /// `status`, `binding`, ...; empty for the object itself.
     pub subresource: String,
-    /// The namespace; empty for cluster-wide requests.
+    /// Empty for requests across namespaces.
     pub namespace: String,
-    /// The object's name; empty for lists.
+    /// Empty for lists.
     pub name: String,
-    /// The HTTP status of the response.
+    /// HTTP status of the response.
     pub code: u16,
-    /// When the request came in.
+    /// When the server received the request.
     pub received: Timestamp,
-    /// The path and query.
+    /// Path and query.
     pub uri: String,
 }
 
@@ -112,16 +115,37 @@ impl From<Line> for AuditEvent {
     }
 }
 
-/// Reads a log, oldest first. A server that has logged nothing yet has no file.
-pub(crate) fn read(path: &Path) -> std::io::Result<Vec<AuditEvent>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(parse(&text)?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
+/// A log that grows. What was read once is kept, because tests ask again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// Bytes that were read.
+    read: u64,
+    events: Vec<AuditEvent>,
+}
+
+impl Log {
+    /// The events so far, oldest first. A server that has logged nothing yet has no file.
+    pub(crate) fn events(&mut self, path: &Path) -> io::Result<&[AuditEvent]> {
+        let mut file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(&self.events),
+            Err(error) => return Err(error),
+        };
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        // The last line may be half written, in the middle of a character too.
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        text.truncate(whole);
+        let text =
+            String::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        self.events.extend(parse(&text)?);
+        self.read += u64::try_from(whole).unwrap_or_default();
+        Ok(&self.events)
     }
 }
 
-/// The last line may be half written, so only lines with an end count.
+/// Ignores a last line without a line end, because the server may still be writing it.
 fn parse(text: &str) -> serde_json::Result<Vec<AuditEvent>> {
     text.split_inclusive('\n')
         .filter(|line| line.ends_with('\n'))
@@ -134,6 +158,18 @@ mod tests {
     use super::*;
 
     const LINE: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":"ResponseComplete","requestURI":"/api/v1/namespaces/a/pods/p/status","verb":"patch","user":{"username":"admin","groups":["system:masters"]},"impersonatedUser":{"username":"jane"},"sourceIPs":["127.0.0.1"],"userAgent":"test","objectRef":{"resource":"pods","namespace":"a","name":"p","apiVersion":"v1","subresource":"status"},"responseStatus":{"metadata":{},"code":403},"requestReceivedTimestamp":"2026-11-15T20:57:00.123456Z","stageTimestamp":"2026-11-15T20:57:00.223456Z"}"#;
+
+    #[test]
+    fn what_is_added_is_read_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let mut log = Log::default();
+        assert_eq!(log.events(&path).unwrap(), []);
+        for (text, count) in [(format!("{LINE}\n{}", &LINE[..40]), 1), (format!("{LINE}\n{LINE}\n"), 2)] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(log.events(&path).unwrap().len(), count);
+        }
+    }
 
     #[test]
     fn a_line_is_read_and_a_half_line_is_not() {

@@ -20,7 +20,7 @@ pub use coder::{CODER_VERSION, coder_migrations, coder_module};
 pub use coderd::{build_coder, locate_coder};
 pub use progress::{Progress, Stage};
 
-/// The release of Kubernetes that the pinned Go modules build.
+/// Release of Kubernetes that the pinned Go modules build.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
 
 const ASSETS: &str = "KUBEBUILDER_ASSETS";
@@ -32,30 +32,30 @@ const KUBE_APISERVER: &str = "kube-apiserver";
 const KUBE_CONTROLLER_MANAGER: &str = "kube-controller-manager";
 const KUBECTL: &str = "kubectl";
 
-/// Why the programs could not be found or built.
+/// Why a program could not be found or built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing was built yet, and no other source was given.
+    /// The cache is empty, and there is no other source.
     #[error(
         "the cluster needs `{program}`, which is not in {}: run `cargo xtask testbed` to build it, or set {ASSETS} \
          to a directory that has it",
         .cache.display()
     )]
     NotBuilt {
-        /// The program that is missing.
+        /// Name of the missing program.
         program: &'static str,
-        /// The directory that was searched.
+        /// The cache directory.
         cache: PathBuf,
     },
-    /// `KUBEBUILDER_ASSETS` is set, but incomplete.
+    /// `KUBEBUILDER_ASSETS` is set, and its directory is incomplete.
     #[error(
         "{ASSETS} is set to {}, which has no `{program}`: put it there, or unset {ASSETS} and run `cargo xtask testbed`",
         .assets.display()
     )]
     NotInAssets {
-        /// The program that is missing.
+        /// Name of the missing program.
         program: &'static str,
-        /// The value of the variable.
+        /// Value of the variable.
         assets: PathBuf,
     },
     /// Envtest bundles have no controller-manager, and the cache that would supply it is empty.
@@ -64,59 +64,59 @@ pub enum Error {
         .assets.display(), .cache.display()
     )]
     InNeither {
-        /// The program that is missing.
+        /// Name of the missing program.
         program: &'static str,
-        /// The value of the variable.
+        /// Value of the variable.
         assets: PathBuf,
-        /// The cache directory that was searched.
+        /// The cache directory.
         cache: PathBuf,
     },
-    /// The real coderd was not built yet.
+    /// The real coderd has not been built.
     #[error("the real coderd is not there as {}: run `cargo xtask testbed --with-coder` to build it", .path.display())]
     NoCoder {
         /// Where it would be.
         path: PathBuf,
     },
-    /// There is no place for a cache.
+    /// No directory for a cache is configured.
     #[error("no cache directory: set CODER_K8S_CACHE, XDG_CACHE_HOME or HOME")]
     NoCache,
     /// The Go toolchain is missing.
     #[error("building the cluster's programs needs Go {needed} or later, but `go` is in none of: {searched}")]
     NoGo {
-        /// The Go version that the pinned modules ask for.
+        /// Go version that the pinned modules require.
         needed: &'static str,
-        /// The value of `PATH`.
+        /// Value of `PATH`.
         searched: String,
     },
     /// The Go build failed.
     #[error("`go {command}` failed ({status}); its last lines:\n{output}")]
     Go {
-        /// The sub-command.
+        /// The subcommand of `go`.
         command: &'static str,
-        /// How it ended.
+        /// Exit status.
         status: std::process::ExitStatus,
-        /// The last lines that it wrote.
+        /// Last lines of the output.
         output: String,
     },
-    /// A file or a process could not be handled.
+    /// An operation on a file or process failed.
     #[error("cannot {action} {}", .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// The places that are searched for programs.
+/// Directories that are searched for programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sources {
-    /// The directory that `KUBEBUILDER_ASSETS` names.
+    /// Directory in `KUBEBUILDER_ASSETS`.
     pub assets: Option<PathBuf>,
-    /// The root of the project's cache.
+    /// Root of the cache of the project.
     pub cache: PathBuf,
 }
 
@@ -135,7 +135,7 @@ impl Sources {
         Ok(Self { assets: path(ASSETS), cache })
     }
 
-    /// The directory of this build of the programs.
+    /// Directory of the programs of these modules and flags.
     pub fn build_dir(&self) -> PathBuf {
         self.cache.join("testbed").join(digest())
     }
@@ -145,10 +145,10 @@ impl Sources {
     }
 }
 
-/// The programs of a cluster, by absolute path.
+/// Programs of a cluster, by absolute path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binaries {
-    /// The store.
+    /// The store of the API server.
     pub etcd: PathBuf,
     /// The API server.
     pub kube_apiserver: PathBuf,
@@ -164,7 +164,7 @@ impl Binaries {
         Self::locate_in(&Sources::from_env()?)
     }
 
-    /// As [`Binaries::locate`], in the given places.
+    /// As [`Binaries::locate`], in these directories.
     pub fn locate_in(sources: &Sources) -> Result<Self, Error> {
         let cache = sources.bin_dir();
         let Some(assets) = &sources.assets else {
@@ -194,7 +194,7 @@ impl Binaries {
         })
     }
 
-    /// The path of kubectl, or an error that says how to get it.
+    /// Path of kubectl, or an error that says how to get it.
     pub fn kubectl(&self) -> Result<&Path, Error> {
         self.kubectl.as_deref().ok_or_else(|| Error::NotBuilt {
             program: KUBECTL,
@@ -202,9 +202,9 @@ impl Binaries {
         })
     }
 
-    /// Finds the programs, and builds those of the cache when they are not there.
+    /// Finds the programs, and builds those that are missing from the cache.
     ///
-    /// Two processes may call this at once: one builds, the other waits. The callback is called at each change of
+    /// Processes may call this concurrently: one builds, the others wait. `progress` is called at each change of
     /// stage and about every two seconds. Dropping the future ends the build; what Go has compiled by then stays in
     /// Go's own cache.
     pub async fn build(progress: &mut dyn FnMut(Progress)) -> Result<Self, Error> {

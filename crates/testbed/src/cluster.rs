@@ -1,9 +1,9 @@
-//! A control plane that is there until it is dropped.
+//! A control plane that runs until it is dropped.
 //!
-//! [`Cluster::builder`] starts real components on loopback, with RBAC on and with the default admission plugins.
-//! The caller is `admin`, a member of `system:masters`; [`Cluster::client_as`] acts as anyone else. The cluster's
-//! own requests come from other users that the audit log leaves out. Dropping the cluster ends its processes and
-//! removes its files; so does the end of the process.
+//! [`Cluster::builder`] starts real components on loopback, with RBAC and the default admission plugins. The caller
+//! is `admin`, a member of `system:masters`; [`Cluster::client_as`] impersonates anyone else. Requests of the
+//! components come from other users, which the audit log leaves out. Dropping the cluster, or the end of the process,
+//! stops its processes and removes its files.
 
 mod access;
 mod flags;
@@ -29,51 +29,51 @@ use crate::node::Node;
 use crate::process::{Component, Group};
 use access::Access;
 
-/// Why a cluster is not there.
+/// Why a cluster could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A program is missing.
     #[error(transparent)]
     Binaries(#[from] binaries::Error),
-    /// A component ended by itself.
+    /// A component exited.
     #[error("{component} ended ({status}); its last lines:\n{log}")]
     Exited {
-        /// The program.
+        /// Name of the program.
         component: &'static str,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// The end of its log.
+        /// Last lines of its log.
         log: String,
     },
-    /// A component runs, but is of no use.
+    /// A component runs, but did not become ready.
     #[error("{component} is not ready after {after:?} ({last}); its last lines:\n{log}")]
     NotReady {
-        /// The program.
+        /// Name of the program.
         component: &'static str,
-        /// How long it was waited for.
+        /// How long the start waited.
         after: Duration,
-        /// What was seen last.
+        /// Result of the last readiness check.
         last: String,
-        /// The end of its log.
+        /// Last lines of its log.
         log: String,
     },
     /// A custom resource definition could not be installed.
     #[error("cannot install the custom resource definition {name}: {problem}")]
     Crd {
-        /// Its name.
+        /// Name of the definition.
         name: String,
-        /// What the API server said, or which condition did not come.
+        /// Answer of the API server, or the condition that is missing.
         problem: String,
     },
-    /// The certificates could not be made.
+    /// The certificates could not be created.
     #[error("cannot make the cluster's certificates")]
     Pki(#[from] rcgen::Error),
-    /// A process or a file could not be handled.
+    /// An operation on a process or file failed.
     #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// Why it failed.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -84,7 +84,7 @@ impl Error {
         move |source| Self::Io { action, source }
     }
 
-    /// Whether another port would have helped.
+    /// Whether another port would have helped, so that the start is worth repeating.
     fn is_address_in_use(&self) -> bool {
         matches!(self, Self::Exited { log, .. } if log.contains("address already in use"))
     }
@@ -92,7 +92,7 @@ impl Error {
 
 type Tell = Box<dyn Fn(&str) + Send + Sync>;
 
-/// What kind of cluster to start.
+/// Options of a cluster.
 #[must_use]
 pub struct Builder {
     binaries: Option<Binaries>,
@@ -116,25 +116,25 @@ impl Builder {
         self
     }
 
-    /// Programs other than those of [`Binaries::locate`].
+    /// Uses these programs instead of those of [`Binaries::locate`].
     pub fn binaries(mut self, binaries: Binaries) -> Self {
         self.binaries = Some(binaries);
         self
     }
 
-    /// How long each component may take to become ready; a minute by default.
+    /// How long each component may take to become ready. Defaults to a minute.
     pub fn ready_within(mut self, limit: Duration) -> Self {
         self.ready_within = limit;
         self
     }
 
-    /// Is told each step of the start, for people.
+    /// Calls `tell` with a line for people at each step of the start.
     pub fn progress(mut self, tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         self.tell = Box::new(tell);
         self
     }
 
-    /// Starts the cluster and waits until it is of use. Dropping the future stops what was started.
+    /// Starts the cluster and waits until it is ready. Dropping the future stops what was started.
     pub async fn start(self) -> Result<Cluster, Error> {
         start::start(self).await
     }
@@ -150,11 +150,12 @@ pub struct Cluster {
     api_server_args: Vec<String>,
     controller_manager: Option<Arc<Component>>,
     ready_within: Duration,
+    audit_log: Mutex<audit::Log>,
     group: Group,
 }
 
 impl Cluster {
-    /// A cluster with a controller-manager and without custom resources, unless told otherwise.
+    /// A cluster with a controller-manager and without custom resources by default.
     pub fn builder() -> Builder {
         Builder {
             binaries: None,
@@ -165,27 +166,27 @@ impl Cluster {
         }
     }
 
-    /// The programs that run.
+    /// The programs that the cluster runs.
     pub fn binaries(&self) -> &Binaries {
         &self.binaries
     }
 
-    /// The API server's address.
+    /// URL of the API server.
     pub fn url(&self) -> &str {
         &self.access.url
     }
 
-    /// A kubeconfig file for `admin`, for as long as the cluster is there.
+    /// Path of a kubeconfig for `admin`, valid while the cluster runs.
     pub fn kubeconfig_path(&self) -> PathBuf {
         self.group.dir().file(start::KUBECONFIG)
     }
 
-    /// The text of that file. It needs no other file.
+    /// Content of that kubeconfig, with certificates and token inline.
     pub fn kubeconfig_yaml(&self) -> String {
         self.access.kubeconfig(&self.access.admin)
     }
 
-    /// Writes a kubeconfig for a ServiceAccount, with a token of its own and with no more rights than it has.
+    /// Writes a kubeconfig for a ServiceAccount, with a token of its own and the permissions of that account only.
     pub async fn kubeconfig_for_account(&self, namespace: &str, name: &str) -> kube::Result<PathBuf> {
         let accounts: Api<ServiceAccount> =
             Api::namespaced(access::client(self.access.config(&self.access.testbed)), namespace);
@@ -204,7 +205,7 @@ impl Cluster {
         Ok(path)
     }
 
-    /// The settings of a client for `admin`.
+    /// Client configuration for `admin`.
     pub fn config(&self) -> kube::Config {
         self.access.config(&self.access.admin)
     }
@@ -238,9 +239,16 @@ impl Cluster {
         Node::start(self.own_client(), name).await
     }
 
-    /// The requests so far, without those of the cluster's own components. Read [`AuditEvent`] on what comes late.
+    /// The requests so far, without those of the components. [`AuditEvent`] describes which entries arrive late.
     pub fn audit(&self) -> io::Result<Vec<AuditEvent>> {
-        audit::read(&self.group.dir().file(start::AUDIT_LOG))
+        self.audit_where(|_| true)
+    }
+
+    /// Those of [`Self::audit`] for which something holds.
+    pub fn audit_where(&self, holds: impl Fn(&AuditEvent) -> bool) -> io::Result<Vec<AuditEvent>> {
+        let mut log = self.audit_log.lock();
+        let events = log.events(&self.group.dir().file(start::AUDIT_LOG))?;
+        Ok(events.iter().filter(|event| holds(event)).cloned().collect())
     }
 
     /// Whether a controller-manager runs.
@@ -248,37 +256,37 @@ impl Cluster {
         self.controller_manager.is_some()
     }
 
-    /// Stops the API server in its tracks: connections stay open and are not served.
+    /// Suspends the process of the API server: connections stay open and nothing is answered.
     pub fn pause_api_server(&self) -> io::Result<()> {
         self.api_server.lock().signal(Signal::STOP)
     }
 
-    /// Lets a paused API server go on.
+    /// Continues a suspended API server.
     pub fn resume_api_server(&self) -> io::Result<()> {
         self.api_server.lock().signal(Signal::CONT)
     }
 
-    /// Kills the API server and starts it again, with the same address and data, until it is ready.
+    /// Kills the API server, starts it with the same address and data, and waits until it is ready.
     pub async fn restart_api_server(&self) -> Result<(), Error> {
         start::restart_api_server(self).await
     }
 
-    /// The directory with the cluster's data, keys and logs.
+    /// Directory with the data, keys and logs of the cluster.
     pub fn run_dir(&self) -> &Path {
         self.group.dir().path()
     }
 
-    /// The live processes of the cluster.
+    /// Process ids of the running components.
     pub fn pids(&self) -> Vec<i32> {
         self.group.pids()
     }
 
-    /// The process that ends the others when this one is gone.
+    /// Process id of the guard, which kills the components when this process is gone.
     pub fn guard_pid(&self) -> u32 {
         self.group.guard_pid()
     }
 
-    /// The end of each component's log, for a report on a failed test.
+    /// Last lines of the log of each component, for the report on a failed test.
     pub fn logs(&self) -> Vec<(&'static str, String)> {
         let api_server = self.api_server.lock().clone();
         [Some(&self.etcd), Some(&api_server), self.controller_manager.as_ref()]
@@ -288,7 +296,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Ends the processes and removes the files, without blocking the runtime as a drop would.
+    /// Stops the processes and removes the files. Unlike a drop, it does not block the runtime.
     pub async fn stop(self) {
         let _ = tokio::task::spawn_blocking(move || drop(self)).await;
     }

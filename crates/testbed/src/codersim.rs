@@ -1,12 +1,11 @@
-//! A coderd that lives in the test's own process.
+//! A simulated coderd in the process of the test.
 //!
-//! [`CoderSim`] is a real HTTP server that answers as coderd does: the same status codes, texts, limits and
-//! quirks, for every endpoint that the operator uses. It cannot verify licenses: it takes those that
-//! [`CoderSim::license`] makes and refuses all others in coderd's words. Its state is changed from the test's side
-//! as an administrator or an accident would change it; faults can be put into any call; every request is logged.
-//! Real provisioner daemons and workspace proxies can connect to it: it speaks their websockets as far as those need
-//! it that have nothing to do.
-//! The [contract](crate::contract) keeps it honest.
+//! [`CoderSim`] is a real HTTP server with the status codes, texts, limits and quirks of coderd, for every route that
+//! the operator uses. It cannot verify licenses: it accepts those of [`CoderSim::license`] and refuses all others in
+//! the words of coderd. Tests change its state as an administrator or an accident would, inject faults into any call,
+//! and read a log of all requests. Real provisioner daemons and workspace proxies can connect: the simulator
+//! implements as much of their websocket protocols as idle ones need. The [contract](crate::contract) checks it
+//! against the real coderd.
 
 mod admin;
 mod auth;
@@ -49,7 +48,7 @@ use state::State;
 
 use crate::postgres;
 
-/// Which server to play.
+/// Build and license of the simulated server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The enterprise build with a premium license.
@@ -60,7 +59,7 @@ pub enum Mode {
     Agpl,
 }
 
-/// How to start a simulator.
+/// Options of a simulator.
 #[derive(Clone, Debug)]
 pub struct Builder {
     mode: Mode,
@@ -69,21 +68,21 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Listens on this address; port 0 for a free one.
+    /// Listens on this address. Port 0 is a free port.
     #[must_use]
     pub fn address(mut self, address: SocketAddr) -> Self {
         self.address = address;
         self
     }
 
-    /// Speaks TLS with this certificate and key, both PEM.
+    /// Serves HTTPS with this certificate and key, both PEM.
     #[must_use]
     pub fn tls(mut self, certificate: impl Into<String>, key: impl Into<String>) -> Self {
         self.tls = Some((certificate.into(), key.into()));
         self
     }
 
-    /// Starts it.
+    /// Starts the simulator.
     pub async fn start(self) -> io::Result<CoderSim> {
         let tls = self.tls.as_ref().map(|(certificate, key)| Tls::new(certificate, key)).transpose()?;
         let shared = Arc::new(Shared {
@@ -98,16 +97,16 @@ impl Builder {
     }
 }
 
-/// What the connections share.
+/// State that all connections share.
 struct Shared {
     state: Mutex<State>,
     rules: Mutex<Rules>,
     log: Mutex<Log>,
-    /// Where users and tokens are also found.
+    /// A database with more users and tokens, see [`CoderSim::use_database`].
     database: tokio::sync::Mutex<Option<postgres::Client>>,
 }
 
-/// A simulated coderd. Stops when dropped.
+/// A simulated coderd. Dropping it stops it.
 pub struct CoderSim {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -116,40 +115,40 @@ pub struct CoderSim {
 }
 
 impl CoderSim {
-    /// A simulator on a free port of loopback.
+    /// Starts a simulator on a free port of loopback.
     pub async fn start(mode: Mode) -> io::Result<Self> {
         Self::builder(mode).start().await
     }
 
-    /// A simulator that is yet to be placed.
+    /// A simulator with other options.
     pub fn builder(mode: Mode) -> Builder {
         Builder { mode, address: SocketAddr::from(([127, 0, 0, 1], 0)), tls: None }
     }
 
-    /// A license that the simulator accepts.
+    /// Builds a license that the simulator accepts.
     pub fn license() -> LicenseBuilder {
         LicenseBuilder::default()
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its URL.
+    /// Base URL.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
     }
 
-    /// Stops listening and breaks every connection. The state is kept.
+    /// Stops listening and breaks every connection. The state stays.
     pub async fn stop(&self) {
         if let Some(running) = self.running.lock().await.take() {
             running.stop().await;
         }
     }
 
-    /// Listens again, on the same address. Nothing happens if it does already.
+    /// Listens again on the same address. Does nothing if it already listens.
     pub async fn restart(&self) -> io::Result<()> {
         let mut running = self.running.lock().await;
         if running.is_none() {
@@ -158,19 +157,19 @@ impl CoderSim {
         Ok(())
     }
 
-    /// Makes a call go wrong: `times` times, or until cleared.
+    /// Makes matching calls fail, `times` times or until cleared.
     ///
-    /// The method may be `*`. In the path `*` stands for one part, and `**` at the end for any number.
+    /// The method may be `*`. In the path, `*` matches one segment, and `**` at the end any number.
     pub fn fault(&self, method: &str, path: &str, fault: SimFault, times: Option<u32>) -> FaultId {
         self.shared.rules.lock().add(method, path, fault, times)
     }
 
-    /// Ends one fault.
+    /// Removes one fault.
     pub fn clear(&self, fault: FaultId) {
         self.shared.rules.lock().clear(fault);
     }
 
-    /// Ends all faults.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         *self.shared.rules.lock() = Rules::default();
     }
@@ -180,17 +179,17 @@ impl CoderSim {
         self.shared.log.lock().since(Mark::default())
     }
 
-    /// This moment, for [`Self::since`].
+    /// The present position in the log, for [`Self::since`].
     pub fn mark(&self) -> Mark {
         self.shared.log.lock().mark()
     }
 
-    /// The requests since a moment.
+    /// Requests after a position.
     pub fn since(&self, mark: Mark) -> Vec<Entry> {
         self.shared.log.lock().since(mark)
     }
 
-    /// How many requests had this method (or `*`) and a path that begins like this.
+    /// Number of requests with this method (or `*`) and this prefix of the path.
     pub fn count(&self, method: &str, path_prefix: &str) -> usize {
         self.requests().iter().filter(|entry| entry.is(method, path_prefix)).count()
     }

@@ -19,10 +19,10 @@ use futures::future::BoxFuture;
 use secrecy::SecretString;
 use uuid::Uuid;
 
-/// What a check needs of a server.
+/// What a check requires of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Nothing.
+    /// Applies to every server.
     Any,
     /// The enterprise build, licensed or not.
     Enterprise,
@@ -36,7 +36,7 @@ pub enum Needs {
     SpareLicense,
 }
 
-/// What a server is.
+/// Build and license of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Build {
     /// Enterprise with a premium license.
@@ -47,16 +47,16 @@ pub enum Build {
     Agpl,
 }
 
-/// A server to be checked.
+/// A server to check.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// Where it is.
+    /// Address of the server.
     pub target: Target,
     /// A token of an owner.
     pub owner: SecretString,
-    /// What it is.
+    /// Build and license, which decide which checks apply.
     pub build: Build,
-    /// A license that it accepts and does not hold yet.
+    /// A license that the server accepts and does not have yet.
     pub spare_license: Option<SecretString>,
 }
 
@@ -73,26 +73,26 @@ impl Subject {
     }
 }
 
-/// What a check sees: the server, through clients of its own.
+/// What a check gets: clients of the server.
 pub struct Bench {
-    /// With the owner's token.
+    /// A client with the token of the owner.
     pub owner: Client,
-    /// Without any.
+    /// A client without a credential.
     pub nobody: Client,
     /// The server.
     pub subject: Subject,
 }
 
-/// What was not as expected.
+/// An error says what was not as expected.
 pub type Finding = Result<(), String>;
 
 type Run = Box<dyn Fn(Arc<Bench>) -> BoxFuture<'static, Finding> + Send + Sync>;
 
-/// One behaviour that the operator relies on.
+/// One behaviour of coderd that the operator relies on.
 pub struct Check {
-    /// The behaviour, in words.
+    /// The behaviour in words.
     pub name: &'static str,
-    /// What it needs.
+    /// Servers that the check applies to.
     pub needs: Needs,
     run: Run,
 }
@@ -112,14 +112,14 @@ pub fn checks() -> Vec<Check> {
     topics.into_iter().chain([proxies::checks(), wire::checks()]).flatten().collect()
 }
 
-/// How a run went.
+/// Result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// The checks that held.
+    /// Names of the checks that passed.
     pub passed: Vec<&'static str>,
-    /// The checks that did not, and why.
+    /// Names of the checks that failed, with the reason.
     pub failed: Vec<(&'static str, String)>,
-    /// The checks that do not apply to this server.
+    /// Names of the checks that do not apply to this server.
     pub not_applicable: Vec<(&'static str, Needs)>,
 }
 
@@ -140,7 +140,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs all checks that apply to a server, one after the other.
+/// Runs all checks that apply to a server, one after another.
 pub async fn run(subject: &Subject) -> Report {
     let mut report = Report::default();
     for check in checks() {
@@ -160,7 +160,7 @@ pub async fn run(subject: &Subject) -> Report {
     report
 }
 
-/// Each check has a connector of its own: one that is made to wait does not slow down the next.
+/// Each check gets a connector of its own, so that a rate limit that it triggers does not delay the next check.
 fn bench(subject: &Subject) -> Result<Bench, String> {
     let connector = Connector::new(Settings::default());
     let nobody = connector.client(&subject.target, None).map_err(|error| error.to_string())?;
@@ -168,7 +168,7 @@ fn bench(subject: &Subject) -> Result<Bench, String> {
     Ok(Bench { owner, nobody, subject: subject.clone() })
 }
 
-/// Makes the first user of an empty deployment and gives a token of it, holding every step to the contract.
+/// Creates the first user of an empty deployment and returns a token. Every step is checked against the contract.
 pub async fn set_up(target: &Target) -> Result<SecretString, String> {
     let nobody =
         Connector::new(Settings::default()).client(target, None).map_err(|error| error.to_string())?;
@@ -208,13 +208,13 @@ fn refused<T>(result: Result<T, Error>, reason: &str) -> Finding {
     }
 }
 
-/// A name that nobody else has.
+/// A name that no other check uses.
 fn unique(prefix: &str) -> String {
     let id = Uuid::new_v4().simple().to_string();
     format!("{prefix}-{}", id.get(..12).unwrap_or_default())
 }
 
-/// A client with the session of a new plain member.
+/// A client with the session of a new member without roles.
 async fn member(bench: &Bench) -> Result<Client, String> {
     let password: SecretString = format!("Contract-{}", Uuid::new_v4()).into();
     let username = unique("member");

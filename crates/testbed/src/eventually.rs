@@ -1,4 +1,4 @@
-//! Waiting for the real world in tests: ask again until the answer is right or the time is up.
+//! Waiting for the real world in tests: probe until the answer is right or the deadline passes.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use tokio::time::Instant;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The time was up; holds what was seen last.
+/// The deadline passed. Contains the last observation.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not within {within:?}; last seen: {last}")]
 pub struct TimedOut {
-    /// How long it was tried.
+    /// The deadline.
     pub within: Duration,
     /// The last observation.
     pub last: String,
 }
 
-/// As for people: `unwrap` shows it when a test fails.
+/// Formatted for people, because `unwrap` prints it when a test fails.
 impl fmt::Debug for TimedOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,14 +1,12 @@
-//! A real Kubernetes control plane on loopback, for tests and for `coder-k8s dev`.
+//! Test support: a real Kubernetes control plane on loopback, for tests and for `coder-k8s dev`.
 //!
-//! [`Cluster`] runs etcd, kube-apiserver and kube-controller-manager as ordinary processes, and [`Node`] plays
-//! the kubelet. The programs come from [`Binaries`]. Nothing is simulated in the API server: RBAC, admission,
-//! garbage collection and rollouts are the real ones. Nothing is left behind: processes and files go away with
-//! the process that started them, however it ends.
+//! [`Cluster`] runs etcd, kube-apiserver and kube-controller-manager as ordinary processes, and [`Node`] plays the
+//! kubelet. The programs come from [`Binaries`]. The API server is not simulated: RBAC, admission, garbage collection
+//! and rollouts are real. Processes and files are removed when the process that started them ends, however it ends.
 //!
-//! [`Postgres`] is a real database server, in the same way.
-//!
-//! [`CoderSim`] speaks coderd's HTTP with its real semantics, and [`contract`] is the list of checks that holds it
-//! and the real coderd to the same behaviour.
+//! [`Postgres`] runs a real database server in the same way. [`CoderSim`] is an HTTP server with the semantics of
+//! coderd, and [`contract`] is the list of checks that both the simulator and a real coderd must pass. The crate is a
+//! dev-dependency only.
 
 mod audit;
 pub mod binaries;
@@ -17,6 +15,7 @@ pub mod codersim;
 pub mod contract;
 mod eventually;
 pub mod memory;
+pub mod metrics_lint;
 pub mod node;
 mod pki;
 mod ports;
@@ -34,4 +33,4 @@ pub use eventually::{TimedOut, eventually};
 pub use memory::Memory;
 pub use node::{Behaviour, Exit, Node, Program, Resolver, Rule};
 pub use postgres::Postgres;
-pub use shared::{Namespace, Shared, shared, shared_with};
+pub use shared::{Namespace, Shared, SharedCluster, shared, shared_with};

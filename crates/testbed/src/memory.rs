@@ -1,8 +1,8 @@
-//! An API server in memory, for many short lives of the operator where a real one would take too long.
+//! An API server in memory, for tests that start the operator many times, where a real server would take too long.
 //!
-//! It keeps objects, versions, field owners and watches, fills in the defaults of CRDs, rolls Deployments out, ends pods
-//! and collects garbage. It authenticates nobody, validates nothing and knows only the resources that the operator
-//! touches. What it does it does as the real one: the same checks run against both (`tests/it/alike.rs`).
+//! It stores objects with versions, field owners and watches, applies the defaults of CRDs, rolls out Deployments,
+//! ends pods and collects garbage. It authenticates nobody, validates nothing and serves only the resources that the
+//! operator uses. What it does, it does as the real server: the same checks run against both (`tests/it/alike.rs`).
 
 mod apply;
 mod controllers;
@@ -23,7 +23,7 @@ pub use kinds::Kinds;
 pub use store::Asked;
 use store::Store;
 
-/// The server. Everything is gone when it is dropped.
+/// A running server. Dropping it drops all objects.
 #[derive(Debug)]
 pub struct Memory {
     address: SocketAddr,
@@ -32,7 +32,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Starts a server.
+    /// Starts an empty server on a free port.
     pub async fn start(kinds: &Kinds) -> io::Result<Self> {
         let store = Arc::new(Store::new(kinds.clone()));
         let (address, serving) = serve::start(store.clone()).await?;
@@ -40,13 +40,13 @@ impl Memory {
         Ok(Self { address, store, tasks: [serving, controlling] })
     }
 
-    /// A client of the tests.
+    /// A client for the test itself.
     pub fn client(&self) -> Result<kube::Client, kube::Error> {
         let uri = self.url("tests").parse().map_err(|error| kube::Error::Service(Box::new(error)))?;
         kube::Client::try_from(kube::Config::new(uri))
     }
 
-    /// The file that lets a program work on it. Its requests are kept under the name of the user.
+    /// A kubeconfig for a program. Its requests are recorded with this user.
     pub fn kubeconfig(&self, user: &str) -> String {
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: memory\n\
@@ -57,17 +57,17 @@ impl Memory {
         )
     }
 
-    /// What was asked so far, watches left out.
+    /// Requests so far, without watches.
     pub fn asked(&self) -> Vec<Asked> {
         self.store.asked()
     }
 
-    /// Whether pods that were told to end wait for somebody to delete them at once.
+    /// Whether deleted pods stay terminating until a request deletes them with a grace period of zero.
     pub fn hold_deletions(&self, hold: bool) {
         self.store.hold_deletions(hold);
     }
 
-    /// Ends every watch, as a server that restarts does.
+    /// Closes every watch, as a restart of the server does.
     pub fn break_watches(&self) {
         self.store.break_watches();
     }

@@ -1,15 +1,15 @@
 //! A node that plays the kubelet, so that workloads progress through the real controllers.
 //!
-//! It binds every pod that has no node, reports the containers of its own pods in the state that it was told, and
-//! completes deletions. What it reports is decided by pure functions (`rules`, `status`); this file does the reads
-//! and writes. A write happens only when it changes something.
+//! It binds every pod without a node, reports the containers of its pods in the state that [`Node::behave`] set, and
+//! completes deletions. What it reports is decided by pure functions (`rules`, `status`); this file reads and writes,
+//! and writes only what changes.
 //!
 //! Where a [`Program`] is registered for an image, the container is a process of this host: with the command and
-//! the environment that the kubelet would give it, on an address of the pod's own, ready when its own probe says
-//! so, started again when it ends. Three things differ from a container, because there is none: a wildcard address
-//! to listen on becomes the pod's address, the name of a Service in an environment value becomes the address of an
-//! endpoint behind it or the one that was told, and mounts are left out. Init containers are always played, hooks other than a pause before
-//! the end are not run, and limits and users are not applied.
+//! environment that the kubelet would give it, on an address of its own, ready when its own probe says so, and
+//! restarted when it exits. Three things differ from a container: a wildcard listen address becomes the address of
+//! the pod, the name of a Service in an environment value becomes the address of an endpoint behind it (or the one of
+//! [`Node::host`]), and mounts are left out. Init containers always succeed without running, hooks other than a sleep
+//! before the stop do not run, and limits and users are not applied.
 
 mod container;
 mod environment;
@@ -50,14 +50,14 @@ use rules::Rules;
 pub use rules::{Behaviour, Rule};
 use runs::Runs;
 pub use services::Resolver;
-use status::Fares;
+use status::StateSource;
 
 const MANAGER: &str = "coder-k8s-testbed-node";
 const HOST_IP: &str = "10.127.0.1";
 const RETRY: Duration = Duration::from_millis(200);
 const CONCURRENCY: u16 = 16;
 
-/// A running node. It is gone from the cluster's life when dropped; its Node object stays.
+/// A running node. Dropping it stops it; its Node object stays.
 pub struct Node {
     name: String,
     state: Arc<State>,
@@ -102,13 +102,13 @@ impl Node {
         &self.name
     }
 
-    /// Tells how the containers that a rule covers fare, now and later. The last rule that covers one decides;
-    /// without any, containers are [`Behaviour::Ready`].
+    /// Sets how the containers that a rule matches behave, from now on. The last matching rule decides. Without one,
+    /// containers are [`Behaviour::Ready`].
     pub fn behave(&self, rule: Rule, behaviour: Behaviour) {
         self.tell(|told| told.rules.add(rule, behaviour));
     }
 
-    /// Keeps the deleted pods of a namespace terminating until they are released with `false`.
+    /// Keeps the deleted pods of a namespace terminating until called again with `false`.
     pub fn hold_deletions(&self, namespace: &str, hold: bool) {
         self.tell(|told| {
             told.held.retain(|held| held != namespace);
@@ -118,36 +118,36 @@ impl Node {
         });
     }
 
-    /// How long a deleted pod takes to end; no time by default.
+    /// How long a deleted pod takes to disappear. Defaults to zero.
     pub fn delay_deletions(&self, delay: Duration) {
         self.tell(|told| told.deletion_delay = delay);
     }
 
-    /// Runs a program for every container with exactly this image, now and later. What the container is told to be by
-    /// a rule counts no more.
+    /// Runs a program for every container with exactly this image, from now on. Rules of [`Node::behave`] no longer
+    /// apply to these containers.
     pub fn run_image(&self, image: &str, program: Program) -> io::Result<()> {
         self.state.processes.add(image, program)?;
         let _ = self.changed.unbounded_send(());
         Ok(())
     }
 
-    /// Tells where the Service of a name in the cluster's DNS is, from now on, when none of its pods is a process: what
-    /// answers there lives outside the cluster. All of its ports lead there.
+    /// Maps the DNS name of a Service to an address outside the cluster, from now on, for all its ports. Used while
+    /// no pod of the Service is a process.
     pub fn host(&self, name: &str, address: SocketAddr) {
         self.state.processes.outside(name, address);
     }
 
-    /// How the processes of a namespace ended so far, in their order; those of deleted pods are among them.
+    /// Exits of the processes of a namespace so far, in order, including those of deleted pods.
     pub fn exits(&self, namespace: &str) -> Vec<Exit> {
         self.state.processes.exits(namespace)
     }
 
-    /// Finds the processes behind Services. Its requests belong to the runtime of the client.
+    /// A resolver for the processes behind Services. Its requests use the runtime of the client.
     pub fn resolver(&self, client: Client) -> Resolver {
         Resolver::new(client, self.state.processes.clone())
     }
 
-    /// The end of what each container of a namespace wrote, those of deleted pods included: `pod/container` and lines.
+    /// Last lines of each container of a namespace as `(pod/container, lines)`, including those of deleted pods.
     pub fn logs(&self, namespace: &str) -> Vec<(String, String)> {
         self.state.processes.logs(namespace)
     }
@@ -169,7 +169,7 @@ struct State {
     client: Client,
     name: String,
     told: Mutex<Told>,
-    /// By uid. Holds what must not change between two looks at a pod, even when the second look is a stale one.
+    /// By uid. Holds what must stay the same between two events of a pod, even if the second one is stale.
     pods: Mutex<HashMap<String, PodFacts>>,
     processes: Arc<Processes>,
     runs: Runs,
@@ -187,7 +187,8 @@ struct PodFacts {
     terminating_since: Option<Instant>,
 }
 
-/// The watch is taken up again at once and for ever: a test that restarts the API server should not wait for us.
+/// A watch policy that reconnects at once and forever: a test that restarts the API server must not wait for this
+/// node.
 struct Steady;
 
 impl Iterator for Steady {
@@ -213,7 +214,7 @@ async fn register(client: &Client, name: &str) -> kube::Result<()> {
         }},
     });
     nodes.patch(name, &apply, &Patch::Apply(&head)).await?;
-    // Admission marks every new node as not ready; the controller that would take the mark away is not running.
+    // Admission taints every new node as not ready, and the controller that would remove the taint does not run.
     nodes.patch(name, &PatchParams::default(), &Patch::Merge(json!({ "spec": { "taints": null } }))).await?;
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let room = json!({ "cpu": "64", "memory": "256Gi", "pods": "1000", "ephemeral-storage": "1Ti" });
@@ -241,7 +242,7 @@ async fn reconcile(pod: Arc<Pod>, state: Arc<State>) -> Result<Action, kube::Err
         }
     };
     match done {
-        // The pod is gone, or it has changed and will be seen again.
+        // The pod is gone, or it has changed, which is another event.
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
             Ok(Action::await_change())
         }
@@ -273,19 +274,19 @@ async fn bind(pod: &Pod, state: &State) -> kube::Result<Action> {
 async fn report(pod: &Pod, state: &State) -> kube::Result<Action> {
     let ip = state.ip(pod);
     let namespace = pod.namespace().unwrap_or_default();
-    let wanted = {
+    let desired = {
         let told = state.told.lock();
         let fares = |container: &Container| {
             let image = container.image.as_deref().unwrap_or_default();
-            let told = || Fares::Told(told.rules.behaviour(&namespace, image));
-            state.runs.observed(pod, &container.name).map_or_else(told, Fares::Observed)
+            let told = || StateSource::Told(told.rules.behaviour(&namespace, image));
+            state.runs.observed(pod, &container.name).map_or_else(told, StateSource::Observed)
         };
-        status::wanted(pod, ip, HOST_IP, Timestamp::now(), fares)
+        status::desired(pod, ip, HOST_IP, Timestamp::now(), fares)
     };
-    if let Some(wanted) = wanted
-        && pod.status.as_ref() != Some(&wanted)
+    if let Some(desired) = desired
+        && pod.status.as_ref() != Some(&desired)
     {
-        let patch = status::patch(pod, &wanted);
+        let patch = status::patch(pod, &desired);
         api(pod, state)
             .patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch))
             .await?;
@@ -294,7 +295,7 @@ async fn report(pod: &Pod, state: &State) -> kube::Result<Action> {
 }
 
 async fn complete_deletion(pod: &Pod, state: &State) -> kube::Result<Action> {
-    // With no grace left, only finalizers keep it, and those are not the node's to remove.
+    // A grace period of zero: only finalizers keep the pod, and the node must not remove those.
     if pod.metadata.deletion_grace_period_seconds == Some(0) {
         return Ok(Action::await_change());
     }
@@ -344,9 +345,9 @@ impl State {
     }
 }
 
-/// The next address of 10.128.0.0/9, for all nodes of this process.
+/// The next address of 10.128.0.0/9, unique among all nodes of this process.
 ///
-/// Loopback addresses, on which a process could really listen, are not allowed in an `EndpointSlice`.
+/// Loopback addresses, on which a process could listen, are not allowed in an `EndpointSlice`.
 fn next_ip() -> Ipv4Addr {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let offset = NEXT.fetch_add(1, Ordering::Relaxed) & 0x007f_ffff;

@@ -1,5 +1,5 @@
-//! The secrets of one cluster: its certificate authority, the server's certificate, the key that signs service
-//! account tokens, and bearer tokens. All are made anew for each cluster and never leave its run directory.
+//! Keys and certificates of one cluster: its CA, the certificate of the server, the key that signs ServiceAccount
+//! tokens, and bearer tokens. They are created for each cluster and never leave its run directory.
 
 use std::fmt::Write as _;
 use std::io;
@@ -7,7 +7,7 @@ use std::io;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use rustls::crypto::aws_lc_rs;
 
-/// The certificates and keys of a cluster, as PEM.
+/// Certificates and keys of a cluster, as PEM.
 pub(crate) struct Pki {
     pub(crate) ca: String,
     pub(crate) ca_der: Vec<u8>,
@@ -43,7 +43,7 @@ impl Pki {
     }
 }
 
-/// A bearer token that cannot be guessed.
+/// A random bearer token.
 pub(crate) fn token() -> io::Result<String> {
     Ok(random::<16>()?.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

@@ -1,8 +1,8 @@
 //! Free loopback ports.
 //!
-//! They are drawn at random from below the range that the kernel hands out to connecting sockets, so that no
-//! outgoing connection takes one between the check and its use. Two clusters may still draw the same port; the
-//! start of a cluster is tried again then.
+//! They are chosen at random below the range that the kernel uses for outgoing connections, so that none of those
+//! takes a port between the check and its use. Two clusters may still choose the same port; the start of a cluster is
+//! then repeated.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -12,7 +12,7 @@ use crate::pki::random;
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port of 127.0.0.1 that nobody listens on right now.
+/// A port of 127.0.0.1 on which nothing listens now.
 pub(crate) fn free_port() -> io::Result<u16> {
     let mut last = io::Error::other("no random numbers");
     for _ in 0..100 {

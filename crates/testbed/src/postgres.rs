@@ -1,9 +1,10 @@
 //! A real Postgres on loopback.
 //!
-//! [`shared`] is one server for all tests of a process; [`Postgres::start`] and [`Postgres::builder`] give one of
-//! your own, which a test may stop and start. Each [`Database`] is a fresh one with a role of its own, whose password
-//! is really checked; [`migrated`] gives one as coderd sets it up. [`Proxy`] stands in front of a server and makes connections go wrong. As root the server runs
-//! as another user, because it refuses to be root. Files and processes go away with the process that started them.
+//! [`shared`] is one server for all tests of a process. [`Postgres::start`] and [`Postgres::builder`] start a
+//! separate one, which a test may stop and start. Each [`Database`] is new, with a role of its own whose password is
+//! checked; [`migrated`] returns one with the tables of coderd. [`Proxy`] sits in front of a server and breaks
+//! connections. If this process is root, the server runs as another user, because it refuses to run as root. Files
+//! and processes are removed with the process that started them.
 
 mod coder;
 mod database;
@@ -25,7 +26,7 @@ pub use programs::Programs;
 pub use proxy::{Proxy, Trouble};
 pub use server::{Builder, Postgres};
 
-/// Why a server or a database could not be had.
+/// Why a server or database is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Postgres is not installed.
@@ -34,53 +35,53 @@ pub enum Error {
          example with `apt-get install postgresql`"
     )]
     Missing {
-        /// The program that is missing.
+        /// Name of the missing program.
         program: &'static str,
     },
-    /// The data directory could not be made.
+    /// `initdb` failed.
     #[error("`initdb` failed ({status}); its last lines:\n{log}")]
     InitDb {
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// The last lines that it wrote.
+        /// Last lines of its output.
         log: String,
     },
-    /// The server ended by itself.
+    /// The server exited.
     #[error("postgres ended ({status}); its last lines:\n{log}")]
     Exited {
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// The last lines that it wrote.
+        /// Last lines of its log.
         log: String,
     },
     /// The server does not accept connections.
     #[error("postgres does not accept connections after {after:?} ({last}); its last lines:\n{log}")]
     NotReady {
-        /// How long it was tried.
+        /// How long the start waited.
         after: Duration,
-        /// What was wrong last.
+        /// Error of the last attempt.
         last: String,
-        /// The last lines that it wrote.
+        /// Last lines of its log.
         log: String,
     },
     /// The server refused a statement of the testbed.
     #[error("cannot {action}")]
     Sql {
-        /// What was tried.
+        /// Purpose of the statement.
         action: &'static str,
-        /// Why not.
+        /// Error of the driver.
         #[source]
         source: tokio_postgres::Error,
     },
-    /// The certificate could not be made.
+    /// The certificate could not be created.
     #[error("cannot make the certificate of postgres")]
     Certificate(#[from] rcgen::Error),
-    /// A file or a process could not be handled.
+    /// An operation on a file or process failed.
     #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// Why not.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },

@@ -22,7 +22,7 @@ use crate::user::User;
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 const TAIL_LINES: usize = 25;
 
-/// A process group under a guard, and its run directory.
+/// A process group with a guard and a run directory.
 #[derive(Debug)]
 pub(crate) struct Group {
     guard: Mutex<Guard>,
@@ -38,7 +38,7 @@ struct Guard {
 }
 
 impl Group {
-    /// Makes a run directory and starts its guard.
+    /// Creates a run directory and starts its guard.
     pub(crate) fn start() -> io::Result<Self> {
         let dir = RunDir::create()?;
         let mut child = Command::new("/bin/sh")
@@ -64,7 +64,7 @@ impl Group {
         self.pid
     }
 
-    /// Starts a program in the group; what it writes is appended to `<name>.log` in the run directory.
+    /// Starts a program in the group. Its output is appended to `<name>.log` in the run directory.
     pub(crate) fn spawn(
         &self,
         name: &'static str,
@@ -107,7 +107,7 @@ impl Group {
         pid(self.pid)
     }
 
-    /// Starts a command as it is in the group, for a container; what it writes is appended to a file.
+    /// Starts a command in the group, for a container. Its output is appended to `log`.
     pub(crate) fn launch(&self, mut command: Command, log: PathBuf) -> io::Result<Arc<Component>> {
         let out = File::options().create(true).append(true).open(&log)?;
         let child = command
@@ -124,14 +124,14 @@ impl Group {
         Ok(component)
     }
 
-    /// Ends the group and removes the directory. Blocks for at most about five seconds.
+    /// Kills the group and removes the directory. Blocks for at most about five seconds.
     pub(crate) fn stop(&self) {
         let mut guard = self.guard.lock();
         if guard.pipe.is_none() {
             return;
         }
         let components = self.components.lock();
-        // A component that is asked to end takes seconds to say goodbye to its clients; it has nothing to save.
+        // SIGKILL: a graceful shutdown of a component takes seconds, and there is nothing to save.
         for component in components.iter() {
             let _ = component.child.lock().kill();
         }
@@ -152,13 +152,13 @@ impl Group {
         let _ = std::fs::remove_dir_all(self.dir.path());
     }
 
-    /// Looks without reaping.
+    /// Does not reap the process.
     fn guard_is_running(&self) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         self.group().is_ok_and(|pid| matches!(waitid(WaitId::Pid(pid), options), Ok(None)))
     }
 
-    /// The live processes of the group, the guard included.
+    /// Running processes of the group, including the guard.
     pub(crate) fn pids(&self) -> Vec<i32> {
         self.group().map(|group| members(group.as_raw_pid())).unwrap_or_default()
     }
@@ -170,7 +170,7 @@ impl Drop for Group {
     }
 }
 
-/// One running program of a cluster.
+/// A running program of a cluster.
 #[derive(Debug)]
 pub(crate) struct Component {
     pub(crate) name: &'static str,
@@ -180,7 +180,7 @@ pub(crate) struct Component {
 }
 
 impl Component {
-    /// How the program ended, if it did.
+    /// Exit status, if the program has exited.
     pub(crate) fn exited(&self) -> Option<ExitStatus> {
         self.child.lock().try_wait().ok().flatten()
     }
@@ -194,14 +194,14 @@ impl Component {
         }
     }
 
-    /// Kills the program and waits until it is gone.
+    /// Kills the program and waits until it has exited.
     pub(crate) fn kill(&self) -> io::Result<()> {
         let mut child = self.child.lock();
         child.kill()?;
         child.wait().map(drop)
     }
 
-    /// Waits until the program has ended by itself.
+    /// Waits until the program exits by itself. Returns whether it did.
     pub(crate) fn ended_within(&self, within: Duration) -> bool {
         let deadline = Instant::now() + within;
         while self.exited().is_none() {
@@ -213,7 +213,7 @@ impl Component {
         true
     }
 
-    /// The last lines of its log.
+    /// Last lines of the log.
     pub(crate) fn log_tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);

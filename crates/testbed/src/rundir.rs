@@ -1,9 +1,9 @@
-//! The directory of one running cluster, and the removal of those whose owner is dead.
+//! The directory of one running cluster, and the removal of directories whose owner is dead.
 //!
-//! Every directory has a `lock` file, held exclusively by its owner for as long as it lives; the kernel lets go of
-//! it however the owner ends. A lock that can be taken therefore means that nobody is there any more. Creating and
-//! sweeping exclude each other, so a directory is never seen before its lock is held. Children do not inherit the
-//! lock: the standard library opens files close-on-exec.
+//! Every directory has a `lock` file, which its owner locks exclusively while it lives. The kernel releases the lock
+//! however the owner ends, so a lock that can be taken means a dead owner. Creation and sweep exclude each other, so
+//! that no sweep sees a directory before it is locked. Children do not inherit the lock, because the standard library
+//! opens files close-on-exec.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Write as _};
@@ -18,8 +18,8 @@ const GUARD: &str = "guard";
 const LOCK: &str = "lock";
 const GONE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How many this process has made. A name is never used again: a directory is removed by its guard and by its owner,
-/// and the later of the two must not find somebody else's.
+/// Number of directories that this process has created. A name is never reused: the guard and the owner both remove a
+/// directory, and the later of the two must not remove another one.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// A directory that belongs to this process until it is dropped.
@@ -30,7 +30,7 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Removes what dead owners left, then makes a new directory.
+    /// Removes the directories of dead owners, then creates one.
     pub(crate) fn create() -> io::Result<Self> {
         Self::create_under(&root())
     }
@@ -63,7 +63,7 @@ impl RunDir {
         &self.path
     }
 
-    /// The path of a file in the directory.
+    /// Path of a file in the directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -77,7 +77,8 @@ impl RunDir {
         Ok(path)
     }
 
-    /// Lets another user pass through to what is theirs. They can list nothing and read no file of ours.
+    /// Lets another user traverse the directory to its own files. It can neither list the directory nor read other
+    /// files.
     pub(crate) fn let_others_pass(&self) -> io::Result<()> {
         for dir in self.path.parent().into_iter().chain([self.path()]) {
             std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
@@ -85,7 +86,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Records the process whose group is to be killed when this process can no longer do it.
+    /// Records the guard, whose group a later process kills if this one cannot.
     pub(crate) fn record_guard(&self, pid: u32) -> io::Result<()> {
         self.write(GUARD, &pid.to_string()).map(drop)
     }
@@ -97,7 +98,7 @@ impl Drop for RunDir {
     }
 }
 
-/// Per user, because what one user made another could neither lock nor remove.
+/// One directory for each user, because a user can neither lock nor remove files of another.
 fn root() -> PathBuf {
     std::env::temp_dir().join(format!("coder-k8s-testbed-{}", rustix::process::getuid().as_raw()))
 }
@@ -120,10 +121,10 @@ fn sweep(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Kills the group that was recorded for the directory, if it still is that group.
+/// Kills the recorded group of a directory if it still is that group.
 ///
-/// A process id is used again after its process ended. So at least one member of the group must be provably ours:
-/// every component and the guard have the directory in their command line.
+/// Process ids are reused. So at least one member of the group must be provably ours: every component and the guard
+/// have the directory in their command line.
 fn kill_guarded(dir: &Path) {
     let Some(pid) = std::fs::read_to_string(dir.join(GUARD)).ok().and_then(|text| text.parse::<i32>().ok())
     else {
@@ -135,7 +136,7 @@ fn kill_guarded(dir: &Path) {
     }
 }
 
-/// Kills a process group and gives its members a moment to be gone, so that none of them still writes files.
+/// Kills a process group and waits briefly until its members are gone, so that none of them writes files afterwards.
 pub(crate) fn kill_and_wait(group: Pid) {
     let _ = kill_process_group(group, Signal::KILL);
     let deadline = Instant::now() + GONE_WITHIN;
@@ -144,7 +145,7 @@ pub(crate) fn kill_and_wait(group: Pid) {
     }
 }
 
-/// The live processes of a process group.
+/// Running processes of a process group.
 pub(crate) fn members(group: i32) -> Vec<i32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries
@@ -156,7 +157,7 @@ pub(crate) fn members(group: i32) -> Vec<i32> {
         .collect()
 }
 
-/// The process group in a line of `/proc/<pid>/stat`; none for a zombie, which is as good as gone.
+/// Process group from a line of `/proc/<pid>/stat`. `None` for a zombie.
 fn group_of(stat: &str) -> Option<i32> {
     // The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');

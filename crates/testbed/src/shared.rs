@@ -1,8 +1,8 @@
-//! One cluster for all tests of a process.
+//! Clusters that all tests of a process share.
 //!
-//! The first caller starts it, on a thread and runtime of its own, because the runtime of a test ends with the
-//! test. The others wait for it. It is never stopped by hand: the guard ends it with the process. Tests keep apart
-//! by namespaces, which are left in place, as the whole cluster is thrown away.
+//! The first caller starts it, on a thread and runtime of its own, because the runtime of a test ends with the test.
+//! Other callers wait for it. Nothing stops it explicitly: the guard kills it when the process ends. Tests are
+//! separated by namespaces, which are never deleted, because the whole cluster is thrown away.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,63 +16,102 @@ use tokio::sync::SetOnce;
 
 use crate::{Cluster, Node, eventually};
 
-/// How long a namespace and its service account may take.
+/// Deadline for a namespace and its ServiceAccount.
 const WITHIN: Duration = Duration::from_secs(30);
 
-static SHARED: SetOnce<Result<Shared, String>> = SetOnce::const_new();
-
-/// A cluster with a controller-manager and a node.
+/// A cluster with one node.
 pub struct Shared {
     /// The control plane.
     pub cluster: Cluster,
-    /// Its only node.
+    /// The only node of the cluster.
     pub node: Node,
     crds: Vec<String>,
 }
 
-/// The shared cluster, without custom resources.
+/// A cluster that the tests of a process share: a `static`, started by the first test that asks for it.
+pub struct SharedCluster {
+    crds: fn() -> Vec<CustomResourceDefinition>,
+    controllers: bool,
+    started: Once,
+    shared: SetOnce<Result<Shared, String>>,
+}
+
+impl SharedCluster {
+    /// With a controller-manager, so that pods run and garbage is collected.
+    pub const fn new(crds: fn() -> Vec<CustomResourceDefinition>) -> Self {
+        Self { crds, controllers: true, started: Once::new(), shared: SetOnce::const_new() }
+    }
+
+    /// Without a controller-manager: objects stay as they are written, and no pod ever runs.
+    pub const fn without_controllers(crds: fn() -> Vec<CustomResourceDefinition>) -> Self {
+        Self { crds, controllers: false, started: Once::new(), shared: SetOnce::const_new() }
+    }
+
+    /// The running cluster.
+    ///
+    /// # Panics
+    /// When it could not be started; the message says why, the same for every caller.
+    pub async fn get(&'static self) -> &'static Shared {
+        self.started.call_once(|| {
+            std::thread::spawn(|| self.run((self.crds)()));
+        });
+        self.wait().await
+    }
+
+    #[expect(clippy::panic, reason = "its callers are tests, and a test without a cluster has failed")]
+    async fn wait(&'static self) -> &'static Shared {
+        match self.shared.wait().await {
+            Ok(shared) => shared,
+            Err(problem) => panic!("the shared cluster could not be started: {problem}"),
+        }
+    }
+
+    fn run(&self, crds: Vec<CustomResourceDefinition>) {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
+        {
+            Ok(runtime) => runtime,
+            Err(error) => return drop(self.shared.set(Err(error.to_string()))),
+        };
+        runtime.block_on(async {
+            let started = start(crds, self.controllers).await;
+            let _ = self.shared.set(started.map_err(|error| with_sources(&*error)));
+            std::future::pending::<()>().await;
+        });
+    }
+}
+
+/// The shared cluster without custom resources.
 ///
 /// # Panics
-/// When it could not be started; the message says why, the same for every caller.
+/// If it could not be started. The message says why, and is the same for every caller.
 pub async fn shared() -> &'static Shared {
     shared_with(Vec::new).await
 }
 
-/// The shared cluster, with custom resources. All tests of a process must ask for the same ones: the first caller
+/// The shared cluster with custom resources. All tests of a process must ask for the same ones: the first caller
 /// decides.
 ///
 /// # Panics
-/// When it could not be started, or was started without one of these definitions.
+/// If it could not be started, or was started without one of these definitions.
 #[expect(clippy::panic, reason = "its callers are tests, and a test without a cluster has failed")]
 pub async fn shared_with(crds: fn() -> Vec<CustomResourceDefinition>) -> &'static Shared {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
-        std::thread::spawn(move || run(crds()));
+    static SHARED: SharedCluster = SharedCluster::new(Vec::new);
+    SHARED.started.call_once(|| {
+        std::thread::spawn(move || SHARED.run(crds()));
     });
-    let shared = match SHARED.wait().await {
-        Ok(shared) => shared,
-        Err(problem) => panic!("the shared cluster could not be started: {problem}"),
-    };
+    let shared = SHARED.wait().await;
     if let Some(missing) = crds().iter().map(ResourceExt::name_any).find(|name| !shared.crds.contains(name)) {
         panic!("the shared cluster was started without {missing}: pass the same definitions in every test");
     }
     shared
 }
 
-fn run(crds: Vec<CustomResourceDefinition>) {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return drop(SHARED.set(Err(error.to_string()))),
-    };
-    runtime.block_on(async {
-        let _ = SHARED.set(start(crds).await.map_err(|error| with_sources(&*error)));
-        std::future::pending::<()>().await;
-    });
-}
-
-async fn start(crds: Vec<CustomResourceDefinition>) -> Result<Shared, Box<dyn std::error::Error>> {
+async fn start(
+    crds: Vec<CustomResourceDefinition>,
+    controllers: bool,
+) -> Result<Shared, Box<dyn std::error::Error>> {
     let names = crds.iter().map(ResourceExt::name_any).collect();
-    let cluster = Cluster::builder().crds(crds).start().await?;
+    let cluster = Cluster::builder().controller_manager(controllers).crds(crds).start().await?;
     let node = cluster.node("testbed").await?;
     Ok(Shared { cluster, node, crds: names })
 }
@@ -87,17 +126,17 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 pub struct Namespace(String);
 
 impl Namespace {
-    /// Its name.
+    /// Unique in the cluster.
     pub fn name(&self) -> &str {
         &self.0
     }
 }
 
 impl Shared {
-    /// Makes a namespace that no other test has, and waits until pods can be created in it.
+    /// Creates a namespace that no other test uses, and waits until pods can be created in it.
     ///
     /// # Panics
-    /// When the cluster refuses it, or its service account does not come.
+    /// If the cluster refuses it, or its ServiceAccount does not appear.
     #[expect(clippy::panic, reason = "its callers are tests, which cannot go on without it")]
     pub async fn namespace(&self, prefix: &str) -> Namespace {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -106,7 +145,7 @@ impl Shared {
         let mut object = NamespaceObject::default();
         object.metadata.name = Some(name.clone());
         let (all, params) = (Api::all(client.clone()), PostParams::default());
-        // A connection that breaks says nothing of the namespace, which may be there all the same.
+        // After a broken connection the namespace may exist nevertheless, so a conflict on a retry is a success.
         let made = eventually(WITHIN, || async {
             match all.create(&params, &object).await {
                 Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
@@ -116,6 +155,10 @@ impl Shared {
         });
         if let Err(error) = made.await {
             panic!("cannot create the namespace {name}: {error}");
+        }
+        // A controller makes the account, where there is one.
+        if !self.cluster.has_controller_manager() {
+            return Namespace(name);
         }
         let accounts = Api::<ServiceAccount>::namespaced(client, &name);
         if let Err(error) = eventually(WITHIN, || accounts.get("default")).await {

@@ -1,15 +1,15 @@
-//! The user that a program runs as which refuses to be root.
+//! The user that runs a program which refuses to run as root.
 
 use std::io;
 use std::os::unix::fs::chown;
 use std::path::Path;
 
 const PASSWD: &str = "/etc/passwd";
-/// In this order: the one made for it, then the one that owns nothing.
+/// In order of preference: the user made for Postgres, then the one that owns nothing.
 const NAMES: [&str; 2] = ["postgres", "nobody"];
 const NOBODY: User = User { uid: 65_534, gid: 65_534 };
 
-/// A user by number.
+/// A user by its numeric ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) uid: u32,
@@ -17,7 +17,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Somebody other than root; None when this process is not root and can stay who it is.
+    /// A user other than root. `None` if this process is not root and can keep its user.
     pub(crate) fn unless_ordinary() -> Option<Self> {
         rustix::process::geteuid().is_root().then(|| {
             let accounts = std::fs::read_to_string(PASSWD).unwrap_or_default();
@@ -25,7 +25,7 @@ impl User {
         })
     }
 
-    /// Makes a file theirs.
+    /// Makes this user the owner of a file.
     pub(crate) fn take(self, path: &Path) -> io::Result<()> {
         chown(path, Some(self.uid), Some(self.gid))
     }

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use coder_k8s_api::Reason;
 use secrecy::zeroize::Zeroizing;
 
 use super::*;
@@ -7,7 +8,7 @@ use crate::error::Retry;
 
 fn answer(status: u16, media: Media, body: &str) -> Answer {
     let body = Zeroizing::new(body.as_bytes().to_vec());
-    Answer { status, media, retry_after: None, location: None, marked: true, body }
+    Answer { status, media, retry_after: None, location: None, from_coderd: true, body }
 }
 
 fn of(answer: &Answer, surface: Surface, secrets: &[&str]) -> Option<ErrorKind> {
@@ -25,7 +26,7 @@ fn refusals_of_coderd_are_told_apart_by_status_and_text() {
     use Surface::{AddsLicense, HidesForbidden, Plain};
     let duplicate = r#"insert: pq: duplicate key value violates unique constraint "licenses_jwt_key""#;
     let table = [
-        (400, "Validation failed.", "", Plain, "Invalid"),
+        (400, "Validation failed.", "", Plain, Reason::Invalid),
         (400, "Invalid license", "license has multiple issues", AddsLicense, Reason::InvalidLicense),
         (400, "License cannot be used on this deployment!", "", AddsLicense, Reason::InvalidLicense),
         (400, "Validation failed.", "", AddsLicense, Reason::InvalidLicense),
@@ -36,8 +37,8 @@ fn refusals_of_coderd_are_told_apart_by_status_and_text() {
             Plain,
             Reason::Unauthenticated,
         ),
-        (403, "Forbidden.", "", Plain, "Forbidden"),
-        (403, "Forbidden.", "", AddsLicense, "Forbidden"),
+        (403, "Forbidden.", "", Plain, Reason::Forbidden),
+        (403, "Forbidden.", "", AddsLicense, Reason::Forbidden),
         (403, "Workspace Proxy is a Premium feature. Contact sales!", "", Plain, Reason::NotEntitled),
         (
             403,
@@ -47,19 +48,19 @@ fn refusals_of_coderd_are_told_apart_by_status_and_text() {
             Reason::NotEntitled,
         ),
         (404, "Route not found.", "", Plain, Reason::NotSupported),
-        (404, "Resource not found or you do not have access to this resource", "", Plain, "NotFound"),
-        (404, "Unknown license ID", "", Plain, "NotFound"),
-        (404, "The initial user has not been created!", "", Plain, "NotFound"),
+        (404, "Resource not found or you do not have access to this resource", "", Plain, Reason::NotFound),
+        (404, "Unknown license ID", "", Plain, Reason::NotFound),
+        (404, "The initial user has not been created!", "", Plain, Reason::NotFound),
         (408, "", "", Plain, Reason::ServerError),
         (409, "User already exists.", "", Plain, Reason::Duplicate),
-        (413, "Request body too large.", "", Plain, "Invalid"),
-        (418, "teapot", "", Plain, "Invalid"),
+        (413, "Request body too large.", "", Plain, Reason::Invalid),
+        (418, "teapot", "", Plain, Reason::Invalid),
         (429, "You've been rate limited", "", Plain, Reason::RateLimited),
         (500, "Failed to install license", duplicate, AddsLicense, Reason::Duplicate),
         (409, "License already exists", "", AddsLicense, Reason::Duplicate),
         (500, "Failed to install license", "disk full", AddsLicense, Reason::ServerError),
         (500, "Internal", duplicate, Plain, Reason::ServerError),
-        (500, "Internal error", "insert: unauthorized: rbac: forbidden", HidesForbidden, "Forbidden"),
+        (500, "Internal error", "insert: unauthorized: rbac: forbidden", HidesForbidden, Reason::Forbidden),
         (500, "Internal error", "insert: unauthorized: rbac: forbidden", Plain, Reason::ServerError),
         (500, "Internal error", "connection refused", HidesForbidden, Reason::ServerError),
         (502, "", "", Plain, Reason::ServerError),
@@ -83,7 +84,7 @@ fn who_is_not_coderd_is_not_taken_for_it() {
         }
     }
     let mut gateway = answer(404, Media::Json, r#"{"message":"no Route matched with those values"}"#);
-    gateway.marked = false;
+    gateway.from_coderd = false;
     let kind = of(&gateway, Surface::Plain, &[]).unwrap();
     assert_eq!(kind, ErrorKind::UnexpectedAnswer { status: 404, what: Unexpected::NotCoderd });
     let down = of(&answer(503, Media::Html, page), Surface::Plain, &[]).unwrap();
@@ -107,7 +108,7 @@ fn a_redirect_names_the_other_host_and_nothing_more() {
 }
 
 #[test]
-fn patience_is_what_the_server_asked_for() {
+fn the_retry_delay_is_what_the_server_asked_for() {
     let mut limited = answer(429, Media::Json, "{}");
     limited.retry_after = Some(Duration::from_mins(1));
     let kind = of(&limited, Surface::Plain, &[]).unwrap();
@@ -132,7 +133,7 @@ fn a_message_is_short_and_free_of_what_was_sent() {
     }
     let ErrorKind::Invalid { message } = kind else { panic!("{kind:?}") };
     assert!(message.starts_with("bad [hidden] and [hidden] or [hidden] xxx"), "{message}");
-    assert!(message.len() <= LONGEST_MESSAGE);
+    assert!(message.len() <= MAX_MESSAGE_CHARS);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What an error of the driver means. Pure, but for reading it.
+//! What an error of the driver means. Messages of the server are never kept, because they quote values.
 
 use std::error::Error as _;
 use std::io;
@@ -9,7 +9,7 @@ use tokio_postgres::error::{DbError, SqlState};
 use super::dsn::Dsn;
 use super::error::DatabaseErrorKind;
 
-/// While a connection is made.
+/// Classifies an error of the connection and the authentication.
 pub(super) fn connecting(error: &tokio_postgres::Error, dsn: &Dsn, deadline: Duration) -> DatabaseErrorKind {
     const DOING: &str = "log in";
     let auth = |code: &str| DatabaseErrorKind::AuthFailed { user: dsn.user.clone(), code: code.to_owned() };
@@ -19,7 +19,7 @@ pub(super) fn connecting(error: &tokio_postgres::Error, dsn: &Dsn, deadline: Dur
             DatabaseErrorKind::Unreachable("there is no such database (SQLSTATE 3D000)".to_owned())
         }
         Some(db) => refused(db, DOING, deadline),
-        // The server asks for a password, and the URL has none.
+        // The driver fails without an error of the server if the server asks for a password and the URL has none.
         None if dsn.password.is_none() && !is_network(error) => auth("28000"),
         None => unanswered(error, DOING),
     }
@@ -29,7 +29,7 @@ fn is_network(error: &tokio_postgres::Error) -> bool {
     error.is_closed() || error.source().is_some_and(<dyn std::error::Error>::is::<io::Error>)
 }
 
-/// While a statement runs.
+/// Classifies an error of a statement.
 pub(super) fn running(
     error: &tokio_postgres::Error,
     doing: &'static str,
@@ -52,7 +52,7 @@ fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> DatabaseErr
         ))
     };
     match code {
-        // Ours, set on the server: the statement or the wait for a lock took too long.
+        // The deadlines that the session set on the server.
         c if *c == SqlState::QUERY_CANCELED
             || *c == SqlState::LOCK_NOT_AVAILABLE
             || *c == SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT =>
@@ -73,7 +73,7 @@ fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> DatabaseErr
         {
             DatabaseErrorKind::unknown(format!("the server cannot {doing} (SQLSTATE {})", code.code()))
         }
-        // Starting, stopping, or out of connections.
+        // The server is starting, stopping, or out of connections.
         _ if is_class(db, "57") || is_class(db, "53") || is_class(db, "08") => {
             DatabaseErrorKind::Unreachable(format!(
                 "the server does not serve now (SQLSTATE {})",
@@ -100,7 +100,7 @@ fn unanswered(error: &tokio_postgres::Error, doing: &'static str) -> DatabaseErr
     }
 }
 
-/// An error of the network. Only the system's own texts are shown.
+/// Classifies an error of the network. Only texts of the operating system are kept.
 pub(super) fn broken(error: &io::Error) -> DatabaseErrorKind {
     match error.kind() {
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {

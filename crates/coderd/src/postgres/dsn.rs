@@ -1,11 +1,10 @@
-//! The connection URL of a database, read by the rules of coderd's driver.
+//! The connection URL of a database, read by the rules of the driver of coderd (lib/pq).
 //!
-//! A URL or `key=value` pairs; `require` when no `sslmode` is given. Nothing comes from this process: no `PG*`
-//! variable, no file, no user of the system. A parameter that names a file is refused, because that file is in
-//! coderd's pod and not here.
+//! It is a URL or `key=value` pairs; `sslmode` defaults to `require`. Nothing is taken from the process of the
+//! operator: no `PG*` variable, no file, no system user. A parameter that names a file is refused, because the file
+//! exists in the pods of coderd and not here.
 
-mod pairs;
-mod url;
+mod syntax;
 
 use coder_k8s_api::Reason;
 use std::fmt;
@@ -15,7 +14,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 const DEFAULT_PORT: u16 = 5432;
-/// Parameters that name files, or hold what would be in them.
+/// Parameters that name a file, or that contain what would be in one.
 const FILES: [&str; 9] = [
     "sslcert",
     "sslkey",
@@ -28,26 +27,26 @@ const FILES: [&str; 9] = [
     "servicefile",
 ];
 
-/// Where a URL is read.
+/// Where the URL is used.
 #[derive(Clone, Copy, Debug)]
 pub struct DsnContext<'a> {
-    /// The namespace of the control plane, in which a host without dots is a Service.
+    /// Namespace of the control plane. A host without dots is the name of a Service in it.
     pub namespace: &'a str,
 }
 
-/// A connection URL that can be used. `Debug` shows host, port, database and user alone.
+/// A usable connection URL. `Debug` shows host, port, database and user only.
 #[derive(Clone)]
 pub struct Dsn {
-    /// The host as it is written, which is the name that a certificate has to bear.
+    /// The host as written. The certificate of the server must be for this name.
     pub(super) host: String,
-    /// The host that is dialed.
+    /// The host to connect to.
     pub(super) dial: String,
     pub(super) port: u16,
     pub(super) user: String,
     pub(super) password: Option<SecretString>,
     pub(super) database: Option<String>,
     pub(super) tls: TlsMode,
-    /// `sslrootcert` was given: a file that is not here.
+    /// Whether `sslrootcert` is given, which names a file that does not exist here.
     pub(super) roots_in_a_file: bool,
     pub(super) connect_timeout: Option<Duration>,
     pub(super) options: Option<String>,
@@ -56,50 +55,50 @@ pub struct Dsn {
     server: String,
 }
 
-/// How much of the server's identity is checked.
+/// How much of the identity of the server is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TlsMode {
     Disable,
-    /// Encrypted; verified only when an authority is given.
+    /// Encrypted. Verified only if a CA is given.
     Require,
     VerifyCa,
     VerifyFull,
 }
 
-/// Why a connection URL cannot be used. Quotes nothing that could be secret.
+/// Why a connection URL is not usable. Never quotes a part that could be secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadDsn {
-    /// Nothing is there.
+    /// The value is empty.
     #[error("the connection URL is empty")]
     Empty,
-    /// Not a URL, and not `key=value` pairs.
+    /// Neither a URL nor `key=value` pairs.
     #[error("the connection URL cannot be read: {0}")]
     Syntax(&'static str),
-    /// Whose password is it?
+    /// No user. libpq would take that of the process, which means nothing here.
     #[error("the connection URL names no user")]
     NoUser,
-    /// Not a port.
+    /// Not a port number.
     #[error(
         "the connection URL has a port that is not a number from 1 to 65535; special characters in a user or password \
          are written as %XX"
     )]
     Port,
-    /// coderd's driver takes one host.
+    /// More than one host, which the driver of coderd does not support.
     #[error("the connection URL names several hosts, which coderd's driver does not support: name one")]
     SeveralHosts,
-    /// A socket in coderd's pod.
+    /// A Unix socket, which exists in the pods of coderd only.
     #[error("the connection URL names a Unix socket, which is in coderd's pod: name a host")]
     Socket,
-    /// A mode that coderd's driver refuses too, or one that does not exist.
+    /// An `sslmode` that the driver of coderd refuses too, or that does not exist.
     #[error("the connection URL has an sslmode other than disable, require, verify-ca and verify-full")]
     SslMode,
-    /// A file in coderd's pod.
+    /// A file in the pods of coderd.
     #[error(
         "the connection URL has `{0}`, which names a file or a certificate of coderd's pod and is not used here: \
          leave it out, or choose another `operatorAccess.method`"
     )]
     File(&'static str),
-    /// The authority is in a file in coderd's pod.
+    /// The CA is in a file in the pods of coderd.
     #[error(
         "the connection URL has `sslrootcert`, a file in coderd's pod that is not read here: put the authority \
          into a Secret and name it in `operatorAccess.databaseCASecretRef`"
@@ -108,7 +107,7 @@ pub enum BadDsn {
 }
 
 impl BadDsn {
-    /// One stable word, for conditions.
+    /// The reason for conditions.
     pub fn reason(&self) -> Reason {
         Reason::BadConnectionUrl
     }
@@ -121,18 +120,18 @@ impl fmt::Debug for Dsn {
 }
 
 impl Dsn {
-    /// Reads a connection URL. White space around it does not matter.
+    /// Reads a connection URL. Surrounding white space is ignored.
     pub fn parse(text: &str, context: &DsnContext<'_>) -> Result<Self, BadDsn> {
         let text = text.trim();
         if text.is_empty() {
             return Err(BadDsn::Empty);
         }
         let given = if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            url::read(text)?
+            syntax::url(text)?
         } else if text.contains("://") {
             return Err(BadDsn::Syntax("it starts with neither postgres:// nor postgresql://"));
         } else {
-            pairs::read(text)?
+            syntax::pairs(text)?
         };
         Self::from_parameters(&given, context)
     }
@@ -190,19 +189,19 @@ impl Dsn {
         &self.server
     }
 
-    /// Whether the connection is encrypted.
+    /// Whether the connection uses TLS.
     pub fn encrypted(&self) -> bool {
         self.tls != TlsMode::Disable
     }
 }
 
-/// A short name is that of a Service in the namespace of coderd, which is seldom that of the operator.
+/// A name without dots is a Service in the namespace of coderd, which is rarely the namespace of the operator.
 fn dialed(host: &str, namespace: &str) -> String {
     let short = !host.contains('.') && host != "localhost" && host.parse::<IpAddr>().is_err();
     if short { format!("{host}.{namespace}.svc") } else { host.to_owned() }
 }
 
-/// Parameters by name; the last one of a name counts, and an empty one is none.
+/// Parameters by name. The last one of a name counts, and an empty value counts as absent.
 #[derive(Default)]
 struct Parameters(Vec<(String, String)>);
 

@@ -1,8 +1,8 @@
-//! Why the database did not do what it was meant to.
+//! Errors of the database.
 //!
-//! Answers what a controller asks: [`Error::reason`] for the condition and the metric, [`Error::retry`] for the
-//! requeue, [`Error::stalled`] for whether waiting helps, `Display` for a person. Of what the server said only its
-//! SQLSTATE and the names of tables, columns and constraints are kept: its messages quote values.
+//! [`Error::reason`] is for conditions and metrics, [`Error::retry`] for the requeue, [`Error::stalled`] says whether
+//! a person has to act, and `Display` is for people. Of an error of the server only its SQLSTATE and the names of
+//! tables, columns and constraints are kept: its messages quote values.
 
 use coder_k8s_api::Reason;
 use std::time::Duration;
@@ -14,56 +14,56 @@ use crate::Retry;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} at {server}: {kind}")]
 pub struct Error {
-    /// The name of the step, as in metrics.
+    /// Name of the step, as in metrics.
     pub call: &'static str,
     /// Host, port and database.
     pub server: String,
-    /// What went wrong.
+    /// Class of the error.
     pub kind: DatabaseErrorKind,
     pub(super) uncertain: bool,
 }
 
-/// What went wrong.
+/// Class of an error of the database.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DatabaseErrorKind {
-    /// The connection URL cannot be used.
+    /// The connection URL is not usable.
     #[error("{0}")]
     BadUrl(#[from] BadDsn),
-    /// The certificate authorities given for the database cannot be read.
+    /// The CA certificates for the database are not usable.
     #[error("the authorities in `operatorAccess.databaseCASecretRef` cannot be read: {0}")]
     BadAuthorities(&'static str),
-    /// No connection, or it broke.
+    /// The connection could not be made, or broke.
     #[error("the database cannot be reached: {0}")]
     Unreachable(String),
-    /// Not done within this time: the server is slow, or somebody holds a lock on coderd's tables.
+    /// The deadline passed: the server is slow, or another session holds a lock on the tables of coderd.
     #[error("the database did not answer within {} s", .0.as_secs_f64())]
     Timeout(Duration),
-    /// User or password are wrong, or the server lets this user in from elsewhere only.
+    /// The server does not accept user and password, or does not accept this user from this address.
     #[error(
         "the database does not let the user `{user}` in (SQLSTATE {code}): check user and password of the connection URL"
     )]
     AuthFailed {
-        /// The user of the connection URL.
+        /// User of the connection URL.
         user: String,
         /// SQLSTATE.
         code: String,
     },
-    /// The encrypted connection could not be made.
+    /// The TLS handshake failed.
     #[error("no secure connection to the database: {0}")]
     Tls(String),
-    /// A standby, or a database that is set to be read only.
+    /// The server is a standby, or the database is set to read-only.
     #[error("the database is read-only: the connection URL has to lead to the primary")]
     ReadOnly,
-    /// The user of the URL is not coderd's.
+    /// The user of the URL lacks a permission, so it is not the user of coderd.
     #[error("the user of the connection URL may not {doing}: it needs the rights of coderd's own user")]
     PermissionDenied {
-        /// What was tried.
+        /// What the operator tried to do.
         doing: &'static str,
     },
-    /// coderd has not made its tables yet.
+    /// coderd has not created its tables yet.
     #[error("coderd has not set up its database yet: {0}")]
     NotMigrated(&'static str),
-    /// Tables that this operator does not know.
+    /// The tables differ from those that this release knows.
     #[error(
         "coderd's tables are not as expected: {what}. This coderd may be too old or too new for this operator; choose another `operatorAccess.method`"
     )]
@@ -71,7 +71,7 @@ pub enum DatabaseErrorKind {
         /// What is missing or unknown.
         what: String,
     },
-    /// A person has the name or the e-mail of the operator's account.
+    /// An account of a person has the name or the e-mail address of the operator.
     #[error(
         "an account that is not the operator's has the {what} `{value}`, and is left alone: rename it in coderd, or \
          choose another `operatorAccess.method`"
@@ -82,38 +82,38 @@ pub enum DatabaseErrorKind {
         /// The operator's own, which is no secret.
         value: &'static str,
     },
-    /// coderd has not made its default organization yet.
+    /// coderd has not created its default organization yet.
     #[error("coderd has no organization yet")]
     NoOrganization,
-    /// Anything else.
+    /// Any other error of the server.
     #[error("the database failed while trying to {doing} (SQLSTATE {code})")]
     Failed {
-        /// What was tried.
+        /// What the operator tried to do.
         doing: &'static str,
         /// SQLSTATE.
         code: String,
     },
-    /// Not an answer of Postgres, or none that can be read.
+    /// The answer is not one of Postgres, or cannot be read.
     #[error("the server does not answer as Postgres does while trying to {0}")]
     Unexpected(&'static str),
 }
 
 impl Error {
-    /// One stable word, for conditions and metrics.
+    /// The reason for conditions and metrics.
     pub fn reason(&self) -> Reason {
         self.kind.reason()
     }
 
-    /// When to try again.
+    /// When to retry.
     pub fn retry(&self) -> Retry {
         match self.kind {
             DatabaseErrorKind::BadUrl(_) | DatabaseErrorKind::BadAuthorities(_) => Retry::OnChange,
-            // The database changes without anything in Kubernetes telling.
+            // The database can change without an event in Kubernetes, so everything else is retried.
             _ => Retry::Backoff,
         }
     }
 
-    /// Whether somebody has to do something: waiting alone does not help.
+    /// Whether a person has to act: retrying alone does not help.
     pub fn stalled(&self) -> bool {
         match self.kind {
             DatabaseErrorKind::BadUrl(_)
@@ -133,14 +133,15 @@ impl Error {
         }
     }
 
-    /// Whether the change may have been made although it failed: the answer to the commit was lost.
+    /// Whether the transaction may have been committed although the call failed, because the answer to the commit was
+    /// lost.
     pub fn may_have_happened(&self) -> bool {
         self.uncertain
     }
 }
 
 impl DatabaseErrorKind {
-    /// One stable word, for conditions and metrics.
+    /// The reason for conditions and metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::BadUrl(bad) => bad.reason(),

@@ -1,22 +1,21 @@
-//! What is to be written, from what is there. Pure.
+//! Decides what to write, from what the database contains. Pure.
 //!
-//! Nothing is written that is right already. A token that works stays until the one that takes its place has been
-//! proven: it is renewed by making a second one beside it, and only a later call, which brings the second one,
-//! removes the first.
+//! Nothing is written that is already correct. A token that works stays until its successor is proven: renewal
+//! creates a second token beside the first, and only a later call, which brings the second token, deletes the first.
 
 use jiff::{SignedDuration, Timestamp};
 
 use super::error::DatabaseErrorKind;
-use super::token::{Names, Parts};
+use super::token::{TokenNames, TokenParts};
 use super::{EMAIL, TokenRequest, USERNAME};
 
-/// What the database holds that is of interest.
+/// The relevant content of the database.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ObservedAccount {
-    /// Accounts with the operator's username or e-mail.
+    /// Accounts with the username or e-mail address of the operator.
     pub(super) accounts: Vec<Account>,
     pub(super) memberships: Vec<Membership>,
-    /// Tokens of the operator's account with one of the two names.
+    /// Tokens of the operator's account with one of the two names of this control plane.
     pub(super) tokens: Vec<Token>,
 }
 
@@ -27,22 +26,22 @@ pub(super) struct Account {
     pub(super) email: String,
     pub(super) username: String,
     pub(super) is_system: bool,
-    /// Whether all its other fields are as they should be.
-    pub(super) right: bool,
+    /// Whether all other fields are as the operator writes them.
+    pub(super) is_correct: bool,
 }
 
 impl Account {
-    /// The mark that no person's account has: both the e-mail and being a system account.
+    /// An account is the operator's only with both marks: the e-mail address and being a system account.
     pub(super) fn is_ours(&self) -> bool {
         self.is_system && self.email.eq_ignore_ascii_case(EMAIL)
     }
 }
 
-/// An organization, and whether the operator's account is its administrator.
+/// Membership of the operator's account in one organization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Membership {
     Missing,
-    Lacking,
+    NotAdmin,
     Admin,
 }
 
@@ -55,39 +54,40 @@ pub(super) struct Token {
     pub(super) created: Timestamp,
     pub(super) expires: Timestamp,
     pub(super) lifetime: SignedDuration,
-    /// Whether it may do everything.
-    pub(super) full: bool,
+    /// Whether the token has all permissions of its user.
+    pub(super) unrestricted: bool,
 }
 
 impl Token {
-    /// How long it was meant to live, and now is: coderd moves the end of a token that is used.
-    fn span(&self, wanted: SignedDuration) -> SignedDuration {
-        self.lifetime.min(self.expires.duration_since(self.created)).min(wanted)
+    /// The lifetime that counts: the shortest of the one that was asked for at its creation, the one that it has now,
+    /// and the desired one. coderd extends a token that is used, and that must not delay the renewal.
+    fn span(&self, request: SignedDuration) -> SignedDuration {
+        self.lifetime.min(self.expires.duration_since(self.created)).min(request)
     }
 
-    /// When it is to be renewed: after two thirds of its life.
-    pub(super) fn renew_at(&self, wanted: SignedDuration) -> Timestamp {
-        renew_at(self.created, self.span(wanted))
+    /// When to renew the token: after two thirds of its lifetime.
+    pub(super) fn renew_at(&self, request: SignedDuration) -> Timestamp {
+        renew_at(self.created, self.span(request))
     }
 }
 
-/// When a token of this age and life is to be renewed.
+/// When to renew a token that was created at this time with this lifetime.
 pub(super) fn renew_at(created: Timestamp, life: SignedDuration) -> Timestamp {
     created.checked_add(life / 3 * 2).unwrap_or(created)
 }
 
-/// What is to be written.
+/// What to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AccessPlan {
     pub(super) account: AccountPlan,
-    /// Organizations to join.
+    /// Number of organizations to join.
     pub(super) join: usize,
-    /// Memberships without the role.
+    /// Number of memberships without the role.
     pub(super) promote: usize,
     pub(super) token: TokenPlan,
 }
 
-/// What is to be done about the account.
+/// What to do with the account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AccountPlan {
     Keep { id: String },
@@ -95,25 +95,25 @@ pub(super) enum AccountPlan {
     Make,
 }
 
-/// What is to be done about tokens.
+/// What to do with the tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TokenPlan {
-    /// The one that is there is good.
+    /// Keep the existing token.
     Keep {
         id: String,
-        /// Others of the two names, which go.
+        /// Ids of the other tokens with one of the two names, to be deleted.
         remove: Vec<String>,
-        /// It gets the plain name.
+        /// Whether the token takes over the plain name.
         rename: bool,
     },
-    /// A new one.
+    /// Create a token.
     Make {
-        /// Those that go first.
+        /// Ids of tokens to be deleted first.
         remove: Vec<String>,
-        /// Its name.
+        /// Name of the new token.
         name: String,
-        /// Whether the one that was brought lives on beside it.
-        beside: bool,
+        /// Whether the existing token stays valid beside the new one.
+        keeps_existing: bool,
     },
 }
 
@@ -126,12 +126,12 @@ impl AccessPlan {
     }
 }
 
-/// Decides what to write.
+/// Decides what to write. Fails if a person has the account, or if there is no organization yet.
 pub(super) fn plan(
-    seen: &ObservedAccount,
-    wanted: &TokenRequest<'_>,
+    observed: &ObservedAccount,
+    request: &TokenRequest<'_>,
 ) -> Result<AccessPlan, DatabaseErrorKind> {
-    let ObservedAccount { accounts, memberships, tokens } = seen;
+    let ObservedAccount { accounts, memberships, tokens } = observed;
     let account = account(accounts)?;
     if memberships.is_empty() {
         return Err(DatabaseErrorKind::NoOrganization);
@@ -140,8 +140,8 @@ pub(super) fn plan(
     Ok(AccessPlan {
         account,
         join: count(Membership::Missing),
-        promote: count(Membership::Lacking),
-        token: token(tokens, &Names::of(wanted.token_name), wanted),
+        promote: count(Membership::NotAdmin),
+        token: token(tokens, &TokenNames::of(request.token_name), request),
     })
 }
 
@@ -153,24 +153,26 @@ fn account(accounts: &[Account]) -> Result<AccountPlan, DatabaseErrorKind> {
     }
     Ok(match accounts.first() {
         None => AccountPlan::Make,
-        Some(ours) if ours.right => AccountPlan::Keep { id: ours.id.clone() },
+        Some(ours) if ours.is_correct => AccountPlan::Keep { id: ours.id.clone() },
         Some(ours) => AccountPlan::Repair { id: ours.id.clone() },
     })
 }
 
-fn token(tokens: &[Token], names: &Names, wanted: &TokenRequest<'_>) -> TokenPlan {
-    let brought = wanted.existing.and_then(Parts::of);
+fn token(tokens: &[Token], names: &TokenNames, request: &TokenRequest<'_>) -> TokenPlan {
+    let brought = request.existing.and_then(TokenParts::of);
     let valid = tokens.iter().find(|token| {
-        let same = |parts: &Parts| token.id == parts.id && token.digest == parts.digest;
-        brought.as_ref().is_some_and(same) && token.expires > wanted.now
+        let same = |parts: &TokenParts| token.id == parts.id && token.digest == parts.digest;
+        brought.as_ref().is_some_and(same) && token.expires > request.now
     });
     let all_but =
         |id: &str| tokens.iter().map(|token| &token.id).filter(|other| *other != id).cloned().collect();
     match valid {
-        None => TokenPlan::Make { remove: all_but(""), name: names.plain.clone(), beside: false },
-        Some(token) if wanted.replace || !token.full || token.renew_at(wanted.lifetime) <= wanted.now => {
+        None => TokenPlan::Make { remove: all_but(""), name: names.plain.clone(), keeps_existing: false },
+        Some(token)
+            if request.replace || !token.unrestricted || token.renew_at(request.lifetime) <= request.now =>
+        {
             let name = names.other(&token.name).to_owned();
-            TokenPlan::Make { remove: all_but(&token.id), name, beside: true }
+            TokenPlan::Make { remove: all_but(&token.id), name, keeps_existing: true }
         }
         Some(token) => TokenPlan::Keep {
             id: token.id.clone(),

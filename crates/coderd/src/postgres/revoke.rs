@@ -1,22 +1,25 @@
-//! Taking a token away. An account without any token of ours is not left behind as an active owner.
+//! Revokes tokens. An account without a token of an operator must not remain as an active owner, so it is suspended.
 
 use tokio_postgres::types::Type;
 
 use super::error::DatabaseErrorKind;
-use super::schema::Found;
+use super::schema::Catalog;
 use super::session::{Param, Session, value};
-use super::token::Names;
+use super::token::TokenNames;
 use super::{EMAIL, TOKEN_PREFIX};
 
-/// The operator's own account: nobody else's has both marks.
-const OURS: &str = "is_system AND lower(email) = lower($1)";
+/// Selects the account of the operator. No account of a person has both properties.
+const OPERATOR_ACCOUNT: &str = "is_system AND lower(email) = lower($1)";
 
-/// Removes the tokens of both names, and suspends the account when it has no other token of ours. Gives how many
-/// tokens are gone, and whether anything was written.
-pub(super) async fn revoke(session: &Session<'_>, names: &Names) -> Result<(u64, bool), DatabaseErrorKind> {
+/// Deletes the tokens with both names, and suspends the account if no other token of an operator is left. Returns the
+/// number of deleted tokens, and whether anything was written.
+pub(super) async fn revoke(
+    session: &Session<'_>,
+    names: &TokenNames,
+) -> Result<(u64, bool), DatabaseErrorKind> {
     session.begin().await?;
-    let found = Found::read(session).await?;
-    // Without these tables or this mark there never was a token of ours.
+    let found = Catalog::read(session).await?;
+    // Without these tables and this column no operator can have created a token.
     if !found.migrated() || !found.has("users", "is_system") {
         return Ok((0, false));
     }
@@ -24,11 +27,11 @@ pub(super) async fn revoke(session: &Session<'_>, names: &Names) -> Result<(u64,
     if !is_needed(session, names).await? {
         return Ok((0, false));
     }
-    let lock = format!("SELECT id FROM users WHERE {OURS} FOR UPDATE");
+    let lock = format!("SELECT id FROM users WHERE {OPERATOR_ACCOUNT} FOR UPDATE");
     session.query("lock its account", &lock, &[(&EMAIL, Type::TEXT)]).await?;
     let delete = format!(
         "DELETE FROM api_keys WHERE login_type = 'token' AND token_name = ANY ($2) \
-         AND user_id IN (SELECT id FROM users WHERE {OURS})"
+         AND user_id IN (SELECT id FROM users WHERE {OPERATOR_ACCOUNT})"
     );
     let both = names.both();
     let params: [Param<'_>; 2] = [(&EMAIL, Type::TEXT), (&both.as_slice(), Type::TEXT_ARRAY)];
@@ -43,10 +46,10 @@ pub(super) async fn revoke(session: &Session<'_>, names: &Names) -> Result<(u64,
 }
 
 fn active() -> String {
-    format!("{OURS} AND NOT deleted AND (status <> 'suspended' OR rbac_roles <> '{{}}')")
+    format!("{OPERATOR_ACCOUNT} AND NOT deleted AND (status <> 'suspended' OR rbac_roles <> '{{}}')")
 }
 
-/// Whether a live token of ours is left, besides those that an expression names.
+/// Whether a token of an operator is valid, other than those that match the expression.
 fn used(besides: &str) -> String {
     format!(
         "EXISTS (SELECT FROM api_keys AS k WHERE k.user_id = users.id AND k.login_type = 'token' \
@@ -54,10 +57,10 @@ fn used(besides: &str) -> String {
     )
 }
 
-/// Whether there is anything to write. Reads alone.
-async fn is_needed(session: &Session<'_>, names: &Names) -> Result<bool, DatabaseErrorKind> {
+/// Whether anything has to be written. Takes no lock.
+async fn is_needed(session: &Session<'_>, names: &TokenNames) -> Result<bool, DatabaseErrorKind> {
     let sql = format!(
-        "SELECT EXISTS (SELECT FROM users WHERE {OURS} AND EXISTS (SELECT FROM api_keys AS k \
+        "SELECT EXISTS (SELECT FROM users WHERE {OPERATOR_ACCOUNT} AND EXISTS (SELECT FROM api_keys AS k \
          WHERE k.user_id = users.id AND k.login_type = 'token' AND k.token_name = ANY ($2))) \
          OR EXISTS (SELECT FROM users WHERE {} AND NOT {})",
         active(),

@@ -1,4 +1,4 @@
-//! The statements: what is read, and what is written. Each names what it does, for errors.
+//! The SQL statements. Each has a text that says what it does, for errors.
 
 use jiff::{SignedDuration, Timestamp};
 use secrecy::SecretString;
@@ -9,11 +9,11 @@ use super::error::DatabaseErrorKind;
 use super::plan::{Account, Membership, ObservedAccount, Token};
 use super::schema::{Schema, Scopes};
 use super::session::{Param, Session, value};
-use super::token::{Names, Parts};
+use super::token::{TokenNames, TokenParts};
 use super::{EMAIL, ORGANIZATION_ROLE, PASSWORD, ROLE, USERNAME};
 
-/// Whether a row of `users` is as it should be.
-fn right(schema: Schema) -> String {
+/// SQL expression: whether a row of `users` is as the operator writes it.
+fn is_correct(schema: Schema) -> String {
     let name = if schema.users_have_names { " AND name = $2" } else { "" };
     format!(
         "username = $2 AND email = $1 AND status = 'active' AND login_type = 'none' \
@@ -23,14 +23,14 @@ fn right(schema: Schema) -> String {
 
 const IDENTITY: [Param<'static>; 2] = [(&EMAIL, Type::TEXT), (&USERNAME, Type::TEXT)];
 
-/// Reads all that matters. Locks nothing.
+/// Reads everything that the plan needs, without a lock.
 pub(super) async fn read(
     session: &Session<'_>,
     schema: Schema,
-    names: &Names,
+    names: &TokenNames,
 ) -> Result<ObservedAccount, DatabaseErrorKind> {
     let accounts = accounts(session, schema).await?;
-    // The zero id is nobody's: it finds the organizations, and no token.
+    // Without an account, the nil UUID still finds all organizations, and no token.
     let id = accounts.iter().find(|account| account.is_ours()).map_or(NOBODY, |account| &account.id);
     let memberships = memberships(session, schema, id).await?;
     let tokens = tokens(session, schema, id, names).await?;
@@ -43,7 +43,7 @@ async fn accounts(session: &Session<'_>, schema: Schema) -> Result<Vec<Account>,
     let sql = format!(
         "SELECT id::text, email, username, is_system, {} FROM users \
          WHERE NOT deleted AND (lower(email) = lower($1) OR lower(username) = lower($2))",
-        right(schema)
+        is_correct(schema)
     );
     let rows = session.query("look for its account", &sql, &IDENTITY).await?;
     let read = |row: &Row| {
@@ -52,14 +52,14 @@ async fn accounts(session: &Session<'_>, schema: Schema) -> Result<Vec<Account>,
             email: value(row, 1)?,
             username: value(row, 2)?,
             is_system: value(row, 3)?,
-            right: value(row, 4)?,
+            is_correct: value(row, 4)?,
         })
     };
     rows.iter().map(read).collect()
 }
 
 fn live_organizations(schema: Schema) -> &'static str {
-    if schema.organizations_are_kept { "NOT o.deleted" } else { "true" }
+    if schema.organizations_have_deleted { "NOT o.deleted" } else { "true" }
 }
 
 async fn memberships(
@@ -77,7 +77,7 @@ async fn memberships(
     let read = |row: &Row| {
         Ok(match (value(row, 0)?, value(row, 1)?) {
             (false, _) => Membership::Missing,
-            (true, false) => Membership::Lacking,
+            (true, false) => Membership::NotAdmin,
             (true, true) => Membership::Admin,
         })
     };
@@ -88,16 +88,16 @@ async fn tokens(
     session: &Session<'_>,
     schema: Schema,
     id: &str,
-    names: &Names,
+    names: &TokenNames,
 ) -> Result<Vec<Token>, DatabaseErrorKind> {
-    let full = match schema.scopes {
+    let unrestricted = match schema.scopes {
         Scopes::One(everything) => format!("scope::text = '{everything}'"),
         Scopes::Many(everything) => {
             format!("scopes::text[] @> ARRAY['{everything}'] AND allow_list::text[] @> ARRAY['*:*']")
         }
     };
     let sql = format!(
-        "SELECT id, hashed_secret, token_name, created_at, expires_at, lifetime_seconds, {full} FROM api_keys \
+        "SELECT id, hashed_secret, token_name, created_at, expires_at, lifetime_seconds, {unrestricted} FROM api_keys \
          WHERE user_id = $1::uuid AND login_type = 'token' AND token_name = ANY ($2)"
     );
     let both = names.both();
@@ -111,33 +111,33 @@ async fn tokens(
             created: value(row, 3)?,
             expires: value(row, 4)?,
             lifetime: SignedDuration::from_secs(value(row, 5)?),
-            full: value(row, 6)?,
+            unrestricted: value(row, 6)?,
         })
     };
     rows.iter().map(read).collect()
 }
 
-/// Ids travel as text, which every server reads.
+/// UUIDs are sent as text: the parameter has the type TEXT, and the server converts it.
 fn uuid_as_text(sql: &str) -> String {
     sql.replace("$1::uuid", "$1::text::uuid")
 }
 
-/// The id of the deployment, when it has one already.
+/// UUID of the deployment. `None` if coderd has not written it yet.
 pub(super) async fn deployment_id(session: &Session<'_>) -> Result<Option<String>, DatabaseErrorKind> {
     let sql = "SELECT value::text FROM site_configs WHERE key = 'deployment_id'";
     let rows = session.query("read the deployment's id", sql, &[]).await?;
     rows.first().map(|row| value(row, 0)).transpose()
 }
 
-/// Whether a migration of coderd was cut short.
+/// Whether a migration of coderd was interrupted.
 pub(super) async fn is_dirty(session: &Session<'_>) -> Result<bool, DatabaseErrorKind> {
     let sql = "SELECT coalesce(bool_or(dirty), true) FROM schema_migrations";
     let rows = session.query("look at coderd's migrations", sql, &[]).await?;
     rows.first().map_or(Ok(true), |row| value(row, 0))
 }
 
-/// Makes the account unless somebody else just did, and locks it, so that two operators take turns. Gives
-/// whether it was made.
+/// Creates the account unless another operator just did, and locks it, so that operators take turns. Returns whether
+/// the account was created.
 pub(super) async fn lock_account(
     session: &Session<'_>,
     schema: Schema,
@@ -161,7 +161,7 @@ pub(super) async fn lock_account(
     Ok(made > 0)
 }
 
-/// Puts the account right.
+/// Restores the fields of the account.
 pub(super) async fn repair_account(
     session: &Session<'_>,
     schema: Schema,
@@ -180,7 +180,7 @@ pub(super) async fn repair_account(
     session.execute("repair its account", &sql, &params).await.map(drop)
 }
 
-/// Joins every organization, and becomes administrator where it is not. Gives how many of each.
+/// Joins every organization, and takes the administrator role where it is missing. Returns the number of each.
 pub(super) async fn join(
     session: &Session<'_>,
     schema: Schema,
@@ -205,7 +205,7 @@ pub(super) async fn join(
     Ok((joined, promoted))
 }
 
-/// Removes tokens of the account by their ids.
+/// Deletes tokens of the account by id.
 pub(super) async fn remove_tokens(
     session: &Session<'_>,
     id: &str,
@@ -217,7 +217,7 @@ pub(super) async fn remove_tokens(
     session.execute("remove its old tokens", sql, &params).await
 }
 
-/// Gives a token its final name.
+/// Renames a token of the account.
 pub(super) async fn rename_token(
     session: &Session<'_>,
     id: &str,
@@ -232,7 +232,7 @@ pub(super) async fn rename_token(
     session.execute("rename its token", sql, &params).await.map(drop)
 }
 
-/// A token to write.
+/// A token to insert.
 pub(super) struct NewToken<'a> {
     pub(super) token: &'a SecretString,
     pub(super) name: &'a str,
@@ -249,7 +249,7 @@ pub(super) async fn insert_token(
 ) -> Result<(), DatabaseErrorKind> {
     const DOING: &str = "make its token";
     let NewToken { token, name, now, expires, lifetime } = new;
-    let parts = Parts::of(token).ok_or(DatabaseErrorKind::Unexpected(DOING))?;
+    let parts = TokenParts::of(token).ok_or(DatabaseErrorKind::Unexpected(DOING))?;
     let (columns, values) = match schema.scopes {
         Scopes::One(everything) => ("scope", format!("'{everything}'")),
         Scopes::Many(everything) => {

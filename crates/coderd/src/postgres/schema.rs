@@ -1,5 +1,7 @@
-//! What coderd's tables look like here. They differ from release to release, so they are looked at before anything
-//! is written, and what cannot be understood is an error that names it.
+//! The shape of the tables of coderd, which differs between releases.
+//!
+//! It is read from the catalog before anything is written. A shape that this release does not understand is an error
+//! that names the column or label, and nothing is written.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +11,14 @@ use tokio_postgres::types::Type;
 use super::error::DatabaseErrorKind;
 use super::session::{Session, value};
 
-/// One row a column, of the tables as this user finds them.
+/// One row for each column of the tables as the user sees them, and whether an INSERT must give it a value.
 const COLUMNS: &str = "\
     SELECT t.name, a.attname::text, a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' \
     FROM unnest($1::text[]) AS t (name) \
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = to_regclass(t.name) \
     WHERE a.attnum > 0 AND NOT a.attisdropped";
 
-/// One row a label that matters, and whether the deployment's id may be read.
+/// One row for each enum label that matters, and one if the table with the deployment id may be read.
 const LABELS: &str = "\
     SELECT t.name || '.' || e.enumlabel \
     FROM unnest(ARRAY['user_status', 'login_type', 'api_key_scope']) AS t (name) \
@@ -56,33 +58,33 @@ const KEYS: [&str; 11] = [
     "token_name",
 ];
 
-/// What differs between the releases that can be worked with.
+/// What differs between the supported releases of coderd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Schema {
-    /// Accounts have a name besides the username.
+    /// Whether `users` has the column `name`, beside the username.
     pub(super) users_have_names: bool,
-    /// Organizations can be deleted.
-    pub(super) organizations_are_kept: bool,
+    /// Whether deleted organizations stay as rows that are marked.
+    pub(super) organizations_have_deleted: bool,
     pub(super) scopes: Scopes,
     pub(super) deployment_id: bool,
 }
 
-/// How a token that may do everything is written.
+/// How a token with all permissions is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scopes {
-    /// One scope in the column `scope`, and everything is called this.
+    /// One scope in the column `scope`, with this label.
     One(&'static str),
-    /// `scopes` and `allow_list`.
+    /// A list in the columns `scopes` and `allow_list`, with this label.
     Many(&'static str),
 }
 
-/// The tables as they were found: for each its columns, and whether a new row has to name them.
-pub(super) struct Found {
+/// The catalog as it was read: the columns of each table, and whether an INSERT must give them a value.
+pub(super) struct Catalog {
     columns: BTreeMap<String, BTreeMap<String, bool>>,
     labels: Vec<String>,
 }
 
-impl Found {
+impl Catalog {
     pub(super) async fn read(session: &Session<'_>) -> Result<Self, DatabaseErrorKind> {
         const DOING: &str = "look at coderd's tables";
         let rows = session.query(DOING, COLUMNS, &[(&TABLES.as_slice(), Type::TEXT_ARRAY)]).await?;
@@ -97,7 +99,7 @@ impl Found {
         Ok(Self { columns, labels })
     }
 
-    /// Whether coderd has ever set up this database.
+    /// Whether coderd has ever migrated this database.
     pub(super) fn migrated(&self) -> bool {
         self.columns.contains_key("schema_migrations")
             && self.columns.contains_key("users")
@@ -112,14 +114,14 @@ impl Found {
         self.labels.iter().any(|found| found == label)
     }
 
-    /// What is needed to take tokens away.
+    /// Checks what revocation needs, which is less than creation needs.
     pub(super) fn check_revocation(&self) -> Result<(), DatabaseErrorKind> {
         self.need("users", &["id", "email", "is_system", "deleted", "status", "rbac_roles", "updated_at"])?;
         self.need("api_keys", &["id", "user_id", "login_type", "token_name", "expires_at"])?;
         self.need_labels(&["user_status.suspended", "login_type.token"])
     }
 
-    /// What is needed to make an account and its tokens.
+    /// Checks what the creation of an account and a token needs.
     pub(super) fn check(&self) -> Result<Schema, DatabaseErrorKind> {
         if !self.migrated() {
             return Err(DatabaseErrorKind::NotMigrated("its tables are not there"));
@@ -130,12 +132,12 @@ impl Found {
         self.need("api_keys", &KEYS)?;
         self.need_labels(&["user_status.active", "login_type.none", "login_type.token"])?;
         let scopes = self.scopes()?;
-        self.no_others("users", &[&USERS[..], &USERS_OPTIONAL].concat())?;
-        self.no_others("organization_members", &MEMBERS)?;
-        self.no_others("api_keys", &[&KEYS[..], &["scope", "scopes", "allow_list"]].concat())?;
+        self.reject_unknown_required("users", &[&USERS[..], &USERS_OPTIONAL].concat())?;
+        self.reject_unknown_required("organization_members", &MEMBERS)?;
+        self.reject_unknown_required("api_keys", &[&KEYS[..], &["scope", "scopes", "allow_list"]].concat())?;
         Ok(Schema {
             users_have_names: self.has("users", "name"),
-            organizations_are_kept: self.has("organizations", "deleted"),
+            organizations_have_deleted: self.has("organizations", "deleted"),
             scopes,
             deployment_id: self.has_label("site_configs")
                 && self.has("site_configs", "key")
@@ -173,8 +175,8 @@ impl Found {
         }
     }
 
-    /// A new row can be written only when every column that has to be named is known.
-    fn no_others(&self, table: &str, known: &[&str]) -> Result<(), DatabaseErrorKind> {
+    /// An INSERT is possible only if every column that needs a value is known.
+    fn reject_unknown_required(&self, table: &str, known: &[&str]) -> Result<(), DatabaseErrorKind> {
         let columns = self.columns.get(table).into_iter().flatten();
         match columns.filter(|(_, named)| **named).find(|(column, _)| !known.contains(&column.as_str())) {
             None => Ok(()),

@@ -1,8 +1,8 @@
-//! One connection for one call: made, used and closed within its deadlines.
+//! One connection for one call: opened, used and closed within its deadlines.
 //!
-//! Every step passes [`Session::step`], which counts it and can make it fail before and after its effect. Nothing
-//! waits longer than its deadline, and a wait that is given up drops the connection. The server has the same
-//! deadlines, so that nothing goes on there for nobody.
+//! Every step passes [`Session::step`], which counts it and can make it fail before and after its effect. A wait that
+//! reaches its deadline drops the connection. The server has the same deadlines, so that it does not continue work
+//! whose result nobody waits for.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,22 +24,22 @@ use super::tls::Tls;
 use super::{COMMIT, CONNECT, PostgresSettings};
 use crate::{Call, EXIT_CODE, Fault};
 
-/// How much later than the server we give up: its own answer says more than silence.
+/// How much later than the server this side gives up. The error of the server says more than a timeout here.
 const GRACE: Duration = Duration::from_millis(250);
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const APPLICATION: &str = "coder-k8s";
 
-/// A value and its type, for a statement.
+/// A value and its type for a statement.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// A connection inside a transaction.
+/// A connection with an open transaction.
 pub(super) struct Session<'a> {
     client: Client,
     driver: Driver,
     scope: Scope<'a>,
 }
 
-/// What is the same for all steps of one call.
+/// What all steps of one call share.
 #[derive(Clone, Copy)]
 pub(super) struct Scope<'a> {
     settings: &'a PostgresSettings,
@@ -63,26 +63,30 @@ impl<'a> Scope<'a> {
         Error { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain }
     }
 
-    /// Runs one step: within the time of the whole call, counted, and with the faults that tests ask for.
+    /// Runs one step within the deadline of the whole call, with the faults that tests inject.
     async fn step<T>(
         &self,
         call: Call,
         work: impl Future<Output = Result<T, DatabaseErrorKind>>,
     ) -> Result<T, Error> {
-        let mut ticket =
-            Ticket { settings: self.settings, call, started: std::time::Instant::now(), outcome: "canceled" };
+        let mut timer = StepTimer {
+            settings: self.settings,
+            call,
+            started: std::time::Instant::now(),
+            outcome: "canceled",
+        };
         let mut sent = false;
         let faulty = async {
             let faults = self.settings.faults.as_ref();
-            struck(faults.and_then(|faults| faults.before(&call))).await?;
+            inject(faults.and_then(|faults| faults.before(&call))).await?;
             sent = true;
             let result = work.await;
-            struck(faults.and_then(|faults| faults.after(&call))).await?;
+            inject(faults.and_then(|faults| faults.after(&call))).await?;
             result
         };
         let result = timeout_at(self.until, faulty).await;
         let result = result.unwrap_or_else(|_| Err(DatabaseErrorKind::Timeout(self.settings.whole)));
-        ticket.outcome = result.as_ref().map_or_else(|kind| kind.reason().as_str(), |_| "ok");
+        timer.outcome = result.as_ref().map_or_else(|kind| kind.reason().as_str(), |_| "ok");
         result.map_err(|kind| {
             let error = self.error(call, kind);
             Error { uncertain: error.uncertain && sent, ..error }
@@ -91,13 +95,13 @@ impl<'a> Scope<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Connects and begins a transaction.
+    /// Connects. The transaction begins with [`Session::begin`].
     pub(super) async fn open(scope: Scope<'a>, ca: Option<&[u8]>) -> Result<Self, Error> {
         let Scope { settings, dsn, .. } = scope;
         let allowed = dsn.connect_timeout.map_or(settings.connect, |asked| asked.min(settings.connect));
         let connected = async {
             let tls = Tls::of(dsn, ca)?;
-            // On the heap: TLS makes it large, and it is short-lived.
+            // Boxed: TLS makes this future large, and every caller would carry its size.
             let connecting = Box::pin(connect(settings, dsn, tls, allowed));
             let connected = timeout(allowed, connecting).await;
             connected.unwrap_or(Err(DatabaseErrorKind::Timeout(allowed)))
@@ -115,8 +119,8 @@ impl<'a> Session<'a> {
         self.scope.step(call, work).await
     }
 
-    /// Begins the transaction of the call. Its deadlines and the URL's own settings hold for it alone, so that a
-    /// pooler in between hands on a clean connection.
+    /// Begins the transaction. The deadlines and the settings of the URL apply to this transaction only, so that a
+    /// pooler in between gets back a clean connection.
     pub(super) async fn begin(&self) -> Result<(), DatabaseErrorKind> {
         let PostgresSettings { statement, whole, .. } = self.scope.settings;
         let (limit, idle) = (statement.as_millis().max(1), whole.as_millis().max(1));
@@ -154,12 +158,12 @@ impl<'a> Session<'a> {
         self.bounded(doing, self.client.execute_typed(sql, params)).await
     }
 
-    /// Makes what was written last.
+    /// Commits the transaction.
     pub(super) async fn commit(&self) -> Result<(), Error> {
         self.step(COMMIT, self.bounded("commit", self.client.batch_execute("COMMIT"))).await
     }
 
-    /// Ends the connection. What was not committed is gone.
+    /// Closes the connection. What was not committed is rolled back.
     pub(super) async fn close(self) {
         let Self { client, mut driver, scope } = self;
         let goodbye = async {
@@ -167,7 +171,7 @@ impl<'a> Session<'a> {
             drop(client);
             let _ = (&mut driver.0).await;
         };
-        let _ = timeout_at((Instant::now() + GOODBYE).min(scope.until), goodbye).await;
+        let _ = timeout_at((Instant::now() + CLOSE_TIMEOUT).min(scope.until), goodbye).await;
     }
 
     async fn bounded<T>(
@@ -184,13 +188,13 @@ impl<'a> Session<'a> {
     }
 }
 
-/// A value of a row, as a type.
+/// Decodes a value of a row.
 pub(super) fn value<'r, T: FromSql<'r>>(row: &'r Row, index: usize) -> Result<T, DatabaseErrorKind> {
     row.try_get(index)
         .map_err(|_| DatabaseErrorKind::unknown("a value is of another type than it always was"))
 }
 
-/// Drives the connection; without it there is none.
+/// The task that drives the connection. The connection ends when it is dropped.
 struct Driver(JoinHandle<()>);
 
 impl Drop for Driver {
@@ -224,7 +228,7 @@ async fn dial(
     })?;
     let mut last = DatabaseErrorKind::Unreachable(format!("the name `{}` has no address", dsn.dial));
     let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
-    // One that does not answer leaves time for the others.
+    // Each address gets an equal share of the time, so that one that does not answer leaves time for the others.
     let each = allowed.saturating_sub(began.elapsed()) / count;
     for address in addresses {
         match timeout(each, TcpStream::connect(address)).await {
@@ -261,7 +265,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut config = Config::new();
-    // The stream is encrypted already where it has to be.
+    // The TLS handshake is done by now; the driver must not ask for it again.
     config.ssl_mode(SslMode::Disable).user(&dsn.user).application_name(APPLICATION);
     config.dbname(dsn.database.as_deref().unwrap_or(&dsn.user));
     if let Some(password) = &dsn.password {
@@ -273,14 +277,14 @@ where
     let connected = config.connect_raw(stream, NoTls).await;
     let (client, connection) = connected.map_err(|error| classify::connecting(&error, dsn, allowed))?;
     let driver = tokio::spawn(async move {
-        // Whoever waits for an answer hears of it too.
+        // The error also reaches whoever waits for an answer, so it is ignored here.
         let _ = connection.await;
     });
     Ok((client, Driver(driver)))
 }
 
-/// What a test made go wrong.
-async fn struck(fault: Option<Fault>) -> Result<(), DatabaseErrorKind> {
+/// Applies an injected fault.
+async fn inject(fault: Option<Fault>) -> Result<(), DatabaseErrorKind> {
     match fault {
         None => Ok(()),
         Some(Fault::Delay(delay)) => {
@@ -294,15 +298,15 @@ async fn struck(fault: Option<Fault>) -> Result<(), DatabaseErrorKind> {
     }
 }
 
-/// Measures one step and counts it when dropped.
-struct Ticket<'a> {
+/// Reports a step when dropped, so that a cancelled step is counted too.
+struct StepTimer<'a> {
     settings: &'a PostgresSettings,
     call: Call,
     started: std::time::Instant,
     outcome: &'static str,
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for StepTimer<'_> {
     fn drop(&mut self) {
         let (call, outcome, took) = (self.call.name, self.outcome, self.started.elapsed());
         if let Some(observer) = &self.settings.observer {

@@ -1,8 +1,7 @@
-//! The encrypted connection, with as much verification as the connection URL asks for.
+//! TLS to the database, with as much verification as the connection URL asks for.
 //!
-//! `require` checks nobody, as with coderd's driver; with an authority it means `verify-ca`. `verify-ca` checks who
-//! signed the certificate and `verify-full` its name too. Without an authority those two trust whom the system
-//! trusts.
+//! `require` verifies nothing, as in the driver of coderd; with a CA it means `verify-ca`. `verify-ca` verifies who
+//! signed the certificate, and `verify-full` its name too. Without a CA both use the root certificates of the system.
 
 use std::io;
 use std::sync::Arc;
@@ -23,10 +22,10 @@ use super::classify;
 use super::dsn::{BadDsn, Dsn, TlsMode};
 use super::error::DatabaseErrorKind;
 
-/// The message that asks a server for TLS: its length, and a code in place of a protocol version.
+/// The SSLRequest message of the Postgres protocol: its length, and a code in place of a protocol version.
 const REQUEST: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
 
-/// What is needed for the handshake; None when the URL asks for a plain connection.
+/// The configuration of the handshake.
 pub(super) struct Tls {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -58,7 +57,7 @@ impl Tls {
         Ok(Some(Self { config: Arc::new(config), name }))
     }
 
-    /// Asks for TLS and shakes hands.
+    /// Asks the server for TLS and performs the handshake.
     pub(super) async fn connect(
         self,
         mut stream: TcpStream,
@@ -75,7 +74,7 @@ impl Tls {
                 let text = "the server does not speak TLS; enable it there, or use sslmode=disable";
                 return Err(DatabaseErrorKind::Tls(text.to_owned()));
             }
-            // An error message in place of the answer, as from a server that cannot serve.
+            // An ErrorResponse in place of the answer, for example from a server that is shutting down.
             [b'E'] => return Err(DatabaseErrorKind::Unreachable("the server does not serve now".to_owned())),
             _ => return Err(DatabaseErrorKind::Unexpected("ask for TLS")),
         }
@@ -115,7 +114,7 @@ fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, DatabaseErrorKind> {
     Ok(roots)
 }
 
-/// Checks who signed the certificate, or nothing at all; never the name in it.
+/// Verifies who signed the certificate, or nothing at all. Never verifies the name.
 #[derive(Debug)]
 struct Verifier {
     roots: Option<RootCertStore>,

@@ -1,4 +1,4 @@
-//! The text of a token: an id and a secret, as coderd makes them.
+//! The text of a token, `<id>-<secret>` as coderd creates it, and the two names that a token may have.
 
 use rustls::crypto::aws_lc_rs;
 use secrecy::zeroize::Zeroizing;
@@ -8,22 +8,23 @@ use sha2::{Digest as _, Sha256};
 use super::error::DatabaseErrorKind;
 
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-/// The largest multiple of 62 that a byte can count to: above it, some characters would come more often.
-const FAIR: u8 = 248;
+/// The largest multiple of 62 in a byte. Larger bytes are skipped, because they would make some characters more
+/// likely.
+const UNBIASED_BYTES: u8 = 248;
 const ID: usize = 10;
 const SECRET: usize = 22;
-/// What is next to the name of the token that is to take its place.
-const NEXT: &str = "-next";
+/// Suffix of the name of a token that will replace the one with the plain name.
+const NEXT_SUFFIX: &str = "-next";
 
-/// A token taken apart. coderd keeps the digest of the secret alone.
+/// A token, split. coderd stores the digest of the secret only.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Parts {
+pub(super) struct TokenParts {
     pub(super) id: String,
     pub(super) digest: [u8; 32],
 }
 
-impl Parts {
-    /// None when it is no token.
+impl TokenParts {
+    /// `None` if the text is not a token.
     pub(super) fn of(token: &SecretString) -> Option<Self> {
         let (id, secret) = token.expose_secret().trim().split_once('-')?;
         (!id.is_empty() && !secret.is_empty())
@@ -31,7 +32,7 @@ impl Parts {
     }
 }
 
-/// A new token.
+/// Creates a random token.
 pub(super) fn make() -> Result<SecretString, DatabaseErrorKind> {
     let [id, secret] = [random(ID)?, random(SECRET)?];
     Ok(SecretString::from(format!("{}-{}", *id, *secret)))
@@ -43,7 +44,7 @@ fn random(length: usize) -> Result<Zeroizing<String>, DatabaseErrorKind> {
     let mut bytes = Zeroizing::new([0_u8; 64]);
     while text.len() < length {
         source.fill(bytes.as_mut_slice()).map_err(|_| DatabaseErrorKind::Unexpected("make a token"))?;
-        let fair = bytes.iter().filter(|byte| **byte < FAIR);
+        let fair = bytes.iter().filter(|byte| **byte < UNBIASED_BYTES);
         let characters = fair.filter_map(|byte| ALPHABET.get(usize::from(*byte) % ALPHABET.len()));
         let missing = length - text.len();
         text.extend(characters.take(missing).map(|byte| char::from(*byte)));
@@ -51,19 +52,20 @@ fn random(length: usize) -> Result<Zeroizing<String>, DatabaseErrorKind> {
     Ok(text)
 }
 
-/// The two names that the tokens of one control plane may have.
+/// The two names that tokens of one control plane have. Two, because a new token exists beside the old one until it
+/// is proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Names {
+pub(super) struct TokenNames {
     pub(super) plain: String,
     pub(super) next: String,
 }
 
-impl Names {
+impl TokenNames {
     pub(super) fn of(name: &str) -> Self {
-        Self { plain: name.to_owned(), next: format!("{name}{NEXT}") }
+        Self { plain: name.to_owned(), next: format!("{name}{NEXT_SUFFIX}") }
     }
 
-    /// The one that is not this one.
+    /// The name that is free while a token has this one.
     pub(super) fn other(&self, name: &str) -> &str {
         if name == self.plain { &self.next } else { &self.plain }
     }
@@ -90,12 +92,12 @@ mod tests {
             seen.extend(secret.chars());
         }
         assert_eq!(seen.len(), ALPHABET.len(), "every character comes up");
-        assert_eq!(usize::from(FAIR) % ALPHABET.len(), 0, "and none more often than another");
+        assert_eq!(usize::from(UNBIASED_BYTES) % ALPHABET.len(), 0, "and none more often than another");
     }
 
     #[test]
     fn a_token_is_taken_apart_at_its_first_dash() {
-        let parts = |text: &str| Parts::of(&SecretString::from(text));
+        let parts = |text: &str| TokenParts::of(&SecretString::from(text));
         let whole = parts(" id-sec-ret\n").unwrap();
         assert_eq!(whole.id, "id");
         assert_eq!(whole.digest, <[u8; 32]>::from(Sha256::digest("sec-ret")));
@@ -106,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_other_name_is_always_the_one_that_is_free() {
-        let names = Names::of("a");
+        let names = TokenNames::of("a");
         assert_eq!(names.both(), ["a", "a-next"]);
         assert_eq!((names.other("a"), names.other("a-next")), ("a-next", "a"));
     }

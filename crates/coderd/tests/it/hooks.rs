@@ -44,7 +44,7 @@ async fn faults_strike_before_or_after_the_effect() {
         let client = Connector::new(settings).client(&target, Some(&sim.owner_token())).unwrap();
         client.me().await.unwrap();
         let error = client.create_provisioner_key("default", "key", &BTreeMap::new()).await.unwrap_err();
-        assert_eq!((error.reason(), sim.keys().len()), (reason, keys), "{before:?} {after:?}");
+        assert_eq!((error.reason().as_str(), sim.keys().len()), (reason, keys), "{before:?} {after:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coder_k8s_coderd::postgres::{Postgres, PostgresSettings};
 use coder_k8s_coderd::{Call, Fault, Faults, Observer, Resolve, Retry};
-use coder_k8s_testbed::postgres::{Outage, Postgres as Server, Proxy, shared};
+use coder_k8s_testbed::postgres::{Postgres as Server, Proxy, Trouble, shared};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
@@ -25,28 +25,28 @@ async fn troubles_of_the_network_are_told_in_time_and_got_over() {
     let through = dsn(&scene.database.url_through(proxy.port()));
     let operator = Postgres::new(hasty());
     for (trouble, reason, uncertain, written) in [
-        (Outage::Close, "DatabaseUnreachable", false, false),
-        (Outage::Hang, "DatabaseTimeout", false, false),
-        (Outage::CutBefore("BEGIN"), "DatabaseUnreachable", false, false),
-        (Outage::CutBefore("FOR UPDATE"), "DatabaseUnreachable", false, false),
-        (Outage::CutAfter("INSERT INTO api_keys"), "DatabaseUnreachable", false, false),
-        (Outage::SilentAfter("INSERT INTO api_keys"), "DatabaseTimeout", false, false),
-        (Outage::CutBefore("COMMIT"), "DatabaseUnreachable", true, false),
-        (Outage::CutAfter("COMMIT"), "DatabaseUnreachable", true, true),
-        (Outage::SilentAfter("COMMIT"), "DatabaseTimeout", true, true),
+        (Trouble::Close, "DatabaseUnreachable", false, false),
+        (Trouble::Hang, "DatabaseTimeout", false, false),
+        (Trouble::CutBefore("BEGIN"), "DatabaseUnreachable", false, false),
+        (Trouble::CutBefore("FOR UPDATE"), "DatabaseUnreachable", false, false),
+        (Trouble::CutAfter("INSERT INTO api_keys"), "DatabaseUnreachable", false, false),
+        (Trouble::SilentAfter("INSERT INTO api_keys"), "DatabaseTimeout", false, false),
+        (Trouble::CutBefore("COMMIT"), "DatabaseUnreachable", true, false),
+        (Trouble::CutAfter("COMMIT"), "DatabaseUnreachable", true, true),
+        (Trouble::SilentAfter("COMMIT"), "DatabaseTimeout", true, true),
     ] {
         let before = scene.tokens().await;
         proxy.set(trouble);
         let began = Instant::now();
         let error = operator.ensure(&through, None, &scene.wanted(Some(&held))).await.unwrap_err();
         assert!(began.elapsed() < AT_MOST, "{trouble:?} took {:?}", began.elapsed());
-        let seen = (error.reason(), error.may_have_happened(), error.retry(), error.stalled());
+        let seen = (error.reason().as_str(), error.may_have_happened(), error.retry(), error.stalled());
         assert_eq!(seen, (reason, uncertain, Retry::Backoff, false), "{trouble:?}: {error}");
         assert!(error.to_string().contains(scene.database.name()), "{error}");
         assert_eq!(scene.tokens().await != before, written, "{trouble:?}");
         assert!(scene.accepts(&held).await, "{trouble:?} withdrew what worked");
     }
-    proxy.set(Outage::None);
+    proxy.set(Trouble::None);
     let next = operator.ensure(&through, None, &scene.wanted(Some(&held))).await.unwrap();
     operator.ensure(&through, None, &scene.wanted(Some(&next.token))).await.unwrap();
     assert_eq!(scene.token_names().await, [NAME]);
@@ -58,7 +58,7 @@ async fn a_first_token_whose_commit_was_not_heard_of_is_replaced_by_one() {
     let scene = Scene::new().await;
     let proxy = Proxy::start(shared().await.port()).await.unwrap();
     let through = dsn(&scene.database.url_through(proxy.port()));
-    proxy.set(Outage::CutAfter("COMMIT"));
+    proxy.set(Trouble::CutAfter("COMMIT"));
     for _ in 0..3 {
         let error = scene.operator.ensure(&through, None, &scene.wanted(None)).await.unwrap_err();
         assert!(error.may_have_happened());
@@ -78,7 +78,7 @@ async fn a_server_that_is_not_there_or_not_known_is_unreachable() {
     let operator = Postgres::new(settings);
     for url in [&url, "postgres://u:p@db.example/c", "postgres://u:p@127.0.0.1:1/c?sslmode=disable"] {
         let error = operator.revoke(&dsn(url), None, NAME).await.unwrap_err();
-        assert_eq!(error.reason(), "DatabaseUnreachable", "{error}");
+        assert_eq!(error.reason().as_str(), "DatabaseUnreachable", "{error}");
     }
 }
 
@@ -87,7 +87,7 @@ struct Unknown;
 
 impl Resolve for Unknown {
     fn resolve(&self, _: String, _: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
-        Box::pin(async { Err(io::DatabaseErrorKind::NotFound.into()) })
+        Box::pin(async { Err(io::ErrorKind::NotFound.into()) })
     }
 }
 
@@ -117,7 +117,7 @@ async fn a_lock_that_somebody_holds_is_not_waited_for_forever() {
         holder.batch_execute(&format!("BEGIN; {lock}")).await.unwrap();
         let began = Instant::now();
         let error = operator.ensure(&scene.dsn, None, &scene.wanted(existing)).await.unwrap_err();
-        assert_eq!(error.reason(), "DatabaseTimeout", "{lock}: {error}");
+        assert_eq!(error.reason().as_str(), "DatabaseTimeout", "{lock}: {error}");
         assert!(began.elapsed() < AT_MOST, "{lock}");
         holder.batch_execute("ROLLBACK").await.unwrap();
         assert!(scene.accepts(&token).await, "{lock}");
@@ -142,7 +142,7 @@ async fn the_whole_call_has_a_deadline_too() {
     let settings = PostgresSettings { whole: Duration::from_millis(450), ..PostgresSettings::default() };
     let began = Instant::now();
     let error = Postgres::new(settings).ensure(&scene.dsn, None, &scene.wanted(None)).await.unwrap_err();
-    assert_eq!((error.reason(), error.may_have_happened()), ("DatabaseTimeout", false));
+    assert_eq!((error.reason().as_str(), error.may_have_happened()), ("DatabaseTimeout", false));
     assert!(began.elapsed() < Duration::from_secs(2));
     assert!(scene.tokens().await.is_empty());
 }
@@ -163,14 +163,14 @@ async fn refusals_of_the_server_have_their_words() {
         (nowhere, "DatabaseUnreachable"),
     ] {
         let error = scene.operator.ensure(&dsn(&url), None, &scene.wanted(None)).await.unwrap_err();
-        assert_eq!(error.reason(), reason, "{error}");
+        assert_eq!(error.reason().as_str(), reason, "{error}");
     }
 
     scene.sql(&format!("ALTER ROLE {role} SET default_transaction_read_only = on")).await;
     let kept = scene.ensure(Some(&token)).await.unwrap();
     assert!(kept.changes.is_empty(), "to read is enough when nothing has to be written");
     let error = scene.ensure(None).await.unwrap_err();
-    assert_eq!((error.reason(), error.stalled()), ("DatabaseReadOnly", true));
+    assert_eq!((error.reason().as_str(), error.stalled()), ("DatabaseReadOnly", true));
     scene.sql(&format!("ALTER ROLE {role} RESET default_transaction_read_only")).await;
 
     scene
@@ -185,10 +185,10 @@ async fn refusals_of_the_server_have_their_words() {
         .replace(&format!("{role}:{}", scene.database.password()), &format!("{role}_reader:x")));
     assert!(scene.ensure(Some(&token)).await.unwrap().changes.is_empty());
     let error = scene.ensure(None).await.unwrap_err();
-    assert_eq!((error.reason(), error.stalled()), ("DatabasePermissionDenied", true), "{error}");
+    assert_eq!((error.reason().as_str(), error.stalled()), ("DatabasePermissionDenied", true), "{error}");
     scene.sql(&format!("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}_reader")).await;
     let error = scene.ensure(Some(&token)).await.unwrap_err();
-    assert_eq!(error.reason(), "DatabasePermissionDenied", "{error}");
+    assert_eq!(error.reason().as_str(), "DatabasePermissionDenied", "{error}");
     scene.sql(&format!("DROP OWNED BY {role}_reader; DROP ROLE {role}_reader")).await;
     scene.dsn = own;
     assert!(scene.accepts(&token).await);
@@ -200,7 +200,7 @@ async fn a_server_that_is_full_is_waited_for() {
     let role = scene.database.name();
     scene.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT 0")).await;
     let error = scene.ensure(None).await.unwrap_err();
-    assert_eq!((error.reason(), error.stalled()), ("DatabaseUnreachable", false), "{error}");
+    assert_eq!((error.reason().as_str(), error.stalled()), ("DatabaseUnreachable", false), "{error}");
 }
 
 /// One fault for one step.

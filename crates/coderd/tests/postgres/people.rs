@@ -34,7 +34,7 @@ async fn an_account_of_a_person_with_our_name_or_address_is_refused_and_left_alo
         scene.account(username, email, is_system).await;
         let before = scene.fingerprint().await;
         let error = scene.ensure(None).await.unwrap_err();
-        assert_eq!((error.reason(), error.stalled()), ("AccountTaken", true), "{username} {email}");
+        assert_eq!((error.reason().as_str(), error.stalled()), ("AccountTaken", true), "{username} {email}");
         assert!(error.to_string().contains(named), "{error}");
         assert_eq!(scene.revoke(NAME).await.unwrap(), 0, "{username} {email}");
         assert_eq!(scene.fingerprint().await, before, "{username} {email}");
@@ -48,7 +48,7 @@ async fn a_person_who_takes_our_name_later_stops_the_repair_and_not_the_account(
     scene.sql(&format!("UPDATE users SET username = 'renamed' WHERE email = '{EMAIL}'")).await;
     scene.account(USERNAME, "ann@example.com", false).await;
     let before = scene.fingerprint().await;
-    assert_eq!(scene.ensure(Some(&token)).await.unwrap_err().reason(), "AccountTaken");
+    assert_eq!(scene.ensure(Some(&token)).await.unwrap_err().reason().as_str(), "AccountTaken");
     assert_eq!(scene.fingerprint().await, before);
     assert!(scene.accepts(&token).await, "what works is not withdrawn");
 }

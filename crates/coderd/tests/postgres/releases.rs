@@ -89,7 +89,7 @@ async fn access_survives_the_upgrade_of_coderd() {
 async fn a_coderd_that_is_too_old_is_told_by_the_column_that_it_lacks() {
     let scene = Scene::at(Some(307)).await;
     let error = scene.ensure(None).await.unwrap_err();
-    assert_eq!(error.reason(), "SchemaUnknown");
+    assert_eq!(error.reason().as_str(), "SchemaUnknown");
     assert!(error.stalled() && error.to_string().contains("users.is_system"), "{error}");
     assert_eq!(scene.revoke(NAME).await.unwrap(), 0, "there is nothing of ours in there");
 }
@@ -136,7 +136,7 @@ impl Scene {
     async fn is_not_known(&self, named: &str) {
         let before = self.fingerprint().await;
         let error = self.ensure(None).await.unwrap_err();
-        assert_eq!(error.reason(), "SchemaUnknown", "{error}");
+        assert_eq!(error.reason().as_str(), "SchemaUnknown", "{error}");
         assert!(error.to_string().contains(named), "{named}: {error}");
         assert_eq!(self.fingerprint().await, before, "{named}");
     }
@@ -153,7 +153,7 @@ async fn a_new_column_with_a_default_does_no_harm() {
 async fn a_database_that_coderd_has_not_set_up_yet_is_waited_for() {
     let scene = Scene::of(shared().await.database().await.unwrap()).await;
     let error = scene.ensure(None).await.unwrap_err();
-    assert_eq!((error.reason(), error.stalled()), ("DatabaseNotMigrated", false));
+    assert_eq!((error.reason().as_str(), error.stalled()), ("DatabaseNotMigrated", false));
     assert_eq!(scene.revoke(NAME).await.unwrap(), 0);
 
     let scene = Scene::new().await;
@@ -167,7 +167,7 @@ async fn a_database_that_coderd_has_not_set_up_yet_is_waited_for() {
     ] {
         scene.sql(change).await;
         let error = scene.ensure(None).await.unwrap_err();
-        assert_eq!((error.reason(), error.stalled()), (reason, false), "{change}");
+        assert_eq!((error.reason().as_str(), error.stalled()), (reason, false), "{change}");
     }
     scene.sql("UPDATE organizations SET deleted = false").await;
     assert!(scene.ensure(None).await.unwrap().made);
@@ -177,7 +177,7 @@ async fn a_database_that_coderd_has_not_set_up_yet_is_waited_for() {
 async fn tables_in_another_schema_are_found_by_the_urls_search_path() {
     let mut scene = Scene::new().await;
     scene.sql("ALTER SCHEMA public RENAME TO coder").await;
-    assert_eq!(scene.ensure(None).await.unwrap_err().reason(), "DatabaseNotMigrated");
+    assert_eq!(scene.ensure(None).await.unwrap_err().reason().as_str(), "DatabaseNotMigrated");
     let role = scene.database.name().to_owned();
     scene.dsn = super::scene::dsn(&format!("{}&search_path=coder&role={role}", scene.database.url()));
     let wanted = TokenRequest { token_name: OTHER, ..scene.wanted(None) };

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::scene::{DAY, Scene};
 
-const OUTSIDE: &str = include_str!("../../../operator/tests/fixtures/existing_operator_outside.json");
+const OUTSIDE: &str = include_str!("../../../scenes/fixtures/go_operator_outside.json");
 /// The token in its Secret; all values in the recording are invented.
 const TOKEN: &str = "7RS6IcSy60-bzQ4nDAxeLSnHaa6dEj6SK";
 const TOKEN_NAME: &str = "coder-k8s-operator-34b18bd13bc56299";

@@ -32,7 +32,7 @@ async fn outcome(
         Postgres::new(PostgresSettings { resolver: Some(Arc::new(Here)), ..PostgresSettings::default() });
     match operator.revoke(&dsn(&url), ca.map(str::as_bytes), NAME).await {
         Ok(_) => ("ok", String::new()),
-        Err(error) => (error.reason(), error.to_string()),
+        Err(error) => (error.reason().as_str(), error.to_string()),
     }
 }
 

@@ -167,7 +167,7 @@ const WARN_DAYS: [(i64, Reason); 3] =
     [(1, Reason::ExpiresIn1Day), (7, Reason::ExpiresIn7Days), (30, Reason::ExpiresIn30Days)];
 
 /// Puts a report into a status, and says what follows from it.
-pub(super) fn set_conditions(
+pub fn set_conditions(
     object: &CoderControlPlane,
     report: &CoderdReport,
     conditions: &mut Conditions<'_>,

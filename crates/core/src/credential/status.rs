@@ -1,4 +1,4 @@
-//! What an object with a credential in coderd says about itself, whatever the kind.
+//! The conditions of an object with a credential in coderd, whatever the kind.
 
 use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
 
@@ -11,25 +11,25 @@ use crate::{
     workload,
 };
 
-/// How things stand with an object whose children could be written.
+/// What the Ready condition of an object rests on, once its children could be written.
 #[derive(Clone, Copy, Debug)]
 pub struct CredentialStanding<'a> {
-    /// What was found of the credential.
+    /// The state of the credential.
     pub verdict: &'a CredentialVerdict,
-    /// Whether it was last said to be as the spec asks.
+    /// Whether the condition of the credential is true on the status.
     pub said_good: bool,
-    /// The license, where one is needed.
+    /// The license gate. None: this object needs no license.
     pub gate: Option<&'a LicenseGate>,
-    /// Whether there is a Deployment, or an image to make one with.
+    /// Whether there is a Deployment, or an image to create one with.
     pub can_run: bool,
-    /// How far the pods are.
+    /// The rollout of the Deployment.
     pub rollout: &'a Rollout,
-    /// What they say, if they do not get on.
+    /// What pods that do not start report.
     pub pod_message: Option<&'a str>,
 }
 
 impl CredentialStanding<'_> {
-    /// Why the object is not as its spec asks. None: nothing is in the way.
+    /// Why the object is not ready. None: it is.
     pub fn not_ready(&self) -> Option<Verdict> {
         let verdict = self.verdict;
         let good = verdict.is_ready() || (verdict.stage == CredentialProgress::Unsure && self.said_good);
@@ -52,14 +52,14 @@ impl CredentialStanding<'_> {
         (!self.rollout.is_settled()).then(|| workload::unsettled(self.rollout, self.pod_message))
     }
 
-    /// The verdict about an object that nothing hinders.
+    /// The verdict about an object that is ready.
     pub fn ready(&self) -> Verdict {
         let (reason, message) = (self.rollout.reason(), self.rollout.message());
         Verdict { ready: true, progress: Progress::Settled, reason, message }
     }
 }
 
-/// Says that the object is going, and what holds it up.
+/// Reports that the object is being deleted, and what delays it.
 pub fn set_deleting(conditions: &mut Conditions<'_>, failure: Option<&Blocker>, verdict: &CredentialVerdict) {
     let (reason, message) = match failure {
         Some(failure) => (failure.reason, failure.message.clone()),
@@ -69,7 +69,7 @@ pub fn set_deleting(conditions: &mut Conditions<'_>, failure: Option<&Blocker>, 
     conditions.set(kind::RECONCILING, true, reason, message);
 }
 
-/// The control plane that an object names, if it can be used: it is there, and which deployment answers is known.
+/// The control plane that an object names, if it exists and its deployment ID is known.
 pub fn usable<'a>(
     name: &str,
     plane: Option<&'a CoderControlPlane>,
@@ -82,7 +82,7 @@ pub fn usable<'a>(
     }
 }
 
-/// Says whether the control plane can be used.
+/// Reports whether the control plane can be used.
 pub fn set_control_plane_ready<T>(conditions: &mut Conditions<'_>, name: &str, usable: Result<T, String>) {
     let (ready, reason, message) = match usable {
         Ok(_) => (true, Reason::ControlPlaneAvailable, format!("{name} can be used")),

@@ -1,4 +1,4 @@
-//! What to say about a credential of an object in coderd: the key of a pool, the registration of a proxy.
+//! What the conditions report about a credential in coderd.
 
 use crate::{
     condition::Conditions,
@@ -7,40 +7,40 @@ use crate::{
 };
 use coder_k8s_api::Reason;
 
-/// How things stand.
+/// The state of a credential, as conditions report it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialVerdict {
-    /// How far it is.
+    /// How far the credential has come.
     pub stage: CredentialProgress,
-    /// One word.
+    /// For the condition.
     pub reason: Reason,
-    /// A sentence, the same from try to try.
+    /// For the condition. The same text on every retry, so that the status is not rewritten.
     pub message: String,
-    /// Whether the wanted Secret holds the credential. None: not known, and said as before.
+    /// Whether the wanted Secret holds the credential. None: not known, and the condition stays as it is.
     pub in_place: Option<bool>,
 }
 
-/// How far it is.
+/// How far a credential has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CredentialProgress {
     /// The credential is as the spec asks, and in its Secret.
     Ready,
     /// It is being made.
     Working,
-    /// It cannot be told, or something that may pass is in the way. What works is left as it is.
+    /// The state is unknown, or a blocker may pass. What works is left as it is.
     Unsure,
-    /// Only a person can help.
+    /// Nothing moves until a person changes something.
     Stalled,
 }
 
-/// The conditions that a finding is told by.
+/// The condition types of one kind of credential.
 #[derive(Clone, Copy, Debug)]
 pub struct CredentialConditions {
     /// Whether coderd knows the credential.
     pub known: &'static str,
     /// Whether the Secret holds it.
     pub in_place: &'static str,
-    /// What is said when it does.
+    /// Message of `in_place` when it is true.
     pub held: &'static str,
 }
 
@@ -62,7 +62,7 @@ impl CredentialVerdict {
         Self { stage: CredentialProgress::Stalled, reason, message: message.into(), in_place: None }
     }
 
-    /// The Secret cannot be written. `field` chooses another one.
+    /// The Secret cannot be written. `field` of the spec chooses another one.
     pub(crate) fn blocked(place: &SecretDataRef, obstacle: &Obstacle, field: &str) -> Self {
         let name = &place.name;
         let message = match obstacle {
@@ -81,28 +81,38 @@ impl CredentialVerdict {
         Self { in_place: Some(false), ..Self::stalled(reason, message) }
     }
 
-    /// The same, held up by something that may pass.
+    /// An unknown state leaves an object as ready as it was; but not if its own record says that something else is wanted.
+    pub(crate) fn unless_recorded(self, is_wanted_on_record: bool) -> Self {
+        match self.stage {
+            CredentialProgress::Unsure if !is_wanted_on_record => {
+                Self { stage: CredentialProgress::Working, ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// The same verdict with the blocker of the last effect as its reason.
     #[must_use]
     pub fn delayed(self, blocker: Blocker) -> Self {
         let Blocker { reason, message, retry: _ } = blocker;
         if self.is_ready() { self } else { Self { reason, message, ..self } }
     }
 
-    /// Whether what the spec asks of the credential is true.
+    /// Whether the credential is as the spec asks.
     pub fn is_ready(&self) -> bool {
         self.stage == CredentialProgress::Ready
     }
 
-    /// Says it. What worked before and cannot be told now stays said as it was.
-    pub fn set_conditions(&self, conditions: &mut Conditions<'_>, told: &CredentialConditions) {
+    /// Sets the conditions. Keeps a true condition when the current state is unknown.
+    pub fn set_conditions(&self, conditions: &mut Conditions<'_>, types: &CredentialConditions) {
         let worked = |type_: &str| conditions.said(type_).is_some_and(|said| said.status == "True");
-        let keep = self.stage == CredentialProgress::Unsure && worked(told.known);
+        let keep = self.stage == CredentialProgress::Unsure && worked(types.known);
         if !keep {
-            conditions.set(told.known, self.is_ready(), self.reason, self.message.clone());
+            conditions.set(types.known, self.is_ready(), self.reason, self.message.clone());
         }
         match self.in_place {
-            Some(true) => conditions.set(told.in_place, true, Reason::SecretReady, told.held),
-            Some(false) => conditions.set(told.in_place, false, self.reason, self.message.clone()),
+            Some(true) => conditions.set(types.in_place, true, Reason::SecretReady, types.held),
+            Some(false) => conditions.set(types.in_place, false, self.reason, self.message.clone()),
             None => {}
         }
     }

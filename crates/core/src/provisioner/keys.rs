@@ -1,46 +1,43 @@
-//! The provisioner key of a pool: made before the last one is broken, known by what proves it, deleted when nothing
+//! The provisioner key of a pool: made before the last one is broken, identified by what proves it, deleted when nothing
 //! uses it any more.
 //!
-//! A pass is a loop: [`decide`] says what to look at, and is asked again with what was seen; or it says the one thing to
-//! do next. Everything that is remembered is in the [`KeyRecord`], which is the object's status, and in the annotations of
-//! the Secret. The process may die before and after every effect; the next pass starts from what it finds.
+//! coderd shows the material of a key once and cannot change a key, so that a rotation makes another key under a free name.
+//! [`decide`] returns a query, after which it is called again, or the one thing to do next. Everything that is remembered
+//! is in the [`KeyRecord`], which is the object's status, and in the annotations of the Secret. The process may die before
+//! and after every effect; the next reconcile starts from what it finds.
 //!
-//! What is never done: an answer that is not definite rotates nothing and deletes nothing. A key that is not ours by
-//! the rules of [`ours`] is not touched. No key is deleted before its successor is proven and every pod that could hold
-//! it is gone. No key is made that the status does not announce.
+//! Ours are the keys whose UUID is on the status or in the annotations of our Secret; and one that has the announced name
+//! and tags, was made after the announcement, and that no daemon ever connected with. No other key is touched. An answer
+//! that is not definite rotates nothing and deletes nothing. No key is deleted before its successor is proven and every pod
+//! that could hold it is gone.
 //!
-//! What the one who carries it out must hold to:
-//! - [`NextStep::Record`] is written with the resourceVersion that was decided on, and ends the pass.
-//! - before [`NextStep::Act`] the object, and the Secret of the step, are read live; if either is not the one that was
-//!   decided on, the pass ends. A listing is taken right before a deletion: coderd deletes by name.
-//! - what [`Decision::events`] says is told before [`NextStep`] is done.
-//! - [`Decision::run`] is what pods are to run with. The rest of the Deployment is no concern of the key.
+//! The caller guarantees the following:
+//! - [`NextStep::Record`] is written with the resourceVersion that was decided on, and ends the reconcile.
+//! - Before [`NextStep::Act`] the object, and the Secret of the effect, are read live; if either is not the one that was
+//!   decided on, the reconcile ends. Keys are listed right before a deletion: coderd deletes by name.
+//! - [`Decision::events`] are published before [`NextStep`] is done.
+//! - [`Decision::run`] is what pods run with. The rest of the Deployment is no concern of the key.
 
 mod decide;
-mod deletion;
-mod effect;
 mod evidence;
 mod observed;
-pub mod ownership;
 mod record;
 mod replace;
 mod retire;
-mod settle;
-mod status;
 pub mod tags;
-mod target;
 #[cfg(test)]
 mod tests;
-mod verdict;
 
 pub use self::{
     decide::decide,
-    effect::{Decision, Effect, KeyEffect, KeyQuery, NextStep, leaving},
     observed::{
-        Blocker, Claimant, Deletion, DesiredKey, FoundKey, KeyMarks, KeyProof, ListedKey, Listing,
-        ObservedKeys, Obstacle, Run, Secret, Version, Workload,
+        Blocker, CONDITIONS, Claimant, Decision, Deletion, DesiredKey, Effect, FoundKey, KeyEffect, KeyMarks,
+        KeyProof, KeyQuery, ListedKey, Listing, NextStep, ObservedKeys, Obstacle, Run, Secret, Version,
+        Workload, leaving,
     },
-    record::{KeyIntent, KeyRecord, ProvisionerKeyRecord, RetiredKey},
-    target::{CoderdTarget, Credentials, CredentialsKind, KeyScope, Organization, SecretDataRef},
-    verdict::{CONDITIONS, CredentialProgress, CredentialVerdict},
+    record::{KeyDetails, KeyIntent, KeyRecord, KeyRef, KeyScope, Organization, RetiredKey},
+};
+pub use crate::{
+    credential::{CredentialProgress, CredentialVerdict},
+    target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
 };

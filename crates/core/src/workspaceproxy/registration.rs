@@ -1,43 +1,38 @@
-//! The registration of a workspace proxy and its token: made once, kept, given another token only when the one that there
-//! is, is lost or dead.
+//! The registration of a workspace proxy and its token: made once, kept, and given another token only when the one in the
+//! Secret is lost or dead.
 //!
-//! A pass is a loop, as it is for the keys of pools: [`decide`] says what to look at, and is asked again with what was
-//! seen; or it says the one thing to do next. What is remembered is in the [`RegistrationRecord`], which is the object's status, and
-//! in the annotations of the Secret. The process may die before and after every effect.
+//! Unlike a provisioner key, a registration can be renamed and its token regenerated in place, so that there is one for
+//! each coderd that the spec leads to. [`decide`] returns a query, after which it is called again, or the one thing to do
+//! next. What is remembered is in the [`RegistrationRecord`], which is the object's status, and in the annotations of the
+//! Secret. The process may die before and after every effect.
 //!
-//! A token says itself which registration it is for. A registration is ours if its UUID is on the status, in the
-//! annotations of our Secret or in the token that our Secret holds; or if it bears a name that was announced when it was
-//! free, was made after that, and no proxy ever ran with it. Everybody else's is never touched.
+//! A token names its registration. A registration is ours if its UUID is on the status, in the annotations of our Secret
+//! or in the token that our Secret holds; or if it has a name that was announced when it was free, was made after that, and
+//! no proxy ever ran with it. No other registration is touched. An answer that is not definite makes no token and deletes
+//! nothing. No registration is deleted before its successor runs.
 //!
-//! What is never done: an answer that is not definite makes no token and deletes nothing. No registration and no token is
-//! made that the status does not announce. No registration is deleted before its successor runs.
-//!
-//! What the one who carries it out must hold to:
-//! - [`NextStep::Record`] is written with the resourceVersion that was decided on, and ends the pass.
-//! - before [`NextStep::Act`] the object is read live; a Secret is written onto the version that was decided on.
-//! - what [`Decision::events`] says is told before [`NextStep`] is done.
+//! The caller guarantees the following:
+//! - [`NextStep::Record`] is written with the resourceVersion that was decided on, and ends the reconcile.
+//! - Before [`NextStep::Act`] the object is read live; a Secret is written onto the version that was decided on.
+//! - [`Decision::events`] are published before [`NextStep`] is done.
 
 mod decide;
-mod deletion;
-mod direct;
-mod effect;
-mod naming;
 mod observed;
 mod record;
+mod register;
 mod retire;
-mod status;
 #[cfg(test)]
 mod tests;
-mod token;
-mod verdict;
 
 pub use self::{
     decide::{decide, health},
-    effect::{Decision, Effect, Health, NextStep, ProxyProfile, RegistrationEffect, RegistrationQuery},
     observed::{
-        DesiredRegistration, ListedProxy, Listing, ObservedRegistration, RegistrationMarks, Secret,
+        CONDITIONS, Decision, DesiredRegistration, Effect, Health, ListedProxy, Listing, NextStep,
+        ObservedRegistration, ProxyProfile, RegistrationEffect, RegistrationMarks, RegistrationQuery, Secret,
         SuppliedToken, TokenFacts, TokenProof, token_id,
     },
-    record::{RegistrationIntent, RegistrationRecord, RegistrationRef, RetiredRegistration},
-    verdict::{CONDITIONS, CredentialProgress, CredentialVerdict},
+    record::{
+        RegistrationDetails, RegistrationIntent, RegistrationRecord, RegistrationRef, RetiredRegistration,
+    },
 };
+pub use crate::credential::{CredentialProgress, CredentialVerdict};

@@ -1,13 +1,14 @@
-//! Whether a live object already holds everything that is desired of it.
+//! Decides whether a live object already contains every field of a desired one.
 //!
-//! Others may add: keys to a map, entries to a list that merges by key (an injected sidecar), defaults of the
-//! server. A list without keys belongs to whoever wrote it, so that it must agree as a whole. Quantities are
-//! compared by value, because the server writes `1000m` as `1`.
+//! Others may have added keys to a map or entries to a list that merges by key (an injected sidecar), and the server
+//! adds defaults. A list without keys is atomic under server-side apply, so that it must be equal. Quantities are
+//! compared by value, because the server stores `1000m` as `1`. A false negative costs one write; a false positive
+//! would leave a change of others in place, so that every exception is listed by field.
 
 use serde_json::{Map, Value};
 
-/// Lists that merge by key under server-side apply, by the name of their field. Of several alternatives the
-/// first that all desired entries bear is used.
+/// Lists that merge by key under server-side apply, by the name of their field. Of several sets of keys the first is
+/// used that all desired entries have.
 const KEYED: [(&str, &[&[&str]]); 12] = [
     ("containers", &[&["name"]]),
     ("initContainers", &[&["name"]]),
@@ -29,7 +30,7 @@ const SETS: [&str; 1] = ["finalizers"];
 /// Maps whose values are quantities.
 const QUANTITIES: [&str; 5] = ["limits", "requests", "capacity", "sizeLimit", "divisor"];
 
-/// Whether `live` holds all of `desired`.
+/// Whether `live` contains all of `desired`.
 pub(super) fn contains(live: &Value, desired: &Value) -> bool {
     within("", live, desired)
 }
@@ -41,11 +42,11 @@ fn within(field: &str, live: &Value, desired: &Value) -> bool {
             live.get(key).map_or_else(|| is_dropped(key, value), |found| within(field, found, value))
         }),
         (Value::Array(live), Value::Array(desired)) if SETS.contains(&field) => {
-            desired.iter().all(|wanted| live.contains(wanted))
+            desired.iter().all(|entry| live.contains(entry))
         }
         (Value::Array(live), Value::Array(desired)) => match keys_of(field, desired) {
-            Some(keys) => desired.iter().all(|wanted| {
-                live.iter().any(|found| has_same_keys(keys, found, wanted) && within("", found, wanted))
+            Some(keys) => desired.iter().all(|entry| {
+                live.iter().any(|found| has_same_keys(keys, found, entry) && within("", found, entry))
             }),
             None => live.len() == desired.len() && live.iter().zip(desired).all(|(a, b)| within("", a, b)),
         },
@@ -57,7 +58,7 @@ fn within(field: &str, live: &Value, desired: &Value) -> bool {
     }
 }
 
-/// Switches that the server leaves out when they are off. Of all others an absent one differs from one that is off.
+/// Booleans that the server omits when they are false. For all others, absent and false differ.
 const DROPPED_WHEN_OFF: [&str; 9] = [
     "hostIPC",
     "hostNetwork",
@@ -70,10 +71,10 @@ const DROPPED_WHEN_OFF: [&str; 9] = [
     "tty",
 ];
 
-/// Numbers that the server leaves out when they are zero.
+/// Numbers that the server omits when they are zero.
 const DROPPED_WHEN_ZERO: [&str; 4] = ["hostPort", "initialDelaySeconds", "minReadySeconds", "nodePort"];
 
-/// The server drops what is empty, so that nothing is missing where nothing was asked for.
+/// Whether the server omits this value when it stores the object, so that its absence is no difference.
 fn is_dropped(key: &str, value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -87,10 +88,10 @@ fn is_dropped(key: &str, value: &Value) -> bool {
 
 fn keys_of(field: &str, desired: &[Value]) -> Option<&'static [&'static str]> {
     let (_, alternatives) = KEYED.iter().find(|(name, _)| *name == field)?;
-    let bears = |entry: &Value, keys: &[&str]| {
+    let has_keys = |entry: &Value, keys: &[&str]| {
         entry.as_object().is_some_and(|e| keys.iter().all(|k| e.contains_key(*k)))
     };
-    alternatives.iter().find(|keys| desired.iter().all(|entry| bears(entry, keys))).copied()
+    alternatives.iter().find(|keys| desired.iter().all(|entry| has_keys(entry, keys))).copied()
 }
 
 fn has_same_keys(keys: &[&str], a: &Value, b: &Value) -> bool {
@@ -100,7 +101,7 @@ fn has_same_keys(keys: &[&str], a: &Value, b: &Value) -> bool {
     keys.iter().all(|key| part(a, key) == part(b, key))
 }
 
-/// A quantity in thousandths. None: not a quantity, or one too fine or too large to tell.
+/// A quantity in thousandths. `None` if the value is not a quantity, or too fine or too large to compare.
 fn quantity(value: &Value) -> Option<i128> {
     let text = match value {
         Value::String(text) => text.clone(),
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_add_does_not_count() {
+    fn additions_of_others_are_ignored() {
         let live = json!({
             "metadata": {"labels": {"a": "1", "theirs": "x"}, "resourceVersion": "7"},
             "spec": {"template": {"spec": {"containers": [
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_or_missing_field_counts() {
+    fn a_changed_or_missing_field_is_found() {
         let live = json!({"spec": {"replicas": 2, "containers": [{"name": "coder", "image": "coder:2"}]}});
         assert!(!contains(&live, &json!({"spec": {"replicas": 3}})));
         assert!(!contains(&live, &json!({"spec": {"containers": [{"name": "coder", "image": "coder:1"}]}})));
@@ -164,15 +165,15 @@ mod tests {
         assert!(!contains(&live, &json!({"spec": {"paused": true}})));
         assert!(contains(&live, &json!({"spec": {"paused": false, "strategy": {}, "args": [], "note": ""}})));
         assert!(contains(&live, &json!({"spec": {"readinessProbe": {}, "minReadySeconds": 0}})));
-        assert!(!contains(&live, &json!({"spec": {"runAsUser": 0}})), "zero is not nothing");
+        assert!(!contains(&live, &json!({"spec": {"runAsUser": 0}})), "zero is not the default");
         assert!(
             !contains(&live, &json!({"spec": {"automountServiceAccountToken": false}})),
-            "somebody took it away"
+            "false is not the default"
         );
     }
 
     #[test]
-    fn a_list_without_keys_agrees_as_a_whole() {
+    fn a_list_without_keys_must_be_equal() {
         let live = json!({"args": ["a", "b"], "rules": [{"host": "x", "pathType": "Prefix"}]});
         assert!(contains(&live, &json!({"args": ["a", "b"], "rules": [{"host": "x"}]})));
         assert!(!contains(&live, &json!({"args": ["a"]})));

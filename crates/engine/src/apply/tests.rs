@@ -1,21 +1,24 @@
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::{api::core::v1::ServiceAccount, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::api::ObjectMeta;
 
-use super::*;
+use super::{desired::DesiredObject, *};
+
+/// The annotation that the operator would hand in.
+const UID: &str = "example.com/owner-uid";
 
 fn owner() -> Owner {
     Owner {
         namespace: "ns".into(),
         reference: OwnerReference {
-            api_version: "coder.com/v1alpha1".into(),
-            kind: "CoderControlPlane".into(),
-            name: "coder".into(),
+            api_version: "example.com/v1".into(),
+            kind: "Widget".into(),
+            name: "main".into(),
             uid: "1".into(),
             controller: Some(true),
             block_owner_deletion: Some(true),
         },
         labels: [("app.kubernetes.io/managed-by".to_owned(), "coder-k8s".to_owned())].into(),
-        claim: Claim::Reference,
+        mark: OwnerMark::ControllerReference,
     }
 }
 
@@ -35,7 +38,7 @@ fn account(annotation: Option<&str>, owners: Vec<OwnerReference>) -> ServiceAcco
 fn the_hash_changes_with_the_content_and_not_with_the_run() {
     let mut other = account(None, vec![]);
     other.automount_service_account_token = Some(false);
-    let hash = |object| Wanted::new(&owner(), object).unwrap().hash;
+    let hash = |object| DesiredObject::new(&owner(), object).unwrap().hash;
     assert_eq!(hash(account(None, vec![])), hash(account(None, vec![])));
     assert_ne!(hash(account(None, vec![])), hash(other));
 }
@@ -52,31 +55,31 @@ fn only_the_same_incarnation_of_the_owner_owns() {
 }
 
 #[test]
-fn elsewhere_the_mark_counts_and_no_reference_is_written() {
-    let me = owner().outside("dev");
+fn in_another_namespace_the_annotation_marks_and_no_reference_is_written() {
+    let me = owner().in_namespace("dev", UID);
     let marked = |uid: &str| {
         let mut object = account(None, vec![]);
-        let mark = (annotation::WORKSPACE_RBAC_OWNER_UID.to_owned(), uid.to_owned());
+        let mark = (UID.to_owned(), uid.to_owned());
         object.metadata.annotations = Some([mark].into());
         object
     };
     assert!(me.owns(&marked("1")) && !me.owns(&marked("2")));
-    let wanted = Wanted::new(&me, marked("1")).unwrap();
-    assert_eq!(wanted.object["metadata"].get("ownerReferences"), None);
-    assert_eq!(wanted.object["metadata"]["namespace"], "dev");
+    let desired = DesiredObject::new(&me, marked("1")).unwrap();
+    assert_eq!(desired.object["metadata"].get("ownerReferences"), None);
+    assert_eq!(desired.object["metadata"]["namespace"], "dev");
     let mut labelled = marked("0");
-    assert!(!wanted.is_labelled(&labelled));
+    assert!(!desired.labels_match(&labelled));
     labelled.metadata.labels = Some(me.labels.clone());
-    assert!(wanted.is_labelled(&labelled), "left by an earlier object of the same name");
+    assert!(desired.labels_match(&labelled), "left by an earlier object of the same name");
 }
 
 #[test]
-fn an_object_is_handed_over_by_name_and_only_if_nobody_controls_it() {
+fn an_object_is_handed_over_by_name_and_only_without_a_controller() {
     let me = owner();
-    assert!(me.was_given(&account(Some("CoderControlPlane/coder"), vec![])));
-    assert!(!me.was_given(&account(Some("CoderControlPlane/other"), vec![])));
+    assert!(me.was_given(&account(Some("Widget/main"), vec![])));
+    assert!(!me.was_given(&account(Some("Widget/other"), vec![])));
     assert!(!me.was_given(&account(None, vec![])));
     let mut other = me.reference.clone();
     other.uid = "2".into();
-    assert!(!me.was_given(&account(Some("CoderControlPlane/coder"), vec![other])));
+    assert!(!me.was_given(&account(Some("Widget/main"), vec![other])));
 }

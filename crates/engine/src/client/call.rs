@@ -1,11 +1,11 @@
-//! What a request is, from its method, path, query and content type. Cheap, and of low cardinality: the name
-//! of an object never becomes a part of it.
+//! Classifies a request by its method, path, query and content type, without reading the body. The result has few
+//! distinct values, fit for metric labels: the name of an object is never part of it.
 
 use std::fmt;
 
 use http::{Method, Request, Uri, header::CONTENT_TYPE};
 
-/// What a call asks for, in the words of RBAC; `apply` is told apart from `patch`.
+/// The verb of a call as RBAC names it, except that `apply` differs from `patch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Verb {
@@ -21,7 +21,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// The word.
+    /// The value of the `verb` label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -43,16 +43,17 @@ impl fmt::Display for Verb {
     }
 }
 
-/// One call to the API server.
+/// A classified call to the API server.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// What is asked for.
+    /// `patch` with the content type of server-side apply is [`Verb::Apply`].
     pub verb: Verb,
-    /// Of what: `pods`, `deployments/status`, or the first part of a path outside the API, as `/version`.
+    /// Resource and subresource, such as `pods` or `deployments/status`; outside of the API the first segment of the
+    /// path, such as `/version`.
     pub resource: String,
-    /// Whether it changes anything in the cluster.
+    /// Whether the call changes stored objects. Dry runs and access reviews do not.
     pub writes: bool,
-    /// Whether its answer has no end of its own.
+    /// Whether the response has no end of its own: a watch or a followed log.
     pub streams: bool,
     uri: Uri,
 }
@@ -62,29 +63,29 @@ impl Call {
     pub fn of<B>(request: &Request<B>) -> Self {
         let uri = request.uri();
         let query = Query::of(uri.query().unwrap_or_default());
-        let place = Place::of(uri.path());
+        let target = RequestTarget::of(uri.path());
         let verb = match *request.method() {
             Method::POST => Verb::Create,
             Method::PUT => Verb::Update,
             Method::PATCH if is_apply(request) => Verb::Apply,
             Method::PATCH => Verb::Patch,
-            Method::DELETE if place.collection => Verb::DeleteCollection,
+            Method::DELETE if target.collection => Verb::DeleteCollection,
             Method::DELETE => Verb::Delete,
             _ if query.watch => Verb::Watch,
-            _ if place.collection => Verb::List,
+            _ if target.collection => Verb::List,
             _ => Verb::Get,
         };
         let reads = matches!(verb, Verb::Get | Verb::List | Verb::Watch);
         Self {
             verb,
-            writes: !reads && !query.dry_run && !place.review,
+            writes: !reads && !query.dry_run && !target.review,
             streams: verb == Verb::Watch || query.follow,
-            resource: place.resource,
+            resource: target.resource,
             uri: uri.clone(),
         }
     }
 
-    /// The path, which names the object; without the query.
+    /// The path without the query. It names the object: fit for logs, not for labels.
     pub fn path(&self) -> &str {
         self.uri.path()
     }
@@ -117,14 +118,14 @@ impl Query {
     }
 }
 
-struct Place {
+struct RequestTarget {
     resource: String,
     collection: bool,
-    /// Reviews are questions that are asked by creating an object that is never stored.
+    /// Access and token reviews are created with POST but never stored.
     review: bool,
 }
 
-impl Place {
+impl RequestTarget {
     fn of(path: &str) -> Self {
         let mut parts = path.split('/').filter(|part| !part.is_empty());
         let (root, group) = match parts.next() {

@@ -1,4 +1,4 @@
-//! The layer itself.
+//! The layer that every call passes: fence, deadline, fault injection and measurement.
 
 use std::{
     borrow::Cow,
@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderValue, Request, Response, header::USER_AGENT};
+use http::{HeaderValue, Request, Response, StatusCode, header::USER_AGENT};
 use http_body::Body as HttpBody;
 use http_body_util::{Either, Full};
 use kube::client::Body;
@@ -19,36 +19,32 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
 
 use super::{
-    Call, Fault, Interrupted, Settings,
-    body::{GuardedBody, Limit},
-    faults::{self, EXIT_CODE},
-    patience,
+    Call, ClientSettings, Fault, Interrupted,
+    faults::EXIT_CODE,
+    response::{self, GuardedBody, Limit},
 };
-use crate::{fence::Fence, metrics::Metrics};
+use crate::{fence::Fence, intervals::FENCE_CHECK_PERIOD, metrics::Metrics};
 
-/// How often a write in flight looks whether the fence was closed by hand.
-const LOOK: Duration = Duration::from_millis(250);
-
-/// The layer that every call passes.
+/// The layer, for a [`kube::client::ClientBuilder`].
 #[derive(Clone)]
 pub struct Guard {
     rules: Arc<Rules>,
 }
 
 struct Rules {
-    settings: Settings,
+    settings: ClientSettings,
     user_agent: HeaderValue,
 }
 
-/// A service behind the layer.
+/// A service wrapped by the layer.
 pub struct GuardService<S> {
     inner: S,
     rules: Arc<Rules>,
 }
 
 impl Guard {
-    /// A layer with these settings. Fails if the user agent cannot be sent as a header.
-    pub fn new(settings: Settings) -> kube::Result<Self> {
+    /// Creates the layer. Fails if the user agent is not a valid header value.
+    pub fn new(settings: ClientSettings) -> kube::Result<Self> {
         let user_agent = HeaderValue::from_str(&settings.user_agent)
             .map_err(|error| kube::Error::HttpError(error.into()))?;
         Ok(Self { rules: Arc::new(Rules { settings, user_agent }) })
@@ -63,7 +59,7 @@ impl<S> Layer<S> for Guard {
     }
 }
 
-type Answer<B> = Response<GuardedBody<Either<B, Full<Bytes>>>>;
+type GuardedResponse<B> = Response<GuardedBody<Either<B, Full<Bytes>>>>;
 
 impl<S, B> Service<Request<Body>> for GuardService<S>
 where
@@ -73,9 +69,9 @@ where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    type Response = Answer<B>;
+    type Response = GuardedResponse<B>;
     type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Answer<B>, BoxError>>;
+    type Future = BoxFuture<'static, Result<GuardedResponse<B>, BoxError>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx).map_err(Into::into)
@@ -84,52 +80,52 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let rules = self.rules.clone();
         let call = Call::of(&request);
-        let mut ticket = Ticket::new(&rules.settings.metrics, &call);
+        let mut record = CallRecord::new(&rules.settings.metrics, &call);
 
         if rules.fence(&call).is_some_and(|fence| !fence.is_open()) {
-            ticket.code = "fenced".into();
+            record.code = "fenced".into();
             return Box::pin(ready(Err(Interrupted::NotLeading.into())));
         }
         let delay = match rules.settings.faults.as_ref().and_then(|faults| faults.before(&call)) {
             None => Duration::ZERO,
             Some(Fault::Delay(delay)) => delay,
-            Some(fault) => return Box::pin(ready(rules.answer(&call, ticket, instead(fault)))),
+            Some(fault) => return Box::pin(ready(rules.finish(&call, record, injected(fault)))),
         };
         request.headers_mut().insert(USER_AGENT, rules.user_agent.clone());
-        let answer = self.inner.call(request);
+        let response = self.inner.call(request);
         Box::pin(async move {
-            let result = rules.conduct(&call, ticket.started, delay, answer).await;
-            rules.answer(&call, ticket, result)
+            let result = rules.headers(&call, record.started, delay, response).await;
+            rules.finish(&call, record, result)
         })
     }
 }
 
 impl Rules {
-    /// The fence that holds this call back, if any does.
+    /// The fence that must be open for this call: none for a read.
     fn fence(&self, call: &Call) -> Option<&Fence> {
         self.settings.fence.as_ref().filter(|_| call.writes)
     }
 
-    /// Waits for the headers of the answer, within the deadline and while the fence is open.
-    async fn conduct<B, E: Into<BoxError>>(
+    /// Waits for the headers of the response, within the deadline and while the fence is open.
+    async fn headers<B, E: Into<BoxError>>(
         &self,
         call: &Call,
         started: Instant,
         delay: Duration,
-        answer: impl Future<Output = Result<Response<B>, E>>,
+        response: impl Future<Output = Result<Response<B>, E>>,
     ) -> Result<Response<Either<B, Full<Bytes>>>, BoxError> {
         let work = async {
             if !delay.is_zero() {
                 sleep(delay).await;
             }
-            let response = answer.await.map_err(Into::into)?;
-            if let Some(seconds) = patience::asked_for(&response) {
-                return Ok(patience::status(response.status(), seconds).map(Either::Right));
+            let response = response.await.map_err(Into::into)?;
+            if let Some(status) = response::overloaded(&response) {
+                return Ok(status.map(Either::Right));
             }
             match self.settings.faults.as_ref().and_then(|faults| faults.after(call)) {
                 None => {}
                 Some(Fault::Delay(delay)) => sleep(delay).await,
-                Some(fault) => return instead(fault),
+                Some(fault) => return injected(fault),
             }
             Ok(response.map(Either::Left))
         };
@@ -145,27 +141,28 @@ impl Rules {
             .unwrap_or_else(|_| Err(Interrupted::Timeout(deadline).into()))
     }
 
-    /// Notes how the call ended; if with an answer, hands the measuring on to its body.
-    fn answer<B>(
+    /// Records the result of the call. The body of a response goes on measuring, except for a stream, which may stay
+    /// open for minutes.
+    fn finish<B>(
         &self,
         call: &Call,
-        mut ticket: Ticket,
+        mut record: CallRecord,
         result: Result<Response<Either<B, Full<Bytes>>>, BoxError>,
-    ) -> Result<Answer<B>, BoxError> {
-        let response = result.inspect_err(|error| ticket.code = failure(error).into())?;
-        ticket.code = response.status().as_str().to_owned().into();
-        let (limit, ticket) = if call.streams {
+    ) -> Result<GuardedResponse<B>, BoxError> {
+        let response = result.inspect_err(|error| record.code = failure_code(error).into())?;
+        record.code = response.status().as_str().to_owned().into();
+        let (limit, record) = if call.streams {
             (None, None)
         } else {
             let deadline = self.settings.deadline;
-            let sleep = Box::pin(sleep_until(ticket.started + deadline));
-            (Some(Limit { sleep, deadline }), Some(ticket))
+            let sleep = Box::pin(sleep_until(record.started + deadline));
+            (Some(Limit { sleep, deadline }), Some(record))
         };
-        Ok(response.map(|body| GuardedBody::new(body, limit, ticket)))
+        Ok(response.map(|body| GuardedBody::new(body, limit, record)))
     }
 }
 
-fn failure(error: &BoxError) -> &'static str {
+fn failure_code(error: &BoxError) -> &'static str {
     match error.downcast_ref() {
         Some(Interrupted::Timeout(_)) => "timeout",
         Some(Interrupted::NotLeading | Interrupted::LostLeading) => "fenced",
@@ -173,17 +170,21 @@ fn failure(error: &BoxError) -> &'static str {
     }
 }
 
-/// What the caller gets in place of an answer.
-fn instead<B>(fault: Fault) -> Result<Response<Either<B, Full<Bytes>>>, BoxError> {
+/// The result of a call that a test makes fail.
+fn injected<B>(fault: Fault) -> Result<Response<Either<B, Full<Bytes>>>, BoxError> {
     match fault {
         Fault::Error | Fault::Delay(_) => Err(Interrupted::Injected.into()),
-        Fault::Status(code) => Ok(faults::status(code).map(Either::Right)),
+        Fault::Status(code) => {
+            let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            Ok(response::status(code, "injected fault", None).map(Either::Right))
+        }
         Fault::Exit => std::process::exit(EXIT_CODE),
     }
 }
 
-/// Looks at the fence before every step of a write. Dropping the work closes its connection, so that what
-/// was not sent by then never is: a stopped process must not go on with a write when it wakes.
+/// Polls a write only while the fence is open. The check comes before every poll, because a process that was stopped
+/// (SIGSTOP, a frozen VM) resumes in the middle of a write, long after its lease ended. Dropping the future then closes
+/// the connection, so that bytes that were not sent by then are never sent.
 async fn while_open<T>(
     fence: &Fence,
     work: impl Future<Output = Result<T, BoxError>>,
@@ -197,24 +198,24 @@ async fn while_open<T>(
         }
     });
     loop {
-        let look = fence.remaining().clamp(Duration::from_millis(1), LOOK);
+        let next_check = fence.remaining().clamp(Duration::from_millis(1), FENCE_CHECK_PERIOD);
         tokio::select! {
             biased;
             result = &mut step => return result,
-            () = sleep(look) => {}
+            () = sleep(next_check) => {}
         }
     }
 }
 
-/// Measures one call and counts it when dropped.
-pub(super) struct Ticket {
+/// Measures one call and counts it when dropped, so that a call whose caller gives up is counted as `canceled`.
+pub(super) struct CallRecord {
     metrics: Arc<Metrics>,
     call: Call,
     started: Instant,
     pub(super) code: Cow<'static, str>,
 }
 
-impl Ticket {
+impl CallRecord {
     fn new(metrics: &Arc<Metrics>, call: &Call) -> Self {
         Self {
             metrics: metrics.clone(),
@@ -225,7 +226,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for CallRecord {
     fn drop(&mut self) {
         let took = self.started.elapsed();
         let Call { verb, resource, .. } = &self.call;

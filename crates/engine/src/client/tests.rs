@@ -24,8 +24,8 @@ use crate::fence::Moment;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn settings() -> Settings {
-    Settings { deadline: 3 * SECOND, ..Settings::new(Metrics::new()) }
+fn settings() -> ClientSettings {
+    ClientSettings { deadline: 3 * SECOND, ..ClientSettings::new(Metrics::new()) }
 }
 
 fn answer() -> Response<Full<Bytes>> {
@@ -33,8 +33,8 @@ fn answer() -> Response<Full<Bytes>> {
     Response::new(Full::new(Bytes::from_static(body.as_bytes())))
 }
 
-/// A server that answers after a while, and how many calls reached it.
-fn server(settings: &Settings, after: Duration) -> (Api<ConfigMap>, Arc<AtomicUsize>) {
+/// A server that responds after a delay, and the number of calls that reached it.
+fn server(settings: &ClientSettings, after: Duration) -> (Api<ConfigMap>, Arc<AtomicUsize>) {
     let reached = Arc::new(AtomicUsize::new(0));
     let counted = reached.clone();
     let service = tower::service_fn(move |_: Request<Body>| {
@@ -50,19 +50,19 @@ fn server(settings: &Settings, after: Duration) -> (Api<ConfigMap>, Arc<AtomicUs
     (Api::default_namespaced(client), reached)
 }
 
-fn counted(settings: &Settings, verb: &str, code: &str) -> bool {
+fn counted(settings: &ClientSettings, verb: &str, code: &str) -> bool {
     let text = settings.metrics.encode().unwrap();
     text.contains(&format!("{{verb=\"{verb}\",resource=\"configmaps\",code=\"{code}\"}} 1\n"))
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_without_an_answer_ends_at_the_deadline() {
+async fn a_call_without_a_response_ends_at_the_deadline() {
     let settings = settings();
     let (api, reached) = server(&settings, 60 * SECOND);
     let started = Instant::now();
     let error = api.get("x").await.unwrap_err();
     assert!(is_timeout(&error) && !is_not_leading(&error), "{error}");
-    assert_eq!(error.to_string(), "ServiceError: no complete answer from the API server within 3 s");
+    assert_eq!(error.to_string(), "ServiceError: no complete response from the API server within 3 s");
     assert_eq!((started.elapsed().as_secs(), reached.load(Ordering::SeqCst)), (3, 1));
     assert!(counted(&settings, "get", "timeout"));
 }
@@ -109,7 +109,7 @@ async fn a_watch_has_a_deadline_until_its_headers_and_none_after() {
 #[tokio::test(start_paused = true)]
 async fn a_closed_fence_refuses_writes_and_lets_reads_through() {
     let fence = Fence::closed();
-    let settings = Settings { fence: Some(fence.clone()), ..settings() };
+    let settings = ClientSettings { fence: Some(fence.clone()), ..settings() };
     let (api, reached) = server(&settings, Duration::ZERO);
     let error = api.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
     assert!(is_not_leading(&error) && !is_timeout(&error), "{error}");
@@ -117,7 +117,7 @@ async fn a_closed_fence_refuses_writes_and_lets_reads_through() {
     assert!(counted(&settings, "create", "fenced"));
     api.get("x").await.unwrap();
 
-    fence.hold_until(Moment::now(), SECOND);
+    fence.extend(Moment::now(), SECOND);
     api.create(&PostParams::default(), &ConfigMap::default()).await.unwrap();
     assert_eq!(reached.load(Ordering::SeqCst), 2);
 }
@@ -125,19 +125,19 @@ async fn a_closed_fence_refuses_writes_and_lets_reads_through() {
 #[tokio::test(start_paused = true)]
 async fn a_write_in_flight_is_abandoned_when_the_fence_closes() {
     let fence = Fence::closed();
-    let settings = Settings { fence: Some(fence.clone()), deadline: 60 * SECOND, ..settings() };
+    let settings = ClientSettings { fence: Some(fence.clone()), deadline: 60 * SECOND, ..settings() };
     let (api, _) = server(&settings, 30 * SECOND);
     let patch = Patch::Apply(serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap"}));
     let params = PatchParams::apply("test");
 
-    fence.hold_until(Moment::now(), 2 * SECOND);
+    fence.extend(Moment::now(), 2 * SECOND);
     let started = Instant::now();
     let error = api.patch("x", &params, &patch).await.unwrap_err();
     assert!(is_not_leading(&error), "{error}");
-    assert_eq!(started.elapsed().as_secs(), 2, "it ran out");
+    assert_eq!(started.elapsed().as_secs(), 2, "it expired");
     assert!(counted(&settings, "apply", "fenced"));
 
-    fence.hold_until(Moment::now(), 20 * SECOND);
+    fence.extend(Moment::now(), 20 * SECOND);
     let (closing, started) = (fence.clone(), Instant::now());
     let (result, ()) = tokio::join!(api.patch("x", &params, &patch), async {
         sleep(SECOND).await;
@@ -146,10 +146,10 @@ async fn a_write_in_flight_is_abandoned_when_the_fence_closes() {
     assert!(is_not_leading(&result.unwrap_err()));
     assert!(started.elapsed() <= SECOND * 3 / 2, "closed by hand");
 
-    fence.hold_until(Moment::now(), 20 * SECOND);
+    fence.extend(Moment::now(), 20 * SECOND);
     let (result, ()) = tokio::join!(api.patch("x", &params, &patch), async {
         sleep(15 * SECOND).await;
-        fence.hold_until(Moment::now(), 20 * SECOND);
+        fence.extend(Moment::now(), 20 * SECOND);
     });
     result.expect("a renewal keeps a slow write alive");
 }
@@ -174,7 +174,7 @@ impl Faults for Script {
 #[tokio::test(start_paused = true)]
 async fn faults_strike_before_and_after_the_server() {
     let script = Arc::new(Script::default());
-    let settings = Settings { faults: Some(script.clone()), ..settings() };
+    let settings = ClientSettings { faults: Some(script.clone()), ..settings() };
     let (api, reached) = server(&settings, Duration::ZERO);
     let reached = || reached.swap(0, Ordering::SeqCst);
 
@@ -190,7 +190,7 @@ async fn faults_strike_before_and_after_the_server() {
 
     script.after.lock().push_back(Fault::Error);
     api.get("x").await.unwrap_err();
-    assert_eq!(reached(), 1, "the server did it");
+    assert_eq!(reached(), 1, "the call took effect");
 
     script.after.lock().push_back(Fault::Status(409));
     assert!(matches!(api.get("x").await.unwrap_err(), kube::Error::Api(status) if status.code == 409));
@@ -208,7 +208,7 @@ async fn faults_strike_before_and_after_the_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_nobody_waits_for_is_counted() {
+async fn a_cancelled_call_is_counted() {
     let settings = settings();
     let (api, _) = server(&settings, 60 * SECOND);
     let given_up = tokio::time::timeout(SECOND, api.get("x")).await;
@@ -217,7 +217,7 @@ async fn a_call_that_nobody_waits_for_is_counted() {
 }
 
 #[tokio::test]
-async fn every_call_says_who_we_are() {
+async fn every_call_sends_the_user_agent() {
     let service = tower::service_fn(|request: Request<Body>| async move {
         assert_eq!(request.headers()[http::header::USER_AGENT], USER_AGENT);
         Ok::<_, BoxError>(answer())
@@ -227,7 +227,7 @@ async fn every_call_says_who_we_are() {
     Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap();
     assert!(USER_AGENT.starts_with("coder-k8s/"));
 
-    let unsendable = Settings { user_agent: "line\nbreak".into(), ..settings() };
+    let unsendable = ClientSettings { user_agent: "line\nbreak".into(), ..settings() };
     assert!(matches!(Guard::new(unsendable).err().unwrap(), kube::Error::HttpError(_)));
 }
 
@@ -239,7 +239,7 @@ async fn several_calls_share_a_deadline() {
 }
 
 #[tokio::test]
-async fn a_busy_server_is_left_alone_for_as_long_as_it_asks() {
+async fn the_retry_after_of_an_overloaded_server_reaches_the_caller() {
     let service = tower::service_fn(|_: Request<Body>| async {
         let busy = Response::builder()
             .status(429)

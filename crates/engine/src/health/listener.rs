@@ -1,30 +1,27 @@
-//! Listening on an [`Address`] and serving a router there until told to stop.
+//! Opens a listener on an [`Address`] and serves a router on it until the process stops.
 
 use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Duration,
 };
 
 use axum::Router;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
-use crate::address::Address;
+use crate::{address::Address, intervals::SERVER_DRAIN_TIMEOUT};
 
-/// How long answers in flight may take when the server stops.
-const DRAIN: Duration = Duration::from_secs(2);
 const BACKLOG: u32 = 256;
 
-/// A listener that has its port.
+/// An open listener.
 #[derive(Debug)]
 pub struct Bound {
     listener: TcpListener,
-    /// Where it listens, with the real port where 0 was asked for.
+    /// The address with the actual port, also if port 0 was given.
     pub local_addr: SocketAddr,
 }
 
-/// Why nothing listens.
+/// The listener cannot be opened. The message names the flag that sets its address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}; choose another address with {flag}")]
 pub struct BindError {
@@ -33,11 +30,11 @@ pub struct BindError {
     source: io::Error,
 }
 
-/// Listens on `address`, or not at all if it is off. `flag` is where the user gave it.
+/// Opens a listener on `address`; `None` if the address is off. `flag` is the flag that sets the address, for the error.
 pub async fn bind(address: &Address, flag: &'static str) -> Result<Option<Bound>, BindError> {
     let listener = match address {
         Address::Off => return Ok(None),
-        Address::Any(port) => everywhere(*port).await,
+        Address::Any(port) => all_interfaces(*port).await,
         Address::Ip(ip, port) => TcpListener::bind((*ip, *port)).await,
         Address::Name(name, port) => TcpListener::bind((name.as_str(), *port)).await,
     };
@@ -46,18 +43,18 @@ pub async fn bind(address: &Address, flag: &'static str) -> Result<Option<Bound>
         .map_err(|source| BindError { address: address.clone(), flag, source })
 }
 
-/// Serves until `stop`, then lets answers in flight end, for a short while.
+/// Serves until `stop`, then waits up to [`SERVER_DRAIN_TIMEOUT`] for responses in flight.
 pub async fn serve(bound: Bound, router: Router, stop: CancellationToken) -> io::Result<()> {
     let stopped = stop.clone();
     let server = axum::serve(bound.listener, router).with_graceful_shutdown(stopped.cancelled_owned());
     tokio::select! {
         result = server => result,
-        () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
+        () = async { stop.cancelled().await; tokio::time::sleep(SERVER_DRAIN_TIMEOUT).await } => Ok(()),
     }
 }
 
-/// Both families on one socket; IPv4 alone where the machine has no IPv6.
-async fn everywhere(port: u16) -> io::Result<TcpListener> {
+/// Listens on IPv6 and IPv4 with one socket, or on IPv4 alone where the machine has no IPv6.
+async fn all_interfaces(port: u16) -> io::Result<TcpListener> {
     match dual_stack(port) {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
             TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await
@@ -68,7 +65,7 @@ async fn everywhere(port: u16) -> io::Result<TcpListener> {
 
 fn dual_stack(port: u16) -> io::Result<TcpListener> {
     let socket = TcpSocket::new_v6()?;
-    // The system's default for this differs (net.ipv6.bindv6only).
+    // The default depends on the sysctl net.ipv6.bindv6only.
     rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
     socket.set_reuseaddr(true)?;
     socket.bind((Ipv6Addr::UNSPECIFIED, port).into())?;

@@ -1,5 +1,5 @@
-//! Whether the process is ready, as a list of named gates that all have to pass. A gate is passed or failed
-//! by whoever owns it, or computed when somebody asks.
+//! Readiness of the process: a list of named checks that must all pass. A check is either set by its owner, through a
+//! [`ReadyCheck`], or computed for each report.
 
 use std::{
     fmt::Write,
@@ -12,11 +12,11 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// The gates of the process. Clones share them. Without any gate it is not ready: nothing has started yet.
+/// The checks of the process. Clones share them. A process without checks is not ready: nothing has started yet.
 #[derive(Clone)]
 pub struct Readiness {
-    checks: Arc<Mutex<Vec<Named>>>,
-    /// Counts the changes of gates, for those who wait for one.
+    checks: Arc<Mutex<Vec<NamedCheck>>>,
+    /// The number of changes of any check, for waiting for the next one.
     changes: watch::Sender<u64>,
 }
 
@@ -27,16 +27,17 @@ impl Default for Readiness {
 }
 
 #[derive(Clone)]
-struct Named {
+struct NamedCheck {
     name: String,
-    ask: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
+    evaluate: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
 }
 
-/// One condition of readiness, in the hands of its owner.
+/// One check of readiness, set by its owner. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct ReadyCheck {
+    /// Why the check fails; `None` if it passes.
     failing: Arc<Mutex<Option<String>>>,
-    refused: Arc<AtomicBool>,
+    forbidden: Arc<AtomicBool>,
     changes: watch::Sender<u64>,
 }
 
@@ -47,49 +48,50 @@ pub(super) struct Report {
 }
 
 impl Readiness {
-    /// A registry without gates.
+    /// Creates a list without checks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a gate that fails with "not started" until its owner says otherwise.
+    /// Adds a check that fails with "not started" until its owner sets it.
     pub fn ready_check(&self, name: impl Into<String>) -> ReadyCheck {
         let check = ReadyCheck {
             failing: Arc::new(Mutex::new(Some("not started".into()))),
-            refused: Arc::default(),
+            forbidden: Arc::default(),
             changes: self.changes.clone(),
         };
-        let asked = check.clone();
-        self.check(name, move || asked.failing.lock().clone().map_or(Ok(()), Err));
+        let state = check.failing.clone();
+        self.check(name, move || state.lock().clone().map_or(Ok(()), Err));
         check
     }
 
-    /// Adds a gate that is computed each time; it must answer at once.
+    /// Adds a check that is computed for each report. `evaluate` must not block.
     pub fn check(
         &self,
         name: impl Into<String>,
-        ask: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+        evaluate: impl Fn() -> Result<(), String> + Send + Sync + 'static,
     ) {
-        self.checks.lock().push(Named { name: name.into(), ask: Arc::new(ask) });
+        self.checks.lock().push(NamedCheck { name: name.into(), evaluate: Arc::new(evaluate) });
     }
 
-    /// Counts the changes of gates: take it, look at the gates, and wait for it to move on.
+    /// Changes whenever a check is set. Subscribe first, then evaluate the checks, then wait for a change: so none is
+    /// missed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Whether every gate passes.
+    /// Whether there are checks and all of them pass.
     pub fn is_ready(&self) -> bool {
         self.report().ready
     }
 
     pub(super) fn report(&self) -> Report {
-        // A check may be slow or look at us: the lock is not held while asking.
+        // Not locked during the evaluation, which may itself use the list.
         let checks = self.checks.lock().clone();
         let mut report = Report { ready: !checks.is_empty(), text: String::new() };
-        for Named { name, ask } in checks {
+        for NamedCheck { name, evaluate } in checks {
             // invariant: writing to a String does not fail.
-            let _ = match ask() {
+            let _ = match evaluate() {
                 Ok(()) => writeln!(report.text, "[+] {name} ok"),
                 Err(why) => {
                     report.ready = false;
@@ -103,20 +105,21 @@ impl Readiness {
 }
 
 impl ReadyCheck {
-    /// The condition holds.
+    /// The check passes.
     pub fn pass(&self) {
-        self.refused.store(false, Ordering::SeqCst);
+        self.forbidden.store(false, Ordering::SeqCst);
         *self.failing.lock() = None;
         self.changed();
     }
 
-    /// The condition does not hold.
+    /// The check fails.
     pub fn fail(&self, why: impl Into<String>) {
         *self.failing.lock() = Some(why.into());
         self.changed();
     }
 
-    /// Says why the condition does not hold yet. A condition that held once is not taken back by this.
+    /// Sets why the check does not pass yet. A check that has passed is not changed: a watch that was synced once and is
+    /// interrupted still has its cache.
     pub fn note(&self, why: &str) {
         if let Some(known) = &mut *self.failing.lock() {
             why.clone_into(known);
@@ -124,18 +127,19 @@ impl ReadyCheck {
         self.changed();
     }
 
-    /// Says that the condition cannot hold before somebody grants a right. Others need not wait for it.
-    pub fn refuse(&self, why: &str) {
-        self.refused.store(true, Ordering::SeqCst);
+    /// As [`note`](Self::note), for a check that cannot pass until a permission is granted. The rest of the process need
+    /// not wait for it.
+    pub fn forbidden(&self, why: &str) {
+        self.forbidden.store(true, Ordering::SeqCst);
         self.note(why);
     }
 
-    /// Whether there is nothing to wait for: the condition holds, or only a right can help it.
+    /// Whether there is nothing to wait for: the check passed, or only a permission can make it pass.
     pub fn settled(&self) -> bool {
-        self.passed() || self.refused.load(Ordering::SeqCst)
+        self.passed() || self.forbidden.load(Ordering::SeqCst)
     }
 
-    /// Whether the condition holds.
+    /// Whether the check passes now.
     pub fn passed(&self) -> bool {
         self.failing.lock().is_none()
     }
@@ -150,25 +154,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_ready_when_every_gate_passes() {
+    fn the_process_is_ready_when_every_check_passes() {
         let readiness = Readiness::new();
         assert!(!readiness.is_ready(), "nothing has started");
-        let planes = readiness.ready_check("watch codercontrolplanes");
+        let widgets = readiness.ready_check("watch widgets");
         let secrets = readiness.ready_check("watch secrets");
         let alive = Arc::new(AtomicBool::new(true));
-        let asked = alive.clone();
+        let state = alive.clone();
         readiness.check("lease loop", move || {
-            if asked.load(Ordering::SeqCst) { Ok(()) } else { Err("no sign of life for 12 s".into()) }
+            if state.load(Ordering::SeqCst) { Ok(()) } else { Err("no sign of life for 12 s".into()) }
         });
-        planes.pass();
+        widgets.pass();
         assert_eq!(
             readiness.report().text,
-            "[+] watch codercontrolplanes ok\n[-] watch secrets: not started\n[+] lease loop ok\nnot ready\n"
+            "[+] watch widgets ok\n[-] watch secrets: not started\n[+] lease loop ok\nnot ready\n"
         );
         secrets.pass();
         assert_eq!(
             readiness.report().text,
-            "[+] watch codercontrolplanes ok\n[+] watch secrets ok\n[+] lease loop ok\nok\n"
+            "[+] watch widgets ok\n[+] watch secrets ok\n[+] lease loop ok\nok\n"
         );
         secrets.fail("not synced yet");
         assert!(readiness.report().text.contains("[-] watch secrets: not synced yet\n"));

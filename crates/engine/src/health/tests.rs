@@ -10,38 +10,44 @@ use tower::ServiceExt;
 use super::*;
 use crate::address::Address;
 
-async fn ask(router: &Router, method: Method, path: &str, body: &str) -> (u16, String, String) {
-    let request = Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
-    let response = router.clone().oneshot(request).await.unwrap();
+async fn request(router: &Router, method: Method, path: &str, body: &str) -> (u16, String, String) {
+    let built = Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
+    let response = router.clone().oneshot(built).await.unwrap();
     let kind = response.headers().get(CONTENT_TYPE).map_or("", |v| v.to_str().unwrap()).to_owned();
     let status = response.status().as_u16();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     (status, kind, String::from_utf8(body.to_vec()).unwrap())
 }
 
-async fn look(router: &Router, path: &str) -> (u16, String) {
-    let (status, _, body) = ask(router, Method::GET, path, "").await;
+async fn get_path(router: &Router, path: &str) -> (u16, String) {
+    let (status, _, body) = request(router, Method::GET, path, "").await;
     (status, body)
 }
 
 #[tokio::test]
-async fn probes_tell_life_from_readiness() {
+async fn a_process_that_is_not_ready_is_alive() {
     let readiness = Readiness::new();
     let check = readiness.ready_check("watch secrets");
     let router = probes(readiness);
-    assert_eq!(look(&router, "/livez").await, (200, "ok".into()));
-    assert_eq!(look(&router, "/healthz").await, (200, "ok".into()));
-    assert_eq!(look(&router, "/readyz").await, (503, "[-] watch secrets: not started\nnot ready\n".into()));
+    assert_eq!(get_path(&router, "/livez").await, (200, "ok".into()));
+    assert_eq!(get_path(&router, "/healthz").await, (200, "ok".into()));
+    assert_eq!(
+        get_path(&router, "/readyz").await,
+        (503, "[-] watch secrets: not started\nnot ready\n".into())
+    );
     check.pass();
-    assert_eq!(look(&router, "/readyz").await, (200, "[+] watch secrets ok\nok\n".into()));
+    assert_eq!(get_path(&router, "/readyz").await, (200, "[+] watch secrets ok\nok\n".into()));
 }
 
 #[tokio::test]
-async fn an_unknown_path_says_what_there_is() {
-    let (status, body) = look(&probes(Readiness::new()), "/health?x=y").await;
+async fn an_unknown_path_lists_the_known_ones() {
+    let (status, body) = get_path(&probes(Readiness::new()), "/health?x=y").await;
     assert_eq!(status, 404);
-    assert_eq!(body, "/health is not served here; there is GET /livez, GET /healthz, GET /readyz\n");
-    assert_eq!(ask(&probes(Readiness::new()), Method::POST, "/livez", "").await.0, 405);
+    assert_eq!(
+        body,
+        "/health is not served here; this listener serves GET /livez, GET /healthz, GET /readyz\n"
+    );
+    assert_eq!(request(&probes(Readiness::new()), Method::POST, "/livez", "").await.0, 405);
 }
 
 #[tokio::test]
@@ -49,24 +55,24 @@ async fn metrics_are_refreshed_before_they_are_shown() {
     let numbers = Metrics::new();
     let counted = numbers.clone();
     let router = metrics(numbers, Some(Arc::new(move || counted.queue_depth(7))));
-    let (status, kind, body) = ask(&router, Method::GET, "/metrics", "").await;
+    let (status, kind, body) = request(&router, Method::GET, "/metrics", "").await;
     assert_eq!((status, kind.as_str()), (200, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
     assert!(body.contains("\ncoder_k8s_queue_depth 7\n"));
-    assert_eq!(crate::metrics::lint(&body), Vec::<String>::new());
+    assert_eq!(coder_k8s_testbed::metrics_lint::lint(&body), Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn the_log_level_is_read_and_set() {
-    let (_subscriber, handle, _) = logs::for_tests(false, "info");
+    let (_subscriber, handle, _) = logs::tests::subscriber(false, "info");
     let router = admin(handle.clone());
-    assert_eq!(look(&router, "/log-level").await, (200, "info\n".into()));
-    let (status, _, body) = ask(&router, Method::PUT, "/log-level", "debug\n").await;
+    assert_eq!(get_path(&router, "/log-level").await, (200, "info\n".into()));
+    let (status, _, body) = request(&router, Method::PUT, "/log-level", "debug\n").await;
     assert_eq!((status, body.as_str()), (200, "debug\n"));
     assert_eq!(handle.current(), "debug");
-    let (status, _, body) = ask(&router, Method::PUT, "/log-level", "loud").await;
+    let (status, _, body) = request(&router, Method::PUT, "/log-level", "loud").await;
     assert_eq!(status, 400);
     assert!(body.starts_with("\"loud\" is not a log filter: "), "{body}");
-    assert_eq!(look(&router, "/log-level").await, (200, "debug\n".into()));
+    assert_eq!(get_path(&router, "/log-level").await, (200, "debug\n".into()));
 }
 
 async fn fetch(addr: std::net::SocketAddr) -> String {

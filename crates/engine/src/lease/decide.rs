@@ -1,4 +1,5 @@
-//! What a look at the lease means, and what the lease should say next. Pure.
+//! Decides what a process does about a Lease that it has just read, and builds the Lease that it writes. Pure: time
+//! and identity are arguments.
 
 use std::time::Duration;
 
@@ -9,46 +10,49 @@ use k8s_openapi::{
 };
 use kube::api::ObjectMeta;
 
-use super::Settings;
-use crate::fence::Moment;
+use super::LeaseSettings;
+use crate::{fence::Moment, intervals::ASSUMED_LEASE_DURATION};
 
-/// Assumed of a holder that does not say how long its lease lasts.
-const USUAL_DURATION: Duration = Duration::from_secs(15);
-
-/// What to do about the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// There is none: create it.
+pub(super) enum LeaseDecision {
+    /// There is no Lease: create it.
     Create,
-    /// It is free or has run out: write our name.
+    /// The Lease has no holder, or its holder let it expire: take it over.
     Take,
-    /// It is ours: go on.
+    /// This process holds the Lease: renew it.
     Renew,
-    /// Somebody else has it.
+    /// Another process holds the Lease: wait until it is released or expires.
     Wait,
 }
 
-/// Somebody else's hold on the lease, and since when we have seen no change of it.
+/// Another process that holds the Lease, and since when its Lease has not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Observed {
-    /// The resourceVersion; `None` when the lease vanished under its holder.
+pub(super) struct ObservedHolder {
+    /// The resourceVersion; `None` if the Lease was deleted while it was held.
     version: Option<String>,
-    lasts: Duration,
-    at: Moment,
+    lease_duration: Duration,
+    unchanged_since: Moment,
 }
 
-/// Who is named in the lease.
+/// The holder that the Lease names.
 pub(super) fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref().filter(|name| !name.is_empty())
 }
 
-/// Brings what we know of somebody else up to date. `now` is after the answer came: their time to act is
-/// counted from no later than ours to wait.
-pub fn observe(before: Option<Observed>, lease: Option<&Lease>, me: &str, now: Moment) -> Option<Observed> {
+/// Updates the other holder after a read of the Lease. `now` must be taken *after* the response: the holder counts its
+/// time from before its own request, and so always stops before this process stops waiting.
+pub(super) fn observe(
+    before: Option<ObservedHolder>,
+    lease: Option<&Lease>,
+    me: &str,
+    now: Moment,
+) -> Option<ObservedHolder> {
     let Some(lease) = lease else {
-        // Whoever held it does not know yet that it was deleted.
-        return before
-            .map(|o| if o.version.is_some() { Observed { version: None, at: now, ..o } } else { o });
+        // The holder does not know yet that its Lease was deleted, and goes on until its next renewal.
+        return before.map(|holder| match holder.version {
+            Some(_) => ObservedHolder { version: None, unchanged_since: now, ..holder },
+            None => holder,
+        });
     };
     if holder(lease).is_none_or(|holder| holder == me) {
         return None;
@@ -59,25 +63,31 @@ pub fn observe(before: Option<Observed>, lease: Option<&Lease>, me: &str, now: M
     }
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
     let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
-    Some(Observed { version, lasts: seconds.map_or(USUAL_DURATION, Duration::from_secs), at: now })
+    let lease_duration = seconds.map_or(ASSUMED_LEASE_DURATION, Duration::from_secs);
+    Some(ObservedHolder { version, lease_duration, unchanged_since: now })
 }
 
-/// What to do, given the lease and what [`observe`] made of it.
-pub fn decide(lease: Option<&Lease>, observed: Option<&Observed>, me: &str, now: Moment) -> Decision {
-    let still_theirs = observed.map(|o| now.since(o.at) < o.lasts);
-    match (lease.map(holder), still_theirs) {
-        (Some(Some(holder)), _) if holder == me => Decision::Renew,
-        (None | Some(Some(_)), Some(true)) | (Some(Some(_)), None) => Decision::Wait,
-        (None, _) => Decision::Create,
-        (Some(_), _) => Decision::Take,
+/// Decides what to do about the Lease, given what [`observe`] returned for it.
+pub(super) fn decide(
+    lease: Option<&Lease>,
+    observed: Option<&ObservedHolder>,
+    me: &str,
+    now: Moment,
+) -> LeaseDecision {
+    let unexpired = observed.map(|other| now.since(other.unchanged_since) < other.lease_duration);
+    match (lease.map(holder), unexpired) {
+        (Some(Some(holder)), _) if holder == me => LeaseDecision::Renew,
+        (None | Some(Some(_)), Some(true)) | (Some(Some(_)), None) => LeaseDecision::Wait,
+        (None, _) => LeaseDecision::Create,
+        (Some(_), _) => LeaseDecision::Take,
     }
 }
 
-/// The lease with our name. The times are for people to read.
+/// The Lease with this process as its holder. The times in it are informational: no process decides by them.
 pub(super) fn claimed(
     lease: Option<Lease>,
-    decision: Decision,
-    settings: &Settings,
+    decision: LeaseDecision,
+    settings: &LeaseSettings,
     now: Timestamp,
 ) -> Lease {
     let mut lease = lease.unwrap_or_else(|| Lease {
@@ -89,9 +99,9 @@ pub(super) fn claimed(
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(settings.identity.clone()),
         lease_duration_seconds: Some(i32::try_from(settings.lease_duration.as_secs()).unwrap_or(i32::MAX)),
-        acquire_time: if decision == Decision::Renew { old.acquire_time } else { Some(MicroTime(now)) },
+        acquire_time: if decision == LeaseDecision::Renew { old.acquire_time } else { Some(MicroTime(now)) },
         renew_time: Some(MicroTime(now)),
-        lease_transitions: Some(if decision == Decision::Take {
+        lease_transitions: Some(if decision == LeaseDecision::Take {
             transitions.saturating_add(1)
         } else {
             transitions
@@ -101,7 +111,7 @@ pub(super) fn claimed(
     lease
 }
 
-/// The lease without a holder.
+/// The Lease without a holder. It lasts one second, so that clients that go by its duration take it at once.
 pub(super) fn released(mut lease: Lease, now: Timestamp) -> Lease {
     let spec = lease.spec.get_or_insert_default();
     spec.holder_identity = Some(String::new());
@@ -128,12 +138,12 @@ mod tests {
         }
     }
 
-    /// Looks at each lease at its second; the last decision counts.
-    fn looks(looks: &[(u32, Option<Lease>)]) -> Decision {
+    /// Reads each Lease at its second, and returns the last decision.
+    fn read_all(reads: &[(u32, Option<Lease>)]) -> LeaseDecision {
         let start = Moment::now();
         let mut observed = None;
-        let mut decision = Decision::Wait;
-        for (second, lease) in looks {
+        let mut decision = LeaseDecision::Wait;
+        for (second, lease) in reads {
             let now = start.plus(*second * SECOND);
             observed = observe(observed, lease.as_ref(), ME, now);
             decision = decide(lease.as_ref(), observed.as_ref(), ME, now);
@@ -145,66 +155,71 @@ mod tests {
     fn decisions() {
         let other = |version| Some(lease(Some("other"), version, Some(15)));
         let table = [
-            ("no lease", vec![(0, None)], Decision::Create),
-            ("free", vec![(0, Some(lease(None, "1", None)))], Decision::Take),
-            ("released", vec![(0, Some(lease(Some(""), "1", Some(1))))], Decision::Take),
-            ("no spec", vec![(0, Some(Lease { spec: None, ..lease(None, "1", None) }))], Decision::Take),
-            ("ours", vec![(0, Some(lease(Some(ME), "1", Some(15))))], Decision::Renew),
+            ("no lease", vec![(0, None)], LeaseDecision::Create),
+            ("free", vec![(0, Some(lease(None, "1", None)))], LeaseDecision::Take),
+            ("released", vec![(0, Some(lease(Some(""), "1", Some(1))))], LeaseDecision::Take),
+            ("no spec", vec![(0, Some(Lease { spec: None, ..lease(None, "1", None) }))], LeaseDecision::Take),
+            ("ours", vec![(0, Some(lease(Some(ME), "1", Some(15))))], LeaseDecision::Renew),
             (
-                "ours, seen long ago",
+                "ours, another before",
                 vec![(0, other("1")), (90, Some(lease(Some(ME), "2", None)))],
-                Decision::Renew,
+                LeaseDecision::Renew,
             ),
-            ("first sight of another", vec![(0, other("1"))], Decision::Wait),
-            ("not yet run out", vec![(0, other("1")), (14, other("1"))], Decision::Wait),
-            ("run out", vec![(0, other("1")), (15, other("1"))], Decision::Take),
-            ("renewed meanwhile", vec![(0, other("1")), (10, other("2")), (20, other("2"))], Decision::Wait),
-            ("one second of lease", vec![(0, Some(lease(Some("x"), "1", Some(1))))], Decision::Wait),
-            ("deleted under its holder", vec![(0, other("1")), (1, None), (15, None)], Decision::Wait),
-            ("deleted long enough ago", vec![(0, other("1")), (1, None), (16, None)], Decision::Create),
+            ("first read of another", vec![(0, other("1"))], LeaseDecision::Wait),
+            ("not yet expired", vec![(0, other("1")), (14, other("1"))], LeaseDecision::Wait),
+            ("expired", vec![(0, other("1")), (15, other("1"))], LeaseDecision::Take),
+            (
+                "renewed meanwhile",
+                vec![(0, other("1")), (10, other("2")), (20, other("2"))],
+                LeaseDecision::Wait,
+            ),
+            ("one second of lease", vec![(0, Some(lease(Some("x"), "1", Some(1))))], LeaseDecision::Wait),
+            ("deleted while it is held", vec![(0, other("1")), (1, None), (15, None)], LeaseDecision::Wait),
+            ("deleted long enough ago", vec![(0, other("1")), (1, None), (16, None)], LeaseDecision::Create),
             (
                 "deleted after a release",
                 vec![(0, Some(lease(Some(""), "1", Some(1)))), (1, None)],
-                Decision::Create,
+                LeaseDecision::Create,
             ),
         ];
         for (name, given, expected) in table {
-            assert_eq!(looks(&given), expected, "{name}");
+            assert_eq!(read_all(&given), expected, "{name}");
         }
     }
 
     #[test]
-    fn a_holder_that_does_not_say_how_long_gets_the_usual_time() {
+    fn a_holder_without_a_duration_gets_the_assumed_one() {
         for seconds in [None, Some(0), Some(-3)] {
             let other = || Some(lease(Some("other"), "1", seconds));
-            assert_eq!(looks(&[(0, other()), (14, other())]), Decision::Wait, "{seconds:?}");
-            assert_eq!(looks(&[(0, other()), (15, other())]), Decision::Take, "{seconds:?}");
+            assert_eq!(read_all(&[(0, other()), (14, other())]), LeaseDecision::Wait, "{seconds:?}");
+            assert_eq!(read_all(&[(0, other()), (15, other())]), LeaseDecision::Take, "{seconds:?}");
         }
     }
 
     #[test]
     fn transitions_count_changes_of_holder() {
-        let settings = Settings::new("ns", "op", ME);
+        let settings = LeaseSettings::new("ns", "op", ME);
         let now = Timestamp::now();
         let count = |lease: &Lease| lease.spec.as_ref().unwrap().lease_transitions.unwrap();
-        let created = claimed(None, Decision::Create, &settings, now);
+        let created = claimed(None, LeaseDecision::Create, &settings, now);
         assert_eq!((created.metadata.name.as_deref(), count(&created)), (Some("op"), 0));
-        let renewed = claimed(Some(created), Decision::Renew, &settings, now);
+        let renewed = claimed(Some(created), LeaseDecision::Renew, &settings, now);
         assert_eq!(count(&renewed), 0);
-        let taken = claimed(Some(renewed), Decision::Take, &settings, now);
+        let taken = claimed(Some(renewed), LeaseDecision::Take, &settings, now);
         assert_eq!(count(&taken), 1);
         let released = released(taken, now);
         assert_eq!((holder(&released), count(&released)), (None, 1));
-        let taken = claimed(Some(released), Decision::Take, &settings, now);
+        let taken = claimed(Some(released), LeaseDecision::Take, &settings, now);
         assert_eq!((holder(&taken), count(&taken)), (Some(ME), 2));
     }
 
     #[test]
-    fn what_others_put_there_is_kept() {
+    fn fields_of_others_are_kept() {
         let mut old = lease(Some("other"), "7", Some(15));
         old.metadata.labels = Some([("a".into(), "b".into())].into());
         old.spec.as_mut().unwrap().strategy = Some("x".into());
-        let taken = claimed(Some(old), Decision::Take, &Settings::new("ns", "op", ME), Timestamp::now());
+        let taken =
+            claimed(Some(old), LeaseDecision::Take, &LeaseSettings::new("ns", "op", ME), Timestamp::now());
         assert_eq!(taken.metadata.resource_version.as_deref(), Some("7"), "compare-and-swap");
         assert!(taken.metadata.labels.is_some());
         assert_eq!(taken.spec.unwrap().strategy.as_deref(), Some("x"));

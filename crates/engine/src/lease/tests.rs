@@ -28,7 +28,7 @@ enum Link {
     Hole,
     /// Requests arrive, answers to writes do not.
     Deaf,
-    /// Requests arrive late, even if nobody waits for them any more.
+    /// Requests arrive late, even if their caller has given up.
     Late(Duration),
     /// The server refuses.
     Fails(u16),
@@ -90,7 +90,7 @@ impl Server {
         lease
     }
 
-    /// Somebody else writes the lease.
+    /// Another client writes the Lease.
     fn put(&self, spec: &Value) {
         let lease = json!({"metadata": {"name": "op", "namespace": "ns"}, "spec": spec});
         *self.lease.lock() = Some(self.stamped(lease));
@@ -117,32 +117,32 @@ fn refusal(code: u16) -> Response<Body> {
     )
 }
 
-/// A process that stands for leader.
+/// A process that competes for the lease.
 struct Candidate {
     link: Switch,
     fence: Fence,
     leading: watch::Receiver<bool>,
-    beat: Heartbeat,
+    heartbeat: Heartbeat,
     stop: CancellationToken,
-    task: JoinHandle<Ended>,
+    task: JoinHandle<ElectionEnd>,
 }
 
 impl Candidate {
     fn start(server: &Server, identity: &str) -> Self {
         let link = Switch::new(Mutex::new(Link::Up));
         let (sender, leading) = watch::channel(false);
-        let (fence, beat, stop) = (Fence::closed(), Heartbeat::new(), CancellationToken::new());
-        let settings = Settings::new("ns", "op", identity);
+        let (fence, heartbeat, stop) = (Fence::closed(), Heartbeat::new(), CancellationToken::new());
+        let settings = LeaseSettings::new("ns", "op", identity);
         settings.validate().unwrap();
         let task = tokio::spawn(run(
             server.client(&link),
             settings,
             fence.clone(),
             sender,
-            beat.clone(),
+            heartbeat.clone(),
             stop.clone(),
         ));
-        Self { link, fence, leading, beat, stop, task }
+        Self { link, fence, leading, heartbeat, stop, task }
     }
 
     fn leads(&self) -> bool {
@@ -192,11 +192,11 @@ async fn a_leader_that_is_cut_off_stops_before_its_successor_starts() {
         }
         let (closed, opened) = (closed.unwrap(), opened.expect("a successor"));
         assert!(closed <= 10 * SECOND + TICK, "{cut:?}: stopped after {closed:?}");
-        // A leader that goes on renewing unheard keeps the lease alive until it gives up.
+        // A leader whose renewals arrive but whose responses are lost keeps the lease alive until it gives up.
         let last_renewal = if cut == Link::Deaf { 10 } else { 0 };
         assert!(opened <= (17 + last_renewal) * SECOND, "{cut:?}: taken after {opened:?}");
         assert!(b.leads() && !a.leads());
-        let Ended::Lost(Loss::Expired { deadline, .. }) = a.task.await.unwrap() else {
+        let ElectionEnd::Lost(Loss::Expired { deadline, .. }) = a.task.await.unwrap() else {
             panic!("{cut:?}: not lost")
         };
         assert_eq!(deadline, 10 * SECOND);
@@ -206,7 +206,7 @@ async fn a_leader_that_is_cut_off_stops_before_its_successor_starts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fence_of_a_loop_that_stands_still_closes_by_itself() {
+async fn the_fence_of_a_loop_that_hangs_closes_by_itself() {
     let server = Server::default();
     let mut a = Candidate::start(&server, "a");
     a.elected().await;
@@ -222,7 +222,7 @@ async fn the_fence_of_a_loop_that_stands_still_closes_by_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_answer_leaves_less_time() {
+async fn a_slow_response_leaves_less_time() {
     let server = Server::default();
     let mut a = Candidate::start(&server, "a");
     a.elected().await;
@@ -230,11 +230,11 @@ async fn a_slow_answer_leaves_less_time() {
     a.renewed().await;
     a.renewed().await;
     let left = a.fence.remaining();
-    assert!(left <= 7 * SECOND && left > 6 * SECOND, "{left:?} after an answer that took 3 s");
+    assert!(left <= 7 * SECOND && left > 6 * SECOND, "{left:?} after a response that took 3 s");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_is_told_to_stop_hands_over_within_two_seconds() {
+async fn a_leader_that_is_stopped_hands_over_within_two_seconds() {
     for wait in 0..20_u32 {
         let server = Server::default();
         let mut a = Candidate::start(&server, "a");
@@ -245,7 +245,7 @@ async fn a_leader_that_is_told_to_stop_hands_over_within_two_seconds() {
         a.stop.cancel();
         b.elected().await;
         assert!(start.elapsed() <= 2 * SECOND, "took {:?}", start.elapsed());
-        assert!(matches!(a.task.await.unwrap(), Ended::Released));
+        assert!(matches!(a.task.await.unwrap(), ElectionEnd::Released));
         assert!(!a.fence.is_open() && b.fence.is_open());
         assert_eq!(server.field("leaseTransitions"), 1);
         b.stop.cancel();
@@ -260,7 +260,7 @@ async fn a_released_lease_is_empty() {
     assert_eq!(server.field("holderIdentity"), "a");
     assert_eq!(server.field("leaseDurationSeconds"), 15);
     a.stop.cancel();
-    assert!(matches!(a.task.await.unwrap(), Ended::Released));
+    assert!(matches!(a.task.await.unwrap(), ElectionEnd::Released));
     assert_eq!(server.field("holderIdentity"), "");
     assert_eq!(server.field("leaseDurationSeconds"), 1);
 }
@@ -273,18 +273,18 @@ async fn a_release_that_cannot_be_sent_does_not_hold_up_the_exit() {
     a.set(Link::Hole);
     let start = Instant::now();
     a.stop.cancel();
-    assert!(matches!(a.task.await.unwrap(), Ended::Released));
+    assert!(matches!(a.task.await.unwrap(), ElectionEnd::Released));
     assert!(start.elapsed() <= 2 * SECOND + TICK);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_was_never_answered_is_released_too() {
+async fn a_claim_whose_response_was_lost_is_released_too() {
     let server = Server::default();
     let a = Candidate::start(&server, "a");
     a.set(Link::Deaf);
     sleep(6 * SECOND).await;
     assert!(!a.leads());
-    assert_eq!(server.field("holderIdentity"), "a", "the server did it");
+    assert_eq!(server.field("holderIdentity"), "a", "the claim took effect");
     a.set(Link::Up);
     a.stop.cancel();
     a.task.await.unwrap();
@@ -338,7 +338,7 @@ async fn failures_are_survived_for_nine_seconds_and_not_for_eleven() {
             assert_eq!(a.leads(), survived, "{link:?} for {seconds} s");
             assert_eq!(a.leads(), a.fence.is_open());
             if !survived {
-                assert!(matches!(a.task.await.unwrap(), Ended::Lost(Loss::Expired { .. })));
+                assert!(matches!(a.task.await.unwrap(), ElectionEnd::Lost(Loss::Expired { .. })));
             }
         }
     }
@@ -358,7 +358,7 @@ async fn a_call_that_hangs_leaves_time_for_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_whose_answer_is_lost_is_found_at_the_next_look() {
+async fn a_renewal_whose_response_is_lost_is_found_at_the_next_read() {
     let server = Server::default();
     let mut a = Candidate::start(&server, "a");
     a.elected().await;
@@ -382,7 +382,7 @@ async fn edits_by_others_are_survived_and_another_name_is_not() {
         assert!(a.leads() && a.fence.is_open(), "a storm of conflicts");
     }
     server.put(&json!({"holderIdentity": "b", "leaseDurationSeconds": 15}));
-    let Ended::Lost(Loss::Taken { lease, holder }) = a.task.await.unwrap() else { panic!("not lost") };
+    let ElectionEnd::Lost(Loss::Taken { lease, holder }) = a.task.await.unwrap() else { panic!("not lost") };
     assert_eq!((lease.as_str(), holder.as_str()), ("op", "b"));
     assert!(!a.fence.is_open());
 }
@@ -403,41 +403,41 @@ async fn a_deleted_lease_ends_the_term_and_makes_no_second_leader() {
     b.elected().await;
 
     *server.lease.lock() = None;
-    assert!(matches!(b.task.await.unwrap(), Ended::Lost(Loss::Gone { .. })));
+    assert!(matches!(b.task.await.unwrap(), ElectionEnd::Lost(Loss::Gone { .. })));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_heart_beats_while_the_server_is_silent() {
+async fn the_heartbeat_goes_on_while_the_server_is_silent() {
     let server = Server::default();
     let a = Candidate::start(&server, "a");
     a.set(Link::Hole);
     for _ in 0..3000 {
         sleep(TICK).await;
-        assert!(a.beat.alive(10 * SECOND));
+        assert!(a.heartbeat.alive(10 * SECOND));
     }
     a.task.abort();
     sleep(11 * SECOND).await;
-    assert!(!a.beat.alive(10 * SECOND), "a dead loop is noticed");
+    assert!(!a.heartbeat.alive(10 * SECOND), "a dead loop is noticed");
 }
 
 #[test]
 fn settings_are_checked() {
-    let good = Settings::new("ns", "op", "a");
+    let good = LeaseSettings::new("ns", "op", "a");
     assert_eq!(good.validate(), Ok(()));
-    let with = |lease: u64, renew: u64, retry: u64| Settings {
+    let with = |lease: u64, renew: u64, retry: u64| LeaseSettings {
         lease_duration: Duration::from_millis(lease),
         renew_deadline: Duration::from_millis(renew),
         retry_period: Duration::from_millis(retry),
         ..good.clone()
     };
-    let said = |settings: &Settings| settings.validate().unwrap_err().to_string();
+    let said = |settings: &LeaseSettings| settings.validate().unwrap_err().to_string();
     assert_eq!(with(3000, 2000, 500).validate(), Ok(()));
     assert!(said(&with(1500, 1000, 500)).contains("whole number of seconds"));
     assert!(said(&with(0, 0, 0)).contains("at least 1 s"));
     assert!(said(&with(10_000, 10_000, 500)).contains("must be shorter than the lease duration (10s)"));
     assert!(said(&with(15_000, 10_000, 10_000)).contains("shorter than the renew deadline (10s)"));
     assert!(said(&with(15_000, 10_000, 0)).contains("longer than zero"));
-    assert!(said(&Settings { identity: String::new(), ..good.clone() }).contains("identity"));
+    assert!(said(&LeaseSettings { identity: String::new(), ..good.clone() }).contains("identity"));
 }
 
 /// A small generator with a seed, so that a failure can be repeated.

@@ -1,5 +1,5 @@
-//! The usual numbers about the process, read from `/proc` when somebody asks. What cannot be read is left
-//! out.
+//! The standard `process_*` metrics, read from `/proc` at each scrape. A value that cannot be read is left out
+//! of the exposition.
 
 use std::fs;
 
@@ -58,8 +58,8 @@ impl Stat {
         Self::parse(&fs::read_to_string("/proc/self/stat").ok()?, ticks, page)
     }
 
-    /// Fields are numbered as in `proc_pid_stat(5)`. The second is the command in parentheses and may hold
-    /// anything, so counting starts after the last closing one.
+    /// Fields are numbered as in `proc_pid_stat(5)`. The second is the command in parentheses and may contain
+    /// anything, so counting starts after the last closing parenthesis.
     fn parse(stat: &str, ticks: f64, page: i64) -> Option<Self> {
         let (_, rest) = stat.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_out() {
+    fn a_truncated_stat_line_gives_no_value() {
         assert!(Stat::parse("", 100.0, 4096).is_none());
         assert!(Stat::parse("42 (x) S 1 2", 100.0, 4096).is_none());
     }

@@ -1,30 +1,27 @@
+use coder_k8s_testbed::metrics_lint::lint;
+
 use super::*;
 
 fn everything_set() -> String {
     let metrics = Metrics::new();
     let took = Duration::from_millis(30);
-    for outcome in [Outcome::Settled, Outcome::Waiting, Outcome::Failed] {
-        metrics.reconciled("CoderControlPlane", outcome, "AsPlanned", took);
+    for outcome in [ReconcileOutcome::Settled, ReconcileOutcome::Waiting, ReconcileOutcome::Failed] {
+        metrics.reconciled("Widget", outcome, Reason::Reconciled, took);
     }
-    metrics.reconciled("CoderProvisioner", Outcome::Failed, "odd \"reason\"\\\n", took);
+    metrics.reconciled("Gadget", ReconcileOutcome::Failed, Reason::Forbidden, took);
     metrics.queue_depth(3);
     metrics.queue_wait(took);
     metrics.api_call("get", "secrets", "200", took);
     metrics.api_call("get", "secrets", "404", took);
     metrics.api_call("apply", "deployments/status", "timeout", Duration::from_mins(1));
     metrics.leading(true);
-    metrics.objects("CoderControlPlane", "true", 4);
-    metrics.objects("CoderControlPlane", "unknown", 0);
-    metrics.unparsable("CoderControlPlane", 1);
+    metrics.objects("Widget", "true", 4);
+    metrics.objects("Widget", "unknown", 0);
+    metrics.unparsable("Widget", 1);
     metrics.watch_restarts("secrets");
-    metrics.job_queues([JobQueue {
-        namespace: "ns".into(),
-        name: "coder".into(),
-        organization: "default".into(),
-        tags: "region=\"eu\"".into(),
-        pending: 2,
-        waiting: 75,
-    }]);
+    let colours = Family::<Vec<(&str, &str)>, Level>::default();
+    metrics.register(|registry| registry.register("colours", "Registered by somebody else", colours.clone()));
+    colours.get_or_create(&vec![("name", "\"red\"\\\n")]).set(2);
     metrics.encode().unwrap()
 }
 
@@ -32,25 +29,24 @@ fn everything_set() -> String {
 fn the_exposition_is_clean() {
     let text = everything_set();
     assert_eq!(lint(&text), Vec::<String>::new(), "{text}");
-    assert_eq!(lint(&Metrics::new().encode().unwrap()), Vec::<String>::new(), "before anything happened");
+    assert_eq!(lint(&Metrics::new().encode().unwrap()), Vec::<String>::new(), "before anything is counted");
 }
 
 #[test]
-fn facts_become_series() {
+fn each_method_sets_its_series() {
     let text = everything_set();
     for line in [
-        "coder_k8s_reconciles_total{kind=\"CoderControlPlane\",outcome=\"settled\",reason=\"AsPlanned\"} 1",
-        "coder_k8s_reconcile_duration_seconds_count{kind=\"CoderControlPlane\"} 3",
+        "coder_k8s_reconciles_total{kind=\"Widget\",outcome=\"settled\",reason=\"Reconciled\"} 1",
+        "coder_k8s_reconcile_duration_seconds_count{kind=\"Widget\"} 3",
         "coder_k8s_queue_depth 3",
         "coder_k8s_queue_wait_seconds_count 1",
         "coder_k8s_api_calls_total{verb=\"get\",resource=\"secrets\",code=\"404\"} 1",
         "coder_k8s_api_call_duration_seconds_count{verb=\"apply\"} 1",
         "coder_k8s_leading 1",
-        "coder_k8s_objects{kind=\"CoderControlPlane\",ready=\"true\"} 4",
-        "coder_k8s_unparsable_objects{kind=\"CoderControlPlane\"} 1",
+        "coder_k8s_objects{kind=\"Widget\",ready=\"true\"} 4",
+        "coder_k8s_unparsable_objects{kind=\"Widget\"} 1",
         "coder_k8s_watch_restarts_total{resource=\"secrets\"} 1",
-        "coder_k8s_jobs_pending{namespace=\"ns\",name=\"coder\",organization=\"default\",tags=\"region=\\\"eu\\\"\"} 2",
-        "coder_k8s_jobs_longest_wait_seconds{namespace=\"ns\",name=\"coder\",organization=\"default\",tags=\"region=\\\"eu\\\"\"} 75",
+        r#"coder_k8s_colours{name="\"red\"\\\n"} 2"#,
         concat!("coder_k8s_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is missing from\n{text}");
@@ -58,7 +54,7 @@ fn facts_become_series() {
 }
 
 #[test]
-fn the_process_describes_itself() {
+fn the_process_metrics_are_plausible() {
     let text = Metrics::new().encode().unwrap();
     let value = |name: &str| -> f64 {
         let line = text.lines().find(|l| l.starts_with(&format!("{name} "))).expect(name);

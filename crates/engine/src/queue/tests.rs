@@ -2,15 +2,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
-fn key(name: &str) -> Key {
-    Key::new("Thing", "ns", name)
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::new("Thing", "ns", name)
 }
 
 fn queue() -> Queue {
     Queue::new(Metrics::new())
 }
 
-/// Runs the queue for `time` with jobs that take `each`, and returns who ran when, in milliseconds.
+/// Runs the queue for `time` with reconciles that take `each`, and returns which ran when, in milliseconds.
 async fn run(queue: &Queue, time: Duration, each: Duration, next: Action) -> Vec<(String, u128)> {
     let (start, log) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let stop = CancellationToken::new();
@@ -35,7 +35,7 @@ async fn run(queue: &Queue, time: Duration, each: Duration, next: Action) -> Vec
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_waits_only_once() {
+async fn an_object_is_queued_only_once() {
     let queue = queue();
     for _ in 0..5 {
         queue.enqueue(key("a"));
@@ -46,21 +46,21 @@ async fn an_object_waits_only_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_woken_while_it_runs_runs_once_more() {
+async fn an_object_enqueued_while_it_is_reconciled_is_reconciled_once_more() {
     let queue = queue();
     queue.enqueue(key("a"));
-    let waker = queue.clone();
+    let other = queue.clone();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        waker.enqueue(key("a"));
-        waker.enqueue(key("a"));
+        other.enqueue(key("a"));
+        other.enqueue(key("a"));
     });
     let ran = run(&queue, Duration::from_secs(1), Duration::from_millis(100), Action::AwaitChange).await;
     assert_eq!(ran, [("a".to_owned(), 0), ("a".to_owned(), 100)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wake_up_with_patience_never_postpones_another() {
+async fn a_longer_delay_never_postpones_a_reconcile() {
     let queue = queue();
     queue.enqueue_within(key("a"), Duration::from_secs(5));
     queue.enqueue_within(key("a"), Duration::from_secs(2));
@@ -72,16 +72,16 @@ async fn a_wake_up_with_patience_never_postpones_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_kept_of_an_object_that_is_gone() {
+async fn a_forgotten_object_leaves_nothing_behind() {
     let queue = queue();
     for name in ["a", "b"] {
         queue.enqueue(key(name));
     }
     queue.forget(&key("a"));
-    assert_eq!((queue.depth(), queue.shared.state.lock().doing.len()), (1, 1));
+    assert_eq!((queue.depth(), queue.shared.state.lock().phases.len()), (1, 1));
     let ran = run(&queue, Duration::from_secs(1), Duration::ZERO, Action::AwaitChange).await;
     assert_eq!(ran.len(), 1);
-    assert!(queue.shared.state.lock().doing.is_empty());
+    assert!(queue.shared.state.lock().phases.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -115,23 +115,23 @@ async fn a_slow_object_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delay_ends_early_when_the_object_is_woken() {
+async fn a_delay_ends_early_when_the_object_is_enqueued() {
     let queue = queue();
     queue.enqueue(key("a"));
-    let waker = queue.clone();
+    let other = queue.clone();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_secs(10)).await;
-        waker.enqueue(key("a"));
+        other.enqueue(key("a"));
     });
     let ran =
         run(&queue, Duration::from_secs(75), Duration::ZERO, Action::RequeueAfter(Duration::from_mins(1)))
             .await;
     let times: Vec<_> = ran.iter().map(|(_, at)| at / 1000).collect();
-    assert_eq!(times, [0, 10, 70], "the alarm of the first delay was overtaken");
+    assert_eq!(times, [0, 10, 70], "the end of the first delay is ignored");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_panics_is_tried_again() {
+async fn a_reconcile_that_panics_is_retried() {
     let queue = queue();
     queue.enqueue(key("a"));
     let (count, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());

@@ -1,4 +1,4 @@
-//! Writing a Secret of ours: one key of it, on exactly the version that was read.
+//! Writes and deletes Secrets that the operator owns, always on exactly the version that was read.
 
 use std::collections::BTreeMap;
 
@@ -13,21 +13,22 @@ use serde_json::json;
 use super::{Error, SecretData};
 use crate::apply::Owner;
 
-/// What is written.
+/// One entry of a Secret's data, and the annotations that describe it.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry<'a> {
-    /// The name of the Secret.
+pub struct SecretEntry<'a> {
+    /// Name of the Secret.
     pub name: &'a str,
-    /// The key of its data.
+    /// Key of the entry in the data.
     pub key: &'a str,
-    /// The value.
+    /// Value of the entry, not encoded.
     pub value: &'a SecretString,
-    /// Annotations beside it.
+    /// Annotations of the Secret that are applied together with the value.
     pub annotations: &'a BTreeMap<String, String>,
 }
 
+/// The only part of a response that is decoded: the rest contains the data.
 #[derive(Deserialize)]
-struct Answer {
+struct WriteResponse {
     metadata: Meta,
 }
 
@@ -38,14 +39,14 @@ struct Meta {
     resource_version: String,
 }
 
-/// Writes an entry. `held` is the Secret as it was read; none: it is not there. Other keys stay.
+/// Applies an entry. `current` is the Secret as it was read, `None` if there is none. Keys of other managers stay.
 ///
-/// Returns the version that came of it. None: the Secret has changed since it was read; nothing was written.
+/// Returns the new resourceVersion, or `None` if the Secret has changed since it was read and nothing was written.
 pub async fn write(
     client: &Client,
     owner: &Owner,
-    held: Option<&SecretData>,
-    entry: &Entry<'_>,
+    current: Option<&SecretData>,
+    entry: &SecretEntry<'_>,
 ) -> Result<Option<String>, Error> {
     let namespace = &owner.namespace;
     let failed = |source| Error::Api {
@@ -58,7 +59,7 @@ pub async fn write(
         "/api/v1/namespaces/{namespace}/secrets/{}?fieldManager={FIELD_MANAGER}&force=true",
         entry.name
     );
-    let body = body(owner, held, entry);
+    let body = body(owner, current, entry);
     let request = Request::builder()
         .method(Method::PATCH)
         .uri(url)
@@ -66,17 +67,20 @@ pub async fn write(
         .body(body.to_vec())
         .map_err(|error| failed(kube::Error::HttpError(error)))?;
     match client.request_text(request).await.map(SecretString::from) {
-        Ok(answer) => {
-            let answer: Result<Answer, _> = serde_json::from_str(answer.expose_secret());
-            Ok(Some(answer.map(|answer| answer.metadata.resource_version).unwrap_or_default()))
-        }
+        Ok(response) => Ok(Some(version_of(&response))),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
         Err(error) => Err(failed(error)),
     }
 }
 
-/// What is sent. No Secret has the version 1: with it the server creates one, or answers 409.
-fn body(owner: &Owner, held: Option<&SecretData>, entry: &Entry<'_>) -> Zeroizing<Vec<u8>> {
+/// The resourceVersion in the response to a write. Empty if it cannot be decoded: the write has succeeded all the same.
+fn version_of(response: &SecretString) -> String {
+    let decoded: Result<WriteResponse, _> = serde_json::from_str(response.expose_secret());
+    decoded.map(|response| response.metadata.resource_version).unwrap_or_default()
+}
+
+/// The body of an apply. No Secret has version 1: the server creates the Secret, or responds with 409 if it exists.
+fn body(owner: &Owner, current: Option<&SecretData>, entry: &SecretEntry<'_>) -> Zeroizing<Vec<u8>> {
     #[derive(Serialize)]
     struct Body<'a> {
         #[serde(rename = "apiVersion")]
@@ -86,7 +90,7 @@ fn body(owner: &Owner, held: Option<&SecretData>, entry: &Entry<'_>) -> Zeroizin
         r#type: &'a str,
         data: BTreeMap<&'a str, ByteString>,
     }
-    let version = held.map_or("1", |held| held.resource_version.as_str());
+    let version = current.map_or("1", |current| current.resource_version.as_str());
     let metadata = json!({
         "name": entry.name,
         "namespace": owner.namespace,
@@ -103,26 +107,28 @@ fn body(owner: &Owner, held: Option<&SecretData>, entry: &Entry<'_>) -> Zeroizin
         r#type: "Opaque",
         data: [(entry.key, value)].into(),
     };
-    // Strings and maps of strings always serialize.
+    // invariant: strings and maps of strings always serialize.
     Zeroizing::new(serde_json::to_vec(&body).unwrap_or_default())
 }
 
-/// What is to change in a Secret; None takes something away. What is not named stays.
+/// A change of a Secret. `None` removes an entry; entries that are not named stay.
 #[derive(Clone, Debug, Default)]
-pub struct Change {
-    /// Values by key.
+pub struct SecretPatch {
+    /// Values of the data, not encoded.
     pub data: BTreeMap<String, Option<SecretString>>,
-    /// Annotations.
+    /// Annotations of the Secret.
     pub annotations: BTreeMap<String, Option<String>>,
 }
 
-/// Changes a Secret as it was read. Returns the version that came of it. None: it has changed since; nothing was written.
-pub async fn change(
+/// Patches a Secret.
+///
+/// Returns the new resourceVersion, or `None` if the Secret has changed since it was read and nothing was written.
+pub async fn patch(
     client: &Client,
     owner: &Owner,
     name: &str,
-    held: &SecretData,
-    change: &Change,
+    current: &SecretData,
+    patch: &SecretPatch,
 ) -> Result<Option<String>, Error> {
     #[derive(Serialize)]
     struct Body<'a> {
@@ -137,17 +143,17 @@ pub async fn change(
         source: Box::new(source),
     };
     let mut metadata = json!({
-        "uid": held.uid,
-        "resourceVersion": held.resource_version,
+        "uid": current.uid,
+        "resourceVersion": current.resource_version,
         "labels": owner.labels,
-        "annotations": change.annotations,
+        "annotations": patch.annotations,
     });
-    if let (None, Some(fields)) = (&held.controller, metadata.as_object_mut()) {
-        // It was handed over.
+    if let (None, Some(fields)) = (&current.controller, metadata.as_object_mut()) {
+        // Nobody controls it, so that it was handed over: take it into ownership.
         fields.insert("ownerReferences".to_owned(), json!([owner.reference]));
     }
     let bytes = |value: &SecretString| ByteString(value.expose_secret().as_bytes().to_vec());
-    let data = change.data.iter().map(|(key, value)| (key.as_str(), value.as_ref().map(bytes))).collect();
+    let data = patch.data.iter().map(|(key, value)| (key.as_str(), value.as_ref().map(bytes))).collect();
     let body = Zeroizing::new(serde_json::to_vec(&Body { metadata, data }).unwrap_or_default());
     let request = Request::builder()
         .method(Method::PATCH)
@@ -156,17 +162,19 @@ pub async fn change(
         .body(body.to_vec())
         .map_err(|error| failed(kube::Error::HttpError(error)))?;
     match client.request_text(request).await.map(SecretString::from) {
-        Ok(answer) => {
-            let answer: Result<Answer, _> = serde_json::from_str(answer.expose_secret());
-            Ok(Some(answer.map(|answer| answer.metadata.resource_version).unwrap_or_default()))
-        }
+        Ok(response) => Ok(Some(version_of(&response))),
         Err(kube::Error::Api(status)) if status.code == 409 || status.is_not_found() => Ok(None),
         Err(error) => Err(failed(error)),
     }
 }
 
-/// Removes a Secret as it was read. Returns whether anything was removed.
-pub async fn remove(client: &Client, namespace: &str, name: &str, held: &SecretData) -> Result<bool, Error> {
+/// Deletes a Secret, if it is unchanged since it was read. Returns whether anything was deleted.
+pub async fn remove(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    current: &SecretData,
+) -> Result<bool, Error> {
     let failed = |source| Error::Api {
         action: "remove",
         namespace: namespace.to_owned(),
@@ -176,7 +184,7 @@ pub async fn remove(client: &Client, namespace: &str, name: &str, held: &SecretD
     let body = json!({
         "apiVersion": "v1",
         "kind": "DeleteOptions",
-        "preconditions": {"uid": held.uid, "resourceVersion": held.resource_version},
+        "preconditions": {"uid": current.uid, "resourceVersion": current.resource_version},
     });
     let request = Request::delete(format!("/api/v1/namespaces/{namespace}/secrets/{name}"))
         .header(CONTENT_TYPE, "application/json")

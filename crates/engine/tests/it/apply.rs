@@ -1,4 +1,4 @@
-//! The apply gate on the real API server.
+//! The applier on the real API server.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,8 +7,8 @@ use coder_k8s_api::{
     names::{FIELD_MANAGER, annotation, label},
 };
 use coder_k8s_engine::{
-    apply::{Applied, Applier, Owner},
-    client::{self, Settings},
+    apply::{Applied, Applier, Owner, OwnerMark},
+    client::{self, ClientSettings},
     metrics::Metrics,
 };
 use coder_k8s_testbed::{AuditEvent, Shared, eventually, shared_with};
@@ -19,7 +19,7 @@ use kube::{
 };
 use serde_json::json;
 
-/// A namespace with an owner in it, and a gate whose requests can be told apart in the audit log.
+/// A namespace with an owner in it, and an applier whose requests have a user agent of their own in the audit log.
 struct Scene {
     shared: &'static Shared,
     admin: Client,
@@ -34,8 +34,8 @@ impl Scene {
         let shared = shared_with(crds).await;
         let namespace = shared.namespace(name).await.name().to_owned();
         let admin = shared.cluster.client();
-        let agent = format!("gate-test/{namespace}");
-        let settings = Settings { user_agent: agent.clone(), ..Settings::new(Metrics::new()) };
+        let agent = format!("applier-test/{namespace}");
+        let settings = ClientSettings { user_agent: agent.clone(), ..ClientSettings::new(Metrics::new()) };
         let client = client::build(shared.cluster.config(), settings).unwrap();
         let object = CoderControlPlane::new("coder", CoderControlPlaneSpec::default());
         let planes: Api<CoderControlPlane> = Api::namespaced(admin.clone(), &namespace);
@@ -44,7 +44,7 @@ impl Scene {
             namespace: namespace.clone(),
             reference: object.controller_owner_ref(&()).unwrap(),
             labels: [(label::MANAGED_BY.to_owned(), label::MANAGER.to_owned())].into(),
-            claim: coder_k8s_engine::apply::Claim::Reference,
+            mark: OwnerMark::ControllerReference,
         };
         Self { shared, admin, namespace, agent, owner, applier: Applier::new(client) }
     }
@@ -53,11 +53,15 @@ impl Scene {
         Api::namespaced(self.admin.clone(), &self.namespace)
     }
 
-    async fn apply(&self, desired: ServiceAccount, held: Option<&ServiceAccount>) -> Applied<ServiceAccount> {
-        self.applier.apply(&self.owner, desired, held).await.unwrap()
+    async fn apply(
+        &self,
+        desired: ServiceAccount,
+        cached: Option<&ServiceAccount>,
+    ) -> Applied<ServiceAccount> {
+        self.applier.apply(&self.owner, desired, cached).await.unwrap()
     }
 
-    /// The requests of the gate so far, once at least `least` have reached the audit log.
+    /// The requests of the applier so far, once at least `least` have reached the audit log.
     async fn requests(&self, least: usize) -> Vec<AuditEvent> {
         eventually(Duration::from_secs(10), || async {
             let all = self.shared.cluster.audit().map_err(|error| error.to_string())?;
@@ -92,7 +96,7 @@ fn written<K>(applied: Applied<K>) -> K {
 
 #[tokio::test]
 async fn a_child_is_created_with_one_request_and_no_read() {
-    let scene = Scene::new("gate-create").await;
+    let scene = Scene::new("applier-create").await;
     let made = written(scene.apply(account(&[("a", "1")]), None).await);
     assert_eq!(made.owner_references(), std::slice::from_ref(&scene.owner.reference));
     assert_eq!(made.labels()[label::MANAGED_BY], label::MANAGER);
@@ -104,11 +108,12 @@ async fn a_child_is_created_with_one_request_and_no_read() {
 
 #[tokio::test]
 async fn nothing_is_sent_when_nothing_changed() {
-    let scene = Scene::new("gate-rest").await;
+    let scene = Scene::new("applier-rest").await;
     written(scene.apply(account(&[("a", "1")]), None).await);
     let live = scene.accounts().get("robot").await.unwrap();
-    // A fresh gate, as after a restart.
-    let restarted = Scene { applier: Applier::new(scene.admin.clone()), ..Scene::new("gate-rest-2").await };
+    // A new applier, as after a restart.
+    let restarted =
+        Scene { applier: Applier::new(scene.admin.clone()), ..Scene::new("applier-rest-2").await };
     for _ in 0..3 {
         assert!(matches!(scene.apply(account(&[("a", "1")]), Some(&live)).await, Applied::Unchanged(_)));
         let again = restarted.applier.apply(&scene.owner, account(&[("a", "1")]), Some(&live)).await.unwrap();
@@ -120,7 +125,7 @@ async fn nothing_is_sent_when_nothing_changed() {
 
 #[tokio::test]
 async fn a_foreign_object_of_the_same_name_is_reported_and_untouched() {
-    let scene = Scene::new("gate-foreign").await;
+    let scene = Scene::new("applier-foreign").await;
     let theirs =
         scene.accounts().create(&PostParams::default(), &account(&[("theirs", "yes")])).await.unwrap();
     let Applied::Foreign(foreign) = scene.apply(account(&[]), None).await else { panic!("it was adopted") };
@@ -136,7 +141,7 @@ async fn a_foreign_object_of_the_same_name_is_reported_and_untouched() {
 
 #[tokio::test]
 async fn a_foreign_object_that_is_handed_over_is_taken() {
-    let scene = Scene::new("gate-adopt").await;
+    let scene = Scene::new("applier-adopt").await;
     let theirs = account(&[(annotation::ADOPT_BY, "CoderControlPlane/coder"), ("theirs", "yes")]);
     scene.accounts().create(&PostParams::default(), &theirs).await.unwrap();
     let taken = written(scene.apply(account(&[("a", "1")]), None).await);
@@ -146,7 +151,7 @@ async fn a_foreign_object_that_is_handed_over_is_taken() {
 
 #[tokio::test]
 async fn labels_and_annotations_of_others_survive_and_cost_nothing() {
-    let scene = Scene::new("gate-share").await;
+    let scene = Scene::new("applier-share").await;
     written(scene.apply(account(&[("a", "1")]), None).await);
     let patch = json!({"metadata": {"labels": {"team": "x"}, "annotations": {"cloud": "role"}}});
     let live = scene.accounts().patch("robot", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
@@ -160,7 +165,7 @@ async fn labels_and_annotations_of_others_survive_and_cost_nothing() {
 
 #[tokio::test]
 async fn a_field_that_is_no_longer_asked_for_goes_and_a_changed_one_comes_back() {
-    let scene = Scene::new("gate-drift").await;
+    let scene = Scene::new("applier-drift").await;
     let made = written(scene.apply(account(&[("a", "1"), ("b", "2")]), None).await);
     let fewer = written(scene.apply(account(&[("a", "1")]), Some(&made)).await);
     assert!(!fewer.annotations().contains_key("b"));
@@ -173,7 +178,7 @@ async fn a_field_that_is_no_longer_asked_for_goes_and_a_changed_one_comes_back()
 
 #[tokio::test]
 async fn fields_written_by_plain_update_are_taken_over_and_dropped() {
-    let scene = Scene::new("gate-takeover").await;
+    let scene = Scene::new("applier-takeover").await;
     let mut old = account(&[("kept", "1"), ("dropped", "1")]);
     old.metadata.owner_references = Some(vec![scene.owner.reference.clone()]);
     let by_us = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
@@ -205,7 +210,7 @@ async fn fields_written_by_plain_update_are_taken_over_and_dropped() {
 
 #[tokio::test]
 async fn an_outdated_view_does_not_lead_to_an_adoption() {
-    let scene = Scene::new("gate-stale").await;
+    let scene = Scene::new("applier-stale").await;
     let ours = written(scene.apply(account(&[("a", "1")]), None).await);
     scene.accounts().delete("robot", &DeleteParams::default()).await.unwrap();
     let theirs =
@@ -218,7 +223,7 @@ async fn an_outdated_view_does_not_lead_to_an_adoption() {
 
 #[tokio::test]
 async fn an_injected_sidecar_is_neither_lost_nor_fought_over() {
-    let scene = Scene::new("gate-sidecar").await;
+    let scene = Scene::new("applier-sidecar").await;
     let deployment: Deployment = serde_json::from_value(json!({
         "metadata": {"name": "coder"},
         "spec": {
@@ -260,7 +265,7 @@ async fn an_injected_sidecar_is_neither_lost_nor_fought_over() {
 
 #[tokio::test]
 async fn only_our_own_incarnation_is_removed() {
-    let scene = Scene::new("gate-remove").await;
+    let scene = Scene::new("applier-remove").await;
     let ours = written(scene.apply(account(&[]), None).await);
     let mut theirs = ours.clone();
     theirs.metadata.owner_references = None;
@@ -272,7 +277,7 @@ async fn only_our_own_incarnation_is_removed() {
 
 #[tokio::test]
 async fn a_child_of_an_earlier_object_of_the_same_name_is_waited_for() {
-    let scene = Scene::new("gate-leftover").await;
+    let scene = Scene::new("applier-leftover").await;
     written(scene.apply(account(&[("a", "1")]), None).await);
     let mut next = scene.owner.clone();
     next.reference.uid = "another-incarnation".into();

@@ -1,4 +1,4 @@
-//! The machinery on the real API server. One binary, so that the tests share one cluster.
+//! The engine on the real API server. One test program, so that its tests share one cluster.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Reading one Secret: from the real API server, and from one that answers nonsense.
+//! Reads of one Secret, from the real API server and from one whose responses are invalid.
 
 use coder_k8s_api::crds;
 use coder_k8s_engine::secret::{self, Error};

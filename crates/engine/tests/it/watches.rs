@@ -1,4 +1,4 @@
-//! Watches that hold nothing, on the real API server and on one that forgets.
+//! Watches without a cache, on the real API server and on one whose history is too short.
 
 use std::{
     sync::{
@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use coder_k8s_api::crds;
 use coder_k8s_engine::{
-    client::{self, Settings},
+    client::{self, ClientSettings},
     crds::{Crds, Served},
     health::Readiness,
     metadata_watch::{MetadataEvent, MetadataWatch},
@@ -33,11 +33,11 @@ use kube::{
 use parking_lot::Mutex;
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const ROUTES: &str = "httproutes.gateway.networking.k8s.io";
 
 fn client_of(shared: &Shared, agent: &str) -> Client {
-    let settings = Settings { user_agent: agent.to_owned(), ..Settings::new(Metrics::new()) };
+    let settings = ClientSettings { user_agent: agent.to_owned(), ..ClientSettings::new(Metrics::new()) };
     client::build(shared.cluster.config(), settings).unwrap()
 }
 
@@ -46,11 +46,12 @@ async fn an_optional_api_that_comes_and_goes_is_noticed_without_polling() {
     let shared = shared_with(crds).await;
     let readiness = Readiness::default();
     let client = client_of(shared, "crd-watch");
-    let (mut found, looking) =
-        Crds::watch(client, coder_k8s_api::fields(), &[(ROUTES, "v1")], &readiness, Metrics::new());
-    let looking = tokio::spawn(looking);
+    let optional = [(ROUTES, "v1")];
+    let (mut found, tracking) =
+        Crds::watch(client, coder_k8s_api::fields(), &optional, "install", &readiness, Metrics::new());
+    let tracking = tokio::spawn(tracking);
     found.ready("codercontrolplanes.coder.com").await;
-    eventually(PATIENCE, || async { if readiness.is_ready() { Ok(()) } else { Err("not ready") } })
+    eventually(TIMEOUT, || async { if readiness.is_ready() { Ok(()) } else { Err("not ready") } })
         .await
         .unwrap();
     absent(&found).await;
@@ -65,7 +66,7 @@ async fn an_optional_api_that_comes_and_goes_is_noticed_without_polling() {
         },
     });
     admin.create(&PostParams::default(), &serde_json::from_value(routes).unwrap()).await.unwrap();
-    tokio::time::timeout(PATIENCE, found.ready(ROUTES)).await.unwrap();
+    tokio::time::timeout(TIMEOUT, found.ready(ROUTES)).await.unwrap();
     let asked = || {
         shared
             .cluster
@@ -78,11 +79,11 @@ async fn an_optional_api_that_comes_and_goes_is_noticed_without_polling() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let before = asked();
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(asked(), before, "nothing is asked while nothing changes");
+    assert_eq!(asked(), before, "no call is made while nothing changes");
     admin.delete(ROUTES, &DeleteParams::default()).await.unwrap();
-    tokio::time::timeout(PATIENCE, found.unready(ROUTES)).await.unwrap();
+    tokio::time::timeout(TIMEOUT, found.unready(ROUTES)).await.unwrap();
     absent(&found).await;
-    looking.abort();
+    tracking.abort();
 }
 
 async fn absent(found: &Crds) {
@@ -92,13 +93,13 @@ async fn absent(found: &Crds) {
             other => Err(format!("{other:?}")),
         }
     };
-    eventually(PATIENCE, state).await.unwrap();
+    eventually(TIMEOUT, state).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_tripwire_tells_every_change_and_asks_for_one_object() {
+async fn a_metadata_watch_reports_every_change_and_lists_one_object() {
     let shared = shared_with(crds).await;
-    let namespace = shared.namespace("tripwire").await;
+    let namespace = shared.namespace("metadata-watch").await;
     let admin: Api<Secret> = Api::namespaced(shared.cluster.client(), namespace.name());
     let secret = |n: usize| serde_json::from_value(json!({"metadata": {"name": format!("s-{n}")}})).unwrap();
     for n in 0..5 {
@@ -106,31 +107,29 @@ async fn a_tripwire_tells_every_change_and_asks_for_one_object() {
     }
     let readiness = Readiness::default();
     let synced = readiness.ready_check("watch secrets");
-    let api = Api::namespaced(client_of(shared, "tripwire"), namespace.name());
+    let api = Api::namespaced(client_of(shared, "metadata-watch"), namespace.name());
     let metadata_watch: MetadataWatch<Secret> =
         MetadataWatch { api, synced: synced.clone(), metrics: Metrics::new() };
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let heard = told.clone();
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let recorded = events.clone();
     let running = tokio::spawn(async move {
         metadata_watch
-            .run(|tripped| match tripped {
-                MetadataEvent::Touched { name, .. } => heard.lock().push(name.to_owned()),
-                MetadataEvent::Gap => heard.lock().push("gap".to_owned()),
+            .run(|event| match event {
+                MetadataEvent::Changed { name, .. } => recorded.lock().push(name.to_owned()),
+                MetadataEvent::Gap => recorded.lock().push("gap".to_owned()),
             })
             .await;
     });
-    eventually(PATIENCE, || async { if synced.passed() { Ok(()) } else { Err("not synced") } })
-        .await
-        .unwrap();
+    eventually(TIMEOUT, || async { if synced.passed() { Ok(()) } else { Err("not synced") } }).await.unwrap();
     admin.create(&PostParams::default(), &secret(7)).await.unwrap();
     admin
         .patch("s-0", &PatchParams::default(), &Patch::Merge(&json!({"stringData": {"a": "b"}})))
         .await
         .unwrap();
     admin.delete("s-1", &DeleteParams::default()).await.unwrap();
-    eventually(PATIENCE, || async {
-        let told = told.lock().clone();
-        if told == ["gap", "s-7", "s-0", "s-1"] { Ok(()) } else { Err(format!("{told:?}")) }
+    eventually(TIMEOUT, || async {
+        let events = events.lock().clone();
+        if events == ["gap", "s-7", "s-0", "s-1"] { Ok(()) } else { Err(format!("{events:?}")) }
     })
     .await
     .unwrap();
@@ -140,14 +139,14 @@ async fn a_tripwire_tells_every_change_and_asks_for_one_object() {
         .audit()
         .unwrap()
         .into_iter()
-        .filter(|e| e.user_agent == "tripwire" && e.verb == "list")
+        .filter(|e| e.user_agent == "metadata-watch" && e.verb == "list")
         .collect();
     assert!(lists.len() == 1 && lists[0].uri.contains("limit=1"), "{lists:?}");
 }
 
 /// A server whose history is too short: the first watch ends with 410, the second stays open.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_expired_starts_over_and_says_that_there_was_a_gap() {
+async fn a_watch_that_expired_starts_over_and_reports_a_gap() {
     let watches = Arc::new(AtomicUsize::new(0));
     let counted = watches.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
@@ -176,8 +175,8 @@ async fn a_watch_that_expired_starts_over_and_says_that_there_was_a_gap() {
     let counted = gaps.clone();
     let running = tokio::spawn(async move {
         metadata_watch
-            .run(|tripped| {
-                if matches!(tripped, MetadataEvent::Gap) {
+            .run(|event| {
+                if matches!(event, MetadataEvent::Gap) {
                     counted.fetch_add(1, Ordering::SeqCst);
                 }
             })

@@ -1,16 +1,16 @@
-//! Carrying out what is decided about the credential of an object in coderd: the key of a pool, the registration of a
-//! proxy.
+//! Runs the decisions about the credential of an object in coderd: the key of a pool, the registration of a proxy.
 //!
-//! Material is held only while it is proven, copied or stored. Every effect is preceded by a live look at the object, so
-//! that nothing is done for a spec that is no longer there.
+//! `core` decides; [`run_steps`] answers its queries and performs its effects. Material is in memory only while it is
+//! proven, copied or stored. The object is read live before every effect, so that nothing is done for a spec that is no
+//! longer there.
 
 use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc};
 
-use coder_k8s_coderd::Error;
+use coder_k8s_coderd::{Client, Error, IdentifiedServer};
 use coder_k8s_core::{
     credential::{Decision, Effect, NextStep},
     outcome::{Blocker, EventNote, Retry},
-    target::{SecretDataRef, Version},
+    target::{CoderdTarget, SecretDataRef, Version},
     workload::Run,
 };
 use coder_k8s_engine::{
@@ -24,16 +24,16 @@ use secrecy::SecretString;
 
 use super::{
     later, retry_of,
-    targets::{Connections, other_deployment},
+    targets::{Connections, TargetError, other_deployment},
 };
 use crate::controller::{CoderResource, Context, finalizer};
 
-/// The most effects of one pass. Each is followed by a fresh look; more than these follow in the next pass.
-const EFFECTS: usize = 6;
-/// The most looks of one pass.
-const LOOKS: usize = 32;
+/// The most effects of one reconcile. More than these follow in the next one.
+const MAX_EFFECTS: usize = 6;
+/// The most queries of one reconcile.
+const MAX_QUERIES: usize = 32;
 
-/// What one pass has at hand, and what came of it.
+/// What the steps of one reconcile work with, and what came of them.
 pub(crate) struct StepState<K> {
     pub(crate) ctx: Arc<Context>,
     pub(crate) key: ObjectKey,
@@ -41,44 +41,42 @@ pub(crate) struct StepState<K> {
     pub(crate) owner: Owner,
     /// The servers that this reconcile has identified.
     pub(crate) connections: Connections,
-    /// Secrets as they were read, by name.
-    pub(crate) held: BTreeMap<String, SecretData>,
-    /// What pods are to run with, as far as it was known at the beginning.
+    /// Secrets as they were read last, by name.
+    pub(crate) stored: BTreeMap<String, SecretData>,
+    /// What pods run with, as far as it is known without coderd.
     pub(crate) first_run: Option<Run>,
-    /// Whether the object itself was written, so that what was seen of it is outdated.
+    /// Whether the object itself was written, so that what was observed of it is outdated.
     pub(crate) object_written: bool,
-    /// When to try again what was not answered.
+    /// When to try again what failed. No effect follows a failure.
     pub(crate) retry: Option<Retry>,
-    /// Why the last step failed.
+    /// Why the last effect failed.
     pub(crate) blocker: Option<Blocker>,
 }
 
-/// The decisions and effects of one kind of credential.
+/// The decisions, queries and effects of one kind of credential.
 pub(crate) trait CredentialReconciler {
-    /// The kind of the object.
     type Kind: CoderResource;
-    /// What can be looked at.
     type Query: Clone;
-    /// What is recorded.
+    /// What the status records.
     type Record;
     /// What can be done in coderd.
     type Effect: Clone;
     /// What the annotations of a Secret say.
     type Marks: Clone;
 
-    /// The finalizer of the kind.
     const FINALIZER: &'static str;
 
-    /// Decides what is next.
-    fn decide(&self) -> Decided<Self>;
-    /// Whether something is made by it that would be lost if it cannot be kept.
-    fn makes(act: &Self::Effect) -> bool;
-    /// What the pass has at hand.
+    /// Decides on what was observed so far.
+    fn decide(&self) -> DecisionOf<Self>;
+    /// Whether an effect makes material that is lost unless it is stored.
+    fn makes(effect: &Self::Effect) -> bool;
     fn state(&mut self) -> &mut StepState<Self::Kind>;
-    /// Looks, and notes what was seen.
-    async fn look(&mut self, look: Self::Query);
-    /// Changes something in coderd. False: the pass must not go on.
-    async fn change(&mut self, act: Self::Effect) -> bool;
+    /// What a failed call means for the object. The same from try to try.
+    fn blocker_of(&self, error: &Error) -> Blocker;
+    /// Answers a query and notes the answer. A failure is an answer too.
+    async fn ask(&mut self, query: Self::Query);
+    /// Performs an effect in coderd. False: the reconcile must end.
+    async fn act(&mut self, effect: Self::Effect) -> bool;
     /// Writes material, or annotations alone, onto exactly the Secret that was decided on.
     async fn store(
         &mut self,
@@ -87,36 +85,64 @@ pub(crate) trait CredentialReconciler {
         material: Option<&SecretString>,
         marks: &Self::Marks,
     ) -> bool;
-    /// Takes a place away that nothing reads any more.
+    /// Removes a data key that nothing reads any more, and with the last of ours the Secret.
     async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool;
-    /// Reads the Secrets anew, after something was done.
-    async fn read_again(&mut self);
+    /// Reads the Secrets live, after an effect.
+    async fn read_secrets(&mut self);
+
+    /// The server of a target. The error is None if the target is gone.
+    async fn server(&mut self, target: &CoderdTarget) -> Result<IdentifiedServer, Option<Blocker>> {
+        let StepState { connections, ctx, .. } = self.state();
+        let found = connections.server(target, ctx).await;
+        found.map_err(|error| self.unusable(error))
+    }
+
+    /// A client with the credentials of a target. The error is None if the target is gone.
+    async fn client(&mut self, target: &CoderdTarget) -> Result<Client, Option<Blocker>> {
+        let StepState { connections, ctx, .. } = self.state();
+        let found = connections.client(target, ctx).await;
+        found.map_err(|error| self.unusable(error))
+    }
+
+    fn unusable(&mut self, error: TargetError) -> Option<Blocker> {
+        match error {
+            TargetError::Gone => None,
+            TargetError::Blocked(blocker) => Some(blocker),
+            TargetError::Failed(error) => Some(self.failed(&error)),
+        }
+    }
+
+    /// Notes a failed call to coderd, so that the object is retried, and not before coderd asks for.
+    fn failed(&mut self, error: &Error) -> Blocker {
+        let state = self.state();
+        state.retry = Some(later(state.retry, retry_of(error)));
+        self.blocker_of(error)
+    }
 }
 
-/// What a kind of credential decides.
-pub(crate) type Decided<D> = Decision<
-    <D as CredentialReconciler>::Query,
-    <D as CredentialReconciler>::Record,
-    Effect<<D as CredentialReconciler>::Effect, <D as CredentialReconciler>::Marks>,
->;
+/// A decision of one kind of credential.
+pub(crate) type DecisionOf<R> =
+    Decision<<R as CredentialReconciler>::Query, <R as CredentialReconciler>::Record, EffectOf<R>>;
 
-/// Looks and does, until there is nothing more to do, or what is next must be recorded first.
-pub(crate) async fn run_steps<D: CredentialReconciler>(dealings: &mut D) -> Decided<D> {
-    let (mut looks, mut effects) = (0, 0);
+type EffectOf<R> = Effect<<R as CredentialReconciler>::Effect, <R as CredentialReconciler>::Marks>;
+
+/// Asks and acts until there is nothing more to do, or until the next step is to write the status.
+pub(crate) async fn run_steps<R: CredentialReconciler>(reconciler: &mut R) -> DecisionOf<R> {
+    let (mut queries, mut effects) = (0, 0);
     loop {
-        let mut decision = dealings.decide();
+        let mut decision = reconciler.decide();
         match &decision.next {
-            NextStep::Ask(look) if looks < LOOKS => {
-                looks += 1;
-                dealings.look(look.clone()).await;
+            NextStep::Ask(query) if queries < MAX_QUERIES => {
+                queries += 1;
+                reconciler.ask(query.clone()).await;
                 continue;
             }
-            NextStep::Act(step) if effects < EFFECTS && may_go_on(dealings, step) => {
+            NextStep::Act(effect) if effects < MAX_EFFECTS && may_act(reconciler, effect) => {
                 effects += 1;
-                dealings.state().set_conditions(&decision.events).await;
-                let step = Effect::clone(step);
-                if perform(dealings, step).await.is_break() {
-                    if let Some(blocker) = dealings.state().blocker.take() {
+                reconciler.state().publish(&decision.events).await;
+                let effect = Effect::clone(effect);
+                if perform(reconciler, effect).await.is_break() {
+                    if let Some(blocker) = reconciler.state().blocker.take() {
                         decision.verdict = decision.verdict.delayed(blocker);
                     }
                     return decision;
@@ -125,7 +151,7 @@ pub(crate) async fn run_steps<D: CredentialReconciler>(dealings: &mut D) -> Deci
             }
             _ => {}
         }
-        dealings.state().set_conditions(&decision.events).await;
+        reconciler.state().publish(&decision.events).await;
         return decision;
     }
 }
@@ -137,44 +163,38 @@ fn may_go_on<D: CredentialReconciler>(dealings: &mut D, step: &Effect<D::Effect,
     state.retry.is_none() && !(makes && state.ctx.verify_schedule.creation_backoff(&state.key).is_some())
 }
 
-/// Does one thing. Breaks where the pass must not go on: something failed, or is no longer as it was.
-async fn perform<D: CredentialReconciler>(
-    dealings: &mut D,
-    step: Effect<D::Effect, D::Marks>,
-) -> ControlFlow<()> {
-    if let Effect::AddFinalizer = step {
-        return dealings.state().hold(D::FINALIZER).await;
+/// Performs one effect. Breaks where the reconcile must end: it failed, or what was observed is outdated.
+async fn perform<R: CredentialReconciler>(reconciler: &mut R, effect: EffectOf<R>) -> ControlFlow<()> {
+    let state = reconciler.state();
+    if let Effect::AddFinalizer = effect {
+        return state.add_finalizer(R::FINALIZER).await;
     }
-    let state = dealings.state();
-    // Whether it is still the object that was decided on, and this process may still change anything.
+    // The object is still the one that was decided on, and this process still holds the lease.
     if !state.ctx.is_current(&*state.object).await {
         state.outdated();
         return ControlFlow::Break(());
     }
-    let done = match step {
+    let done = match effect {
         Effect::AddFinalizer => true,
-        Effect::Coderd(act) => dealings.change(act).await,
-        Effect::CopySecret { from, to, version, marks } => {
-            let material = state.held.get(&from.name).and_then(|held| held.text(&from.key));
-            match material {
-                Some(material) => dealings.store(&to, &version, Some(&material), &marks).await,
-                None => state.outdated(),
-            }
-        }
+        Effect::Coderd(effect) => reconciler.act(effect).await,
+        Effect::CopySecret { from, to, version, marks } => match state.material(&from) {
+            Some(material) => reconciler.store(&to, &version, Some(&material), &marks).await,
+            None => state.outdated(),
+        },
         Effect::AnnotateSecret { secret, version, marks } => {
-            dealings.store(&secret, &version, None, &marks).await
+            reconciler.store(&secret, &version, None, &marks).await
         }
-        Effect::RemoveSecret { secret, version } => dealings.remove(&secret, &version).await,
+        Effect::RemoveSecret { secret, version } => reconciler.remove(&secret, &version).await,
     };
-    if !done || dealings.state().object_written {
+    if !done || reconciler.state().object_written {
         return ControlFlow::Break(());
     }
-    dealings.read_again().await;
+    reconciler.read_secrets().await;
     ControlFlow::Continue(())
 }
 
 impl<K: CoderResource> StepState<K> {
-    async fn set_conditions(&self, events: &[EventNote]) {
+    async fn publish(&self, events: &[EventNote]) {
         for note in events {
             tracing::info!(reason = %note.reason, "{}", note.message);
             self.ctx.events.publish(&self.object.object_ref(&()), note).await;
@@ -189,15 +209,10 @@ impl<K: CoderResource> StepState<K> {
         })
     }
 
-    /// Something is no longer as it was: the pass ends, and another one begins soon.
+    /// What was observed is outdated: the reconcile ends, and another one starts soon.
     pub(crate) fn outdated(&mut self) -> bool {
         self.retry = Some(Retry::Soon);
         false
-    }
-
-    /// Notes that coderd did not answer as it should, so that it is asked again, but not too soon.
-    pub(crate) fn unanswered(&mut self, error: &Error) {
-        self.retry = Some(later(self.retry, retry_of(error)));
     }
 
     /// Notes that an effect was not performed because its target cannot be used.
@@ -207,7 +222,7 @@ impl<K: CoderResource> StepState<K> {
         false
     }
 
-    /// Writes the status in the middle of a pass, which ends with what it is for.
+    /// Writes the status between two parts of an effect, after which the reconcile ends.
     pub(crate) async fn record_status(&mut self, status: &K::Status) -> bool {
         match self.ctx.record_status(&self.key, &*self.object, status).await {
             Ok(StatusWrite::Changed) => {
@@ -224,7 +239,7 @@ impl<K: CoderResource> StepState<K> {
         }
     }
 
-    /// Notes what became of a write to a Secret.
+    /// Notes the result of a write to a Secret. False: it failed, or the Secret is not the expected one.
     pub(crate) fn is_stored(&mut self, name: &str, written: Result<Option<String>, secret::Error>) -> bool {
         match written {
             Ok(Some(_)) => {

@@ -5,110 +5,111 @@ use std::{path::PathBuf, time::Duration};
 use coder_k8s_api::names;
 use coder_k8s_engine::{address::Address, lease, logs::Format};
 
-/// Where the namespace of a pod stands in its own file system.
+/// Kubernetes mounts the namespace of a pod here.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// How the controller runs.
+/// Flags of the controller. The doc comments are the text of `--help`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Kubeconfig to use [default: KUBECONFIG, then the pod's own account, then ~/.kube/config]
+    /// Kubeconfig file [default: KUBECONFIG, then the pod's ServiceAccount, then ~/.kube/config]
     #[arg(long, env = "CODER_K8S_KUBECONFIG", value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
 
-    /// Namespaces to look after, separated by commas [default: all]
+    /// Namespaces to watch, separated by commas [default: all]
     #[arg(long, env = "CODER_K8S_WATCH_NAMESPACES", value_name = "NAMESPACES", value_delimiter = ',')]
     pub(crate) watch_namespaces: Vec<String>,
 
-    /// Addresses of coderd to which a proxy's `bootstrap` may send its credentials, separated by commas, such as
-    /// https://coder.example.com. Control planes of the same namespace need none of it [default: none]
+    /// Addresses of coderd to which the operator may send the credentials of a proxy's `bootstrap`, separated by
+    /// commas, for example https://coder.example.com. Control planes in the namespace of the proxy are always allowed
+    /// [default: none]
     #[arg(long, env = "CODER_K8S_ALLOWED_CODER_URLS", value_name = "URLS", value_delimiter = ',')]
     pub(crate) allowed_coder_urls: Vec<String>,
 
-    /// Let `rbac.extraRules` give workspaces Secrets, RBAC and tokens of ServiceAccounts
+    /// Allow `rbac.extraRules` to grant workspaces access to Secrets, RBAC and ServiceAccount tokens
     #[arg(long, env = "CODER_K8S_ALLOW_PRIVILEGED_WORKSPACE_RULES", default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) allow_privileged_workspace_rules: bool,
 
-    /// Work only while holding the lease, so that several instances can run
+    /// Write only while holding the lease, so that several instances can run
     #[arg(long, env = "CODER_K8S_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) leader_elect: bool,
 
-    /// Namespace of the lease [default: `POD_NAMESPACE`, then the pod's own, then kube-system]
+    /// Namespace of the lease [default: `POD_NAMESPACE`, then the namespace of the pod, then kube-system]
     #[arg(long, env = "CODER_K8S_LEADER_ELECT_NAMESPACE", value_name = "NAMESPACE")]
     pub(crate) leader_elect_namespace: Option<String>,
 
-    /// How long others respect a lease that is not renewed
+    /// How long other instances respect a lease that is not renewed
     #[arg(long, env = "CODER_K8S_LEASE_DURATION", default_value = "15s", value_parser = duration, value_name = "TIME")]
     pub(crate) lease_duration: Duration,
 
-    /// How long the leader goes on without renewing its lease
+    /// How long the leader continues without renewing its lease
     #[arg(long, env = "CODER_K8S_RENEW_DEADLINE", default_value = "10s", value_parser = duration, value_name = "TIME")]
     pub(crate) renew_deadline: Duration,
 
-    /// How often the lease is renewed
+    /// How often the leader renews the lease and other instances check it
     #[arg(long, env = "CODER_K8S_RETRY_PERIOD", default_value = "2s", value_parser = duration, value_name = "TIME")]
     pub(crate) retry_period: Duration,
 
-    /// Name under which this instance holds the lease [default: `POD_NAME` or the host's name, and a random part]
+    /// Name of this instance in the lease; a random suffix is added [default: `POD_NAME`, then the host name]
     #[arg(long, env = "CODER_K8S_IDENTITY", value_name = "NAME")]
     pub(crate) identity: Option<String>,
 
-    /// Address of /readyz, /livez and /healthz; `off` for none
+    /// Address of /readyz, /livez and /healthz, or `off`
     #[arg(long, env = "CODER_K8S_HEALTH_ADDR", default_value = ":8081", value_name = "ADDRESS")]
     pub(crate) health_addr: Address,
 
-    /// Address of /metrics; `off` for none
+    /// Address of /metrics, or `off`
     #[arg(long, env = "CODER_K8S_METRICS_ADDR", default_value = ":8080", value_name = "ADDRESS")]
     pub(crate) metrics_addr: Address,
 
-    /// Address of /log-level, which changes what is logged; reach it with `kubectl port-forward`
+    /// Address of /log-level, which shows and changes the log level, or `off`; reach it with `kubectl port-forward`
     #[arg(long, env = "CODER_K8S_ADMIN_ADDR", default_value = "127.0.0.1:8082", value_name = "ADDRESS")]
     pub(crate) admin_addr: Address,
 
-    /// Form of the log: human, json, or auto, which is human on a terminal
-    #[arg(long, env = "CODER_K8S_LOG_FORMAT", default_value = "auto", value_name = "FORM")]
+    /// Log format: human, json, or auto, which is human on a terminal and else json
+    #[arg(long, env = "CODER_K8S_LOG_FORMAT", default_value = "auto", value_name = "FORMAT")]
     pub(crate) log_format: Format,
 
-    /// What is logged: error, warn, info, debug, trace, or a filter such as `info,coder_k8s_engine::lease=debug`
+    /// Log level: error, warn, info, debug, trace, or a filter such as `info,coder_k8s_engine::lease=debug`
     #[arg(long, env = "CODER_K8S_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
     pub(crate) log_level: String,
 
-    /// How many objects are worked on at a time
+    /// How many objects are reconciled at a time
     #[arg(long, env = "CODER_K8S_CONCURRENCY", default_value_t = 16, value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub(crate) concurrency: usize,
 
-    /// How long a call to the API server may take
+    /// Deadline of a call to the API server
     #[arg(long, env = "CODER_K8S_REQUEST_TIMEOUT", default_value = "10s", value_parser = duration, value_name = "TIME")]
     pub(crate) request_timeout: Duration,
 
-    /// How long a call to coderd may take
+    /// Deadline of a call to coderd
     #[arg(long, env = "CODER_K8S_CODERD_TIMEOUT", default_value = "10s", value_parser = duration, value_name = "TIME")]
     pub(crate) coderd_timeout: Duration,
 
-    /// How long the operator may be connected to a database of coderd
+    /// Deadline of a session with a database of coderd
     #[arg(long, env = "CODER_K8S_DATABASE_TIMEOUT", default_value = "10s", value_parser = duration, value_name = "TIME")]
     pub(crate) database_timeout: Duration,
 
-    /// How long cleaning up in coderd may hold the deletion of an object up; then what is left is named in an event
+    /// How long cleanup in coderd may delay the deletion of an object; then an event names what is left
     #[arg(long, env = "CODER_K8S_CLEANUP_TIMEOUT", default_value = "120s", value_parser = duration, value_name = "TIME")]
     pub(crate) cleanup_timeout: Duration,
 
-    /// How often coderd is asked for its entitlements. Pools take them for fresh for 120 s
+    /// How often the operator asks coderd for its entitlements. Pools and proxies trust them for 120 s
     #[arg(long, env = "CODER_K8S_ENTITLEMENTS_INTERVAL", default_value = "100s", value_parser = duration, value_name = "TIME", hide = true)]
     pub(crate) entitlements_interval: Duration,
 
-    /// How often token and license are verified when nothing changes
+    /// How often tokens, licenses, keys and registrations are verified when nothing changes
     #[arg(long, env = "CODER_K8S_VERIFY_INTERVAL", default_value = "10m", value_parser = duration, value_name = "TIME", hide = true)]
     pub(crate) verify_interval: Duration,
 
-    /// How often coderd is asked for the daemons and waiting jobs of an organization with pools
+    /// How often the operator lists the daemons and pending jobs of an organization with pools
     #[arg(long, env = "CODER_K8S_DAEMONS_INTERVAL", default_value = "60s", value_parser = duration, value_name = "TIME")]
     pub(crate) daemons_interval: Duration,
 
-    /// How long a daemon may take to connect after its pod is ready, before that is worth a word
+    /// How long a daemon may take to connect after its pod is ready before the operator reports it
     #[arg(long, env = "CODER_K8S_DAEMONS_PATIENCE", default_value = "3m", value_parser = duration, value_name = "TIME", hide = true)]
     pub(crate) daemons_patience: Duration,
 
-    /// How long work in progress may go on when the operator is asked to stop
+    /// How long running reconciles may take after the operator is asked to stop
     #[arg(long, env = "CODER_K8S_SHUTDOWN_TIMEOUT", default_value = "20s", value_parser = duration, value_name = "TIME")]
     pub(crate) shutdown_timeout: Duration,
 }
@@ -132,7 +133,7 @@ impl Options {
             .unwrap_or_else(|| "kube-system".to_owned())
     }
 
-    /// Unique to this process: a restarted pod is another holder than it was before.
+    /// Unique to this process, so that a restarted container does not hold the lease of its predecessor.
     fn identity(&self) -> String {
         let host =
             || std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned());
@@ -141,16 +142,16 @@ impl Options {
     }
 }
 
-/// The first that is more than blanks.
+/// The first candidate that is not blank, trimmed.
 fn first_of(candidates: [Option<String>; 3]) -> Option<String> {
     candidates.into_iter().flatten().map(|text| text.trim().to_owned()).find(|text| !text.is_empty())
 }
 
-/// Reads `15s`, `500ms`, `2m` or `1h30m`.
+/// Parses `15s`, `500ms`, `2m` or `1h30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| format!("{text:?} is not a time such as 15s, 500ms or 2m"))?;
-    Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative"))
+    Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative; use a time such as 15s"))
 }
 
 #[cfg(test)]
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_as_people_write_them() {
+    fn times_are_parsed_as_people_write_them() {
         assert_eq!(duration("15s"), Ok(Duration::from_secs(15)));
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));

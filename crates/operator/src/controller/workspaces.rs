@@ -5,7 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{Reason, WorkspaceRbac, names::label};
+use coder_k8s_api::{
+    Reason, WorkspaceRbac,
+    names::{annotation, label},
+};
 use coder_k8s_core::{
     outcome::{ActResult, Blocker, Retry},
     workspace_access::{self, Consent, Existing, Grant, Grantee, Plan},

@@ -1,5 +1,7 @@
-//! The coderd of the local cluster: simulated, because pods are played too. It answers for every control plane, takes
-//! the license that lies in the samples' Secret, and accepts the token beside it.
+//! The simulated coderd of the local cluster.
+//!
+//! The node starts no containers, so that one simulator serves every control plane. It accepts the license and the token
+//! in the Secrets of the samples.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -15,27 +17,26 @@ use kube::{
 use secrecy::ExposeSecret;
 use serde_json::json;
 
-use super::Teller;
+use super::Console;
 
-/// The simulated server.
+/// Stops when dropped.
 pub(super) struct Coderd {
     sim: CoderSim,
 }
 
 impl Coderd {
-    /// Starts it.
-    pub(super) async fn start(say: &Teller) -> Result<Self> {
+    pub(super) async fn start(console: &Console) -> Result<Self> {
         let sim = CoderSim::start(Mode::Unlicensed).await?;
-        say.line(&format!("a simulated coderd answers for the control planes, at {}", sim.url()));
+        console.line(&format!("a simulated coderd serves all control planes at {}", sim.url()));
         Ok(Self { sim })
     }
 
-    /// Finds it under the name of any Service.
+    /// Resolves the name of any Service to the simulator.
     pub(super) fn resolver(&self) -> Arc<dyn Resolve> {
-        Arc::new(Everywhere(self.sim.address()))
+        Arc::new(AnyHost(self.sim.address()))
     }
 
-    /// Puts a license, tokens and a database URL into the Secrets that the samples name.
+    /// Creates the Secrets that the samples name, with a license, tokens and a database URL.
     pub(super) async fn fill_secrets(&self, client: &Client) -> Result<()> {
         let license = CoderSim::license().feature_set("premium").build();
         let token = self.sim.owner_token();
@@ -54,9 +55,9 @@ impl Coderd {
     }
 }
 
-struct Everywhere(SocketAddr);
+struct AnyHost(SocketAddr);
 
-impl Resolve for Everywhere {
+impl Resolve for AnyHost {
     fn resolve(&self, _host: String, _port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
         Box::pin(async { Ok(vec![self.0]) })
     }

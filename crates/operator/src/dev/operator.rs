@@ -1,4 +1,4 @@
-//! The operator in the local cluster: installed by its own manifests, with no more rights than those give.
+//! The operator in the local cluster: runs in this process, with exactly the permissions of its manifests.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use kube::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Teller;
+use super::Console;
 use crate::{
     controller,
     manifests::{self, Install},
@@ -33,10 +33,10 @@ pub(super) async fn run(
     log_level: &str,
     resolver: Arc<dyn Resolve>,
     stop: CancellationToken,
-    say: &Teller,
+    console: &Console,
 ) -> Result<()> {
     let install = Install::default();
-    grant(client, &install).await.context("cannot install the operator's account")?;
+    grant(client, &install).await.context("cannot install the RBAC of the operator")?;
     let kubeconfig = cluster.kubeconfig_for_account(&install.namespace, "coder-k8s").await?;
     let logs = logs::init(logs::Format::Human, log_level)?;
     let mut options = Defaults::try_parse_from(["dev"])?.options;
@@ -45,11 +45,11 @@ pub(super) async fn run(
     for address in [&mut options.health_addr, &mut options.metrics_addr, &mut options.admin_addr] {
         *address = "127.0.0.1:0".parse()?;
     }
-    say.line("the operator starts, with the rights that its manifests give it");
+    console.line("starting the operator with the permissions of its manifests");
     controller::control(options, Some(logs), Some(resolver), stop).await
 }
 
-/// Applies the operator's namespace, account and rights.
+/// Applies the manifests of the operator, without its Deployment.
 async fn grant(client: &Client, install: &Install) -> Result<()> {
     let desired = manifests::objects(install)?.into_iter().filter(|object| object["kind"] != "Deployment");
     for object in desired {

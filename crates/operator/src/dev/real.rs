@@ -1,4 +1,7 @@
 //! The real coderd of the local cluster: unmodified and unlicensed, started by the Deployment of a control plane.
+//!
+//! The node runs coderd as a process for the images below. The control plane is a sample without its license, with
+//! settings that keep coderd from calling anything outside this machine.
 
 use std::{
     convert::Infallible,
@@ -25,22 +28,22 @@ use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::Teller;
+use super::Console;
 
 const SAMPLE: &str = "controlplane-licensed.yaml";
 const NAMESPACE: &str = "coder";
 const NAME: &str = "coder";
 const MANAGER: &str = "coder-k8s-dev";
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is so when everything is ready.
-pub(super) const VERDICT: &str = "the real coderd serves, and the operator has access to it";
+/// Printed when coderd and the operator access are ready.
+pub(super) const READY: &str = "the real coderd serves, and the operator has access to it";
 
-/// The images that the node has, all with the same content, so that a change of image can be tried.
+/// The images that the node has. All run the same program, so that you can try a change of the image.
 const IMAGES: [&str; 2] = ["ghcr.io/coder/coder:latest", "ghcr.io/coder/coder:v2.36.1"];
 
-/// Nothing that talks to anybody outside this machine.
-const QUIET: [(&str, &str); 6] = [
+/// Settings that keep coderd from calling anything outside this machine.
+const OFFLINE: [(&str, &str); 6] = [
     ("CODER_TELEMETRY_ENABLE", "false"),
     ("CODER_UPDATE_CHECK", "false"),
     ("CODER_PROVISIONER_DAEMONS", "0"),
@@ -49,48 +52,51 @@ const QUIET: [(&str, &str); 6] = [
     ("CODER_AI_GATEWAY_ENABLED", "false"),
 ];
 
-/// The path of coderd, which is built when it is not there. What else is needed is looked for first.
-pub(super) async fn program(say: &Teller) -> Result<PathBuf> {
+/// Returns the path of coderd, and builds it if it is not cached. Checks for Postgres first, because the build takes
+/// minutes.
+pub(super) async fn program(console: &Console) -> Result<PathBuf> {
     Programs::locate().context("--with-coderd needs Postgres")?;
-    let coder = binaries::build_coder(&mut |progress| say.line(&progress.to_string())).await;
+    let coder = binaries::build_coder(&mut |progress| console.line(&progress.to_string())).await;
     coder.context("cannot build the real coderd")
 }
 
-/// Starts a server.
-pub(super) async fn postgres(say: &Teller) -> Result<Postgres> {
+/// Starts Postgres, which stops when dropped.
+pub(super) async fn postgres(console: &Console) -> Result<Postgres> {
     let server = Postgres::start().await.context("cannot start Postgres")?;
-    say.line(&format!("Postgres is up, on port {}", server.port()));
+    console.line(&format!("Postgres is up on port {}", server.port()));
     Ok(server)
 }
 
-/// A control plane whose pods are processes.
-pub(super) struct Real<'a> {
+/// A control plane whose pods are processes of this machine.
+pub(super) struct RealCoderd<'a> {
     client: Client,
     resolver: Resolver,
-    told: Mutex<Option<SocketAddr>>,
-    say: &'a Teller,
+    /// The address that was printed last.
+    address: Mutex<Option<SocketAddr>>,
+    console: &'a Console,
 }
 
-impl<'a> Real<'a> {
-    /// Has the node run coderd for its images.
-    pub(super) fn start(node: &Node, coder: &Path, client: &Client, say: &'a Teller) -> Result<Self> {
+impl<'a> RealCoderd<'a> {
+    /// Tells the node to run coderd for its images.
+    pub(super) fn start(node: &Node, coder: &Path, client: &Client, console: &'a Console) -> Result<Self> {
         for image in IMAGES {
             node.run_image(image, Program::coder(coder)).context("cannot set up the node")?;
         }
         Ok(Self {
             client: client.clone(),
             resolver: node.resolver(client.clone()),
-            told: Mutex::default(),
-            say,
+            address: Mutex::default(),
+            console,
         })
     }
 
-    /// Finds the processes behind the Service.
+    /// Resolves the Service to the processes behind it.
     pub(super) fn resolver(&self) -> Arc<dyn Resolve> {
         Arc::new(self.resolver.clone())
     }
 
-    /// Applies the sample of a control plane with a database, without its license: this coderd takes none of ours.
+    /// Applies the control plane and its database Secret. The license is left out, because the real coderd accepts no
+    /// license of the simulator.
     pub(super) async fn apply(&self, database: &str) -> Result<()> {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
         apply(&Api::<Namespace>::all(self.client.clone()), NAMESPACE, &namespace).await?;
@@ -99,40 +105,42 @@ impl<'a> Real<'a> {
         apply(&Api::<Secret>::namespaced(self.client.clone(), NAMESPACE), "coder-db-app", &secret).await?;
         let planes = Api::<CoderControlPlane>::namespaced(self.client.clone(), NAMESPACE);
         apply(&planes, NAME, &sample()?).await?;
-        self.say.line(&format!("applied CoderControlPlane {NAMESPACE}/{NAME}: {SAMPLE} without its license"));
+        self.console
+            .line(&format!("applied CoderControlPlane {NAMESPACE}/{NAME}: {SAMPLE} without its license"));
         Ok(())
     }
 
     /// Waits until coderd serves and the operator has access to it.
     pub(super) async fn ready(&self) -> Result<()> {
-        while !(self.access().await && self.told.lock().is_some()) {
-            tokio::time::sleep(LOOK_EVERY).await;
+        while !(self.is_ready().await && self.address.lock().is_some()) {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    /// Says where coderd answers, whenever that changes, and once what the operator has learnt from it.
+    /// Prints the address of coderd whenever it changes, and once that the operator has access.
     pub(super) async fn follow(&self) -> Infallible {
-        let mut learnt = false;
+        let mut had_access = false;
         loop {
             let found = self.resolver.find(&format!("{NAME}.{NAMESPACE}.svc"), 80).await;
             if let Some(address) = found.ok().and_then(|all| all.first().copied())
-                && self.told.lock().replace(address) != Some(address)
+                && self.address.lock().replace(address) != Some(address)
             {
-                self.say.line(&format!(
-                    "coderd {CODER_VERSION} answers at http://{address} (its API: this build has no dashboard)"
+                self.console.line(&format!(
+                    "coderd {CODER_VERSION} answers at http://{address} (API only: this build has no dashboard)"
                 ));
             }
-            if !learnt && self.access().await {
-                learnt = true;
-                self.say.line("the operator has access, by an account of its own in the database");
+            if !had_access && self.is_ready().await {
+                had_access = true;
+                self.console
+                    .line("the operator has access to coderd through its own account in the database");
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Whether the control plane is ready, and its operator's access too.
-    async fn access(&self) -> bool {
+    /// Whether the control plane and its operator access are ready for the current generation.
+    async fn is_ready(&self) -> bool {
         let planes = Api::<CoderControlPlane>::namespaced(self.client.clone(), NAMESPACE);
         let Ok(plane) = planes.get(NAME).await else { return false };
         let status = plane.status.unwrap_or_default();
@@ -146,28 +154,28 @@ impl<'a> Real<'a> {
     }
 }
 
-/// Shows the end of what coderd wrote.
+/// Prints the last lines of coderd's logs.
 pub(super) fn show_logs(node: &Node) {
     for (name, tail) in node.logs(NAMESPACE) {
-        Teller::plain(&format!("the last lines of {name}:\n{tail}"));
+        Console::plain(&format!("the last lines of {name}:\n{tail}"));
     }
 }
 
-/// The sample with what makes it run on this machine alone.
+/// The sample with the settings that it needs on this machine.
 fn sample() -> Result<Value> {
     let found = SAMPLES.iter().find(|sample| sample.file == SAMPLE).context("no such sample")?;
     let object: DynamicObject = serde_saphyr::from_str(found.yaml)?;
     let mut object = serde_json::to_value(object)?;
     let spec = object.get_mut("spec").and_then(Value::as_object_mut).context("a sample without a spec")?;
     spec.remove("licenseSecretRef");
-    // As a variable this one is fatal in the pinned release.
+    // The pinned release exits if this is set by its environment variable.
     spec.insert("extraArgs".to_owned(), json!(["--external-auth-github-default-provider-enable=false"]));
     spec.insert("readinessProbe".to_owned(), json!({"periodSeconds": 1}));
     let env =
         spec.get_mut("extraEnv").and_then(Value::as_array_mut).context("a sample without a database")?;
-    // Without it the address is that of the Service, which leads to the process.
+    // Without an access URL, coderd gets the address of the Service, which resolves to the process.
     env.retain(|entry| entry.get("name") != Some(&json!("CODER_ACCESS_URL")));
-    env.extend(QUIET.map(|(name, value)| json!({"name": name, "value": value})));
+    env.extend(OFFLINE.map(|(name, value)| json!({"name": name, "value": value})));
     Ok(object)
 }
 

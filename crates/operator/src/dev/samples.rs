@@ -1,4 +1,4 @@
-//! The samples: applied as a person would, and awaited.
+//! Applies the samples as a person would, and waits for them.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use kube::{
     api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
 
-use super::Teller;
+use super::Console;
 
-/// Who applies the samples, apart from the operator's own field manager.
+/// The field manager of the samples, which is not the operator's.
 const MANAGER: &str = "coder-k8s-dev";
-/// How long the other samples wait for the license.
-const LICENSED: Duration = Duration::from_secs(30);
+/// How long the other samples wait for the control plane that applies the license.
+const LICENSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes the namespaces of the samples.
+/// Creates the namespaces of the samples.
 pub(crate) async fn namespaces(client: &Client) -> Result<()> {
     for sample in parsed()? {
         ensure_namespace(client, &namespace(&sample)).await?;
@@ -29,18 +29,20 @@ fn namespace(sample: &DynamicObject) -> String {
     sample.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned())
 }
 
-/// Applies every sample, first the control plane that applies the license. One coderd answers for all of them: whoever
-/// asks it too early learns that there is no license, and asks again only after minutes.
-pub(crate) async fn apply(client: &Client, say: &Teller) -> Result<()> {
+/// Applies every sample, first the control plane that applies the license.
+///
+/// One coderd serves all of them. A sample that asks before the license is applied learns that there is none, and asks
+/// again only after minutes.
+pub(crate) async fn apply(client: &Client, console: &Console) -> Result<()> {
     let (first, others): (Vec<_>, Vec<_>) = parsed()?.into_iter().partition(applies_license);
-    put(client, &first, say).await?;
-    if let Ok(outcome) = tokio::time::timeout(LICENSED, wait(client, &first)).await {
+    put(client, &first, console).await?;
+    if let Ok(outcome) = tokio::time::timeout(LICENSE_TIMEOUT, wait(client, &first)).await {
         outcome?;
     }
-    put(client, &others, say).await
+    put(client, &others, console).await
 }
 
-async fn put(client: &Client, samples: &[DynamicObject], say: &Teller) -> Result<()> {
+async fn put(client: &Client, samples: &[DynamicObject], console: &Console) -> Result<()> {
     for sample in samples {
         let namespace = namespace(sample);
         let name = sample.metadata.name.clone().unwrap_or_default();
@@ -48,12 +50,12 @@ async fn put(client: &Client, samples: &[DynamicObject], say: &Teller) -> Result
             .patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(sample))
             .await
             .with_context(|| format!("cannot apply the sample {namespace}/{name}"))?;
-        say.line(&format!("applied {} {namespace}/{name}", kind(sample)));
+        console.line(&format!("applied {} {namespace}/{name}", kind(sample)));
     }
     Ok(())
 }
 
-/// Waits until the operator has said of every sample how it stands, and those that can be ready here are.
+/// Waits until every sample is reconciled, and is ready if it can be ready here.
 pub(crate) async fn settled(client: &Client) -> Result<()> {
     wait(client, &parsed()?).await
 }
@@ -75,9 +77,11 @@ fn applies_license(sample: &DynamicObject) -> bool {
     sample.data.pointer("/spec/licenseSecretRef").is_some() && can_be_ready(sample)
 }
 
-/// Whether a sample can be ready here: a control plane that needs no license, or has a token to apply it with; a pool with
-/// a token of its own, because its control plane has no database to get one from; a proxy of a control plane, or
-/// with a supplied token.
+/// Whether a sample can be ready here.
+///
+/// - A control plane: if it needs no license, or has a token to apply it with.
+/// - A pool: if it has a token of its own, because its control plane has no database to get one from.
+/// - A proxy: if it names a control plane, or has a supplied token.
 fn can_be_ready(sample: &DynamicObject) -> bool {
     let given = |path: &str| sample.data.pointer(path);
     let token = given("/spec/operatorAccess/method").is_some_and(|method| method == "TokenSecret");
@@ -85,7 +89,7 @@ fn can_be_ready(sample: &DynamicObject) -> bool {
     match kind(sample) {
         "CoderControlPlane" => licensable,
         "CoderProvisioner" => given("/spec/bootstrap").is_some(),
-        // An address is asked for its license when it has one, and then seldom.
+        // The operator asks an address for its entitlements when it gets one, and then rarely.
         _ => given("/spec/bootstrap").is_none(),
     }
 }
@@ -122,7 +126,7 @@ fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
     ]
     .into_iter()
     .find(|resource| resource.kind == kind(object))
-    .with_context(|| format!("{} is none of our kinds", kind(object)))?;
+    .with_context(|| format!("{} is not a kind of this operator", kind(object)))?;
     Ok(match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::default_namespaced_with(client.clone(), &resource),

@@ -1,4 +1,4 @@
-//! A line for everything that happens to our kinds and their children.
+//! Prints a line for every change of the operator's kinds and their children.
 
 use std::{collections::HashMap, fmt::Debug};
 
@@ -18,42 +18,42 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use super::Teller;
+use super::Console;
 
-/// Tells of every change until it is dropped.
-pub(crate) async fn everything(client: &Client, say: &Teller) {
+/// Prints every change until it is dropped.
+pub(crate) async fn everything(client: &Client, console: &Console) {
     let managed = watcher::Config::default().labels("app.kubernetes.io/managed-by=coder-k8s");
     join_all([
-        follow(Api::<CoderControlPlane>::all(client.clone()), watcher::Config::default(), say, |o| {
+        follow(Api::<CoderControlPlane>::all(client.clone()), watcher::Config::default(), console, |o| {
             summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
         }),
-        follow(Api::<CoderProvisioner>::all(client.clone()), watcher::Config::default(), say, |o| {
+        follow(Api::<CoderProvisioner>::all(client.clone()), watcher::Config::default(), console, |o| {
             summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
         }),
-        follow(Api::<CoderWorkspaceProxy>::all(client.clone()), watcher::Config::default(), say, |o| {
+        follow(Api::<CoderWorkspaceProxy>::all(client.clone()), watcher::Config::default(), console, |o| {
             summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
         }),
-        follow(Api::<Deployment>::all(client.clone()), managed.clone(), say, |o| {
+        follow(Api::<Deployment>::all(client.clone()), managed.clone(), console, |o| {
             let status = o.status.as_ref();
             let ready = status.and_then(|s| s.ready_replicas).unwrap_or(0);
             let desired = o.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
             format!("{ready} of {desired} pods are ready")
         }),
-        follow(Api::<Pod>::all(client.clone()), managed.clone(), say, |o| {
+        follow(Api::<Pod>::all(client.clone()), managed.clone(), console, |o| {
             o.status.as_ref().and_then(|s| s.phase.clone()).unwrap_or_default()
         }),
-        follow(Api::<Service>::all(client.clone()), managed.clone(), say, |_| String::new()),
-        follow(Api::<ServiceAccount>::all(client.clone()), managed.clone(), say, |_| String::new()),
-        follow(Api::<PartialObjectMeta<Secret>>::all(client.clone()), managed, say, |_| String::new()),
+        follow(Api::<Service>::all(client.clone()), managed.clone(), console, |_| String::new()),
+        follow(Api::<ServiceAccount>::all(client.clone()), managed.clone(), console, |_| String::new()),
+        follow(Api::<PartialObjectMeta<Secret>>::all(client.clone()), managed, console, |_| String::new()),
     ])
     .await;
 }
 
-/// Follows one kind and tells when the short state of an object changes.
+/// Watches one kind and prints a line when the `state` of an object changes.
 fn follow<'a, K>(
     api: Api<K>,
     config: watcher::Config,
-    say: &'a Teller,
+    console: &'a Console,
     state: impl Fn(&K) -> String + Send + 'a,
 ) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>>
 where
@@ -69,17 +69,17 @@ where
                     if known.get(&name) != Some(&now) {
                         let verb = if known.contains_key(&name) { "changed" } else { "created" };
                         let colon = if now.is_empty() { "" } else { ": " };
-                        say.line(&format!("{verb} {name}{colon}{now}"));
+                        console.line(&format!("{verb} {name}{colon}{now}"));
                         known.insert(name, now);
                     }
                 }
                 Ok(watcher::Event::Delete(object)) => {
                     let name = describe(&object);
                     known.remove(&name);
-                    say.line(&format!("deleted {name}"));
+                    console.line(&format!("deleted {name}"));
                 }
                 Ok(_) => {}
-                Err(error) => say.line(&format!("watch of {}: {error}", K::plural(&()))),
+                Err(error) => console.line(&format!("watch of {} failed: {error}", K::plural(&()))),
             }
         }
     })
@@ -89,7 +89,7 @@ fn describe<K: Resource<DynamicType = ()>>(object: &K) -> String {
     format!("{} {}/{}", K::kind(&()), object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// The state of one of our objects in a few words.
+/// The condition Ready in one line.
 fn summary(conditions: Option<&[Condition]>) -> String {
     let ready = conditions.and_then(|all| all.iter().find(|c| c.type_ == condition::kind::READY));
     ready.map(|c| format!("Ready={} {}: {}", c.status, c.reason, c.message)).unwrap_or_default()

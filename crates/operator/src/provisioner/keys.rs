@@ -1,8 +1,6 @@
-//! The dealings of a pass with coderd about keys: what [`decide`] asks for is looked at, what it says is done.
+//! The key of a pool: observes what [`decide`] rests on, answers its queries and performs its effects.
 
-mod act;
-mod ask;
-mod place;
+mod coderd;
 mod secrets;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -11,6 +9,7 @@ use coder_k8s_api::{
     CoderProvisioner, Reason,
     names::{annotation, component, finalizer},
 };
+use coder_k8s_coderd::{Error, ErrorKind};
 use coder_k8s_core::{
     object,
     provisioner::{
@@ -40,17 +39,17 @@ use crate::{
     controller::{Context, children, secrets as storing},
 };
 
-/// The dealings of one pass.
+/// The key of one pool in one reconcile.
 pub(super) struct KeyReconciler {
     pub(super) state: StepState<CoderProvisioner>,
     observed: keys::ObservedKeys,
     selector: BTreeMap<String, String>,
-    /// Whether the user gives pods the address to connect to.
+    /// Whether `extraEnv` sets the address that pods connect to.
     own_url: bool,
 }
 
 impl KeyReconciler {
-    /// Reads what is known without coderd. None: the object was never stored.
+    /// Reads what is known without coderd. None: the object has no UID, because it was never stored.
     pub(super) async fn begin(
         key: &ObjectKey,
         pool: &Observed,
@@ -62,7 +61,7 @@ impl KeyReconciler {
         let owner = children::owner_of(object, component::PROVISIONER)?;
         let record = object.status.as_ref().map(KeyRecord::of).unwrap_or_default();
         let desired = desired(object);
-        let (secrets, held) = secrets::read(&owner, &desired.secret, &record, object, ctx).await;
+        let (secrets, stored) = secrets::read(&owner, &desired.secret, &record, object, ctx).await;
         let observed = keys::ObservedKeys {
             object: claimant(object),
             claimants: claimants(object, pool, ctx),
@@ -88,7 +87,7 @@ impl KeyReconciler {
             connections,
             object: pool.object.clone(),
             owner,
-            held,
+            stored,
             first_run,
             object_written: false,
             retry: None,
@@ -111,24 +110,45 @@ impl credential::CredentialReconciler for KeyReconciler {
         decide(&self.observed, self.state.ctx.now())
     }
 
-    fn makes(act: &KeyEffect) -> bool {
-        matches!(act, KeyEffect::Make { .. })
+    fn makes(effect: &KeyEffect) -> bool {
+        matches!(effect, KeyEffect::Make { .. })
     }
 
     fn state(&mut self) -> &mut StepState<CoderProvisioner> {
         &mut self.state
     }
 
-    async fn look(&mut self, look: KeyQuery) {
-        self.look_at(look).await;
+    fn blocker_of(&self, error: &Error) -> Blocker {
+        let message = match error.kind {
+            ErrorKind::RateLimited { .. } => {
+                "Coder API rate limited while reconciling provisioner key".to_owned()
+            }
+            _ => error.to_string(),
+        };
+        Blocker::new(error.reason(), message)
     }
 
-    async fn change(&mut self, act: KeyEffect) -> bool {
-        match act {
+    async fn ask(&mut self, query: KeyQuery) {
+        match query {
+            KeyQuery::Organization => self.observed.organization = Some(self.organization().await),
+            KeyQuery::KeyProof(place) => {
+                let proof = self.proof(&place).await;
+                self.observed.proofs.insert(place, proof);
+            }
+            KeyQuery::Keys(scope) => {
+                let listing = self.listing(&scope).await;
+                self.observed.listings.insert(scope, listing);
+            }
+            KeyQuery::Pods => self.observed.old_pods = Some(self.old_pods().await),
+        }
+    }
+
+    async fn act(&mut self, effect: KeyEffect) -> bool {
+        match effect {
             KeyEffect::Make { key, tags, secret, version, marks } => {
                 self.make(&key, &tags, &secret, &version, marks).await
             }
-            KeyEffect::Delete { at, name, id } => self.delete(&at, &name, &id).await,
+            KeyEffect::Delete { scope, name, id } => self.delete(&scope, &name, &id).await,
         }
     }
 
@@ -139,27 +159,26 @@ impl credential::CredentialReconciler for KeyReconciler {
         material: Option<&SecretString>,
         marks: &KeyMarks,
     ) -> bool {
-        let StepState { ctx, owner, held, .. } = &self.state;
-        let held = held.get(&place.name);
+        let StepState { ctx, owner, stored, .. } = &self.state;
+        let live = stored.get(&place.name);
         let mut annotations = secrets::annotations(marks);
-        let mut data_keys = held.map(|held| secrets::data_keys(&held.annotations)).unwrap_or_default();
+        let mut data_keys = live.map(|live| secrets::data_keys(&live.annotations)).unwrap_or_default();
         data_keys.insert(place.key.clone());
         annotations.insert(annotation::KEY_DATA_KEYS.to_owned(), Some(secrets::list(data_keys)));
-        let written = storing::store(place, version, held, material, annotations, owner, ctx).await;
+        let written = storing::store(place, version, live, material, annotations, owner, ctx).await;
         self.state.is_stored(&place.name, written)
     }
 
-    /// Takes the data key, and with the last of ours the Secret.
     async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool {
-        let StepState { ctx, owner, held, .. } = &self.state;
-        let Some(held) = held.get(&place.name).filter(|held| storing::is_version(held, version)) else {
+        let StepState { ctx, owner, stored, .. } = &self.state;
+        let Some(live) = stored.get(&place.name).filter(|live| storing::is_version(live, version)) else {
             return self.state.outdated();
         };
-        let mut ours = secrets::data_keys(&held.annotations);
+        let mut ours = secrets::data_keys(&live.annotations);
         ours.remove(&place.key);
-        let others = held.keys().filter(|key| *key != place.key).count();
+        let others = live.keys().filter(|key| *key != place.key).count();
         let written = if ours.is_empty() && others == 0 {
-            let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, held).await;
+            let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, live).await;
             removed.map(|_| Some(String::new()))
         } else {
             let change = SecretPatch {
@@ -171,12 +190,12 @@ impl credential::CredentialReconciler for KeyReconciler {
         self.state.is_stored(&place.name, written)
     }
 
-    async fn read_again(&mut self) {
+    async fn read_secrets(&mut self) {
         let StepState { ctx, owner, object, .. } = &self.state;
-        let (secrets, held) =
+        let (secrets, stored) =
             secrets::read(owner, &self.observed.desired.secret, &self.observed.record, object, ctx).await;
         self.observed.secrets = secrets;
-        self.state.held = held;
+        self.state.stored = stored;
         self.observed.proofs.clear();
     }
 }

@@ -1,7 +1,6 @@
-//! The dealings of a pass with coderd about a registration: what [`decide`] asks for is looked at, what it says is done.
+//! The registration of a proxy: observes what [`decide`] rests on, answers its queries and performs its effects.
 
-mod act;
-mod ask;
+mod coderd;
 mod secrets;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -10,6 +9,7 @@ use coder_k8s_api::{
     CoderWorkspaceProxy,
     names::{component, finalizer},
 };
+use coder_k8s_coderd::{Error, ErrorKind};
 use coder_k8s_core::{
     object,
     outcome::Blocker,
@@ -33,18 +33,21 @@ use secrecy::SecretString;
 
 use super::target::ProxyTarget;
 use crate::{
-    coderd::credential::{self, StepState},
+    coderd::{
+        blocker_at,
+        credential::{self, StepState},
+    },
     controller::{Context, children, secrets as storing},
 };
 
-/// The dealings of one pass.
+/// The registration of one proxy in one reconcile.
 pub(super) struct RegistrationReconciler {
     pub(super) state: StepState<CoderWorkspaceProxy>,
     observed: registration::ObservedRegistration,
 }
 
 impl RegistrationReconciler {
-    /// Reads what is known without coderd. None: the object was never stored.
+    /// Reads what is known without coderd. None: the object has no UID, because it was never stored.
     pub(super) async fn begin(
         key: &ObjectKey,
         proxy: &Observed,
@@ -56,7 +59,7 @@ impl RegistrationReconciler {
         let owner = children::owner_of(object, component::WORKSPACE_PROXY)?;
         let record = object.status.as_ref().map(RegistrationRecord::of).unwrap_or_default();
         let desired = wanted_registration(object);
-        let (secrets, held) = secrets::read(desired.as_ref(), &record, object, &owner, ctx).await;
+        let (secrets, stored) = secrets::read(desired.as_ref(), &record, object, &owner, ctx).await;
         let given = secrets::given(object, key, ctx).await;
         let url = primary_url(object, proxy.control_plane.as_deref());
         let may_make = match (&proxy.credentials, &proxy.gate) {
@@ -77,6 +80,7 @@ impl RegistrationReconciler {
             workload: workload(proxy, url.as_ref()),
             url,
             secrets,
+            late_effect_window: ctx.policy.late_effect_window,
             deletion: ctx.deletion(object),
             proofs: BTreeMap::new(),
             listings: BTreeMap::new(),
@@ -88,7 +92,7 @@ impl RegistrationReconciler {
             connections: target.connections,
             object: proxy.object.clone(),
             owner,
-            held,
+            stored,
             first_run,
             object_written: false,
             retry: target.retry,
@@ -97,7 +101,7 @@ impl RegistrationReconciler {
         Some(Self { state, observed })
     }
 
-    /// What coderd sees of the proxy, if it was asked.
+    /// The health of the proxy, if coderd was asked.
     pub(super) fn health(&self) -> Option<Health> {
         health(&self.observed)
     }
@@ -116,25 +120,48 @@ impl credential::CredentialReconciler for RegistrationReconciler {
         decide(&self.observed, self.state.ctx.now())
     }
 
-    fn makes(act: &RegistrationEffect) -> bool {
-        matches!(act, RegistrationEffect::Make { .. })
+    fn makes(effect: &RegistrationEffect) -> bool {
+        matches!(effect, RegistrationEffect::Make { .. })
     }
 
     fn state(&mut self) -> &mut StepState<CoderWorkspaceProxy> {
         &mut self.state
     }
 
-    async fn look(&mut self, look: RegistrationQuery) {
-        self.look_at(look).await;
+    fn blocker_of(&self, error: &Error) -> Blocker {
+        let field = match &self.state.object.spec.bootstrap {
+            Some(_) => "bootstrap.coderURL",
+            None => "operatorAccess.apiURL of the control plane",
+        };
+        match error.kind {
+            ErrorKind::RateLimited { .. } => {
+                let message = "Coder API rate limited while reconciling the workspace proxy";
+                Blocker::new(error.reason(), message)
+            }
+            _ => blocker_at(error, field),
+        }
     }
 
-    async fn change(&mut self, act: RegistrationEffect) -> bool {
-        match act {
+    async fn ask(&mut self, query: RegistrationQuery) {
+        match query {
+            RegistrationQuery::Registrations(target) => {
+                let listing = self.listing(&target).await;
+                self.observed.listings.insert(target, listing);
+            }
+            RegistrationQuery::TokenProof(place) => {
+                let proof = self.proof(&place).await;
+                self.observed.proofs.insert(place, proof);
+            }
+        }
+    }
+
+    async fn act(&mut self, effect: RegistrationEffect) -> bool {
+        match effect {
             RegistrationEffect::Make { pending, settings, secret, version } => {
                 self.make(&pending, settings, &secret, &version).await
             }
-            RegistrationEffect::Update { place, id, settings } => self.update(&place, &id, settings).await,
-            RegistrationEffect::Deregister { place, id, name } => self.deregister(&place, &id, &name).await,
+            RegistrationEffect::Update { target, id, settings } => self.update(&target, &id, settings).await,
+            RegistrationEffect::Deregister { target, id, name } => self.deregister(&target, &id, &name).await,
         }
     }
 
@@ -145,27 +172,27 @@ impl credential::CredentialReconciler for RegistrationReconciler {
         token: Option<&SecretString>,
         marks: &RegistrationMarks,
     ) -> bool {
-        let StepState { ctx, owner, held, .. } = &self.state;
-        let (held, annotations) = (held.get(&place.name), secrets::annotations(marks));
-        let written = storing::store(place, version, held, token, annotations, owner, ctx).await;
+        let StepState { ctx, owner, stored, .. } = &self.state;
+        let (live, annotations) = (stored.get(&place.name), secrets::annotations(marks));
+        let written = storing::store(place, version, live, token, annotations, owner, ctx).await;
         self.state.is_stored(&place.name, written)
     }
 
     async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool {
-        let StepState { ctx, owner, held, .. } = &self.state;
-        let Some(held) = held.get(&place.name).filter(|held| storing::is_version(held, version)) else {
+        let StepState { ctx, owner, stored, .. } = &self.state;
+        let Some(live) = stored.get(&place.name).filter(|live| storing::is_version(live, version)) else {
             return self.state.outdated();
         };
-        let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, held).await;
+        let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, live).await;
         self.state.is_stored(&place.name, removed.map(|_| Some(String::new())))
     }
 
-    async fn read_again(&mut self) {
+    async fn read_secrets(&mut self) {
         let StepState { ctx, owner, object, .. } = &self.state;
         let desired = self.observed.desired.as_ref();
-        let (secrets, held) = secrets::read(desired, &self.observed.record, object, owner, ctx).await;
+        let (secrets, stored) = secrets::read(desired, &self.observed.record, object, owner, ctx).await;
         self.observed.secrets = secrets;
-        self.state.held = held;
+        self.state.stored = stored;
         self.observed.proofs.clear();
     }
 }

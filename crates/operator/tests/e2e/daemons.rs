@@ -16,11 +16,9 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{ResourceExt, api::ListParams};
 use serde_json::json;
 
-use crate::{
-    pools::{Pools, status},
-    real::IMAGE,
-    simulated::Simulated,
-};
+use coder_k8s_scenes::{pool::status, pools::Pools};
+
+use crate::{real::IMAGE, simulated::Simulated};
 
 const POOL: &str = "pool";
 /// An idle daemon leaves at once. Its grace period is ten minutes.
@@ -29,7 +27,7 @@ const AT_ONCE: Duration = Duration::from_mins(1);
 /// A pool of that many daemons, all of which have joined.
 async fn pool(place: &Simulated, replicas: usize) -> Pools<'_> {
     let scene = place.scene();
-    let pools = Pools { client: &scene.client, namespace: &scene.namespace, operator: scene.operator };
+    let pools = Pools(scene);
     let spec = json!({"image": IMAGE, "replicas": replicas, "tags": {"round": "first"}});
     pools.make(POOL, "coder", spec).await;
     joined(place, pools, replicas).await;
@@ -38,7 +36,7 @@ async fn pool(place: &Simulated, replicas: usize) -> Pools<'_> {
 
 /// Waits until the pool rests and so many daemons are listed as idle, with its key and no other; gives the key's uuid.
 async fn joined(place: &Simulated, pools: Pools<'_>, count: usize) -> String {
-    let key = status(&pools.settles(POOL).await).provisioner_key_id.unwrap();
+    let key = status(&pools.until_settled(POOL).await).provisioner_key_id.unwrap();
     place
         .until("the daemons have joined", async || {
             let open = place.open();
@@ -145,7 +143,7 @@ async fn a_daemon_that_is_scaled_away_finishes_its_job_and_leaves() {
     assert!((5..600).contains(&took.as_secs()), "within its grace period: {ended:?}");
     left_gracefully(&place, &gone).await;
     // Coderd lists the other one for a minute and a half more, so that the list is not asked here.
-    pools.settles(POOL).await;
+    pools.until_settled(POOL).await;
     assert_eq!(place.open(), stays, "the other one was left alone");
     assert!(place.refused().is_empty(), "{:?}", place.refused());
 }
@@ -156,8 +154,8 @@ async fn a_deleted_pool_lets_its_daemons_leave_before_its_key_goes() {
     pool(&place, 1).await;
     let (daemons, key) = (place.open(), place.sim().keys().remove(0).id);
     place.scene().delete::<CoderProvisioner>(POOL).await;
-    place.scene().gone::<CoderProvisioner>(POOL).await;
-    place.scene().gone::<Secret>("pool-provisioner-key").await;
+    place.scene().until_gone::<CoderProvisioner>(POOL).await;
+    place.scene().until_gone::<Secret>("pool-provisioner-key").await;
     left_gracefully(&place, &daemons).await;
     outlived(&place, &key);
     assert!(place.sim().keys().is_empty(), "{:?}", place.sim().keys());

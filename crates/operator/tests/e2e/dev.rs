@@ -10,7 +10,7 @@ use std::{
 use coder_k8s_testbed::{binaries::CODER_VERSION, eventually};
 use rustix::process::{Pid, Signal};
 
-use crate::support::request;
+use coder_k8s_scenes::request;
 
 const PATIENCE: Duration = Duration::from_mins(4);
 

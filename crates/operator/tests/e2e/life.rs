@@ -11,19 +11,21 @@ use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    real::{NEXT_IMAGE, Real},
+use coder_k8s_scenes::{
+    request,
     scene::{condition, message, status},
-    support::request,
 };
+
+use crate::{real::NEXT_IMAGE, real::Real};
 
 #[tokio::test]
 async fn the_deployment_of_the_operator_starts_coderd_and_its_facts_are_on_status() {
     let (real, token) = Real::owned("start", json!({})).await;
-    real.scene.ready("coder").await;
-    let plane = real.says("OperatorAccessReady", "True", "TokenAccepted").await;
-    let nobody = Connector::new(Settings::default()).to(&real.target().await).unwrap();
-    let owner = nobody.with_token(&token).unwrap();
+    real.scene.until_ready("coder").await;
+    let plane = real.until_condition("OperatorAccessReady", "True", "TokenAccepted").await;
+    let (connector, target) = (Connector::new(Settings::default()), real.target().await);
+    let nobody = connector.client(&target, None).unwrap();
+    let owner = connector.client(&target, Some(&token)).unwrap();
     let info = nobody.build_info().await.unwrap();
     assert_eq!(info.version, CODER_VERSION);
     let said = status(&plane);
@@ -51,7 +53,7 @@ async fn a_license_that_coder_did_not_sign_is_refused_and_said_to_be() {
     let junk = CoderSim::license().feature_set("premium").build();
     let (real, _) = Real::owned("junk", json!({"licenseSecretRef": {"name": "license"}})).await;
     real.secret("license", "license", &junk).await;
-    let plane = real.says("LicenseApplied", "False", "InvalidLicense").await;
+    let plane = real.until_condition("LicenseApplied", "False", "InvalidLicense").await;
     assert!(!message(&plane, "LicenseApplied").contains(junk.expose_secret()));
     assert_eq!(condition(&plane, "Ready").unwrap().status, "False");
     assert_eq!(status(&plane).license_last_applied_hash, None);
@@ -64,7 +66,7 @@ async fn a_license_that_coder_did_not_sign_is_refused_and_said_to_be() {
 #[tokio::test]
 async fn the_api_keeps_answering_while_a_change_of_image_rolls() {
     let (real, _) = Real::owned("roll", json!({})).await;
-    real.scene.ready("coder").await;
+    real.scene.until_ready("coder").await;
     let first = real.address().await;
     let over = CancellationToken::new();
     let asking = tokio::spawn({
@@ -109,7 +111,7 @@ async fn the_api_keeps_answering_while_a_change_of_image_rolls() {
         if pods.items.len() == 1 { Ok(()) } else { Err(format!("{} pods", pods.items.len())) }
     });
     gone.await.unwrap();
-    real.scene.ready("coder").await;
+    real.scene.until_ready("coder").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     over.cancel();
     let (asked, failed) = asking.await.unwrap();

@@ -16,30 +16,21 @@
 )]
 
 mod access;
-#[allow(dead_code, reason = "shared with the scenarios of control planes")]
-#[path = "../coderd/coder.rs"]
-mod coder;
 mod contract;
 mod daemons;
 mod dev;
 mod life;
 mod likeness;
-#[allow(dead_code, reason = "shared with the scenarios of pools")]
-#[path = "../pools/pools.rs"]
-mod pools;
 mod proxies;
 mod real;
-#[allow(dead_code, reason = "shared with the other scenarios")]
-#[path = "../controlplane/scene.rs"]
-mod scene;
 mod simulated;
-#[path = "../support/mod.rs"]
-mod support;
 
-/// How the operator that tests share is started.
-const OPERATOR: &[&str] = &[
+use coder_k8s_scenes::Installation;
+
+/// The operator that tests share.
+static OPERATOR: Installation = Installation::new(&[
     "--log-level=info,coder_k8s=debug",
     "--entitlements-interval=2s",
     "--verify-interval=12s",
     "--coderd-timeout=5s",
-];
+]);

@@ -7,7 +7,9 @@ use k8s_openapi::api::core::v1::Secret;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use crate::{real::IMAGE, simulated::Simulated, support::request};
+use coder_k8s_scenes::request;
+
+use crate::{real::IMAGE, simulated::Simulated};
 
 const NAME: &str = "eu";
 
@@ -27,7 +29,7 @@ async fn run(place: &Simulated, token: &SecretString) {
     let namespace = &place.scene().namespace;
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": namespace},
         "spec": {"selector": {"app": NAME}, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}});
-    crate::support::apply(&place.scene().client, service).await;
+    coder_k8s_scenes::apply(&place.scene().client, service).await;
     let from = json!({"secretKeyRef": {"name": "proxy-token", "key": "token"}});
     let container = json!({
         "args": ["wsproxy", "server"],
@@ -131,7 +133,7 @@ async fn a_proxy_from_the_deployment_of_the_operator_turns_healthy_and_its_token
         }
     };
     place.scene().until(NAME, settled(&first.id)).await;
-    let secret: Secret = place.scene().there("eu-proxy-token").await;
+    let secret: Secret = place.scene().until_exists("eu-proxy-token").await;
     assert!(secret.data.unwrap()["token"].0 == first.token.expose_secret().as_bytes());
     assert!(place.refused().is_empty(), "{:?}", place.refused());
 
@@ -158,7 +160,7 @@ async fn a_proxy_from_the_deployment_of_the_operator_turns_healthy_and_its_token
     assert_eq!((second.id.as_str(), replayed(&place, &second.token).await), (first.id.as_str(), 200));
 
     place.scene().delete::<CoderWorkspaceProxy>(NAME).await;
-    place.scene().gone::<CoderWorkspaceProxy>(NAME).await;
+    place.scene().until_gone::<CoderWorkspaceProxy>(NAME).await;
     assert_eq!(replayed(&place, &second.token).await, 401);
     assert!(seen(&place).is_none());
 }

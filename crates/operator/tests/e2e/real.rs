@@ -12,10 +12,9 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{
-    scene::{Scene, condition},
-    simulated::run_coder,
-};
+use coder_k8s_scenes::scene::{Scene, condition};
+
+use crate::{OPERATOR, simulated::run_coder};
 
 /// The image that control planes of tests ask for.
 pub const IMAGE: &str = "ghcr.io/coder/coder:v2.36.1";
@@ -36,10 +35,10 @@ pub struct Real {
 impl Real {
     /// A namespace and a database, whose URL is in the Secret `db`; no control plane yet.
     pub async fn new(prefix: &str) -> Self {
-        let scene = Scene::new(prefix).await;
+        let scene = Scene::new(&OPERATOR, prefix).await;
         run_coder(&scene);
         let database = postgres::shared().await.database().await.unwrap();
-        let resolver = scene.shared.node.resolver(scene.client.clone());
+        let resolver = scene.node().resolver(scene.client.clone());
         let hosts = follow(&scene, resolver.clone());
         let real = Self { scene, database, resolver, _hosts: AbortOnDropHandle::new(hosts) };
         real.secret("db", "url", &real.database.url().into()).await;
@@ -120,12 +119,12 @@ impl Real {
         let secret = json!({"apiVersion": "v1", "kind": "Secret",
             "metadata": {"name": name, "namespace": self.scene.namespace},
             "stringData": {key: value.expose_secret()}});
-        crate::support::apply(&self.scene.client, secret).await;
+        coder_k8s_scenes::apply(&self.scene.client, secret).await;
     }
 
     /// Waits until a condition says something, and returns the object.
-    pub async fn says(&self, type_: &str, status: &str, reason: &str) -> CoderControlPlane {
-        self.scene.says("coder", type_, status, Some(reason)).await
+    pub async fn until_condition(&self, type_: &str, status: &str, reason: &str) -> CoderControlPlane {
+        self.scene.until_condition("coder", type_, status, Some(reason)).await
     }
 }
 
@@ -139,7 +138,7 @@ impl Drop for Real {
 
 /// Shows the last lines of every process of a namespace.
 pub fn show_logs(scene: &Scene) {
-    for (name, tail) in scene.shared.node.logs(&scene.namespace) {
+    for (name, tail) in scene.node().logs(&scene.namespace) {
         let short = |line: &str| line.chars().take(400).collect::<String>();
         let lines: Vec<_> = tail.lines().map(short).collect();
         eprintln!("the last lines of {name}:\n{}", lines.join("\n"));
@@ -158,7 +157,7 @@ fn merge(into: &mut Value, more: &Value) {
 
 /// Tells the operator where the Service leads, for as long as the test runs.
 fn follow(scene: &Scene, resolver: Resolver) -> tokio::task::JoinHandle<()> {
-    let (operator, host) = (scene.operator, host(&scene.namespace));
+    let (operator, host) = (scene.operator(), host(&scene.namespace));
     tokio::spawn(async move {
         let mut told = None;
         loop {

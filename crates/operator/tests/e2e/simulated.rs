@@ -14,11 +14,12 @@ use coder_k8s_testbed::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    coder::Coder,
-    real::{IMAGE, NEXT_IMAGE},
+use coder_k8s_scenes::{
+    coderd::CoderdScene,
     scene::{Scene, status},
 };
+
+use crate::{OPERATOR, real::IMAGE, real::NEXT_IMAGE};
 
 /// An image that stands for nothing: control planes with it are simulated.
 const SIMULATED: &str = "registry.example/simulated:v2.36.1";
@@ -30,22 +31,22 @@ pub const REAL: Duration = Duration::from_mins(3);
 pub fn run_coder(scene: &Scene) {
     let coder = binaries::locate_coder().unwrap_or_else(|error| panic!("{error}"));
     for image in [IMAGE, NEXT_IMAGE] {
-        scene.shared.node.run_image(image, Program::coder(&coder)).unwrap();
+        scene.node().run_image(image, Program::coder(&coder)).unwrap();
     }
 }
 
 /// A namespace with a control plane `coder` that is licensed and simulated, for the operator and processes alike.
 pub struct Simulated {
-    pub coder: Coder,
+    pub coder: CoderdScene,
 }
 
 impl Simulated {
     /// The same, once the operator knows what the server is entitled to.
     pub async fn new(prefix: &str) -> Self {
-        let coder = Coder::new(prefix, Mode::Licensed).await;
+        let coder = CoderdScene::new(&OPERATOR, prefix, Mode::Licensed).await;
         run_coder(&coder.scene);
         let host = format!("coder.{}.svc.cluster.local", coder.scene.namespace);
-        coder.scene.shared.node.host(&host, coder.sim.address());
+        coder.scene.node().host(&host, coder.sim.address());
         coder.plane(json!({"image": SIMULATED})).await;
         let answered = |plane: &CoderControlPlane| {
             status(plane).external_provisioner_daemons_entitlement.as_deref() == Some("entitled")
@@ -64,8 +65,8 @@ impl Simulated {
 
     /// A client with the rights of an owner.
     pub fn owner(&self) -> Client {
-        let target = Target { token: Some(self.sim().owner_token()), ..Target::new(self.sim().url()) };
-        Connector::new(Settings::default()).to(&target).unwrap()
+        let target = Target::new(self.sim().url());
+        Connector::new(Settings::default()).client(&target, Some(&self.sim().owner_token())).unwrap()
     }
 
     /// Waits until something holds, and gives what it found.
@@ -81,7 +82,7 @@ impl Simulated {
 
     /// How the processes of the namespace ended so far.
     pub fn exits(&self) -> Vec<Exit> {
-        self.scene().shared.node.exits(&self.scene().namespace)
+        self.scene().node().exits(&self.scene().namespace)
     }
 
     /// The requests that were refused for want of a credential or a right.
@@ -102,7 +103,7 @@ impl Simulated {
             "metadata": {"name": name, "namespace": namespace},
             "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
                 "spec": {"containers": [main], "terminationGracePeriodSeconds": 60}}}});
-        crate::support::apply(&self.scene().client, deployment).await;
+        coder_k8s_scenes::apply(&self.scene().client, deployment).await;
     }
 }
 

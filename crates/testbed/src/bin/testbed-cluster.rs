@@ -1,4 +1,4 @@
-//! Starts a cluster, says in one line of JSON where it is, and keeps it until the process ends in whatever way.
+//! Starts a cluster, prints one line of JSON with its address, and keeps it until the process ends.
 
 use coder_k8s_testbed::Cluster;
 

@@ -1,7 +1,7 @@
-//! A small program for tests of the node: it listens where `WEB_ADDRESS` says and does what a request's path says.
+//! A small web server for tests of the node. It listens on `WEB_ADDRESS`, and the path of a request says what to do.
 //!
-//! `/env/NAME` answers with a variable and `/args` with the arguments; `/exit/CODE` ends it; `/unready` makes
-//! `/healthz` fail. It ends when it is asked to, unless `WEB_STUBBORN` is set, and says so.
+//! `/env/NAME` answers with a variable and `/args` with the arguments; `/exit/CODE` exits; `/unready` makes
+//! `/healthz` fail. It exits on SIGTERM, unless `WEB_STUBBORN` is set, and prints that it does.
 
 use std::io;
 
@@ -48,7 +48,7 @@ async fn main() -> io::Result<()> {
         let length = body.len();
         let answer =
             format!("HTTP/1.1 {code} -\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
-        // Who goes away before the answer does not matter.
+        // A client may disconnect before the answer, so errors are ignored.
         let _ = stream.write_all(answer.as_bytes()).await;
     }
 }

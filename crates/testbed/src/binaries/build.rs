@@ -1,7 +1,7 @@
 //! Builds the programs from the pinned Go modules, once.
 //!
-//! One process builds at a time, under a lock in the cache. The result is built into a directory of its own and
-//! renamed into place, so a build that was cut short is never taken for a whole one.
+//! One process builds at a time, under a lock in the cache. The build has a directory of its own and is renamed into
+//! place, so that an interrupted build is never used.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -89,7 +89,7 @@ pub(super) async fn build(sources: &Sources, progress: &mut dyn FnMut(Progress))
     Binaries::locate_in(sources)
 }
 
-/// Takes the exclusive lock, and reports that it waits while another process has it.
+/// Takes the exclusive lock. Reports that it waits while another process has it.
 pub(super) async fn lock(path: &Path, report: &mut Report<'_>) -> Result<File, Error> {
     let file = File::create(path).map_err(io("create", path))?;
     loop {
@@ -105,7 +105,7 @@ pub(super) async fn lock(path: &Path, report: &mut Report<'_>) -> Result<File, E
     }
 }
 
-/// Runs Go in the module's directory; gives what it wrote to stdout.
+/// Runs Go in the directory of the module. Returns its standard output.
 pub(super) async fn run(
     command: &mut Command,
     name: &'static str,
@@ -180,7 +180,7 @@ pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Erro
     move |source| Error::Io { action, path, source }
 }
 
-/// Turns Go's messages into [`Progress`], not more often than the caller wants to hear it.
+/// Turns the messages of Go into [`Progress`], at a bounded rate.
 pub(super) struct Report<'a> {
     subject: &'static str,
     mains: &'static [&'static str],
@@ -195,7 +195,7 @@ pub(super) struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Reports on a build of something, whose main packages are these.
+    /// Reports on a build with these main packages.
     pub(super) fn new(
         subject: &'static str,
         mains: &'static [&'static str],
@@ -228,7 +228,7 @@ impl<'a> Report<'a> {
         self.tell();
     }
 
-    /// One line of Go's stderr: a package with `-v`, or a message of Go itself.
+    /// Handles a line of Go's standard error: a package with `-v`, or a message of Go itself.
     fn line(&mut self, line: &str) {
         if let Some(module) = line.strip_prefix("go: downloading ") {
             if self.stage == Some(Stage::Downloading) {

@@ -1,4 +1,4 @@
-//! The pinned coder, as a Go module: its migrations are files in there.
+//! The pinned Go module of Coder, which contains the migrations of its database.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,12 +8,12 @@ use serde::Deserialize;
 use super::Error;
 use super::build::{find_go, io};
 
-/// The release of coder that is tested with.
+/// Release of Coder that the tests use.
 pub const CODER_VERSION: &str = "v2.36.1";
 
 pub(super) const MODULE: &str = "github.com/coder/coder/v2";
 
-/// What `go mod download -json` says.
+/// Output of `go mod download -json`.
 #[derive(Deserialize)]
 struct Downloaded {
     #[serde(rename = "Dir", default)]
@@ -22,12 +22,12 @@ struct Downloaded {
     error: String,
 }
 
-/// The directory of the module, which is downloaded when it is not there yet. Blocks.
+/// Directory of the module, which is downloaded if it is missing. Blocks.
 pub fn coder_module() -> Result<PathBuf, Error> {
     let go = find_go(&std::env::var_os("PATH").unwrap_or_default())?;
     let output = Command::new(&go)
         .args(["mod", "download", "-json", &format!("{MODULE}@{CODER_VERSION}")])
-        // Away from any module, whose own choices would count.
+        // Outside any module, whose requirements would otherwise select the version.
         .current_dir(std::env::temp_dir())
         .env("GOWORK", "off")
         .env_remove("GOFLAGS")
@@ -48,7 +48,7 @@ pub fn coder_module() -> Result<PathBuf, Error> {
     }
 }
 
-/// The migration files of coderd's database in the module, in order, with their numbers.
+/// Migration files in the module, in order, with their numbers.
 pub fn coder_migrations(module: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
     let dir = module.join("coderd/database/migrations");
     let entries = std::fs::read_dir(&dir).map_err(io("list", &dir))?;

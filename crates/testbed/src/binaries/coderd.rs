@@ -1,7 +1,7 @@
-//! The real coderd, built as it is from its pinned module, once.
+//! The real coderd, built unmodified from its pinned module, once.
 //!
-//! Go builds it in the module's own directory, with the module's own `go.mod` and `go.sum`: nothing of it is
-//! replaced or left out. Only the version that it reports is stamped, which otherwise is that of a development build.
+//! Go builds it in the directory of the module, with the module's own `go.mod` and `go.sum`. Only the version that it
+//! reports is set, which would be that of a development build otherwise.
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +15,13 @@ const MAIN: &str = "./enterprise/cmd/coder";
 const MAINS: [&str; 1] = ["github.com/coder/coder/v2/enterprise/cmd/coder"];
 const PROGRAM: &str = "coder";
 
-/// The path of the real coderd, or an error that says how to get it.
+/// Path of the real coderd, or an error that says how to get it.
 pub fn locate_coder() -> Result<PathBuf, Error> {
     locate_in(&Sources::from_env()?)
 }
 
-/// Finds the real coderd, and builds it into the cache when it is not there. As with [`super::Binaries::build`], one
-/// process builds and others wait, and progress is told now and then.
+/// Finds the real coderd, and builds it if it is missing from the cache. As with [`super::Binaries::build`], one
+/// process builds and others wait.
 pub async fn build_coder(progress: &mut dyn FnMut(Progress)) -> Result<PathBuf, Error> {
     let sources = Sources::from_env()?;
     if let Ok(found) = locate_in(&sources) {

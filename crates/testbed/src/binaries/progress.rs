@@ -1,35 +1,35 @@
-//! How far a build is, as data and as one line for a person.
+//! Progress of a build, as data and as one line for people.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The part of a build that is going on.
+/// Stage of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Another process builds; this one waits for it.
+    /// Another process builds, and this one waits for it.
     Waiting,
-    /// The modules are fetched.
+    /// Go downloads modules.
     Downloading,
-    /// The packages are compiled.
+    /// Go compiles packages.
     Compiling,
-    /// The last programs are linked.
+    /// Go links the last programs.
     Linking,
 }
 
-/// A report on a build.
+/// Progress of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     /// What is built, in a few words.
     pub subject: &'static str,
-    /// What is going on.
+    /// Present stage.
     pub stage: Stage,
-    /// Modules fetched or packages compiled so far.
+    /// Modules downloaded or packages compiled so far.
     pub done: usize,
-    /// Of how many; zero while that is unknown. Packages that Go has cached are never reported as done.
+    /// Number of modules or packages, or zero while unknown. Packages in the cache of Go are never reported as done.
     pub total: usize,
-    /// The module or package that was reported last.
+    /// The last reported module or package.
     pub detail: String,
-    /// The time since the build began.
+    /// Time since the start of the build.
     pub elapsed: Duration,
 }
 

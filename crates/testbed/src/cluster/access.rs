@@ -1,4 +1,4 @@
-//! Who may talk to a cluster, and how: users with their tokens, kubeconfigs, client settings.
+//! Users of a cluster: their tokens, kubeconfigs and client configurations.
 
 use std::fmt;
 use std::io;
@@ -7,11 +7,11 @@ use k8s_openapi::ByteString;
 
 use crate::pki::{Pki, token};
 
-/// The users that the testbed's own components are. The audit log leaves them out.
+/// Users of the components of the testbed. The audit log leaves them out.
 pub(super) const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
 pub(super) const TESTBED: &str = "system:coder-k8s-testbed";
 
-/// A user of the token file.
+/// A line of the token file.
 #[derive(Clone)]
 pub(super) struct User {
     name: &'static str,
@@ -30,7 +30,7 @@ impl fmt::Debug for User {
     }
 }
 
-/// The address of an API server and those who may use it.
+/// Address of an API server and the users that may call it.
 #[derive(Debug)]
 pub(super) struct Access {
     pub(super) url: String,
@@ -56,7 +56,7 @@ impl Access {
         })
     }
 
-    /// The content of `--token-auth-file`.
+    /// Content of `--token-auth-file`.
     pub(super) fn token_file(&self) -> String {
         [&self.admin, &self.testbed, &self.controller_manager]
             .map(|User { name, token }| format!("{token},{name},{name},system:masters\n"))
@@ -100,9 +100,9 @@ contexts:
     }
 }
 
-/// A client on the calling runtime.
+/// Creates a client on the calling runtime.
 pub(super) fn client(config: kube::Config) -> kube::Client {
-    // A provider that the caller has installed already is as good.
+    // Fails if the caller has already installed a provider, which works as well.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     // invariant: the address and the certificate are of our own making.
     #[expect(clippy::expect_used)]

@@ -1,9 +1,9 @@
-//! The command lines of the components. Everything that is not set here is the component's own default.
+//! Command lines of the components. A flag that is not set here has the default of the component.
 
 use std::path::Path;
 
-/// What needs a kubelet or a cloud: without them these would evict pods or wait for ever.
-const LEFT_OUT: [&str; 8] = [
+/// Controllers that need a kubelet or a cloud. Without those they would evict pods or wait forever.
+const DISABLED_CONTROLLERS: [&str; 8] = [
     "cloud-node-lifecycle-controller",
     "node-ipam-controller",
     "node-lifecycle-controller",
@@ -14,7 +14,7 @@ const LEFT_OUT: [&str; 8] = [
     "ttl-controller",
 ];
 
-/// The files of a run directory that components are pointed to.
+/// Files of the run directory that the command lines refer to.
 pub(super) struct Files<'a> {
     pub(super) dir: &'a Path,
 }
@@ -42,7 +42,7 @@ pub(super) fn etcd(files: &Files<'_>, port: u16) -> Vec<String> {
         format!("--advertise-client-urls={url}"),
         "--listen-peer-urls=http://127.0.0.1:0".into(),
         "--log-level=warn".into(),
-        // The data is thrown away, so it need not survive a power cut.
+        // The data is thrown away, so it does not have to survive a power loss.
         "--unsafe-no-fsync".into(),
     ]
 }
@@ -83,7 +83,7 @@ pub(super) fn kube_apiserver(
 }
 
 pub(super) fn kube_controller_manager(files: &Files<'_>) -> Vec<String> {
-    let left_out: String = LEFT_OUT.iter().flat_map(|name| [",-", name]).collect();
+    let left_out: String = DISABLED_CONTROLLERS.iter().flat_map(|name| [",-", name]).collect();
     vec![
         files.flag("kubeconfig", Files::CONTROLLER_MANAGER_KUBECONFIG),
         "--leader-elect=false".into(),
@@ -92,7 +92,7 @@ pub(super) fn kube_controller_manager(files: &Files<'_>) -> Vec<String> {
         files.flag("root-ca-file", Files::CA),
         files.flag("service-account-private-key-file", Files::SERVICE_ACCOUNT_KEY),
         format!("--controllers=*{left_out}"),
-        // The default of 20 requests a second would be what a test of many objects measures.
+        // The default of 20 requests a second would dominate tests with many objects.
         "--kube-api-qps=300".into(),
         "--kube-api-burst=600".into(),
     ]

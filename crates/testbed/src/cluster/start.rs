@@ -1,7 +1,7 @@
-//! The start of a cluster: each component once the one that it needs is ready.
+//! The start of a cluster: each component starts when the one that it needs is ready.
 //!
-//! Waiting always watches the processes too: a component that ended is reported at once, with the end of its log.
-//! A port that someone else took in the meantime is the one failure that is tried again.
+//! Every wait also watches the processes, so that a component that exits is reported at once with the end of its log.
+//! A port that another process took in the meantime is the only failure that is retried.
 
 use std::fmt::Display;
 use std::io;
@@ -98,6 +98,7 @@ async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, E
         None
     };
     Ok(Cluster {
+        audit_log: parking_lot::Mutex::default(),
         binaries: binaries.clone(),
         access,
         etcd,
@@ -140,7 +141,7 @@ fn write_files(group: &Group, pki: &Pki, access: &Access) -> io::Result<()> {
     Ok(())
 }
 
-/// A client that does not try again by itself, so that each look at a starting server is a short one.
+/// A client without retries, so that each check of a starting server is short.
 fn own_client(access: &Access) -> Client {
     let mut config = access.config(&access.testbed);
     config.default_retry = false;
@@ -152,7 +153,7 @@ async fn readyz(client: &Client) -> kube::Result<String> {
     client.request_text(request).await
 }
 
-/// Waits until the probe succeeds, for as long as the component and those that it needs are running.
+/// Waits until the probe succeeds. Fails as soon as the component, or one that it needs, exits.
 async fn ready<T, E, Fut>(
     component: &Component,
     needed: &[&Component],

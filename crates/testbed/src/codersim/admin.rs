@@ -1,4 +1,4 @@
-//! The test's side: what administrators, daemons and accidents do to a deployment.
+//! The side of the test: what administrators, daemons and accidents do to a deployment.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,82 +13,82 @@ use super::{
 };
 
 const ADMIN: &str = "admin";
-/// For the user that [`CoderSim::owner_token`] makes.
+/// E-mail address of the user of [`CoderSim::owner_token`].
 const ADMIN_EMAIL: &str = "admin@example.com";
 const WEEK: SignedDuration = SignedDuration::from_hours(168);
 
 /// A license in the simulator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LicenseSeen {
-    /// Its number.
+    /// Number of the license.
     pub id: i32,
-    /// Its uuid.
+    /// The `jti` if it is a UUID, else random.
     pub uuid: String,
-    /// When it was added.
+    /// When the license was added.
     pub uploaded_at: Timestamp,
 }
 
-/// A provisioner key in the simulator, but for the reserved ones.
+/// A provisioner key in the simulator. Reserved keys are left out.
 #[derive(Clone, Debug)]
 pub struct KeySeen {
-    /// Its uuid.
+    /// UUID of the key.
     pub id: String,
-    /// The uuid of its organization.
+    /// UUID of the organization.
     pub organization: String,
-    /// Its name.
+    /// Name in lower case.
     pub name: String,
-    /// Its tags.
+    /// Tags as given at the creation.
     pub tags: BTreeMap<String, String>,
-    /// What daemons connect with.
+    /// The secret that daemons connect with.
     pub material: SecretString,
 }
 
 /// A workspace proxy in the simulator.
 #[derive(Clone, Debug)]
 pub struct ProxySeen {
-    /// Its uuid.
+    /// UUID of the proxy.
     pub id: String,
-    /// Its name.
+    /// Name of the proxy.
     pub name: String,
-    /// Its name for people.
+    /// Name for people.
     pub display_name: String,
-    /// Its icon.
+    /// Path or URL of the icon.
     pub icon: String,
-    /// Whether it was deleted.
+    /// Whether the proxy was deleted.
     pub deleted: bool,
-    /// What coderd sees of it: `ok`, `unreachable`, `unhealthy`, `unregistered`.
+    /// Health: `ok`, `unreachable`, `unhealthy` or `unregistered`.
     pub status: String,
-    /// Where it said that it is; empty until it has registered.
+    /// URL that the proxy registered. Empty before.
     pub url: String,
-    /// The version that it said it has.
+    /// Version that the proxy registered.
     pub version: String,
-    /// What it registers with.
+    /// The token that the proxy registers with.
     pub token: SecretString,
 }
 
-/// A daemon to be listed.
+/// A daemon to list, without a connection.
 #[derive(Clone, Debug)]
 pub struct DaemonSeed {
-    /// Its name.
+    /// Name of the daemon.
     pub name: String,
-    /// The uuid of the key it came with; None: a built-in daemon.
+    /// UUID of the key. `None` for a built-in daemon.
     pub key_id: Option<String>,
-    /// How long ago it was seen.
+    /// Time since its last heartbeat.
     pub seen_ago: Duration,
-    /// Whether it has a job.
+    /// Whether the daemon runs a job.
     pub busy: bool,
 }
 
-/// A job to be listed.
+/// A job to list.
 #[derive(Clone, Debug)]
 pub struct JobSeed {
     /// `pending`, `running`, ...
     pub status: String,
-    /// The tags that a daemon needs.
+    /// Tags that a daemon must have.
     pub tags: BTreeMap<String, String>,
-    /// How long ago it was made.
+    /// Time since the job was queued.
     pub waiting: Duration,
-    /// The daemon that has it.
+    /// UUID of the daemon that runs the job.
     pub worker_id: Option<String>,
 }
 
@@ -101,7 +101,7 @@ impl CoderSim {
         change(&mut self.shared.state.lock())
     }
 
-    /// A token of an owner, made without any request; the first user is made when there is none.
+    /// A token of an owner, without a request in the log. Creates the first user if there is none.
     pub fn owner_token(&self) -> SecretString {
         self.with(|state| {
             let found = state.users.iter().find(|user| user.is_owner()).map(|user| user.id.clone());
@@ -110,7 +110,7 @@ impl CoderSim {
         })
     }
 
-    /// A token of a new user with these site roles; none: a plain member.
+    /// A token of a new user with these site roles. Without roles, the user is a plain member.
     pub fn token_with_roles(&self, username: &str, roles: &[&str]) -> SecretString {
         self.with(|state| {
             let user = state.add_user(username, &format!("{username}@example.com"), &id(), roles);
@@ -118,7 +118,7 @@ impl CoderSim {
         })
     }
 
-    /// Suspends a user, or makes it active again.
+    /// Suspends or reactivates a user.
     pub fn suspend(&self, username: &str, suspended: bool) {
         self.with(|state| {
             for user in state.users.iter_mut().filter(|user| user.username == username) {
@@ -127,13 +127,13 @@ impl CoderSim {
         });
     }
 
-    /// Deletes a token as an administrator would.
+    /// Deletes a token, as an administrator does.
     pub fn revoke(&self, token: &SecretString) {
         let id = token.expose_secret().split('-').next().unwrap_or_default().to_owned();
         self.with(|state| state.tokens.retain(|token| token.id != id));
     }
 
-    /// Whether a token would be accepted now.
+    /// Whether the simulator would accept the token now.
     pub fn accepts(&self, token: &SecretString) -> bool {
         let Some((id, secret)) = token.expose_secret().split_once('-') else { return false };
         let hash = Sha256::digest(secret);
@@ -149,7 +149,7 @@ impl CoderSim {
         })
     }
 
-    /// The names of all tokens that people and operators made.
+    /// Names of all tokens, without the sessions of passwords.
     pub fn token_names(&self) -> Vec<String> {
         self.with(|state| {
             let tokens = state.tokens.iter().filter(|token| !token.session);
@@ -162,7 +162,7 @@ impl CoderSim {
         self.with(|state| state.users.iter().map(|user| user.username.clone()).collect())
     }
 
-    /// Installs a license without any request; gives its number.
+    /// Installs a license without a request in the log. Returns its number.
     pub fn add_license(&self, license: &SecretString) -> i32 {
         self.with(|state| state.install(license.expose_secret()))
     }
@@ -184,7 +184,7 @@ impl CoderSim {
         })
     }
 
-    /// Makes a provisioner key in the default organization; gives its material.
+    /// Creates a provisioner key in the default organization. Returns its material.
     pub fn add_key(&self, name: &str, tags: &BTreeMap<String, String>) -> SecretString {
         self.with(|state| {
             let organization = state.default_organization().id;
@@ -192,7 +192,7 @@ impl CoderSim {
         })
     }
 
-    /// Puts a key back as it was in another life of the deployment, with its uuid and material.
+    /// Restores a key with its UUID and material, as a restored database does.
     pub fn restore_key(&self, key: &KeySeen) {
         self.with(|state| {
             let KeySeen { id, organization, name, tags, material } = key.clone();
@@ -201,7 +201,7 @@ impl CoderSim {
         });
     }
 
-    /// Gives the default organization another uuid, and all that is in it.
+    /// Changes the UUID of the default organization and of everything in it.
     pub fn set_default_organization(&self, id: &str) {
         self.with(|state| {
             let old = state.default_organization().id;
@@ -214,7 +214,7 @@ impl CoderSim {
         });
     }
 
-    /// Accepts a token of an owner that was made in another life of the deployment.
+    /// Accepts a token of an owner, as a restored database does.
     pub fn restore_token(&self, token: &SecretString) {
         self.owner_token();
         self.with(|state| {
@@ -226,7 +226,7 @@ impl CoderSim {
         });
     }
 
-    /// Deletes all keys of a name.
+    /// Deletes all keys with this name.
     pub fn delete_key(&self, name: &str) {
         self.with(|state| {
             while let Some(at) =
@@ -237,7 +237,7 @@ impl CoderSim {
         });
     }
 
-    /// All provisioner keys but the reserved ones.
+    /// All provisioner keys without the reserved ones.
     pub fn keys(&self) -> Vec<KeySeen> {
         self.with(|state| {
             let own = state.keys.iter().filter(|key| !key.material.is_empty());
@@ -252,7 +252,7 @@ impl CoderSim {
         })
     }
 
-    /// Lists exactly these daemons in the default organization from now on; gives their uuids.
+    /// Replaces the daemons of the default organization. Returns their UUIDs.
     pub fn set_daemons(&self, daemons: &[DaemonSeed]) -> Vec<String> {
         self.with(|state| {
             let (now, organization) = (state.now(), state.default_organization().id);
@@ -277,7 +277,7 @@ impl CoderSim {
         })
     }
 
-    /// Lists exactly these jobs in the default organization from now on; gives their uuids.
+    /// Replaces the jobs of the default organization. Returns their UUIDs.
     pub fn set_jobs(&self, jobs: &[JobSeed]) -> Vec<String> {
         self.with(|state| {
             let (now, organization) = (state.now(), state.default_organization().id);
@@ -294,7 +294,7 @@ impl CoderSim {
         })
     }
 
-    /// All proxies, deleted ones included.
+    /// All proxies, including deleted ones.
     pub fn proxies(&self) -> Vec<ProxySeen> {
         self.with(|state| {
             let seen = state.proxies.iter().map(|proxy| ProxySeen {
@@ -312,7 +312,7 @@ impl CoderSim {
         })
     }
 
-    /// What coderd sees of a proxy: `ok`, `unreachable`, `unhealthy`, `unregistered`.
+    /// Sets the health of a proxy: `ok`, `unreachable`, `unhealthy` or `unregistered`.
     pub fn set_proxy_status(&self, name: &str, status: &str, version: &str) {
         self.with(|state| {
             for proxy in state.proxies.iter_mut().filter(|proxy| proxy.name == name) {
@@ -321,7 +321,7 @@ impl CoderSim {
         });
     }
 
-    /// Adds an organization; gives its uuid.
+    /// Adds an organization. Returns its UUID.
     pub fn add_organization(&self, name: &str) -> String {
         self.with(|state| {
             let mut made = state.default_organization();
@@ -332,47 +332,47 @@ impl CoderSim {
         })
     }
 
-    /// The uuid of the default organization.
+    /// UUID of the default organization.
     pub fn default_organization(&self) -> String {
         self.with(|state| state.default_organization().id)
     }
 
-    /// The identity of the deployment.
+    /// UUID of the deployment.
     pub fn deployment_id(&self) -> String {
         self.with(|state| state.deployment_id.clone())
     }
 
-    /// Another deployment behind the same address, with the same content.
+    /// Changes the identity of the deployment and keeps its content.
     pub fn set_deployment_id(&self, deployment_id: &str) {
         self.with(|state| deployment_id.clone_into(&mut state.deployment_id));
     }
 
-    /// Another version, with a leading `v`.
+    /// Changes the version, which has a leading `v`.
     pub fn set_version(&self, version: &str) {
         self.with(|state| version.clone_into(&mut state.version));
     }
 
-    /// The newest wire API of daemons that is understood; a daemon with a newer one is refused.
+    /// The newest protocol version of daemons that is accepted. A newer daemon is refused.
     pub fn set_provisioner_api(&self, major: u32, minor: u32) {
         self.with(|state| state.provisioner_api = (major, minor));
     }
 
-    /// Another build: routes appear or go. Licenses stay as they are.
+    /// Switches the build, so that routes appear or disappear. Licenses stay.
     pub fn set_mode(&self, mode: Mode) {
         self.with(|state| state.mode = mode);
     }
 
-    /// Requests a minute for each caller and path, 512 as it is; None: unlimited.
+    /// Requests a minute for each caller and path. Defaults to 512; `None` is unlimited.
     pub fn set_rate_limit(&self, limit: Option<u32>) {
         self.with(|state| state.rate_limit = limit);
     }
 
-    /// Moves the deployment's clock, so that tokens and licenses expire.
+    /// Moves the clock of the deployment forward, so that tokens and licenses expire.
     pub fn advance(&self, time: Duration) {
         self.with(|state| state.ahead += signed(time));
     }
 
-    /// The database is lost: an empty deployment with another identity, without users and licenses.
+    /// Simulates a lost database: an empty deployment with another identity, without users and licenses.
     pub fn reset_backend(&self) {
         self.with(|state| {
             let (mode, version, rate_limit) = (state.mode, state.version.clone(), state.rate_limit);
@@ -381,7 +381,7 @@ impl CoderSim {
         });
     }
 
-    /// The uuid that stands for the default organization in requests.
+    /// The UUID that stands for the default organization in requests.
     pub fn nil_uuid() -> &'static str {
         NIL
     }

@@ -1,4 +1,4 @@
-//! Who asks, and how often they may.
+//! Authentication and rate limits.
 
 use jiff::SignedDuration;
 use sha2::{Digest, Sha256};
@@ -19,7 +19,7 @@ pub(super) fn credential(asked: &Asked) -> Option<&str> {
         .or_else(|| asked.header(proxy_wire::TOKEN))
 }
 
-/// The session token of a request, in coderd's order. A cookie outranks the header.
+/// The session token of a request, in the order of coderd: a cookie takes precedence over the header.
 fn session_token(asked: &Asked) -> Option<&str> {
     let cookie = asked.header("cookie").and_then(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix("coder_session_token="))
@@ -36,7 +36,7 @@ fn session_token(asked: &Asked) -> Option<&str> {
 }
 
 impl State {
-    /// The user behind a request, or coderd's refusal.
+    /// The user of a request, or the refusal of coderd.
     pub(super) fn authenticate(&mut self, asked: &Asked) -> Result<&User, Reply> {
         let refuse = |detail: &str| {
             Reply::error(401, SIGNED_OUT)
@@ -88,7 +88,7 @@ impl State {
         Ok(user)
     }
 
-    /// The rate limiter, in front of everything below `/api/v2`.
+    /// The rate limiter in front of `/api/v2`.
     pub(super) fn limit(&mut self, asked: &Asked) -> Result<(), Reply> {
         let Some(limit) = self.rate_limit else { return Ok(()) };
         let caller = self.authenticate(asked).ok().map(|user| (user.id.clone(), user.is_owner()));

@@ -1,4 +1,4 @@
-//! A daemon or a proxy for tests of the wire: the other side of the websocket.
+//! The client side of the websocket, for tests: plays a daemon or a proxy.
 
 use std::future::poll_fn;
 
@@ -13,7 +13,7 @@ use yamux::{Config, Connection, Mode, Stream};
 
 use super::{CoderSim, drpc::Wire, wire};
 
-/// The other side, connected. It leaves when dropped.
+/// A connected client. Dropping it disconnects.
 pub(super) struct Client {
     pub(super) wire: Wire<Stream>,
     /// Ends when the server closes the websocket.
@@ -21,7 +21,7 @@ pub(super) struct Client {
     _driven: AbortOnDropHandle<()>,
 }
 
-/// Opens a websocket with these headers, or says how that was refused.
+/// Opens a websocket with these headers, or returns how it was refused.
 pub(super) async fn dial(
     sim: &CoderSim,
     path: &str,

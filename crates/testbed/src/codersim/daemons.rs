@@ -11,7 +11,7 @@ use super::{
     state::{Daemon, Job, State},
 };
 
-/// How long after its last sign of life a daemon counts as alive.
+/// Time after its last heartbeat after which a daemon counts as offline.
 const STALE: SignedDuration = SignedDuration::from_secs(90);
 const DEFAULT_LIMIT: usize = 50;
 const JOB_STATUS: [&str; 7] =
@@ -59,13 +59,13 @@ impl State {
         };
         let mut found: Vec<_> = self.jobs.iter().filter(wanted).collect();
         found.sort_by_key(|job| std::cmp::Reverse(job.created_at));
-        // The queue counts the whole deployment.
+        // As in coderd, the queue position counts the jobs of the whole deployment.
         let queue = self.jobs.iter().filter(|job| job.status == "pending").count();
         let shown = found.iter().take(limit(asked)?).map(|job| show_job(job, queue));
         Ok(Reply::json(200, shown.collect()))
     }
 
-    /// The organization, for those who may list what runs in it.
+    /// The organization, if the caller may list its daemons.
     fn reader(&mut self, asked: &Asked, org: &str) -> Result<String, Reply> {
         let roles = ["owner", "organization-admin", "organization-template-admin"];
         let allowed = self.authenticate(asked)?.has(&roles);
@@ -84,7 +84,7 @@ impl State {
     }
 }
 
-/// A daemon as it is listed with its key, where coderd does not fill everything in.
+/// A daemon in the list of keys, where coderd leaves some fields out.
 pub(super) fn show_with_key(daemon: &Daemon) -> Value {
     json!({
         "id": daemon.id, "organization_id": daemon.organization, "key_id": daemon.key_id,
@@ -113,7 +113,7 @@ fn is_alive(daemon: &Daemon, now: Timestamp) -> bool {
     now.duration_since(daemon.last_seen_at) <= STALE
 }
 
-/// A dead daemon with an unfinished job is still busy.
+/// A dead daemon with an unfinished job is still busy, as in coderd.
 fn status(daemon: &Daemon, now: Timestamp) -> &'static str {
     match (daemon.busy, is_alive(daemon, now)) {
         (true, _) => "busy",
@@ -122,7 +122,7 @@ fn status(daemon: &Daemon, now: Timestamp) -> &'static str {
     }
 }
 
-/// The tags of a stored set always hold scope and owner; empty values are dropped.
+/// Stored tags always contain scope and owner. Empty values are dropped.
 pub(super) fn normal_tags(tags: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut all: BTreeMap<_, _> =
         tags.iter().filter(|tag| !tag.1.is_empty()).map(|tag| (tag.0.clone(), tag.1.clone())).collect();
@@ -174,7 +174,7 @@ fn bad_param(name: &str, detail: &str) -> Reply {
     Reply::error(400, "Invalid query parameters.").validation(name, detail)
 }
 
-/// Values of an enum are not validated before they reach the database.
+/// coderd does not validate enum values before they reach the database, whose error it quotes.
 fn bad_enum(kind: &str, value: &str) -> Reply {
     Reply::error(500, &format!("Internal error fetching provisioner {kind}s.")).detail(&format!(
         "fetch object: pq: invalid input value for enum provisioner_{kind}_status: {value:?}"

@@ -1,4 +1,4 @@
-//! A simulator on a database: users, memberships and tokens that others write there count as they do for coderd.
+//! A simulator on a real database: users, memberships and tokens in it count as they do for coderd.
 
 use jiff::Timestamp;
 use tokio_postgres::Error;
@@ -10,9 +10,9 @@ use super::{
 use crate::postgres::Client;
 
 impl CoderSim {
-    /// Goes on with a database that coderd's migrations have made. The connection is the simulator's own.
+    /// Uses a database with the migrations of coderd from now on. The connection belongs to the simulator.
     ///
-    /// The deployment and its organizations are those of the database; where it has none, it gets the simulator's.
+    /// Deployment and organizations are those of the database. Where it has none, those of the simulator are written.
     pub async fn use_database(&self, client: Client) -> Result<(), Error> {
         let (deployment, organization) = {
             let state = self.shared.state.lock();
@@ -35,7 +35,7 @@ impl CoderSim {
         Ok(())
     }
 
-    /// Looks at the database, as every request does.
+    /// Reads the database, as every request does.
     pub async fn look_at_database(&self) {
         mirror(&self.shared).await;
     }
@@ -56,7 +56,8 @@ impl CoderSim {
     }
 }
 
-/// Another organization is like the first, but for its names. Where there is none, it gets what every schema asks for.
+/// Copies the row of an existing organization except for its names, because schemas differ. The first row gets the
+/// columns that every schema has.
 async fn add(client: &Client, organization: &Organization) -> Result<(), Error> {
     let Organization { id, name, display_name, is_default, created_at } = organization;
     let copied = client
@@ -78,7 +79,8 @@ async fn add(client: &Client, organization: &Organization) -> Result<(), Error> 
     Ok(())
 }
 
-/// Brings what the database says into the state. A database that does not answer changes nothing.
+/// Copies users, memberships and tokens from the database into the state. A database that does not answer changes
+/// nothing.
 pub(super) async fn mirror(shared: &Shared) {
     let database = shared.database.lock().await;
     let Some(client) = &*database else { return };

@@ -1,16 +1,16 @@
-//! The calls of daemons and proxies: dRPC on a stream of its own for each.
+//! The calls of daemons and proxies: dRPC, one stream for each call.
 //!
-//! A packet has a kind, the number of its call, its own number, and data; a long one comes in several frames. Only
-//! what a server needs that answers hardly anything is here.
+//! A packet has a kind, the number of its call, its own number, and data; a long one has several frames. Only what a
+//! server needs that answers almost nothing is implemented.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use std::io;
 
-/// No call of a daemon that is idle is anywhere near.
+/// Upper bound of a packet. No call of an idle daemon comes near.
 const LONGEST: usize = 4 * 1024 * 1024;
 
-/// What a packet is for. Those that are not known here are left out.
+/// Kind of a packet. Unknown kinds are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Invoke,
@@ -34,7 +34,7 @@ const KINDS: [(u8, Kind); 6] = [
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) kind: Kind,
-    /// The number of the call.
+    /// Number of the call.
     pub(super) call: u64,
     pub(super) data: Bytes,
 }
@@ -43,7 +43,7 @@ pub(super) struct Packet {
 pub(super) struct Wire<S> {
     pub(super) stream: S,
     read: BytesMut,
-    /// What has come of a packet that is not complete.
+    /// Frames of a packet that is not complete.
     part: BytesMut,
     sent: u64,
 }
@@ -53,7 +53,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         Self { stream, read: BytesMut::new(), part: BytesMut::new(), sent: 0 }
     }
 
-    /// The next packet; None at the end.
+    /// The next packet. `None` at the end of the stream.
     pub(super) async fn next(&mut self) -> io::Result<Option<Packet>> {
         loop {
             while let Some(frame) = take(&mut self.read) {
@@ -88,12 +88,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
 
     /// Refuses a call.
     pub(super) async fn refuse(&mut self, call: u64, message: &str) -> io::Result<()> {
-        // The code comes first, and there is none.
+        // The error code comes before the message; 0 means none.
         let data = [&[0; 8], message.as_bytes()].concat();
         self.send(Kind::Error, call, &data).await
     }
 
-    /// Sends nothing any more.
+    /// Closes the sending side.
     pub(super) async fn close(&mut self) -> io::Result<()> {
         self.stream.close().await
     }
@@ -104,7 +104,7 @@ struct Frame {
     packet: Packet,
 }
 
-/// The first frame in a buffer, if it is complete.
+/// Removes the first frame from a buffer, if it is complete.
 fn take(buffer: &mut BytesMut) -> Option<Frame> {
     let mut rest = buffer.as_ref();
     let (control, after) = rest.split_first()?;
@@ -122,7 +122,7 @@ fn take(buffer: &mut BytesMut) -> Option<Frame> {
     Some(Frame { done: control & 1 == 1, packet })
 }
 
-/// Seven bits a byte, the lowest first; the highest bit says that more follow.
+/// A variable-length integer: seven bits a byte, lowest first; the highest bit means that more follow.
 fn number(rest: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {

@@ -1,4 +1,4 @@
-//! What the installed licenses allow, as coderd computes it.
+//! Entitlements of the installed licenses, as coderd computes them.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::state::State;
 
 const DAY: i64 = 24 * 60 * 60;
 
-/// A feature: its name, whether premium alone includes it, and whether it works once it is included.
+/// Name of a feature, whether only premium includes it, and whether it is enabled as soon as it is included.
 const FEATURES: [(&str, bool, bool); 24] = [
     ("audit_log", false, true),
     ("connection_log", false, true),
@@ -33,7 +33,7 @@ const FEATURES: [(&str, bool, bool); 24] = [
     ("boundary", false, true),
     ("service_accounts", true, true),
 ];
-/// Features that are numbers, and come from explicit claims alone.
+/// Features with a number. Only explicit claims include them.
 const LIMITS: [&str; 3] = ["user_limit", "managed_agent_limit", "ai_governance_user_limit"];
 
 /// The answer of `/entitlements`.
@@ -42,7 +42,7 @@ pub(super) struct Entitlements {
 }
 
 impl Entitlements {
-    /// What coderd itself goes by.
+    /// Whether coderd would let the feature be used.
     pub(super) fn is_enabled(&self, feature: &str) -> bool {
         let found = self.json.get("features").and_then(|features| features.get(feature));
         found.and_then(|found| found.get("enabled")) == Some(&Value::Bool(true))
@@ -90,7 +90,7 @@ impl State {
     }
 }
 
-/// Adds what one license includes. An entitlement beats a grace period.
+/// Adds the features of one license. An entitlement takes precedence over a grace period.
 fn grant(claims: &Value, entitlement: &str, features: &mut Map<String, Value>) {
     let set = claims.get("feature_set").and_then(Value::as_str).unwrap_or_default();
     let all = claims.get("all_features") == Some(&Value::Bool(true));

@@ -1,36 +1,36 @@
-//! Calls that go wrong on purpose.
+//! Fault injection on the side of the server.
 
 use std::time::Duration;
 
-/// What goes wrong with a call.
+/// How a call fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SimFault {
-    /// This answer in place of coderd's. The call has no effect.
+    /// Answers with this instead of calling the route. The call has no effect.
     Answer {
-        /// Its status.
+        /// HTTP status.
         status: u16,
-        /// Its headers.
+        /// Names and values of headers.
         headers: Vec<(String, String)>,
-        /// Its body.
+        /// Body as text.
         body: String,
     },
-    /// The answer comes later.
+    /// Delays the answer.
     Latency(Duration),
-    /// The connection breaks before anything happens.
+    /// Breaks the connection before the call has an effect.
     Reset,
-    /// The call has its effect, and the connection breaks before the answer.
+    /// Breaks the connection after the call had its effect, before the answer.
     ResetAfter,
 }
 
 impl SimFault {
-    /// An error in coderd's envelope.
+    /// An error in the JSON envelope of coderd.
     pub fn status(status: u16, message: &str, detail: &str) -> Self {
         let body = serde_json::json!({ "message": message, "detail": detail }).to_string();
         let fault = Self::Answer { status, headers: vec![content("application/json; charset=utf-8")], body };
         fault.with_header("X-Coder-Build-Version", "v2.36.1")
     }
 
-    /// The rate limiter's answer.
+    /// The answer of the rate limiter.
     pub fn rate_limited(retry_after: Duration) -> Self {
         let message = "You've been rate limited for sending more than 512 requests in 1m0s.";
         let fault = Self::status(429, message, "");
@@ -43,13 +43,13 @@ impl SimFault {
         Self::Answer { status, headers: vec![content("text/html; charset=utf-8")], body }
     }
 
-    /// A redirect.
+    /// A redirect to this location.
     pub fn redirect(to: &str) -> Self {
         let headers = vec![("Location".to_owned(), to.to_owned()), content("text/html; charset=utf-8")];
         Self::Answer { status: 307, headers, body: format!("<a href=\"{to}\">Temporary Redirect</a>") }
     }
 
-    /// The same answer with one more header.
+    /// Adds a header to an answer.
     #[must_use]
     pub fn with_header(mut self, name: &str, value: &str) -> Self {
         if let Self::Answer { headers, .. } = &mut self {
@@ -63,7 +63,7 @@ fn content(kind: &str) -> (String, String) {
     ("Content-Type".to_owned(), kind.to_owned())
 }
 
-/// Names a fault that was put in.
+/// Identifies an injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultId(u64);
 
@@ -93,7 +93,7 @@ impl Rules {
         self.all.retain(|rule| rule.id != id);
     }
 
-    /// What goes wrong with this call; the fault that was put in first counts.
+    /// The fault of this call, if any. The fault that was injected first wins.
     pub(super) fn take(&mut self, method: &str, path: &str) -> Option<SimFault> {
         let at = self.all.iter().position(|rule| {
             rule.left != Some(0) && (rule.method == "*" || rule.method == method) && matches(&rule.path, path)

@@ -1,4 +1,4 @@
-//! Provisioner keys.
+//! Provisioner keys, as coderd creates, lists and deletes them.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::{
 
 const LONGEST_NAME: usize = 64;
 const MATERIAL: usize = 43;
-/// How long after its last sign of life a daemon is listed with its key.
+/// How long after its last heartbeat a daemon is listed with its key.
 const RECENT: SignedDuration = SignedDuration::from_secs(180);
 
 #[derive(Deserialize)]
@@ -26,7 +26,8 @@ struct KeyBody {
 }
 
 impl State {
-    /// Everything below `/organizations/{org}/provisionerkeys`: first who asks, then where, then the license.
+    /// Routes below `/organizations/{org}/provisionerkeys`. Checks are in the order of coderd: authentication,
+    /// organization, license.
     pub(super) fn keys(&mut self, asked: &Asked, org: &str, rest: &[&str]) -> Result<Reply, Reply> {
         let roles = ["owner", "template-admin", "organization-admin", "organization-template-admin"];
         let allowed = self.authenticate(asked)?.has(&roles);
@@ -72,7 +73,7 @@ impl State {
         Ok(Reply::json(201, json!({ "key": material })))
     }
 
-    /// Stores a key and gives its material.
+    /// Stores a key and returns its material.
     pub(super) fn add_key(
         &mut self,
         organization: &str,
@@ -105,7 +106,7 @@ impl State {
         };
         let mut list: Vec<_> =
             self.keys.iter().filter(|key| key.organization == organization).map(listed).collect();
-        // In other organizations than the default one it has no row.
+        // `user-auth` has a row in the default organization only. coderd lists it for the others without one.
         if !self.keys.iter().any(|key| key.organization == organization && key.name == "user-auth") {
             let (name, id) = RESERVED_KEYS[1];
             let key = json!({ "id": id, "created_at": "0001-01-01T00:00:00Z", "organization": organization,
@@ -115,7 +116,7 @@ impl State {
         Reply::json(200, list.into())
     }
 
-    /// Proves a key by its material; neither a session nor a license is needed.
+    /// Identifies a key by its material. Needs neither a session nor a license.
     pub(super) fn get_key_details(&self, asked: &Asked) -> Result<Reply, Reply> {
         let header = asked.header("coder-provisioner-daemon-key");
         let material = header.ok_or_else(|| Reply::error(401, "provisioner daemon key required"))?;
@@ -139,7 +140,7 @@ impl State {
         Ok(Reply::empty(204))
     }
 
-    /// Takes a key out, and with it the daemons that came with it.
+    /// Removes a key and the daemons that connected with it.
     pub(super) fn remove_key(&mut self, at: usize) {
         let key = self.keys.remove(at);
         self.key_changed(&key.id, &key.name, false);

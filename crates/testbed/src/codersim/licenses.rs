@@ -1,4 +1,4 @@
-//! Licenses: made by a test, installed and listed as coderd does.
+//! Licenses: built by tests, installed and listed as in coderd.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,13 +15,13 @@ use super::{
     state::{License, State, id},
 };
 
-/// Marks a license as one of the simulator's. It is not a key: coderd accepts none of these.
+/// Marks a license of the simulator. No real coderd accepts such a license.
 const KEY_ID: &str = "codersim";
 const DAY: i64 = 24 * 60 * 60;
 const FIVE_YEARS: i64 = 5 * 365 * DAY;
 const REFRESH_PAUSE: SignedDuration = SignedDuration::from_secs(60);
 
-/// A license to be made. As it is: premium, for 100 users, for 90 days and a grace period of 30 more.
+/// A license to build. By default: premium, for 100 users, for 90 days with a grace period of 30 more.
 #[derive(Clone, Debug)]
 pub struct LicenseBuilder {
     claims: BTreeMap<String, Value>,
@@ -40,7 +40,7 @@ impl Default for LicenseBuilder {
 }
 
 impl LicenseBuilder {
-    /// Sets any claim; null takes it out.
+    /// Sets a claim. Null removes it.
     #[must_use]
     pub fn claim(mut self, name: &str, value: impl Into<Value>) -> Self {
         match value.into() {
@@ -50,7 +50,7 @@ impl LicenseBuilder {
         self
     }
 
-    /// Its id, `jti`.
+    /// Sets the claim `jti`.
     #[must_use]
     pub fn id(self, id: &str) -> Self {
         self.claim("jti", id)
@@ -62,34 +62,34 @@ impl LicenseBuilder {
         self.claim("feature_set", name)
     }
 
-    /// A trial.
+    /// Makes it a trial.
     #[must_use]
     pub fn trial(self) -> Self {
         self.claim("trial", true)
     }
 
-    /// Its term ends after this time from now, and its grace period a day later.
+    /// Expires after this time from now, with a grace period of one day.
     #[must_use]
     pub fn expires_in(self, term: Duration) -> Self {
         let end = Timestamp::now().as_second() + i64::try_from(term.as_secs()).unwrap_or(DAY);
         self.claim("license_expires", end).claim("exp", end + DAY)
     }
 
-    /// In its grace period: the term ended yesterday, and the grace period ends tomorrow.
+    /// In its grace period: expired yesterday, and the grace period ends tomorrow.
     #[must_use]
     pub fn in_grace(self) -> Self {
         let now = Timestamp::now().as_second();
         self.claim("license_expires", now - DAY).claim("exp", now + DAY)
     }
 
-    /// Over: the grace period ended as well.
+    /// Expired, and so is its grace period.
     #[must_use]
     pub fn expired(self) -> Self {
         let now = Timestamp::now().as_second();
         self.claim("license_expires", now - 2 * DAY).claim("exp", now - DAY)
     }
 
-    /// The license.
+    /// The license as text.
     pub fn build(&self) -> SecretString {
         self.text().into()
     }
@@ -102,7 +102,7 @@ impl LicenseBuilder {
     }
 }
 
-/// Stands in the place of a signature.
+/// Takes the place of a signature.
 fn mark(signed: &str) -> String {
     URL_SAFE_NO_PAD.encode(Sha256::digest(format!("{KEY_ID} {signed}")))
 }
@@ -150,7 +150,7 @@ impl State {
         self.licenses.last().map(|license| Reply::json(201, show(license))).ok_or_else(Reply::no_route)
     }
 
-    /// The claims of a license that could be verified.
+    /// The claims of a license that verifies.
     fn read(&self, jwt: &str) -> Option<Value> {
         let (signed, signature) = jwt.rsplit_once('.')?;
         if signature != mark(signed) {
@@ -190,7 +190,7 @@ impl State {
         Ok(())
     }
 
-    /// Stores a license without asking.
+    /// Stores a license without checks.
     pub(super) fn install(&mut self, jwt: &str) -> i32 {
         let claims = jwt.split('.').nth(1).and_then(|part| URL_SAFE_NO_PAD.decode(part).ok());
         let claims: Value =

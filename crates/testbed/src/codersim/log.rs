@@ -1,4 +1,4 @@
-//! What was asked of the simulator, for assertions. A credential shows as a short fingerprint.
+//! Log of requests, for assertions. A credential is recorded as a short fingerprint only.
 
 use std::fmt::Write as _;
 
@@ -8,32 +8,32 @@ use sha2::{Digest, Sha256};
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// When it came.
+    /// When the request arrived.
     pub at: Timestamp,
-    /// Its method.
+    /// HTTP method.
     pub method: String,
-    /// Its path, as it was sent, without the query.
+    /// Path as sent, without the query.
     pub path: String,
-    /// Its query.
+    /// Query as sent.
     pub query: String,
-    /// The fingerprint of its session token or provisioner key.
+    /// Fingerprint of the session token, provisioner key or proxy token.
     pub credential: Option<String>,
-    /// Whether it asked to bypass rate limits.
+    /// Whether the request asked to bypass rate limits.
     pub bypass: bool,
-    /// Whether it carried a cookie.
+    /// Whether the request had a cookie.
     pub cookie: bool,
-    /// The status of the answer; None if there is none yet, or the connection was broken instead.
+    /// Status of the answer. `None` if there is none yet, or if the connection was broken instead.
     pub status: Option<u16>,
 }
 
 impl Entry {
-    /// Whether it has this method (or `*`) and a path that begins like this.
+    /// Whether the request has this method (or `*`) and this prefix of the path.
     pub fn is(&self, method: &str, path_prefix: &str) -> bool {
         (method == "*" || self.method == method) && self.path.starts_with(path_prefix)
     }
 }
 
-/// A moment in the log.
+/// A position in the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark(usize);
 
@@ -43,13 +43,13 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Notes a request when it comes; gives its place.
+    /// Records a request at its arrival. Returns its position.
     pub(super) fn came(&mut self, entry: Entry) -> usize {
         self.entries.push(entry);
         self.entries.len() - 1
     }
 
-    /// Notes how it was answered.
+    /// Records the status of the answer.
     pub(super) fn answered(&mut self, place: usize, status: Option<u16>) {
         if let Some(entry) = self.entries.get_mut(place) {
             entry.status = status;
@@ -65,7 +65,7 @@ impl Log {
     }
 }
 
-/// The first characters of a credential's digest.
+/// First characters of the digest of a credential.
 pub(super) fn fingerprint(credential: &str) -> String {
     let digest = Sha256::digest(credential.as_bytes());
     digest.iter().take(4).fold(String::new(), |mut text, byte| {

@@ -1,4 +1,4 @@
-//! Requests as the routes read them, and their answers.
+//! Requests as the routes read them, and answers.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, request::Parts};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::sessions::Admitted;
 
-/// A request, with the parts of its path and its query decoded.
+/// A request, with decoded path segments and query.
 pub(super) struct Asked {
     pub(super) method: String,
     pub(super) path: String,
@@ -62,7 +62,7 @@ impl Asked {
             .map_err(|error| Reply::error(400, "Request body must be valid JSON.").detail(&error.to_string()))
     }
 
-    /// Refuses parameters that a list does not know.
+    /// Refuses unknown parameters, as the lists of coderd do.
     pub(super) fn only_params(&self, known: &[&str]) -> Result<(), Reply> {
         match self.query.iter().find(|(name, _)| !known.contains(&name.as_str())) {
             None => Ok(()),
@@ -72,15 +72,15 @@ impl Asked {
     }
 }
 
-/// What comes after an answer.
+/// What happens to the connection after the answer.
 #[derive(Clone)]
 pub(super) enum Then {
-    /// The connection is that of a daemon from now on.
+    /// The connection becomes the websocket of a daemon.
     ServeDaemon(Admitted),
-    /// The connection is one that a proxy coordinates over.
+    /// The connection becomes the coordination websocket of a proxy.
     Coordinate,
-    /// It is looked how the proxy with this uuid fares.
-    LookAtProxy(String),
+    /// The health of the proxy with this UUID is checked.
+    CheckProxy(String),
 }
 
 /// An answer.
@@ -125,7 +125,7 @@ impl Reply {
         Self::error(404, "Route not found.")
     }
 
-    /// Missing, or not to be seen: coderd tells no difference.
+    /// Missing or not permitted: coderd does not tell the difference.
     pub(super) fn not_found() -> Self {
         Self::error(404, "Resource not found or you do not have access to this resource")
     }
@@ -137,7 +137,7 @@ impl Reply {
         )
     }
 
-    /// A refused authorization that a create handler of coderd does not map.
+    /// The 500 of a create handler that does not map a refused authorization to 403.
     pub(super) fn unmapped_denial() -> Self {
         Self::error(500, "An internal server error occurred.").detail("unauthorized: rbac: forbidden")
     }

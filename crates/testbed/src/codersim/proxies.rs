@@ -1,4 +1,4 @@
-//! Workspace proxies. The license is looked at before the credential.
+//! Workspace proxies. As in coderd, the license is checked before the credential.
 
 use secrecy::ExposeSecret;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use super::{
 };
 
 impl CoderSim {
-    /// Deletes a proxy, as somebody in the dashboard does.
+    /// Deletes a proxy, as an administrator does in the dashboard.
     pub fn delete_proxy(&self, id: &str) {
         let mut state = self.shared.state.lock();
         for proxy in state.proxies.iter_mut().filter(|proxy| proxy.id == id) {
@@ -19,7 +19,7 @@ impl CoderSim {
         }
     }
 
-    /// Puts a proxy back as it was in another life of the deployment, with its uuid and token. It has not run here yet.
+    /// Restores a proxy with its UUID and token, as a restored database does. It is unregistered until it runs.
     pub fn restore_proxy(&self, proxy: &ProxySeen) {
         let mut state = self.shared.state.lock();
         let ProxySeen { id, name, display_name, icon, deleted, token, status: _, url: _, version: _ } =
@@ -138,7 +138,7 @@ impl State {
         text == "primary" || text == self.deployment_id
     }
 
-    /// By uuid, deleted ones included; by name, in its exact case, only those that are not.
+    /// By UUID, including deleted ones; by exact name, without deleted ones.
     fn find_proxy(&mut self, text: &str) -> Result<&mut Proxy, Reply> {
         let found =
             self.proxies.iter_mut().find(|proxy| proxy.id == text || !proxy.deleted && proxy.name == text);

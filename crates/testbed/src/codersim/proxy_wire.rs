@@ -1,7 +1,8 @@
-//! What a running workspace proxy says to coderd, and how coderd sees whether it is well.
+//! The requests of a running workspace proxy, and the health checks of coderd.
 //!
-//! A proxy shows its token in a header of its own, registers itself every few seconds, and keeps a websocket open whose
-//! calls are left unanswered here. Coderd asks it for a report after each of these, and when the last one is old.
+//! A proxy sends its token in a header of its own, registers itself every few seconds, and keeps a websocket open,
+//! whose calls are never answered here. coderd asks it for a health report after each of these, and when the last
+//! report is old.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,11 +23,11 @@ use super::{
 };
 
 pub(super) const TOKEN: &str = "coder-external-proxy-token";
-/// The newest wire API of the coordination that is understood.
+/// The newest protocol version of the coordination that is accepted.
 const TAILNET_API: (u32, u32) = (2, 10);
 const FIRST_REGION: usize = 10_001;
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How old a report may be.
+/// Age of a report after which the next check is due.
 const INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
 #[derive(Deserialize)]
@@ -51,7 +52,7 @@ struct Deregistration {
     replica_id: String,
 }
 
-/// What a proxy says about itself.
+/// Health report of a proxy.
 #[derive(Deserialize)]
 struct Report {
     errors: Option<Vec<String>>,
@@ -59,7 +60,7 @@ struct Report {
 }
 
 impl State {
-    /// Everything below `/workspaceproxies/me`.
+    /// Routes below `/workspaceproxies/me`.
     pub(super) fn proxy_itself(&mut self, asked: &Asked, rest: &[&str]) -> Result<Reply, Reply> {
         let at = self.proxy_of(asked)?;
         match (asked.method.as_str(), rest) {
@@ -77,7 +78,7 @@ impl State {
         }
     }
 
-    /// Whose token a request shows.
+    /// The proxy whose token the request has.
     fn proxy_of(&self, asked: &Asked) -> Result<usize, Reply> {
         let token =
             asked.header(TOKEN).ok_or_else(|| Reply::error(401, "Missing required external proxy token"))?;
@@ -120,7 +121,7 @@ impl State {
         }
         match self.replicas.iter().find(|known| known.id == replica_id) {
             None => self.replicas.push(Replica { id: replica_id, stopped: false }),
-            // Who has left does not come back.
+            // A replica that deregistered is not registered again.
             Some(known) if known.stopped => {
                 return Err(internal(&format!("replica {replica_id} is marked stopped")));
             }
@@ -133,7 +134,7 @@ impl State {
         let proxy = self.proxies.get_mut(at).ok_or_else(Reply::not_found)?;
         (proxy.url, proxy.wildcard_hostname, proxy.version) = (access_url, wildcard_hostname, version);
         (proxy.derp_enabled, proxy.derp_only, proxy.updated_at) = (derp_enabled, derp_only, now);
-        Ok(Reply::json(201, reply).then(Then::LookAtProxy(proxy.id.clone())))
+        Ok(Reply::json(201, reply).then(Then::CheckProxy(proxy.id.clone())))
     }
 
     fn post_deregister(&mut self, asked: &Asked, at: usize) -> Result<Reply, Reply> {
@@ -146,11 +147,11 @@ impl State {
         }
         replica.stopped = true;
         let proxy = self.proxies.get(at).ok_or_else(Reply::not_found)?;
-        Ok(Reply::empty(204).then(Then::LookAtProxy(proxy.id.clone())))
+        Ok(Reply::empty(204).then(Then::CheckProxy(proxy.id.clone())))
     }
 
-    /// The proxies whose last report is old.
-    fn proxies_to_look_at(&self) -> Vec<String> {
+    /// Proxies whose last report is old.
+    fn proxies_due(&self) -> Vec<String> {
         let now = self.now();
         let due = |proxy: &&Proxy| {
             !proxy.deleted && !proxy.url.is_empty() && now.duration_since(proxy.checked_at) >= INTERVAL
@@ -172,7 +173,7 @@ fn internal(detail: &str) -> Reply {
     Reply::error(500, "An internal server error occurred.").detail(detail)
 }
 
-/// Keeps the calls of a proxy waiting until it leaves.
+/// Keeps the calls of a proxy waiting until it disconnects.
 pub(super) async fn coordinate(socket: WebSocketStream<impl AsyncRead + AsyncWrite + Unpin>) {
     let unanswered = |stream| async move {
         let mut wire = Wire::new(stream);
@@ -182,16 +183,16 @@ pub(super) async fn coordinate(socket: WebSocketStream<impl AsyncRead + AsyncWri
     wire::serve(socket, std::future::pending(), unanswered).await;
 }
 
-/// Looks at every proxy whose last report is old.
-pub(super) async fn look_when_due(shared: &Arc<Shared>) {
-    let due = shared.state.lock().proxies_to_look_at();
+/// Checks every proxy whose last report is old.
+pub(super) async fn check_due_proxies(shared: &Arc<Shared>) {
+    let due = shared.state.lock().proxies_due();
     for id in due {
-        look(shared, &id).await;
+        check(shared, &id).await;
     }
 }
 
-/// Asks a proxy for a report, and notes what it says.
-pub(super) async fn look(shared: &Arc<Shared>, id: &str) {
+/// Checks the health of a proxy and stores the result.
+pub(super) async fn check(shared: &Arc<Shared>, id: &str) {
     let url = {
         let state = shared.state.lock();
         let proxy = state.proxies.iter().find(|proxy| proxy.id == id && !proxy.url.is_empty());
@@ -251,7 +252,7 @@ mod tests {
     const REPLICA: &str = "7b0a3e52-8c54-4c0e-9a57-0d3e2b1f6a11";
     const SOON: Duration = Duration::from_secs(20);
 
-    /// A proxy of a deployment, played by the test; its report is that of another server.
+    /// A deployment with one proxy, played by the test. Its health report comes from another server.
     struct Scene {
         sim: CoderSim,
         elsewhere: CoderSim,
@@ -318,7 +319,7 @@ mod tests {
         scene.register(&scene.token).await;
         scene.turns("unhealthy").await;
 
-        // Nobody says that it is gone: it is found when the report is old.
+        // Nothing reports that the proxy is gone. The check that is due when the report is old finds out.
         scene.elsewhere.stop().await;
         assert_eq!(scene.owner.proxy(&scene.id).await.unwrap().status.status, "unhealthy");
         scene.sim.advance(Duration::from_secs(61));

@@ -1,4 +1,4 @@
-//! Which request goes where, and what stands in its way.
+//! Routing, and the checks in front of the routes.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use super::{
     state::State,
 };
 
-/// The answer to a request.
+/// Answers a request.
 pub(super) fn answer(state: &mut State, asked: &Asked) -> Reply {
     let parts: Vec<&str> = asked.parts.iter().map(String::as_str).collect();
     let reply = match parts.as_slice() {
@@ -17,7 +17,7 @@ pub(super) fn answer(state: &mut State, asked: &Asked) -> Reply {
             Err(refusal) => refusal,
             Ok(()) => api(state, asked, rest).unwrap_or_else(|refusal| refusal),
         },
-        // The dashboard answers every other path.
+        // coderd serves the dashboard, a web page, for every other path.
         _ => Reply::raw(
             200,
             vec![("Content-Type".to_owned(), "text/html; charset=utf-8".to_owned())],

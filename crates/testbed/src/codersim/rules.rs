@@ -1,13 +1,13 @@
-//! What coderd asks of names, addresses and passwords, and its words when they do not fit.
+//! Validation of names, addresses and passwords, with the messages of coderd.
 
 use std::collections::BTreeSet;
 
 use super::message::Reply;
 
-/// A rule that a value does not fit: its name and the value.
+/// A failed validation: its name and the value.
 pub(super) type Unfit<'a> = (&'static str, &'a str);
 
-/// Refuses a body with every field that does not fit.
+/// Refuses a body with all fields that fail.
 pub(super) fn fields(found: &[(&str, Option<Unfit<'_>>)]) -> Result<(), Reply> {
     let unfit: Vec<_> = found
         .iter()
@@ -24,12 +24,12 @@ pub(super) fn fields(found: &[(&str, Option<Unfit<'_>>)]) -> Result<(), Reply> {
     }))
 }
 
-/// Not empty.
+/// Must not be empty.
 pub(super) fn required(value: &str) -> Option<Unfit<'_>> {
     value.is_empty().then_some(("required", value))
 }
 
-/// 1 to 32 letters and digits in groups with single hyphens in between.
+/// 1 to 32 letters and digits, in groups separated by single hyphens.
 pub(super) fn name(name: &str) -> Option<Unfit<'_>> {
     let group = |group: &str| !group.is_empty() && group.chars().all(|c| c.is_ascii_alphanumeric());
     let fits =
@@ -37,7 +37,7 @@ pub(super) fn name(name: &str) -> Option<Unfit<'_>> {
     (!fits).then_some(("username", name))
 }
 
-/// Something on both sides of an at sign.
+/// Must have text on both sides of an at sign.
 pub(super) fn email(email: &str) -> Option<Unfit<'_>> {
     let fits = email.split_once('@').is_some_and(|(local, domain)| !local.is_empty() && !domain.is_empty());
     (!fits).then_some(("email", email))
@@ -58,7 +58,7 @@ pub(super) fn check_password(password: &str) -> Result<(), Reply> {
     if letters <= 64 && bits >= 52.0 {
         return Ok(());
     }
-    // Special characters come in three kinds there, and hardly anybody has all of them.
+    // The estimator of coderd has three sets of special characters, and most passwords do not use all of them.
     let hints: Vec<_> = [
         ("including more special characters", false),
         ("using lowercase letters", has(char::is_ascii_lowercase)),

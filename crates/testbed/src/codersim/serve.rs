@@ -21,7 +21,7 @@ use super::{
 const ACQUIRE: &[u8] = b"/provisionerd.ProvisionerDaemon/AcquireJobWithCancel";
 
 impl State {
-    /// Lets a daemon in. The license is looked at before the credential, and the credential before the organization.
+    /// Admits a daemon. Checks are in the order of coderd: license, credential, organization.
     pub(super) fn serve(&mut self, asked: &Asked, org: &str) -> Result<Reply, Reply> {
         if !self.entitlements().is_enabled("external_provisioner_daemons") {
             let message = "External provisioner daemons is an Enterprise feature. Contact sales!";
@@ -60,13 +60,13 @@ impl State {
         Ok(reply.then(Then::ServeDaemon(self.admit(newcomer))))
     }
 
-    /// The key that a daemon shows, if it is one.
+    /// The provisioner key of the request, if it is known.
     fn daemon_key(&self, asked: &Asked) -> Option<&Key> {
         let material = asked.header("coder-provisioner-daemon-key")?;
         self.keys.iter().find(|key| key.material == material)
     }
 
-    /// The newest wire API of daemons that is understood.
+    /// The newest protocol version of daemons that is accepted.
     pub(super) fn provisioner_api_text(&self) -> String {
         let (major, minor) = self.provisioner_api;
         format!("{major}.{minor}")
@@ -101,7 +101,7 @@ fn not_allowed(tags: &BTreeMap<String, String>, detail: &str) -> Reply {
     Reply::error(403, &message).detail(detail)
 }
 
-/// A daemon may be older than the server, within a major version, and never newer.
+/// A daemon may be older than the server within a major version, and never newer.
 pub(super) fn understood((major, minor): (u32, u32), asked: &str) -> Result<(), String> {
     let parts: Vec<_> = asked.split('.').collect();
     let [first, second] = parts.as_slice() else { return Err(format!("invalid version string: {asked}")) };
@@ -118,7 +118,7 @@ pub(super) fn understood((major, minor): (u32, u32), asked: &str) -> Result<(), 
     if second > minor { Err(behind("minor")) } else { Ok(()) }
 }
 
-/// Serves a daemon until it leaves or is cut.
+/// Serves a daemon until it disconnects or is cut.
 pub(super) async fn run(session: Session, socket: WebSocketStream<impl AsyncRead + AsyncWrite + Unpin>) {
     wire::serve(socket, session.cut(), |stream| answer(stream, &session)).await;
 }

@@ -1,4 +1,4 @@
-//! The wire: connections, TLS, faults and the log around the routes.
+//! Connections, TLS, faults and the log around the routes.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -38,7 +38,7 @@ use super::{
     sessions::Session,
 };
 
-/// What it takes to speak TLS.
+/// Configuration of HTTPS.
 #[derive(Clone)]
 pub(super) struct Tls(TlsAcceptor);
 
@@ -57,7 +57,7 @@ impl Tls {
     }
 }
 
-/// A server that listens. Dropped, it breaks every connection.
+/// A listening server. Dropping it breaks every connection.
 pub(super) struct Running {
     pub(super) address: SocketAddr,
     task: JoinHandle<()>,
@@ -87,7 +87,7 @@ impl Drop for Running {
 }
 
 async fn accept(listener: TcpListener, tls: Option<Tls>, shared: Arc<Shared>) {
-    // They end with this task.
+    // Owned by this task: dropping the set aborts every connection.
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -110,7 +110,7 @@ async fn accept(listener: TcpListener, tls: Option<Tls>, shared: Arc<Shared>) {
     }
 }
 
-/// What a connection becomes when it is HTTP no more.
+/// What a connection becomes after the HTTP upgrade.
 type Line = Arc<Mutex<Option<BoxFuture<'static, ()>>>>;
 
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Arc<Shared>) {
@@ -121,14 +121,14 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, sha
     };
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service).with_upgrades();
     let _ = connection.await;
-    // In this task, so that it ends with the server.
+    // Awaited in this task, so that it ends with the server.
     let line = line.lock().take();
     if let Some(line) = line {
         line.await;
     }
 }
 
-/// An error breaks the connection.
+/// Answers a request. An error breaks the connection.
 async fn answer(
     mut request: Request<Incoming>,
     shared: Arc<Shared>,
@@ -141,7 +141,7 @@ async fn answer(
     let place = shared.log.lock().came(entry(&asked));
     database::mirror(&shared).await;
     if asked.method == "GET" && asked.path.starts_with("/api/v2/workspaceproxies") {
-        proxy_wire::look_when_due(&shared).await;
+        proxy_wire::check_due_proxies(&shared).await;
     }
     let fault = shared.rules.lock().take(&asked.method, &asked.path);
     let reply = match fault {
@@ -163,7 +163,7 @@ async fn answer(
     Ok(reply.into_response())
 }
 
-/// The answer of the routes, and what the connection becomes after it.
+/// The answer of the routes, and what the connection becomes.
 fn routed(
     shared: &Arc<Shared>,
     asked: &Asked,
@@ -172,9 +172,9 @@ fn routed(
     let mut reply = routes::answer(&mut shared.state.lock(), asked);
     let line: Option<BoxFuture<'static, ()>> = match reply.then.take().map(|then| *then) {
         None => None,
-        Some(Then::LookAtProxy(id)) => {
+        Some(Then::CheckProxy(id)) => {
             let shared = shared.clone();
-            tokio::spawn(async move { proxy_wire::look(&shared, &id).await });
+            tokio::spawn(async move { proxy_wire::check(&shared, &id).await });
             None
         }
         Some(Then::ServeDaemon(admitted)) => {
@@ -213,7 +213,7 @@ fn entry(asked: &Asked) -> Entry {
     }
 }
 
-/// The path as it was sent, but for a key in it: daemons ask about theirs that way.
+/// The path as sent, without a key in it: daemons ask for the details of their key by path.
 fn shown_path(asked: &Asked) -> String {
     match asked.header("coder-provisioner-daemon-key") {
         Some(key) => asked.path.replace(key, &fingerprint(key)),

@@ -17,53 +17,53 @@ use super::{
     state::{Daemon, State, id},
 };
 
-/// How often a daemon that is connected is noted as seen.
+/// Interval of the heartbeats of a connected daemon.
 const HEARTBEAT: SignedDuration = SignedDuration::from_secs(60);
 
-/// A key that was made, or that went.
+/// Creation or deletion of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyChange {
-    /// When, by the clock of this host.
+    /// Time by the clock of this host.
     pub at: Timestamp,
-    /// Its uuid.
+    /// UUID of the key.
     pub id: String,
-    /// Its name.
+    /// Name of the key.
     pub name: String,
-    /// Whether it was made.
+    /// True for a creation, false for a deletion.
     pub made: bool,
 }
 
-/// A session of a daemon, over or not.
+/// A past or present session of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionSeen {
-    /// The name of the daemon.
+    /// Name of the daemon.
     pub name: String,
-    /// The uuid of the key it came with.
+    /// UUID of the key of the daemon.
     pub key_id: String,
-    /// When it began, by the clock of this host.
+    /// Start by the clock of this host.
     pub began: Timestamp,
-    /// When it ended, if it has, and how.
+    /// End by the clock of this host, and its cause. `None` while connected.
     pub ended: Option<(Timestamp, SessionEnd)>,
 }
 
-/// How a session ended.
+/// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEnd {
-    /// The daemon left, or its connection broke.
+    /// The daemon disconnected, or its connection broke.
     Left,
-    /// Coderd ended it.
+    /// coderd ended the session.
     Cut,
 }
 
-/// A daemon that is connected. It leaves when dropped.
+/// A connected daemon. Dropping it disconnects.
 pub struct Session {
     shared: Arc<Shared>,
     admitted: Admitted,
-    /// The uuid of the key it came with.
+    /// UUID of the key of the daemon.
     pub key_id: String,
 }
 
-/// What a daemon holds of its connection.
+/// The connection as its daemon sees it.
 #[derive(Clone)]
 pub(super) struct Admitted {
     line: String,
@@ -72,20 +72,20 @@ pub(super) struct Admitted {
     busy: watch::Receiver<bool>,
 }
 
-/// Coderd's side of a connection.
+/// The connection as coderd sees it.
 pub(super) struct Line {
     id: String,
-    /// The uuid of the row.
+    /// UUID of the row of the daemon.
     daemon: String,
     seen: SessionSeen,
     busy: watch::Sender<bool>,
-    /// Whether it ends with the job that it has.
+    /// Whether the session ends after the present job, because its key was deleted.
     last_job: bool,
-    /// Tells the connection, when it goes.
+    /// Notifies the connection of its end when dropped.
     cut: Option<DropGuard>,
 }
 
-/// What a daemon says of itself, and what its credential says of it.
+/// What a connecting daemon and its credential say.
 pub(super) struct Newcomer {
     pub(super) organization: String,
     pub(super) key_id: String,
@@ -96,7 +96,7 @@ pub(super) struct Newcomer {
 }
 
 impl CoderSim {
-    /// Connects a daemon of that name as coderd would: with a key that it knows, while the license covers it.
+    /// Connects a daemon, without a websocket. `None` if coderd would refuse it: unknown key, or no license.
     pub fn connect(&self, material: &SecretString, name: &str) -> Option<Session> {
         let mut state = self.shared.state.lock();
         if !state.entitlements().is_enabled("external_provisioner_daemons") {
@@ -115,15 +115,15 @@ impl CoderSim {
         Some(Session::new(self.shared.clone(), admitted))
     }
 
-    /// Every session so far, in the order in which they began.
+    /// All sessions so far, by their start.
     pub fn sessions(&self) -> Vec<SessionSeen> {
         self.shared.state.lock().lines.iter().map(|line| line.seen.clone()).collect()
     }
 
-    /// Gives the connected daemon of a name a job, or ends the job. Whether there is such a daemon.
+    /// Gives the connected daemon of this name a job, or ends its job. Returns whether there is such a daemon.
     ///
-    /// A real daemon hears nothing of it. When it wants to leave, coderd lets it wait until the job is over, so that it
-    /// stays as long as one that really works.
+    /// A real daemon is not told. When it asks to leave, it has to wait until the job ends, so that it stays as long
+    /// as one that works.
     pub fn set_busy(&self, name: &str, busy: bool) -> bool {
         let mut state = self.shared.state.lock();
         let found = state.lines.iter().find(|line| line.is_open() && line.seen.name == name);
@@ -132,7 +132,7 @@ impl CoderSim {
         true
     }
 
-    /// Every key that was made or went so far, reserved ones left out.
+    /// All creations and deletions of keys so far, without reserved keys.
     pub fn key_changes(&self) -> Vec<KeyChange> {
         self.shared.state.lock().key_changes.clone()
     }
@@ -144,22 +144,22 @@ impl Session {
         Self { shared, admitted, key_id }
     }
 
-    /// Notes that it has a job, or has none any more.
+    /// Sets whether the daemon has a job.
     pub fn busy(&self, busy: bool) {
         self.shared.state.lock().work(&self.admitted.line, busy);
     }
 
-    /// Whether coderd has ended it, as it does when the key is deleted and no job runs.
+    /// Whether coderd has ended the session, as it does when the key is deleted and no job runs.
     pub fn is_cut(&self) -> bool {
         self.admitted.cut.is_cancelled()
     }
 
-    /// Waits until coderd ends it.
+    /// Waits until coderd ends the session.
     pub(super) async fn cut(&self) {
         self.admitted.cut.cancelled().await;
     }
 
-    /// Waits until it has no job.
+    /// Waits until the daemon has no job.
     pub(super) async fn idle(&self) {
         let _ = self.admitted.busy.clone().wait_for(|busy| !busy).await;
     }
@@ -178,7 +178,7 @@ impl Line {
 }
 
 impl State {
-    /// Lets a daemon in: its row is made, or taken up again.
+    /// Admits a daemon: creates its row, or reuses the row of the same name.
     pub(super) fn admit(&mut self, newcomer: Newcomer) -> Admitted {
         let Newcomer { organization, key_id, tags, name, version, api_version } = newcomer;
         let (now, tags) = (self.now(), normal_tags(&tags));
@@ -210,7 +210,7 @@ impl State {
         Admitted { line, key_id, cut, busy: is_busy }
     }
 
-    /// Gives a daemon a job, or ends it.
+    /// Sets whether a daemon has a job.
     fn work(&mut self, line: &str, busy: bool) {
         let Some(line) = self.lines.iter_mut().find(|open| open.id == line && open.is_open()) else { return };
         line.busy.send_replace(busy);
@@ -223,13 +223,13 @@ impl State {
         }
     }
 
-    /// Ends a connection, once.
+    /// Ends a connection. Does nothing the second time.
     fn end(&mut self, line: &str, how: SessionEnd) {
         let Some(line) = self.lines.iter_mut().find(|open| open.id == line && open.is_open()) else { return };
         line.seen.ended = Some((Timestamp::now(), how));
         match how {
             SessionEnd::Cut => line.cut = None,
-            // Nobody is left to be told.
+            // The daemon itself disconnected, so it is not notified.
             SessionEnd::Left => drop(line.cut.take().map(DropGuard::disarm)),
         }
         let daemon = line.daemon.clone();
@@ -238,7 +238,7 @@ impl State {
         }
     }
 
-    /// Ends the connections of a key that went. Who has a job may finish it.
+    /// Ends the connections of a deleted key. A daemon with a job may finish it.
     pub(super) fn cut_sessions_of(&mut self, key_id: &str) {
         let mut idle = Vec::new();
         for line in self.lines.iter_mut().filter(|line| line.is_open() && line.seen.key_id == key_id) {
@@ -252,7 +252,7 @@ impl State {
         }
     }
 
-    /// Notes the heartbeats of all that are connected.
+    /// Records a heartbeat of every connected daemon.
     pub(super) fn beat(&mut self) {
         let now = self.now();
         for line in self.lines.iter().filter(|line| line.is_open()) {
@@ -263,7 +263,7 @@ impl State {
         }
     }
 
-    /// Notes that a key was made, or went.
+    /// Records the creation or deletion of a key.
     pub(super) fn key_changed(&mut self, id: &str, name: &str, made: bool) {
         let at = Timestamp::now();
         self.key_changes.push(KeyChange { at, id: id.to_owned(), name: name.to_owned(), made });

@@ -1,4 +1,4 @@
-//! What a deployment holds.
+//! The state of a deployment: what the database of coderd would hold.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,7 +17,7 @@ use super::{
 use crate::pki;
 
 pub(super) const NIL: &str = "00000000-0000-0000-0000-000000000000";
-/// Keys that stand for other ways to connect; seeded in the default organization.
+/// Keys for other ways to connect, present in the default organization from the start.
 pub(super) const RESERVED_KEYS: [(&str, &str); 3] = [
     ("built-in", "00000000-0000-0000-0000-000000000001"),
     ("user-auth", "00000000-0000-0000-0000-000000000002"),
@@ -27,12 +27,12 @@ pub(super) const RESERVED_KEYS: [(&str, &str); 3] = [
 pub(super) struct State {
     pub(super) mode: Mode,
     pub(super) version: String,
-    /// The newest wire API of daemons that is understood.
+    /// The newest protocol version of daemons that is accepted.
     pub(super) provisioner_api: (u32, u32),
     pub(super) deployment_id: String,
-    /// How far the deployment's clock is ahead.
+    /// How far the clock of the deployment is ahead of this host.
     pub(super) ahead: SignedDuration,
-    /// Requests a minute for each caller and path; None: unlimited.
+    /// Requests a minute for each caller and path. `None` is unlimited.
     pub(super) rate_limit: Option<u32>,
     pub(super) windows: HashMap<(String, String), (Timestamp, u32)>,
     pub(super) users: Vec<User>,
@@ -42,16 +42,16 @@ pub(super) struct State {
     pub(super) next_license: i32,
     pub(super) refreshed_at: Timestamp,
     pub(super) keys: Vec<Key>,
-    /// What became of keys so far.
+    /// Creations and deletions of keys so far.
     pub(super) key_changes: Vec<KeyChange>,
     pub(super) daemons: Vec<Daemon>,
-    /// Every connection of a daemon so far.
+    /// Connections of daemons so far.
     pub(super) lines: Vec<Line>,
     pub(super) jobs: Vec<Job>,
     pub(super) proxies: Vec<Proxy>,
-    /// The replicas of all proxies.
+    /// Replicas of all proxies.
     pub(super) replicas: Vec<Replica>,
-    /// What proxies sign and mesh with.
+    /// Keys that proxies sign and mesh with.
     pub(super) proxy_secrets: ProxySecrets,
 }
 
@@ -64,9 +64,9 @@ pub(super) struct User {
     pub(super) roles: Vec<String>,
     pub(super) organizations: Vec<String>,
     pub(super) service_account: bool,
-    /// Made in the database and hidden from people.
+    /// Created in the database, and hidden from people.
     pub(super) system: bool,
-    /// Whether it is that of the database.
+    /// Whether the user comes from the database.
     pub(super) mirrored: bool,
     pub(super) created_at: Timestamp,
 }
@@ -83,13 +83,13 @@ impl User {
 
 pub(super) struct Token {
     pub(super) id: String,
-    /// SHA-256 of the other half.
+    /// SHA-256 of the secret half.
     pub(super) hashed_secret: Vec<u8>,
     pub(super) user_id: String,
     pub(super) name: String,
-    /// Whether it is that of the database.
+    /// Whether the token comes from the database.
     pub(super) mirrored: bool,
-    /// Sessions of a password slide, tokens do not.
+    /// Whether this is the session of a password, whose expiry slides. That of a token does not.
     pub(super) session: bool,
     pub(super) created_at: Timestamp,
     pub(super) expires_at: Timestamp,
@@ -153,7 +153,7 @@ pub(super) struct Proxy {
     pub(super) deleted: bool,
     pub(super) status: String,
     pub(super) version: String,
-    /// Where it said that it is; empty until it has registered.
+    /// URL that the proxy registered. Empty before.
     pub(super) url: String,
     pub(super) wildcard_hostname: String,
     pub(super) derp_enabled: bool,
@@ -166,7 +166,7 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// One that has not run yet, and is yet to be named.
+    /// A proxy without a name that has not run yet.
     pub(super) fn unregistered(id: String, secret: String, now: Timestamp) -> Self {
         Self {
             id,
@@ -254,7 +254,7 @@ impl State {
         state
     }
 
-    /// The deployment's time.
+    /// The time of the deployment.
     pub(super) fn now(&self) -> Timestamp {
         Timestamp::now() + self.ahead
     }
@@ -270,7 +270,7 @@ impl State {
         })
     }
 
-    /// By uuid, name, `default`, or the nil uuid.
+    /// Finds an organization by UUID, name, `default`, or the nil UUID.
     pub(super) fn organization(&self, text: &str) -> Option<Organization> {
         if text == "default" || text == NIL {
             return Some(self.default_organization());
@@ -279,7 +279,6 @@ impl State {
     }
 }
 
-/// A new uuid.
 pub(super) fn id() -> String {
     Uuid::new_v4().to_string()
 }

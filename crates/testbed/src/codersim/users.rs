@@ -1,4 +1,4 @@
-//! Users, sessions, tokens and organizations.
+//! Users, sessions, tokens and organizations, as in coderd.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -39,7 +39,7 @@ struct TokenBody {
 }
 
 impl State {
-    /// Whether there is anybody but users that coderd or an operator made for itself.
+    /// Whether there is a user other than system users.
     fn has_people(&self) -> bool {
         self.users.iter().any(|user| !user.system)
     }
@@ -209,7 +209,7 @@ impl State {
         };
         let list: Vec<_> =
             self.tokens.iter().filter(mine).map(|token| show_token(token, &username)).collect();
-        // An empty list is null here.
+        // coderd writes an empty list as null on this route.
         Ok(Reply::json(200, if list.is_empty() { Value::Null } else { list.into() }))
     }
 
@@ -238,7 +238,7 @@ impl State {
         Ok(Reply::json(200, show_organization(&found)))
     }
 
-    /// A user that the caller may see: itself, or anybody for an owner or user-admin.
+    /// A user that the caller may read: itself, or anyone for an owner or user-admin.
     fn user(&mut self, asked: &Asked, text: &str) -> Result<&User, Reply> {
         let caller = self.authenticate(asked)?;
         let (caller_id, sees_all) = (caller.id.clone(), caller.has(&["owner", "user-admin"]));
@@ -268,7 +268,7 @@ impl State {
         id
     }
 
-    /// The public half and the whole of a new token.
+    /// Returns the public half and the complete new token.
     pub(super) fn add_token(
         &mut self,
         user_id: &str,

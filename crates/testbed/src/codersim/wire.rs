@@ -20,7 +20,7 @@ use super::message::{Asked, Reply};
 
 const BUFFER: usize = 64 * 1024;
 
-/// Says yes to a websocket, or that this is no request for one.
+/// Accepts a websocket, or refuses a request that is not for one.
 pub(super) fn accept(asked: &Asked) -> Result<Reply, Reply> {
     let has = |name: &str, word: &str| {
         let words = asked.header(name).unwrap_or_default();
@@ -46,7 +46,7 @@ pub(super) fn accept(asked: &Asked) -> Result<Reply, Reply> {
         .header("Sec-WebSocket-Accept", &derive_accept_key(key.as_bytes())))
 }
 
-/// Serves the streams that the other side opens, until it leaves or `over` comes first.
+/// Serves the streams that the client opens, until it disconnects or `over` completes.
 pub(super) async fn serve<S, F: Future<Output = io::Result<()>>>(
     socket: WebSocketStream<S>,
     over: impl Future<Output = ()>,
@@ -65,7 +65,7 @@ pub(super) async fn serve<S, F: Future<Output = io::Result<()>>>(
                     let Some(Ok(mut stream)) = next else { return };
                     let call = &call;
                     calls.push(async move {
-                        // An empty frame acknowledges the stream. The other side counts on that, answer or not.
+                        // An empty frame acknowledges the stream. The client waits for it, even if nothing is ever answered.
                         let _ = stream.write(&[]).await;
                         let _ = call(stream).await;
                     });
@@ -78,7 +78,7 @@ pub(super) async fn serve<S, F: Future<Output = io::Result<()>>>(
     tokio::join!(streams, carry(socket, far));
 }
 
-/// Carries bytes between the messages of a websocket and a pipe, until one of them ends.
+/// Copies bytes between the messages of a websocket and a pipe, until one of them ends.
 pub(super) async fn carry<S: AsyncRead + AsyncWrite + Unpin>(socket: WebSocketStream<S>, pipe: DuplexStream) {
     let (mut sink, mut messages) = socket.split();
     let (mut from, mut to) = tokio::io::split(pipe);

@@ -1,4 +1,4 @@
-//! Who the server is, its organizations, and what runs in them.
+//! Checks of the identity of a server, its organizations, and the daemons and jobs in them.
 
 use std::sync::Arc;
 

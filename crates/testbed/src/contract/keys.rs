@@ -1,4 +1,4 @@
-//! Provisioner keys.
+//! Checks of provisioner keys.
 
 use std::{collections::BTreeMap, sync::Arc};
 

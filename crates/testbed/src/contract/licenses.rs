@@ -1,4 +1,4 @@
-//! Licenses and entitlements.
+//! Checks of licenses and entitlements.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ async fn premium_entitled(bench: Arc<Bench>) -> Finding {
 }
 
 async fn junk_license(bench: Arc<Bench>) -> Finding {
-    // Signed by nobody, though everything else about it is right.
+    // A license without a valid signature that is correct otherwise.
     let unsigned = "eyJhbGciOiJFZERTQSIsImtpZCI6IjIwMjItMDgtMTIifQ.eyJ2ZXJzaW9uIjozfQ.c2lnbmF0dXJl";
     for junk in ["", "junk", "a.b.c", unsigned] {
         refused(bench.owner.add_license(&junk.into()).await, "InvalidLicense")?;

@@ -1,4 +1,4 @@
-//! Workspace proxies.
+//! Checks of workspace proxies.
 
 use std::sync::Arc;
 

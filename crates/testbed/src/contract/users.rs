@@ -1,4 +1,4 @@
-//! Users and their tokens.
+//! Checks of users and their tokens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -130,11 +130,8 @@ fn account() -> NewUser {
 
 async fn service_account_unlicensed(bench: Arc<Bench>) -> Finding {
     // The text is not known to be the same in all versions; the refusal is.
-    let refusal = bench.owner.create_user(&account()).await.err().map(|error| error.reason());
-    ensure(
-        matches!(refusal.map(|reason| reason.as_str()), Some("NotEntitled" | "Forbidden")),
-        "a service account is refused",
-    )
+    let refusal = bench.owner.create_user(&account()).await.err().map(|error| error.reason().as_str());
+    ensure(matches!(refusal, Some("NotEntitled" | "Forbidden")), "a service account is refused")
 }
 
 async fn service_account(bench: Arc<Bench>) -> Finding {

@@ -1,4 +1,5 @@
-//! Who may open the websockets of daemons and proxies. No client of ours does, so these are bare requests.
+//! Checks of who may open the websockets of daemons and proxies. The client has no websockets, so these are plain
+//! requests.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-/// The status and message of the answer to a GET with these headers.
+/// Status and message of the answer to a GET with these headers.
 async fn get(bench: &Bench, path: &str, headers: &[(&str, &str)]) -> Result<(u16, String), String> {
     let url = format!("{}{path}", bench.subject.target.url.trim_end_matches('/'));
     let mut request = reqwest::Client::new().get(url);

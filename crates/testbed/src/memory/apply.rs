@@ -1,38 +1,39 @@
-//! Patches: server-side apply with the fields that each manager holds, and JSON merge.
+//! Patches: server-side apply with the fields of each manager, and JSON merge patch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-/// The way to a field: names of fields, and `key=value` for elements of lists that have keys.
+/// Path to a field: names of fields, and `key=value` for elements of keyed lists.
 pub(super) type Path = Vec<Step>;
 
-/// One step of the way.
+/// One segment of a path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     /// A field of an object.
     Field(String),
-    /// The element of a list whose key has this value, as JSON.
+    /// The element of a keyed list whose key has this value, as JSON.
     Element(&'static str, String),
 }
 
-/// The fields of each manager.
+/// Fields of each manager.
 pub(super) type Managed = BTreeMap<String, BTreeSet<Path>>;
 
-/// Applies what a manager wants: it is merged, and what the manager held, wants no more and shares with nobody, goes.
+/// Applies an object of a manager. A field that the manager owned, no longer applies and shares with nobody is
+/// removed.
 pub(super) fn apply(object: &mut Value, wanted: &Value, manager: &str, managed: &mut Managed) {
     let mut fields = BTreeSet::new();
     collect(wanted, &mut Vec::new(), &mut fields);
     let before = managed.insert(manager.to_owned(), fields.clone()).unwrap_or_default();
     let kept = |path: &Path| managed.values().any(|held| held.contains(path));
-    // In their order: an element goes as a whole before its fields are looked for, its key among them.
+    // In order: an element is removed as a whole before its fields, one of which is its key.
     for path in before.iter().filter(|path| !kept(path)) {
         remove(object, path);
     }
     merge_applied(object, wanted, None);
 }
 
-/// JSON merge: null removes.
+/// JSON merge patch: null removes.
 pub(super) fn merge(object: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *object = patch.clone();
@@ -51,7 +52,7 @@ pub(super) fn merge(object: &mut Value, patch: &Value) {
     }
 }
 
-/// The key of the elements of a list, by the name of the field that holds it. Without one it is a whole.
+/// The key of a list, by the name of its field. A list without a key is atomic.
 fn key_of(field: Option<&str>, items: &[Value]) -> Option<&'static str> {
     let key = match field? {
         "containers" | "initContainers" | "env" | "volumes" | "imagePullSecrets" => "name",
@@ -101,7 +102,7 @@ fn identity(item: &Value, key: &str) -> String {
     item.get(key).map(Value::to_string).unwrap_or_default()
 }
 
-/// Removes a field, and the objects around it that are empty then.
+/// Removes a field, and the objects around it that become empty.
 fn remove(object: &mut Value, path: &[Step]) {
     let Some((step, rest)) = path.split_first() else { return };
     match (step, object) {

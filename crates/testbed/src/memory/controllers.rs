@@ -1,4 +1,5 @@
-//! What the controller-manager and the kubelet do: Deployments get pods, pods get ready and end, orphans go.
+//! The parts of the controller-manager and the kubelet that tests need: Deployments get pods, pods become ready and
+//! end, orphans are deleted.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -11,10 +12,10 @@ use super::{
     store::{Place, Store, now},
 };
 
-/// How soon something happens after something has changed.
+/// Delay between a change and the reaction to it.
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// Works until it is dropped.
+/// Runs until dropped.
 pub(super) async fn run(store: Arc<Store>) {
     let mut changed = store.changed.subscribe();
     loop {
@@ -29,7 +30,7 @@ pub(super) async fn run(store: Arc<Store>) {
     }
 }
 
-/// Removes what belongs to nobody any more.
+/// Deletes objects whose owners are all gone. Returns whether there were any.
 fn collect(store: &Store) -> bool {
     let uids = store.uids();
     let orphans: Vec<_> = {
@@ -57,7 +58,7 @@ fn collect(store: &Store) -> bool {
     acted
 }
 
-/// Makes pods ready, and ends those that were told to.
+/// Makes pods ready, and removes those that were asked to end. Returns whether there were any.
 fn ready(store: &Store) -> bool {
     let hold = store.lock().hold;
     let mut acted = false;
@@ -78,7 +79,8 @@ fn ready(store: &Store) -> bool {
     acted
 }
 
-/// Takes every Deployment one step on: all new pods at once, the old ones when these are ready.
+/// Advances every Deployment by one step: all new pods at once, then the old ones are removed when the new ones are
+/// ready.
 fn roll_out(store: &Store) -> bool {
     let pods = all(store, "v1", "pods");
     let mut acted = false;
@@ -98,11 +100,11 @@ fn roll_out(store: &Store) -> bool {
     acted
 }
 
-/// How far a Deployment is.
+/// Progress of a Deployment.
 struct Rollout<'a> {
     wanted: usize,
     hash: String,
-    /// Pods of the present template, those that are dear to somebody first.
+    /// Pods of the present template, those with the highest deletion cost first.
     new: Vec<&'a (Place, Arc<Value>)>,
     old: Vec<&'a (Place, Arc<Value>)>,
 }
@@ -191,7 +193,7 @@ fn start(store: &Store, owner: &Place, deployment: &Value, hash: &str) -> bool {
     store.write(Place::new("v1", "pods", &owner.namespace, &name), |_| Ok((pod, Managed::new()))).is_ok()
 }
 
-/// Sets a status. Returns whether it is another.
+/// Sets a status. Returns whether it changed.
 fn set_status(store: &Store, place: &Place, status: Value) -> bool {
     let mut differs = false;
     let written = store.write(place.clone(), |before| {

@@ -1,8 +1,8 @@
-//! The defaults of a schema.
+//! Defaults of a structural schema.
 
 use serde_json::Value;
 
-/// Fills in what the schema has a default for and the value lacks.
+/// Fills in the defaults of a schema where the value has none.
 pub(super) fn fill(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(map) => {

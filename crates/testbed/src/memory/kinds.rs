@@ -1,4 +1,4 @@
-//! The resources that are served.
+//! Resources that the server in memory serves.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::store::now;
 
-/// What is known of a resource.
+/// A resource.
 #[derive(Clone, Debug)]
 pub(super) struct Kind {
     pub(super) api_version: String,
     pub(super) called: String,
-    /// Whether its status is written apart from the rest.
+    /// Whether the status is a subresource.
     pub(super) has_status: bool,
-    /// The schema, for its defaults.
+    /// Schema for defaults. `None` for built-in resources.
     pub(super) schema: Option<Value>,
 }
 
@@ -37,17 +37,17 @@ const OWN: [(&str, &str, &str, bool); 16] = [
     ("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", false),
 ];
 
-/// The resources that servers in memory serve. Made once for many of them.
+/// Resources that servers in memory serve. Building them is slow, so they are built once for many servers.
 #[derive(Clone, Debug)]
 pub struct Kinds {
     /// By API version and plural.
     all: Arc<BTreeMap<(String, String), Kind>>,
-    /// The definitions, as objects with a name.
+    /// The definitions as objects, by name.
     pub(super) crds: Arc<Vec<(String, Value)>>,
 }
 
 impl Kinds {
-    /// Those of Kubernetes that the operator touches, and these.
+    /// The resources of Kubernetes that the operator uses, and those of these definitions.
     pub fn new(crds: &[CustomResourceDefinition]) -> serde_json::Result<Self> {
         let own = OWN.iter().map(|(api_version, plural, kind, has_status)| {
             let (api_version, kind) = ((*api_version).to_owned(), (*kind).to_owned());
@@ -77,7 +77,7 @@ impl Kinds {
     }
 }
 
-/// A definition as an object that the server has accepted.
+/// A definition as an object with the condition `Established`.
 fn established(crd: &CustomResourceDefinition) -> serde_json::Result<(String, Value)> {
     let mut object = serde_json::to_value(crd)?;
     let conditions = json!([{"type": "Established", "status": "True", "reason": "InitialNamesAccepted",

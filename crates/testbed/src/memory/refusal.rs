@@ -1,8 +1,8 @@
-//! Answers that refuse.
+//! Refusals of the server, as `Status` objects.
 
 use serde_json::{Value, json};
 
-/// Why something was not done.
+/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: u16,

@@ -1,8 +1,8 @@
-//! Which objects a list or a watch shows.
+//! Selectors of lists and watches.
 
 use serde_json::Value;
 
-/// Labels and fields that an object must have.
+/// Namespace, labels and fields that an object must have.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selector {
     pub(super) namespace: Option<String>,
@@ -19,7 +19,7 @@ enum Label {
 }
 
 impl Selector {
-    /// Reads the selectors of a query.
+    /// Parses the selectors of a query.
     pub(super) fn new(namespace: Option<String>, labels: Option<&str>, fields: Option<&str>) -> Self {
         let split = |text: Option<&str>| {
             let parts = text.unwrap_or_default().split(',').map(str::trim).map(str::to_owned);

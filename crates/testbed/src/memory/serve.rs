@@ -1,4 +1,4 @@
-//! The wire: requests come in, objects and watches go out.
+//! HTTP: requests in, objects and watch events out.
 
 use std::{convert::Infallible, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ use super::{
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Starts to serve on a free port.
+/// Serves on a free port of loopback.
 pub(super) async fn start(store: Arc<Store>) -> io::Result<(SocketAddr, JoinHandle<()>)> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let address = listener.local_addr()?;
@@ -88,10 +88,10 @@ async fn handle(request: Request<Incoming>, store: Arc<Store>) -> Result<Respons
     })
 }
 
-/// What a request says besides its path and its body.
+/// Headers of a request that matter.
 struct Sent<'a> {
     method: &'a Method,
-    /// The kind of content.
+    /// Content type, which tells the kinds of patches apart.
     content: &'a str,
     query: &'a Query,
     metadata_only: bool,
@@ -154,7 +154,7 @@ fn selector(target: &Target, query: &Query) -> Selector {
     Selector::new(target.namespace.clone(), query.get("labelSelector"), query.get("fieldSelector"))
 }
 
-/// Streams what happens after the version that is asked for.
+/// Streams the events after the requested version.
 fn watch(store: Arc<Store>, target: &Target, query: &Query, metadata_only: bool) -> Response<Body> {
     let selector = selector(target, query);
     let (api_version, plural) = (target.api_version.clone(), target.plural.clone());
@@ -190,7 +190,7 @@ fn watch(store: Arc<Store>, target: &Target, query: &Query, metadata_only: bool)
     response(200, StreamBody::new(lines).boxed_unsync())
 }
 
-/// The metadata of an object, or of those of a list.
+/// Reduces an object, or the objects of a list, to metadata.
 fn partial(object: &Value) -> Value {
     if let Some(items) = object.get("items").and_then(Value::as_array) {
         let items: Vec<_> = items.iter().map(partial).collect();
@@ -215,7 +215,7 @@ fn response(code: u16, body: Body) -> Response<Body> {
     response
 }
 
-/// The parameters of a request.
+/// Parameters of a request.
 struct Query(Vec<(String, String)>);
 
 impl Query {

@@ -1,4 +1,4 @@
-//! The objects, their versions, and what changed.
+//! Objects, their versions and the history of changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,24 +16,24 @@ use super::{
     selector::Selector,
 };
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// Who asked.
+    /// User of the kubeconfig that the request came with.
     pub user: String,
-    /// The method of HTTP.
+    /// HTTP method.
     pub method: String,
-    /// The resource, with its subresource after a slash.
+    /// Plural, with the subresource after a slash.
     pub resource: String,
-    /// The namespace, if any.
+    /// Empty for cluster-scoped resources.
     pub namespace: String,
-    /// The name, if any.
+    /// Empty for lists and creations.
     pub name: String,
-    /// The status code of the answer.
+    /// HTTP status of the answer.
     pub code: u16,
 }
 
-/// Where an object is.
+/// Identity of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) api_version: String,
@@ -54,26 +54,26 @@ impl Place {
     }
 }
 
-/// An object, and who holds its fields.
+/// A stored object and the owners of its fields.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct StoredObject {
     pub(super) object: Arc<Value>,
     pub(super) managed: Managed,
 }
 
-/// Something that happened to an object.
+/// A change of an object.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) version: u64,
     place: Place,
     before: Option<Arc<Value>>,
-    /// As it is now, or as it was last.
+    /// The object after the change, or its last state if it was deleted.
     pub(super) object: Arc<Value>,
     gone: bool,
 }
 
 impl Change {
-    /// The change as a watch shows it, if it shows it at all.
+    /// The event for a watch, or `None` if the watch does not select it.
     pub(super) fn shown(&self, api_version: &str, plural: &str, selector: &Selector) -> Option<&'static str> {
         if self.place.api_version != api_version || self.place.plural != plural {
             return None;
@@ -91,7 +91,7 @@ impl Change {
 #[derive(Debug, Default)]
 pub(super) struct State {
     version: u64,
-    pub(super) objects: BTreeMap<Place, Held>,
+    pub(super) objects: BTreeMap<Place, StoredObject>,
     history: Vec<Arc<Change>>,
     asked: Vec<Asked>,
     pub(super) hold: bool,
@@ -105,7 +105,7 @@ pub(super) struct Store {
     pub(super) kinds: Kinds,
     /// The newest version.
     pub(super) changed: watch::Sender<u64>,
-    /// How often watches were broken.
+    /// How often all watches were closed.
     pub(super) broken: watch::Sender<u64>,
 }
 
@@ -155,7 +155,7 @@ impl Store {
         held.ok_or_else(|| Refusal::not_found(&place.called()))
     }
 
-    /// The objects that a selector shows, and the version of the whole.
+    /// Objects that a selector matches, and the version of the list.
     pub(super) fn list(
         &self,
         api_version: &str,
@@ -169,7 +169,7 @@ impl Store {
         (state.version, ours.map(|(_, held)| held.object.clone()).collect())
     }
 
-    /// Whether something happened after a version that concerns more than who leads and what is told.
+    /// Whether anything but Leases and Events changed after a version.
     pub(super) fn moved_since(&self, version: u64) -> bool {
         let state = self.lock();
         let from = state.history.partition_point(|change| change.version <= version);
@@ -177,18 +177,18 @@ impl Store {
         state.history.get(from..).unwrap_or_default().iter().any(matters)
     }
 
-    /// What happened after a version.
+    /// Changes after a version.
     pub(super) fn since(&self, version: u64) -> Vec<Arc<Change>> {
         let state = self.lock();
         let from = state.history.partition_point(|change| change.version <= version);
         state.history.get(from..).unwrap_or_default().to_vec()
     }
 
-    /// Writes an object as `change` makes it from what is there.
+    /// Writes the object that `change` computes from the present one.
     pub(super) fn write(
         &self,
         place: Place,
-        change: impl FnOnce(Option<&Held>) -> Result<(Value, Managed), Refusal>,
+        change: impl FnOnce(Option<&StoredObject>) -> Result<(Value, Managed), Refusal>,
     ) -> Result<(Arc<Value>, bool), Refusal> {
         let mut state = self.lock();
         let before = state.objects.get(&place).cloned();
@@ -199,7 +199,7 @@ impl Store {
             set(&mut object, "resourceVersion", before.object.pointer("/metadata/resourceVersion").cloned());
             if *before.object == object {
                 let same = before.object.clone();
-                state.objects.insert(place, Held { object: same.clone(), managed });
+                state.objects.insert(place, StoredObject { object: same.clone(), managed });
                 return Ok((same, false));
             }
             let generation =
@@ -218,7 +218,7 @@ impl Store {
         Ok((object, before.is_none()))
     }
 
-    /// Removes an object, or marks it as going where finalizers or a pod's grace hold it.
+    /// Deletes an object, or marks it as deleted while finalizers or the grace period of a pod keep it.
     pub(super) fn delete(
         &self,
         place: &Place,
@@ -250,10 +250,10 @@ impl Store {
         Ok(object)
     }
 
-    /// The uids of everything.
+    /// UIDs of all objects.
     pub(super) fn uids(&self) -> BTreeSet<String> {
         let state = self.lock();
-        let uid = |held: &Held| Some(held.object.pointer("/metadata/uid")?.as_str()?.to_owned());
+        let uid = |held: &StoredObject| Some(held.object.pointer("/metadata/uid")?.as_str()?.to_owned());
         state.objects.values().filter_map(uid).collect()
     }
 }
@@ -276,7 +276,7 @@ impl State {
         if gone {
             self.objects.remove(&place);
         } else {
-            self.objects.insert(place.clone(), Held { object: object.clone(), managed });
+            self.objects.insert(place.clone(), StoredObject { object: object.clone(), managed });
         }
         let change = Change { version: self.version, place, before, object: object.clone(), gone };
         self.history.push(Arc::new(change));
@@ -322,7 +322,7 @@ pub(super) fn set(object: &mut Value, field: &str, value: Option<Value>) {
     }
 }
 
-/// The time as objects tell it.
+/// The current time in the format of the API.
 pub(super) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -1,6 +1,6 @@
-//! What a request is about, by its path.
+//! The resource or object that a request path names.
 
-/// A resource, and perhaps an object of it.
+/// A resource, and the object if the path names one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) user: String,
@@ -12,7 +12,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Reads `/as/<user>/api/v1/...` or `/as/<user>/apis/<group>/<version>/...`.
+    /// Parses `/as/<user>/api/v1/...` and `/as/<user>/apis/<group>/<version>/...`.
     pub(super) fn parse(path: &str) -> Option<Self> {
         let mut parts = path.trim_matches('/').split('/');
         let (Some("as"), Some(user)) = (parts.next(), parts.next()) else { return None };

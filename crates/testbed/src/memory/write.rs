@@ -1,4 +1,4 @@
-//! Requests that write, as the real server understands them.
+//! Requests that write, with the semantics of the real server.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::{
     defaults,
     kinds::Kind,
     refusal::Refusal,
-    store::{Held, Place, Store, set},
+    store::{Place, Store, StoredObject, set},
 };
 
-/// How an object is changed.
+/// Kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How<'a> {
     /// Server-side apply by a manager.
@@ -24,7 +24,7 @@ pub(super) enum How<'a> {
     Replace,
 }
 
-/// Makes a new object.
+/// Creates an object.
 pub(super) fn create(store: &Store, kind: &Kind, place: Place, object: Value) -> Result<Arc<Value>, Refusal> {
     let called = place.called();
     let made = store.write(place, |before| match before {
@@ -34,7 +34,7 @@ pub(super) fn create(store: &Store, kind: &Kind, place: Place, object: Value) ->
     made.map(|(object, _)| object)
 }
 
-/// Changes an object, or only its status. The second value is whether it is new.
+/// Changes an object or its status only. The second value is whether the object is new.
 pub(super) fn change(
     store: &Store,
     kind: &Kind,
@@ -48,7 +48,7 @@ pub(super) fn change(
         |field: &str| body.pointer("/metadata").and_then(|meta| meta.get(field)).and_then(Value::as_str);
     store.write(place, |before| {
         let Some(before) = before else {
-            // Version 1 stands for an object that is not there.
+            // A resourceVersion of 1 is that of no object: the request requires that the object does not exist.
             let may_create =
                 asked("uid").is_none() && asked("resourceVersion").is_none_or(|version| version == "1");
             return match how {
@@ -75,7 +75,7 @@ pub(super) fn change(
     })
 }
 
-fn changed(kind: &Kind, before: &Held, how: How<'_>, status: bool, body: &Value) -> (Value, Managed) {
+fn changed(kind: &Kind, before: &StoredObject, how: How<'_>, status: bool, body: &Value) -> (Value, Managed) {
     let mut managed = before.managed.clone();
     let mut object = (*before.object).clone();
     match how {
@@ -96,7 +96,7 @@ fn changed(kind: &Kind, before: &Held, how: How<'_>, status: bool, body: &Value)
     (completed(kind, Some(&before.object), object), managed)
 }
 
-/// What the server adds to an object, and what a request cannot change.
+/// Adds what the server sets, and restores what a request cannot change.
 fn completed(kind: &Kind, before: Option<&Value>, mut object: Value) -> Value {
     for field in ["uid", "creationTimestamp", "deletionTimestamp", "generation", "resourceVersion"] {
         set(&mut object, field, before.and_then(|before| before.pointer("/metadata")?.get(field)).cloned());
@@ -124,7 +124,7 @@ fn completed(kind: &Kind, before: Option<&Value>, mut object: Value) -> Value {
     object
 }
 
-/// Text of a Secret becomes data.
+/// Converts `stringData` of a Secret to `data`.
 fn encode(object: &mut Value) {
     let Some(map) = object.as_object_mut() else { return };
     let Some(Value::Object(texts)) = map.remove("stringData") else { return };
@@ -139,7 +139,7 @@ fn only_status(body: &Value) -> Value {
     json!({"status": body.get("status").cloned().unwrap_or_default()})
 }
 
-/// Everything but what says which object is meant, and a status that is written apart.
+/// The body without the fields that identify the object, and without a status that is a subresource.
 fn own_part(kind: &Kind, body: &Value) -> Value {
     let mut body = body.clone();
     for field in ["uid", "resourceVersion", "name", "namespace", "managedFields"] {

@@ -1,4 +1,4 @@
-//! A container as a process: started, probed, started again when it ends, and ended when its pod is deleted.
+//! A container as a process: started, probed, restarted when it exits, and stopped when its pod is deleted.
 
 use std::net::Ipv4Addr;
 use std::os::unix::process::ExitStatusExt as _;
@@ -26,16 +26,16 @@ use crate::process::Component;
 
 const POLL: Duration = Duration::from_millis(50);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// How long what a container reads may take to be looked up. A request that got lost is sent again.
-const LOOKING_UP: Duration = Duration::from_secs(10);
-/// A tenth of the kubelet's, because tests wait for it. Like there, the first restart is at once.
+/// Deadline for reading the Secrets and ConfigMaps of a container. A lost request is sent again.
+const LOOKUP_DEADLINE: Duration = Duration::from_secs(10);
+/// A tenth of the kubelet's, because tests wait for it. As with the kubelet, the first restart has no delay.
 const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(30);
-/// Who ran this long starts over with the shortest pause.
+/// A run of this length resets the delay.
 const GOOD_RUN: Duration = Duration::from_mins(1);
 const USUAL_GRACE: u64 = 30;
 
-/// What there is to see of a container.
+/// State of a container, as its pod status reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Observed {
     pub(super) phase: Phase,
@@ -43,7 +43,7 @@ pub(super) struct Observed {
     pub(super) last: Option<Ended>,
 }
 
-/// How a container fares.
+/// Phase of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Phase {
     Waiting { reason: &'static str, message: String },
@@ -58,7 +58,7 @@ pub(super) struct Ended {
     pub(super) finished: Timestamp,
 }
 
-/// Everything about one container.
+/// The task of one container.
 pub(super) struct Task {
     pub(super) client: Client,
     pub(super) processes: Arc<Processes>,
@@ -68,7 +68,7 @@ pub(super) struct Task {
     pub(super) address: Ipv4Addr,
     pub(super) observed: Arc<Mutex<Observed>>,
     pub(super) changed: UnboundedSender<()>,
-    /// Its pod is deleted.
+    /// Cancelled when the pod is deleted.
     pub(super) stop: CancellationToken,
 }
 
@@ -80,7 +80,7 @@ impl Observed {
 }
 
 impl Task {
-    /// Runs until the pod is deleted and the process has ended.
+    /// Runs until the pod is deleted and the process has exited.
     pub(super) async fn run(self) {
         let mut back_off = None;
         while !self.stop.is_cancelled() {
@@ -110,10 +110,10 @@ impl Task {
         }
     }
 
-    /// One run, from its start to its end. An error means that there was none.
+    /// One run from start to exit. An error means that the process did not start.
     async fn run_once(&self) -> Result<Ended, String> {
         let probes = Probes::new(&self.container, self.address)?;
-        let command = tokio::time::timeout(LOOKING_UP, self.command()).await;
+        let command = tokio::time::timeout(LOOKUP_DEADLINE, self.command()).await;
         let command = command.map_err(|_| "the API server does not answer".to_owned())??;
         let folders = self.processes.folders(&self.pod).map_err(|error| error.to_string())?;
         let group = self.processes.group().map_err(|error| error.to_string())?;
@@ -140,7 +140,7 @@ impl Task {
         Ok(Ended { exit_code: code, began, finished: now() })
     }
 
-    /// The command with its environment, everything substituted that must be on a bare host.
+    /// The command and environment, with the substitutions that a bare host needs.
     async fn command(&self) -> Result<Command, String> {
         let found = self.sources().await.map_err(|error| error.to_string())?;
         let address = self.address.to_string();
@@ -185,7 +185,7 @@ impl Task {
         Ok(found)
     }
 
-    /// Asks the probes until the container is to be ended for its health.
+    /// Probes until the liveness probe fails, which means that the container must be restarted.
     async fn watch(&self, mut probes: Probes) {
         while let Some(mut startup) = probes.startup.take() {
             tokio::time::sleep_until(startup.due()).await;
@@ -219,7 +219,7 @@ impl Task {
         }
     }
 
-    /// Ends the process: the pause before the end, a request, and after the grace period no request any more.
+    /// Stops the process: the sleep of the preStop hook, SIGTERM, and SIGKILL after the grace period.
     async fn end(&self, component: &Component) -> ExitStatus {
         let spec = self.pod.spec.as_ref();
         let grace = spec.and_then(|spec| u64::try_from(spec.termination_grace_period_seconds?).ok());
@@ -252,7 +252,7 @@ impl Task {
         self.note(|seen| seen.phase = Phase::Waiting { reason, message });
     }
 
-    /// Changes what there is to see, and has the pod looked at when it is something new.
+    /// Changes the observed state, and triggers a status update of the pod if it differs.
     fn note(&self, change: impl FnOnce(&mut Observed)) {
         let mut seen = self.observed.lock();
         let before = seen.clone();
@@ -296,12 +296,12 @@ async fn exit_of(component: &Component) -> ExitStatus {
     }
 }
 
-/// As container runtimes count: a signal is 128 and its number.
+/// Exit code as container runtimes report it: 128 plus the number of the signal.
 fn exit_code(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
-/// In the precision that the API keeps.
+/// The current time in the precision of the API.
 fn now() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now)

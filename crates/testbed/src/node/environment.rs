@@ -1,25 +1,25 @@
-//! The environment of a container, as the kubelet would make it. Pure.
+//! The environment of a container, as the kubelet builds it. Pure.
 //!
-//! Entries of `envFrom` come first, then those of `env` in their order. `$(NAME)` in a literal stands for an entry
-//! before it, `$$(NAME)` for itself. What is missing and not optional is an error in the kubelet's words. The
-//! variables of Services are left out: no program here needs them.
+//! `envFrom` comes first, then `env` in order. `$(NAME)` in a value stands for an earlier variable, and `$$(NAME)`
+//! for itself. A missing reference that is not optional is an error in the words of the kubelet. The variables of
+//! Services are left out, because no program here needs them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, Pod, Secret};
 use kube::ResourceExt as _;
 
-/// Entries by name, in the order in which they were defined.
+/// Variables by name, in order of definition.
 pub(super) type Environment = Vec<(String, String)>;
 
-/// What a container reads, by name; nothing for what is not there.
+/// Secrets and ConfigMaps by name. `None` for one that does not exist.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) secrets: BTreeMap<String, Option<Secret>>,
     pub(super) config_maps: BTreeMap<String, Option<ConfigMap>>,
 }
 
-/// The names of the Secrets and ConfigMaps that a container reads.
+/// Names of the Secrets and of the ConfigMaps that a container reads.
 pub(super) fn needs(container: &Container) -> (BTreeSet<String>, BTreeSet<String>) {
     let (mut secrets, mut config_maps) = (BTreeSet::new(), BTreeSet::new());
     for source in container.env_from.iter().flatten() {
@@ -33,7 +33,7 @@ pub(super) fn needs(container: &Container) -> (BTreeSet<String>, BTreeSet<String
     (secrets, config_maps)
 }
 
-/// The entries of a container in a pod that has this address.
+/// Variables of a container in a pod with this address.
 pub(super) fn resolve(
     container: &Container,
     pod: &Pod,
@@ -78,7 +78,7 @@ pub(super) fn resolve(
     Ok(all)
 }
 
-/// A literal with its references to entries replaced. A name that is not known stays as it is written.
+/// Replaces references to variables. An unknown reference stays as written.
 pub(super) fn expand(literal: &str, known: &Environment) -> String {
     let mut expanded = String::new();
     let mut rest = literal;
@@ -157,7 +157,7 @@ fn from_source(
     Err("the testbed's node does not know this source of an environment variable".to_owned())
 }
 
-/// Does not quote the value.
+/// The error does not quote the value, which may be secret.
 fn text(name: &str, key: &str, value: &[u8]) -> Result<String, String> {
     String::from_utf8(value.to_vec()).map_err(|_| format!("key {key} of Secret {name} is not text"))
 }
@@ -179,7 +179,7 @@ fn field(pod: &Pod, address: &str, path: &str) -> Option<String> {
         "spec.nodeName" => spec?.node_name.clone(),
         "spec.serviceAccountName" => spec?.service_account_name.clone(),
         "status.hostIP" | "status.hostIPs" => Some("127.0.0.1".to_owned()),
-        // Not the one in the API, which no process can listen on.
+        // The listen address: no process can listen on the address in the API.
         "status.podIP" | "status.podIPs" => Some(address.to_owned()),
         _ => None,
     }

@@ -1,4 +1,4 @@
-//! The probes of a container: what they ask, and what follows from the answers.
+//! Probes of a container: what they ask, and what follows from the answers.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,14 +10,14 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-/// What a probe has said often enough.
+/// Result of a probe after its threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Success,
     Failure,
 }
 
-/// One probe of a container, and how it went so far.
+/// A probe and its results so far.
 #[derive(Debug)]
 pub(super) struct Prober {
     target: Target,
@@ -37,7 +37,7 @@ enum Target {
 }
 
 impl Prober {
-    /// Nothing without a probe; an error for one that cannot be asked here.
+    /// `None` without a probe. An error for a kind of probe that is not supported here.
     pub(super) fn new(
         probe: Option<&Probe>,
         container: &Container,
@@ -80,12 +80,12 @@ impl Prober {
         }))
     }
 
-    /// When it is asked next.
+    /// When to probe next.
     pub(super) fn due(&self) -> Instant {
         self.next
     }
 
-    /// Asks, and gives a verdict when the threshold is reached.
+    /// Probes once. Returns a verdict when the threshold is reached.
     pub(super) async fn ask(&mut self) -> Option<Verdict> {
         let asked = Instant::now();
         let answer = tokio::time::timeout(self.timeout, self.target.ask()).await;
@@ -118,7 +118,7 @@ impl Target {
     }
 }
 
-/// The status code of an answer.
+/// Status code of a GET. `None` if there is no answer.
 async fn get(address: SocketAddr, head: &str) -> Option<u16> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     stream.write_all(head.as_bytes()).await.ok()?;
@@ -127,7 +127,7 @@ async fn get(address: SocketAddr, head: &str) -> Option<u16> {
     line.split(' ').nth(1)?.parse().ok()
 }
 
-/// The number of a port that may be given by its name.
+/// Number of a port that may be given by name.
 pub(super) fn port_of(port: &IntOrString, container: &Container) -> Option<u16> {
     match port {
         IntOrString::Int(number) => u16::try_from(*number).ok(),

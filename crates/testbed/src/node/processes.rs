@@ -1,7 +1,7 @@
-//! What a node knows about its processes: the programs, the addresses of pods, the files.
+//! The processes of a node: programs, addresses of pods, files.
 //!
-//! In the API a pod has an address that an `EndpointSlice` accepts. Its processes have one of 127.0.0.0/8, on
-//! which they can really listen; nobody else on this host has the same.
+//! In the API a pod has an address that an `EndpointSlice` accepts. Its processes listen on another one, of
+//! 127.0.0.0/8, which no other pod of this host has.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,39 +20,40 @@ use super::substitutions::ServiceName;
 use crate::pki::random;
 use crate::process::Group;
 
-/// A daemon of coder looks for terraform at its start, and downloads it when it finds none.
+/// A stub. A provisioner daemon looks for terraform at its start, and downloads it if there is none.
 const TERRAFORM: &str = "#!/bin/sh
 echo '{\"terraform_version\":\"1.15.5\",\"platform\":\"linux_amd64\",\"provider_selections\":{},\"terraform_outdated\":false}'
 ";
 const TAIL_LINES: usize = 40;
 
-/// The processes' side of a node.
+/// Everything about the processes of one node.
 #[derive(Debug, Default)]
 pub(super) struct Processes {
     group: OnceLock<Group>,
     programs: Mutex<Programs>,
-    /// Where the processes of a pod listen, by the pod's address in the API.
+    /// Listen address by the address of the pod in the API.
     addresses: Mutex<HashMap<Ipv4Addr, Ipv4Addr>>,
-    /// Services that lead out of the cluster.
+    /// Services outside the cluster, see `Node::host`.
     outside: Mutex<HashMap<ServiceName, SocketAddr>>,
-    /// With the namespace of each.
+    /// Exits with the namespace of their pod.
     exits: Mutex<Vec<(String, Exit)>>,
 }
 
-/// How a process ended.
+/// Exit of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exit {
-    /// The name of its pod.
+    /// Name of the pod.
     pub pod: String,
-    /// As container runtimes count: a signal is 128 and its number.
+    /// Exit code as container runtimes report it: 128 plus the number of the signal.
     pub code: i32,
-    /// When its pod was found to be deleted, or its probe failed; nothing when it ended by itself.
+    /// When the process was asked to stop, because its pod was deleted or its probe failed. `None` if it exited by
+    /// itself.
     pub told: Option<Timestamp>,
-    /// When it ended.
+    /// When the process exited.
     pub finished: Timestamp,
 }
 
-/// The folders of one pod.
+/// Directories of one pod.
 #[derive(Debug, Clone)]
 pub(super) struct Folders {
     pub(super) home: PathBuf,
@@ -62,7 +63,7 @@ pub(super) struct Folders {
 }
 
 impl Processes {
-    /// Runs a program for an image from now on.
+    /// Registers a program for an image.
     pub(super) fn add(&self, image: &str, program: Program) -> io::Result<()> {
         if self.group.get().is_none() {
             let group = Group::start()?;
@@ -72,7 +73,7 @@ impl Processes {
             }
             std::fs::write(&terraform, TERRAFORM)?;
             std::fs::set_permissions(&terraform, std::fs::Permissions::from_mode(0o755))?;
-            // Another caller may have been first; its group is as good, and ours goes with the drop.
+            // Another caller may have set its group first. That one is used, and this one ends when it is dropped.
             let _ = self.group.set(group);
         }
         self.programs.lock().add(image, program);
@@ -87,7 +88,7 @@ impl Processes {
         self.programs.lock().of(container).cloned()
     }
 
-    /// Gives a pod the address that its processes listen on.
+    /// Assigns a listen address to a pod.
     pub(super) fn place(&self, pod: &Pod, ip: Ipv4Addr) -> io::Result<Ipv4Addr> {
         if let Some(address) = self.address(ip) {
             return Ok(address);
@@ -105,7 +106,7 @@ impl Processes {
         self.addresses.lock().remove(&ip);
     }
 
-    /// Notes where a Service is that no pod of this node answers for.
+    /// Records a Service outside the cluster.
     pub(super) fn outside(&self, name: &str, address: SocketAddr) {
         if let Some(name) = ServiceName::parse(name) {
             self.outside.lock().insert(name, address);
@@ -116,7 +117,7 @@ impl Processes {
         self.outside.lock().get(name).copied()
     }
 
-    /// Notes how a process ended.
+    /// Records an exit.
     pub(super) fn ended(&self, namespace: String, exit: Exit) {
         self.exits.lock().push((namespace, exit));
     }
@@ -126,7 +127,7 @@ impl Processes {
         all.iter().filter(|(of, _)| of == namespace).map(|(_, exit)| exit.clone()).collect()
     }
 
-    /// Makes the folders of a pod. Its logs outlast it.
+    /// Creates the directories of a pod. Its logs outlive it.
     pub(super) fn folders(&self, pod: &Pod) -> io::Result<Folders> {
         let run = self.group()?.dir();
         let own = run.file("pods").join(pod.uid().unwrap_or_default());
@@ -139,7 +140,7 @@ impl Processes {
         Ok(Folders { home, temporary, path, log })
     }
 
-    /// The logs of the containers of a namespace so far: pod and container, and the last lines.
+    /// Last lines of each container of a namespace.
     pub(super) fn logs(&self, namespace: &str) -> Vec<(String, String)> {
         let Some(group) = self.group.get() else { return Vec::new() };
         let prefix = format!("{namespace}_");
@@ -165,7 +166,7 @@ impl Processes {
         found
     }
 
-    /// Ends every process.
+    /// Kills every process.
     pub(super) fn stop(&self) {
         if let Some(group) = self.group.get() {
             group.stop();
@@ -174,7 +175,7 @@ impl Processes {
 }
 
 impl Folders {
-    /// Where a container's output goes.
+    /// Path of the log of a container.
     pub(super) fn log(&self, container: &str) -> PathBuf {
         let mut path = self.log.clone().into_os_string();
         path.push(format!("_{container}.log"));
@@ -190,7 +191,7 @@ fn ports(pod: &Pod) -> Vec<u16> {
         .collect()
 }
 
-/// An address of 127.0.0.0/8, but not one near 127.0.0.1, that nobody listens on right now.
+/// An unused address of 127.0.0.0/8 that is not close to 127.0.0.1.
 fn free_address(ports: &[u16]) -> io::Result<Ipv4Addr> {
     let mut last = io::Error::other("no random numbers");
     for _ in 0..100 {

@@ -1,11 +1,11 @@
-//! The programs that stand in for images. Pure.
+//! Programs that run in place of images. Pure.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Container;
 
-/// A program that takes the place of an image's content.
+/// A program that runs in place of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     path: PathBuf,
@@ -13,25 +13,25 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program at this path.
+    /// The program at this path, without arguments.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), args: Vec::new() }
     }
 
-    /// The arguments that the image itself passes, before those of the container.
+    /// Arguments of the entry point of the image, before those of the container.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args = args.iter().map(|&arg| arg.to_owned()).collect();
         self
     }
 
-    /// The image of coder, whose entry point is `/opt/coder server`.
+    /// The image of Coder, whose entry point is `/opt/coder server`.
     pub fn coder(path: impl Into<PathBuf>) -> Self {
         Self::new(path).args(&["server"])
     }
 
-    /// The program and arguments of a container. A command of its own replaces the image's; its first word means
-    /// this program when it has the same file name, wherever the image has it.
+    /// Program and arguments of a container. A `command` replaces the entry point; if its first word has the file
+    /// name of this program, it means this program wherever the image has it.
     pub(super) fn command_line(&self, container: &Container) -> (PathBuf, Vec<String>) {
         let own = container.args.clone().unwrap_or_default();
         let Some((first, rest)) = container.command.as_deref().and_then(<[_]>::split_first) else {

@@ -1,6 +1,6 @@
-//! What a node was told about its containers. Pure.
+//! Rules about how containers behave. Pure.
 
-/// Which containers are meant. What is not set covers everything.
+/// Selects containers. A field that is not set matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rule {
     /// Only pods of this namespace.
@@ -10,12 +10,12 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Every container of a namespace.
+    /// Matches every container of a namespace.
     pub fn namespace(namespace: impl Into<String>) -> Self {
         Self { namespace: Some(namespace.into()), image: None }
     }
 
-    /// Only the containers with this text in their image.
+    /// Restricts the rule to containers whose image contains this text.
     #[must_use]
     pub fn image(mut self, image: impl Into<String>) -> Self {
         self.image = Some(image.into());
@@ -28,21 +28,21 @@ impl Rule {
     }
 }
 
-/// How a container fares.
+/// How a container behaves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Behaviour {
-    /// It runs and is ready; an init container has completed.
+    /// It runs and is ready. An init container has completed.
     #[default]
     Ready,
     /// It runs and is not ready.
     Unready,
     /// Its image cannot be pulled.
     ImagePullBackOff,
-    /// It ends with an error again and again.
+    /// It exits with an error at every start.
     CrashLoop,
 }
 
-/// The rules in the order in which they were told.
+/// Rules in the order in which they were set.
 #[derive(Debug, Default)]
 pub(super) struct Rules(Vec<(Rule, Behaviour)>);
 

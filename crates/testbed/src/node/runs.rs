@@ -1,4 +1,4 @@
-//! The pods of a node that are processes.
+//! The pods of a node whose containers are processes.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -18,7 +18,7 @@ use super::processes::Processes;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs by the uid of their pod.
+/// Running pods by uid.
 pub(super) struct Runs {
     client: Client,
     processes: Arc<Processes>,
@@ -89,7 +89,7 @@ impl Runs {
                 let mut running = futures::future::join_all(tasks.into_iter().map(Task::run));
                 tokio::select! {
                     _ = &mut running => {}
-                    // Who deletes a pod by force does not wait for the node, and nobody tells it.
+                    // A forced deletion removes the pod object at once, so no event with a deletionTimestamp arrives.
                     () = until_gone(&pods, &reference, &uid) => {
                         gone.cancel();
                         running.await;
@@ -101,14 +101,14 @@ impl Runs {
         all.insert(uid, Run { stop, containers: observed, task: AbortOnDropHandle::new(task) });
     }
 
-    /// How a container fares, if it is a process.
+    /// State of a container. `None` if it is not a process.
     pub(super) fn observed(&self, pod: &Pod, container: &str) -> Option<Observed> {
         let all = self.all.lock();
         let seen = all.get(&pod.uid()?)?.containers.get(container)?.lock().clone();
         Some(seen)
     }
 
-    /// Asks the processes of a pod to end. Whether they have, or there were none.
+    /// Asks the processes of a pod to stop. Returns whether all of them have exited.
     pub(super) fn end(&self, pod: &Pod) -> bool {
         let mut all = self.all.lock();
         let uid = pod.uid().unwrap_or_default();
@@ -121,7 +121,7 @@ impl Runs {
         ended
     }
 
-    /// Looks after them no more.
+    /// Stops managing the processes, without killing them.
     pub(super) fn abandon(&self) {
         self.all.lock().clear();
     }

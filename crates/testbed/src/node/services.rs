@@ -1,4 +1,4 @@
-//! The addresses behind Services, for those who live outside the cluster's network.
+//! Addresses behind Services, for clients outside the network of the cluster.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,8 +16,8 @@ use super::probe::port_of;
 use super::processes::Processes;
 use super::substitutions::{Mention, ServiceName};
 
-/// Finds the processes behind a Service: those of its ready endpoints, as the cluster's own controllers list them.
-/// Ask anew for each connection, and a rollout is followed as by any client of a Service.
+/// Resolves a Service to the processes of its ready endpoints, as the controllers of the cluster list them. Resolve
+/// again for each connection to follow a rollout, as any client of a Service does.
 #[derive(Clone)]
 pub struct Resolver {
     client: Client,
@@ -29,7 +29,7 @@ impl Resolver {
         Self { client, processes }
     }
 
-    /// The addresses behind a port of a Service; the host is its name in the cluster's DNS.
+    /// Addresses behind a port of a Service. `host` is its DNS name in the cluster.
     pub async fn find(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         let missing = |what: &str| io::Error::new(io::ErrorKind::NotFound, format!("{host}:{port}: {what}"));
         let name = ServiceName::parse(host).ok_or_else(|| missing("not the name of a Service"))?;
@@ -44,8 +44,8 @@ impl Resolver {
         if found.is_empty() { Err(missing("no pod is ready")) } else { Ok(found) }
     }
 
-    /// The address that takes the place of a name in a pod's environment: its own if it is behind the Service itself,
-    /// which is true whether it is ready or not, else that of a ready pod, else the one that was told.
+    /// The address that replaces the name of a Service in the environment of a pod: that of the pod itself if it
+    /// belongs to the Service, ready or not; else that of a ready pod; else the one of `Node::host`.
     pub(super) async fn stand_in(
         &self,
         mention: &Mention,
@@ -95,7 +95,7 @@ impl Resolve for Resolver {
     }
 }
 
-/// The Service's port of that number; without a number, its first.
+/// Port of the Service with this number, or its first port.
 fn port_called(service: &Service, number: Option<u16>) -> Option<&ServicePort> {
     let mut ports = service.spec.as_ref()?.ports.iter().flatten();
     ports.find(|port| number.is_none_or(|number| port.port == i32::from(number)))
@@ -108,7 +108,7 @@ fn selects(service: &Service, pod: &Pod) -> bool {
     })
 }
 
-/// The port of the pod that a port of a Service leads to.
+/// Port of the pod that a port of the Service leads to.
 fn target(port: &ServicePort, pod: &Pod) -> Option<u16> {
     let default = IntOrString::Int(port.port);
     let wanted = port.target_port.as_ref().unwrap_or(&default);

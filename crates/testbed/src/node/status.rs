@@ -1,7 +1,7 @@
-//! The status of a pod, from how its containers fare. Pure.
+//! The status of a pod, from the state of its containers. Pure.
 //!
-//! Times and restart counts are carried over from the status that is there, so the result equals it when nothing
-//! has changed. Conditions of others are never touched.
+//! Times and restart counts are taken from the present status, so that the result equals it if nothing has changed.
+//! Conditions of others are never touched.
 
 use std::net::Ipv4Addr;
 
@@ -18,19 +18,19 @@ use super::container::{Ended, Observed, Phase};
 
 const OWN_CONDITIONS: [&str; 4] = ["PodScheduled", "Initialized", "ContainersReady", "Ready"];
 
-/// How a container fares: as the node was told, or as its process really does.
-pub(super) enum Fares {
+/// State of a container: set by a rule, or observed from its process.
+pub(super) enum StateSource {
     Told(Behaviour),
     Observed(Observed),
 }
 
-/// What the node should report, or nothing for a pod that is not there or has ended.
-pub(super) fn wanted(
+/// The status to report. `None` for a pod that does not exist or has finished.
+pub(super) fn desired(
     pod: &Pod,
     ip: Ipv4Addr,
     host_ip: &str,
     now: Timestamp,
-    fares: impl Fn(&Container) -> Fares,
+    state_of: impl Fn(&Container) -> StateSource,
 ) -> Option<PodStatus> {
     let spec = pod.spec.as_ref()?;
     let mut status = pod.status.clone().unwrap_or_default();
@@ -46,12 +46,12 @@ pub(super) fn wanted(
         .map(|container| {
             let previous = find(status.init_container_statuses.as_ref(), &container.name);
             let sidecar = container.restart_policy.as_deref() == Some("Always");
-            match fares(container) {
-                Fares::Told(Behaviour::Ready | Behaviour::Unready) if !sidecar => {
+            match state_of(container) {
+                StateSource::Told(Behaviour::Ready | Behaviour::Unready) if !sidecar => {
                     completed(container, previous, &now)
                 }
-                Fares::Told(behaviour) => running(container, behaviour, previous, &now),
-                Fares::Observed(seen) => observed(container, seen, previous),
+                StateSource::Told(behaviour) => running(container, behaviour, previous, &now),
+                StateSource::Observed(seen) => observed(container, seen, previous),
             }
         })
         .collect();
@@ -61,10 +61,10 @@ pub(super) fn wanted(
         .iter()
         .map(|container| {
             let previous = find(status.container_statuses.as_ref(), &container.name);
-            match fares(container) {
+            match state_of(container) {
                 _ if !initialized => waiting(container, previous, "PodInitializing", None),
-                Fares::Told(behaviour) => running(container, behaviour, previous, &now),
-                Fares::Observed(seen) => observed(container, seen, previous),
+                StateSource::Told(behaviour) => running(container, behaviour, previous, &now),
+                StateSource::Observed(seen) => observed(container, seen, previous),
             }
         })
         .collect();
@@ -100,16 +100,16 @@ pub(super) fn wanted(
     Some(status)
 }
 
-/// The strategic merge patch that makes `wanted` true. It names the pod's uid, so that a successor of the same name
-/// is never given its status.
-pub(super) fn patch(pod: &Pod, wanted: &PodStatus) -> Value {
-    let conditions: Vec<_> = wanted
+/// The strategic merge patch to this status. It contains the uid of the pod, so that a successor with the same name
+/// never gets it.
+pub(super) fn patch(pod: &Pod, desired: &PodStatus) -> Value {
+    let conditions: Vec<_> = desired
         .conditions
         .iter()
         .flatten()
         .filter(|condition| OWN_CONDITIONS.contains(&condition.type_.as_str()))
         .map(|PodCondition { type_, status, reason, message, last_transition_time, .. }| {
-            // Conditions are merged key by key: what is to go away must be named.
+            // A strategic merge patch merges conditions by type, so a field to be removed must be named with null.
             json!({
                 "type": type_, "status": status, "reason": reason, "message": message,
                 "lastTransitionTime": last_transition_time,
@@ -119,15 +119,15 @@ pub(super) fn patch(pod: &Pod, wanted: &PodStatus) -> Value {
     json!({
         "metadata": { "uid": pod.metadata.uid },
         "status": {
-            "phase": wanted.phase,
+            "phase": desired.phase,
             "conditions": conditions,
-            "startTime": wanted.start_time,
-            "hostIP": wanted.host_ip,
-            "hostIPs": wanted.host_ips,
-            "podIP": wanted.pod_ip,
-            "podIPs": wanted.pod_ips,
-            "containerStatuses": wanted.container_statuses,
-            "initContainerStatuses": wanted.init_container_statuses,
+            "startTime": desired.start_time,
+            "hostIP": desired.host_ip,
+            "hostIPs": desired.host_ips,
+            "podIP": desired.pod_ip,
+            "podIPs": desired.pod_ips,
+            "containerStatuses": desired.container_statuses,
+            "initContainerStatuses": desired.init_container_statuses,
         },
     })
 }

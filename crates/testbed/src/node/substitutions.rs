@@ -7,7 +7,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 
-/// A text with its wildcard listen addresses replaced. A network such as `0.0.0.0/0` is none.
+/// Replaces wildcard listen addresses. A network such as `0.0.0.0/0` is not one.
 pub(super) fn listen_on(address: Ipv4Addr, text: &str) -> String {
     let address = address.to_string();
     let text = text.replace("[::]", &address);
@@ -23,7 +23,7 @@ pub(super) fn listen_on(address: Ipv4Addr, text: &str) -> String {
     replaced + rest
 }
 
-/// The name of a Service, as DNS knows it.
+/// DNS name of a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct ServiceName {
     pub(super) service: String,
@@ -31,7 +31,7 @@ pub(super) struct ServiceName {
 }
 
 impl ServiceName {
-    /// `service.namespace.svc`, with or without the cluster's domain.
+    /// Parses `service.namespace.svc`, with or without the domain of the cluster.
     pub(super) fn parse(host: &str) -> Option<Self> {
         let mut labels = host.split('.');
         let (service, namespace) = (labels.next()?, labels.next()?);
@@ -40,17 +40,17 @@ impl ServiceName {
     }
 }
 
-/// A Service that a text names.
+/// A Service that a text mentions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mention {
     pub(super) name: ServiceName,
-    /// The port, written or implied by the scheme; nothing when only a host is meant.
+    /// Port as written or implied by the scheme. `None` if the text has only a host.
     pub(super) port: Option<u16>,
-    /// Where in the text, the port included.
+    /// Position in the text, including the port.
     range: Range<usize>,
 }
 
-/// The Services that a text names, in their order.
+/// Services that a text mentions, in order.
 pub(super) fn mentions(text: &str) -> Vec<Mention> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -73,7 +73,7 @@ pub(super) fn mentions(text: &str) -> Vec<Mention> {
     found
 }
 
-/// A text with each mention replaced by an address, where one is given.
+/// Replaces each mention that has an address.
 pub(super) fn replace(text: &str, found: &[(Mention, SocketAddr)]) -> String {
     let mut replaced = text.to_owned();
     for (mention, address) in found.iter().rev() {
@@ -90,7 +90,7 @@ fn digits(text: &str) -> &str {
     text.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default()
 }
 
-/// The scheme of the URL whose host begins right after this text. A user and a password may stand between.
+/// Scheme of the URL whose host starts right after this text. User information may be in between.
 fn scheme(before: &str) -> Option<&str> {
     let (head, user) = before.rsplit_once("://")?;
     let is_user = user.is_empty() || user.ends_with('@') && !user.contains(['/', ' ', ',']);

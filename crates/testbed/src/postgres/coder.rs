@@ -1,7 +1,7 @@
-//! Databases as coderd sets them up: the migrations of the pinned release, up to any of them.
+//! Databases with the migrations of the pinned release of coderd, up to any of them.
 //!
-//! Each state is made once a process and copied for each test. Nothing of coderd runs: what it writes when it
-//! starts, such as the deployment's id, is not there.
+//! Each state is created once a process and copied for each test. coderd itself does not run, so what it writes at
+//! its start, such as the deployment id, is missing.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,7 +27,7 @@ pub async fn migrated(up_to: Option<u32>) -> Database<'static> {
 }
 
 async fn copy(up_to: Option<u32>) -> Result<Database<'static>, Error> {
-    // To ask Go where the files are takes a while.
+    // Asking Go for the directory takes seconds, so the files are read once.
     static FILES: OnceCell<Vec<(u32, PathBuf)>> = OnceCell::const_new();
     let all = FILES.get_or_try_init(find).await.map_err(Error::io("find coderd's migrations"))?;
     let mut templates = TEMPLATES.lock().await;

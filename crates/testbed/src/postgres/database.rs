@@ -1,4 +1,4 @@
-//! Databases of tests: each with a role of its own, gone when it is dropped.
+//! Databases of tests, each with a role of its own. Dropping one removes both.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -15,7 +15,7 @@ use crate::pki::token;
 
 const REMOVED_WITHIN: Duration = Duration::from_secs(5);
 
-/// A connection for assertions. It ends when this is dropped.
+/// A connection for assertions. Dropping it closes it.
 pub struct Client {
     client: tokio_postgres::Client,
     connection: JoinHandle<()>,
@@ -41,7 +41,7 @@ impl Drop for Client {
     }
 }
 
-/// Where a database is, and who its owner is.
+/// Address and owner of a database.
 #[derive(Clone)]
 struct Place {
     port: u16,
@@ -56,7 +56,7 @@ pub struct Database<'a> {
     place: Place,
 }
 
-/// A database that others are copied from, which is much faster than to fill each one.
+/// A database to copy from, which is much faster than to run the migrations for each test.
 pub struct Template<'a> {
     database: Database<'a>,
 }
@@ -68,7 +68,7 @@ impl fmt::Debug for Database<'_> {
 }
 
 impl<'a> Database<'a> {
-    /// Its name, which is that of its role too.
+    /// Name of the database and of its role.
     pub fn name(&self) -> &str {
         &self.place.name
     }
@@ -78,18 +78,18 @@ impl<'a> Database<'a> {
         &self.place.password
     }
 
-    /// Its connection URL.
+    /// Connection URL with user and password.
     pub fn url(&self) -> String {
         self.url_through(self.place.port)
     }
 
-    /// Its connection URL through another port of 127.0.0.1, as that of a proxy.
+    /// Connection URL with another port of 127.0.0.1, such as that of a [`Proxy`](super::Proxy).
     pub fn url_through(&self, port: u16) -> String {
         let Place { name, password, .. } = &self.place;
         format!("postgres://{name}:{password}@{}:{port}/{name}?sslmode=disable", Ipv4Addr::LOCALHOST)
     }
 
-    /// Connects as its role.
+    /// Connects as the role of the database.
     pub async fn connect(&self) -> Result<Client, Error> {
         let Place { port, name, password, .. } = &self.place;
         connect(*port, name, password, name).await.map_err(Error::sql("connect to the database"))
@@ -100,7 +100,7 @@ impl<'a> Database<'a> {
         superuser(self.server, &self.place.name).await
     }
 
-    /// How many connections of its role were accepted so far.
+    /// Number of accepted connections of its role so far.
     pub fn connections(&self) -> usize {
         self.server.log().connections(&self.place.name)
     }
@@ -110,15 +110,15 @@ impl<'a> Database<'a> {
         self.server.log().statements(&self.place.name)
     }
 
-    /// Makes it one that others are copied from. Nobody may be connected to it any more; the server waits a few
-    /// seconds for those that are about to leave.
+    /// Converts the database into a template. No connection may be open; the server waits a few seconds for closing
+    /// ones.
     pub fn into_template(self) -> Template<'a> {
         Template { database: self }
     }
 }
 
 impl<'a> Template<'a> {
-    /// A copy with a role of its own, which may do whatever the owner of the template may.
+    /// Copies the template. The role of the copy has the permissions of the owner of the template.
     pub async fn database(&self) -> Result<Database<'a>, Error> {
         create(self.database.server, Some(self)).await
     }
@@ -169,12 +169,12 @@ async fn connect(
     Ok(Client { client, connection })
 }
 
-/// A test may end in the middle of anything, so its connections are cut rather than waited for. Failure is left
-/// alone: the server may be stopped, and it is thrown away as a whole.
+/// Cuts open connections instead of waiting for them, because a test may end at any point. Errors are ignored: the
+/// server may be stopped, and is thrown away as a whole.
 impl Drop for Database<'_> {
     fn drop(&mut self) {
         let place = self.place.clone();
-        // The runtime of the test is no place to wait in.
+        // A drop cannot await, and a runtime cannot block inside another, so a thread with its own runtime does the work.
         let _ = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
             runtime.block_on(async { tokio::time::timeout(REMOVED_WITHIN, remove(&place)).await }).ok()

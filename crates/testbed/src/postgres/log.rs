@@ -1,11 +1,11 @@
-//! What the server logged: who connected, and which statements it got.
+//! Log of the server: connections and statements.
 
 use std::path::Path;
 
-/// User and database before each line; lines without them are the server's own.
+/// User and database in front of each line. Lines without them come from the server itself.
 pub(super) const PREFIX: &str = "%q<%u@%d> ";
 
-/// The log as it is now.
+/// The content of the log file.
 pub(super) struct Log(String);
 
 impl Log {
@@ -13,17 +13,17 @@ impl Log {
         Self(String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned())
     }
 
-    /// How often a role was let in.
+    /// Number of accepted connections of a role.
     pub(super) fn connections(&self, role: &str) -> usize {
         self.lines(role).filter(|line| line.starts_with("LOG:  connection authorized:")).count()
     }
 
-    /// The statements of a role, in order.
+    /// Statements of a role, in order.
     pub(super) fn statements(&self, role: &str) -> Vec<String> {
         self.lines(role).filter_map(|entry| statement(&entry)).collect()
     }
 
-    /// The entries of a role; a statement of several lines is one entry.
+    /// Entries of a role. A statement of several lines is one entry.
     fn lines(&self, role: &str) -> impl Iterator<Item = String> {
         let mark = format!("<{role}@");
         let mut entries: Vec<String> = Vec::new();
@@ -48,7 +48,7 @@ impl Log {
     }
 }
 
-/// The statement of an entry: sent alone, or prepared and executed.
+/// The statement of an entry, sent alone or as a prepared one.
 fn statement(entry: &str) -> Option<String> {
     let said = entry.strip_prefix("LOG:  ")?;
     if let Some(text) = said.strip_prefix("statement: ") {

@@ -1,31 +1,31 @@
-//! Where the programs of Postgres are.
+//! Where the programs of Postgres are installed.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use super::{Error, is_file};
 
-/// Debian keeps each release in a directory of its own, off the PATH.
+/// Debian installs each release in a directory of its own that is not in `PATH`.
 const DEBIAN: &str = "/usr/lib/postgresql";
 
-/// The programs of one Postgres.
+/// Programs of one release of Postgres.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Programs {
-    /// Makes a data directory.
+    /// Creates a data directory.
     pub initdb: PathBuf,
-    /// The server.
+    /// Runs the server.
     pub postgres: PathBuf,
 }
 
 impl Programs {
-    /// Those on PATH, else the newest of Debian's.
+    /// Finds the programs in `PATH`, else the newest release of Debian.
     pub fn locate() -> Result<Self, Error> {
         Self::locate_in(&std::env::var_os("PATH").unwrap_or_default(), Path::new(DEBIAN))
     }
 
     fn locate_in(path: &OsStr, debian: &Path) -> Result<Self, Error> {
         let dirs = || std::env::split_paths(path).chain(releases(debian));
-        // Both from one place, so that they are of one release.
+        // Both from the same directory, so that they are of the same release.
         let both = |dir: PathBuf| {
             Some(Self { initdb: is_file(&dir, "initdb")?, postgres: is_file(&dir, "postgres")? })
         };
@@ -36,7 +36,7 @@ impl Programs {
     }
 }
 
-/// The directories of Debian's releases, the newest first.
+/// Directories of the releases of Debian, newest first.
 fn releases(debian: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(debian).into_iter().flatten().flatten();
     let mut found: Vec<(u32, PathBuf)> = entries

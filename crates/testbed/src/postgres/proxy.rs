@@ -1,7 +1,7 @@
-//! A place between a client and a server where connections go wrong on purpose.
+//! A proxy in front of a server that breaks connections on purpose.
 //!
-//! What is matched is the text that a client sends in one piece, as it sends a statement. TLS hides it, so the
-//! connections through here are plain.
+//! It matches the text that a client sends in one piece, which is how the driver sends a statement. TLS would hide
+//! the text, so connections through the proxy are plain.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -19,22 +19,22 @@ const BUFFER: usize = 16 * 1024;
 /// What happens to connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Trouble {
-    /// Nothing.
+    /// They work.
     #[default]
     None,
     /// They are closed as soon as they are accepted.
     Close,
-    /// They are accepted, and nothing ever comes back.
+    /// They are accepted and never answered.
     Hang,
-    /// Closed when the client sends this text, which does not reach the server.
+    /// Closed when the client sends this text, before it reaches the server.
     CutBefore(&'static str),
-    /// The text reaches the server, and the connection is closed when the server has answered.
+    /// Closed when the server has answered this text, before the answer reaches the client.
     CutAfter(&'static str),
-    /// The text reaches the server, whose answer never comes.
+    /// The text reaches the server, and its answer is never delivered.
     SilentAfter(&'static str),
 }
 
-/// A proxy on 127.0.0.1. It ends, with its connections, when it is dropped.
+/// A proxy on 127.0.0.1. Dropping it closes its connections.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -44,7 +44,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts one in front of a port of 127.0.0.1.
+    /// Starts a proxy in front of a port of 127.0.0.1.
     pub async fn start(to: u16) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
@@ -53,17 +53,17 @@ impl Proxy {
         Ok(Self { port, trouble, accepted, task })
     }
 
-    /// Where it listens.
+    /// Port on which it listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What happens from now on, to open connections too.
+    /// Sets what happens from now on, to open connections as well.
     pub fn set(&self, trouble: Trouble) {
         *self.trouble.lock() = trouble;
     }
 
-    /// How many connections came so far.
+    /// Number of connections so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
@@ -81,7 +81,7 @@ async fn serve(listener: TcpListener, to: u16, trouble: Arc<Mutex<Trouble>>, acc
         accepted.fetch_add(1, Ordering::SeqCst);
         let trouble = trouble.clone();
         open.spawn(async move {
-            // Either side may go away at any time; that is what a proxy is for.
+            // Either side may disconnect at any time, so errors are ignored.
             let _ = carry(client, to, &trouble).await;
         });
     }
@@ -104,7 +104,7 @@ async fn carry(client: TcpStream, to: u16, trouble: &Mutex<Trouble>) -> io::Resu
     }
 }
 
-/// What becomes of the answers of one connection.
+/// What happens to the answers of one connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Open,
@@ -152,7 +152,7 @@ async fn answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, end: &Mutex<En
     }
 }
 
-/// Takes whatever comes until the client goes away.
+/// Reads until the client disconnects, and never answers.
 async fn silence(mut client: TcpStream) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER];
     while client.read(&mut buffer).await? > 0 {}

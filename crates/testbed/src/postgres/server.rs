@@ -1,4 +1,4 @@
-//! One server: its data directory, its start and its end.
+//! One server: data directory, start and stop.
 
 use std::fmt;
 use std::io;
@@ -29,21 +29,21 @@ const PASSWORD: &str = "postgres-password";
 const CERTIFICATE: &str = "postgres.crt";
 const KEY: &str = "postgres.key";
 
-/// How a server is to be.
+/// Options of a server.
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
     tls: Option<Vec<String>>,
 }
 
 impl Builder {
-    /// With a certificate for these names and addresses. Plain connections are still accepted.
+    /// Serves TLS with a certificate for these names and addresses. Plain connections are still accepted.
     #[must_use]
     pub fn tls(mut self, names: &[&str]) -> Self {
         self.tls = Some(names.iter().map(|name| (*name).to_owned()).collect());
         self
     }
 
-    /// Starts it.
+    /// Starts the server and waits until it accepts connections.
     pub async fn start(self) -> Result<Postgres, Error> {
         let programs = Programs::locate()?;
         let mut attempt = 1;
@@ -67,7 +67,7 @@ impl Builder {
         Ok(server)
     }
 
-    /// Makes the data directory. Blocks for a second or two.
+    /// Creates the data directory. Blocks for a second or two.
     fn prepare(self, programs: Programs) -> Result<Postgres, Error> {
         let group = Group::start().map_err(Error::io("set up the run directory of postgres"))?;
         let user = User::unless_ordinary();
@@ -104,7 +104,7 @@ impl Builder {
     }
 }
 
-/// A server of one's own.
+/// A running server.
 pub struct Postgres {
     programs: Programs,
     user: Option<User>,
@@ -128,30 +128,30 @@ impl Postgres {
         Self::builder().start().await
     }
 
-    /// A server with other properties.
+    /// A server with other options.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Its port on 127.0.0.1.
+    /// Port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The authority of its certificate as PEM, when it speaks TLS.
+    /// The CA of its certificate as PEM. `None` without TLS.
     pub fn ca(&self) -> Option<&str> {
         self.ca.as_deref()
     }
 
-    /// A fresh, empty database with a role of its own, which goes away when it is dropped.
+    /// Creates an empty database with a role of its own. Dropping it removes both.
     pub async fn database(&self) -> Result<Database<'_>, Error> {
         database::create(self, None).await
     }
 
-    /// Ends the server at once, as a crash would: open connections break, what was committed stays.
+    /// Stops the server at once, as a crash does: connections break, committed data stays.
     pub fn stop(&self) -> Result<(), Error> {
         let Some(component) = self.running.lock().take() else { return Ok(()) };
-        // Asked to quit, it ends its children first; killed, it would leave them to notice.
+        // SIGQUIT makes the server end its children first. After SIGKILL they would run on until they notice.
         let _ = component.signal(Signal::QUIT);
         if component.ended_within(STOP_WITHIN) {
             return Ok(());
@@ -188,7 +188,7 @@ impl Postgres {
         Err(Error::NotReady { after: READY_WITHIN, last, log: component.log_tail() })
     }
 
-    /// What the server logged so far: connections and statements.
+    /// Connections and statements so far.
     pub(super) fn log(&self) -> Log {
         Log::read(&self.group.dir().file("postgres.log"))
     }
@@ -209,7 +209,7 @@ fn init_args(data: &str) -> Vec<String> {
         .collect()
 }
 
-/// Nothing here outlives the process, so nothing needs to reach a disk.
+/// Durability is off, because nothing here outlives the process.
 fn server_args(data: &str, port: u16, tls: bool) -> Vec<String> {
     let mut settings = vec![
         format!("listen_addresses={}", Ipv4Addr::LOCALHOST),
@@ -239,7 +239,7 @@ fn server_args(data: &str, port: u16, tls: bool) -> Vec<String> {
         .collect()
 }
 
-/// The certificate of a server, its key and its authority, as PEM.
+/// Certificate, key and CA of a server, as PEM.
 struct Identity {
     ca: String,
     certificate: String,

@@ -19,29 +19,29 @@ fn row(id: &str, name: &str, created: i32) -> Token {
         created: at(created),
         expires: at(created + 30),
         lifetime: HOUR * 30,
-        full: true,
+        unrestricted: true,
     }
 }
 
 fn decide(tokens: &[Token], existing: Option<&str>, replace: bool) -> TokenPlan {
     let existing = existing.map(|id| SecretString::from(format!("{id}-{id}")));
-    let wanted = TokenRequest {
+    let request = TokenRequest {
         token_name: NAME,
         existing: existing.as_ref(),
         lifetime: HOUR * 30,
         now: at(0),
         replace,
     };
-    token(tokens, &Names::of(NAME), &wanted)
+    token(tokens, &TokenNames::of(NAME), &request)
 }
 
 fn keep(id: &str, remove: &[&str], rename: bool) -> TokenPlan {
     TokenPlan::Keep { id: id.to_owned(), remove: remove.iter().map(|id| (*id).to_owned()).collect(), rename }
 }
 
-fn make(name: &str, remove: &[&str], beside: bool) -> TokenPlan {
+fn make(name: &str, remove: &[&str], keeps_existing: bool) -> TokenPlan {
     let remove = remove.iter().map(|id| (*id).to_owned()).collect();
-    TokenPlan::Make { name: name.to_owned(), remove, beside }
+    TokenPlan::Make { name: name.to_owned(), remove, keeps_existing }
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_token_counts_only_with_its_secret() {
 
 #[test]
 fn a_token_that_may_not_do_everything_is_renewed() {
-    let narrow = Token { full: false, ..row("a", "n", -1) };
+    let narrow = Token { unrestricted: false, ..row("a", "n", -1) };
     assert_eq!(decide(&[narrow], Some("a"), false), make("n-next", &[], true));
 }
 
@@ -125,7 +125,7 @@ fn only_the_account_with_both_marks_is_ours() {
         email: email.to_owned(),
         username: USERNAME.to_owned(),
         is_system,
-        right: true,
+        is_correct: true,
     };
     assert!(account(EMAIL, true).is_ours());
     for (email, is_system) in [(EMAIL, false), ("ann@example.com", true), ("ann@example.com", false)] {
@@ -137,6 +137,6 @@ fn only_the_account_with_both_marks_is_ours() {
         ));
     }
     assert_eq!(super::account(&[]), Ok(AccountPlan::Make));
-    let broken = Account { right: false, ..account(EMAIL, true) };
+    let broken = Account { is_correct: false, ..account(EMAIL, true) };
     assert_eq!(super::account(&[broken]), Ok(AccountPlan::Repair { id: "1".to_owned() }));
 }

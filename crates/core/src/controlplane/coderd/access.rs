@@ -89,18 +89,23 @@ pub fn minted_token(object: &CoderControlPlane) -> Option<MintedToken> {
     (reference.name == secret_name(object)).then(MintedToken::default)
 }
 
-/// A token that came another way than the one that is asked for now, and is still to be given back.
-pub fn replaced_token(object: &CoderControlPlane) -> Option<MintedToken> {
-    let given = object.spec.operator_access.token_secret_ref.as_ref();
-    if given.is_some_and(|given| given.name.as_str() == secret_name(object)) {
-        // A person chose to go on with the very token.
-        return None;
+/// The tokens on record that were created by another method than the one of the spec, and are still to be revoked.
+///
+/// At most one if the operator creates the token by the method of the spec, at most two if a person supplies it. A token of
+/// the spec's own method is never among them, even if the record names it as replaced: after a change from one method to
+/// another and back it is the token in use.
+pub fn replaced_tokens(object: &CoderControlPlane) -> Vec<MintedToken> {
+    let access = &object.spec.operator_access;
+    let supplied = access.token_secret_ref.as_ref();
+    if supplied.is_some_and(|supplied| supplied.name.as_str() == secret_name(object)) {
+        // A person supplies the very token that the operator created.
+        return Vec::new();
     }
-    let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
-    let replaced = token.and_then(|token| token.replaces.as_ref());
+    let record = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
+    let replaced = record.and_then(|record| record.replaces.as_ref());
     let replaced = replaced.map(|old| MintedToken { method: old.method, user_id: old.user_id.clone() });
-    replaced
-        .or_else(|| minted_token(object).filter(|token| token.method != object.spec.operator_access.method))
+    let all = replaced.into_iter().chain(minted_token(object));
+    all.filter(|token| token.method != access.method).collect()
 }
 
 /// Whether a token may be made: whoever comes later will know of it and clean it up.
@@ -120,7 +125,7 @@ pub fn proven_record(object: &CoderControlPlane) -> Option<Grant> {
         user_id: token.user_id.clone(),
         expires: time(&token.expires),
         renew_after: time(&token.renew_after),
-        replaces: replaced_token(object),
+        replaces: replaced_tokens(object).into_iter().next(),
     })
 }
 
@@ -141,6 +146,20 @@ pub fn is_revoked(object: &CoderControlPlane) -> bool {
     minted_token(object).is_none() && (disabled || no_token_possible(object))
 }
 
+/// Whether an earlier process replaced a refused token for this spec, and coderd refused the replacement too.
+///
+/// Not while a token of another method is still to be revoked: the condition may then be about that token, because the
+/// last report is put on the status of the new generation before the first exchange about it.
+pub fn is_replacement_refused(object: &CoderControlPlane) -> bool {
+    let mut conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
+    let is_refused = conditions.any(|c| {
+        c.type_ == kind::OPERATOR_ACCESS_READY
+            && c.observed_generation == object.metadata.generation
+            && Reason::of(c) == Some(Reason::TokenRefused)
+    });
+    is_refused && replaced_tokens(object).is_empty()
+}
+
 /// Whether there is any way to a token, by the spec.
 pub fn has_token_source(object: &CoderControlPlane) -> bool {
     let method = object.spec.operator_access.method;
@@ -159,7 +178,7 @@ pub fn secret_name(object: &CoderControlPlane) -> String {
 }
 
 /// Puts what is known of the access into a status.
-pub(super) fn set_conditions(
+pub fn set_conditions(
     object: &CoderControlPlane,
     report: &CoderdReport,
     conditions: &mut Conditions<'_>,
@@ -186,6 +205,15 @@ pub(super) fn set_conditions(
     }
     let worked = status.operator_access_ready == Some(true);
     if let Some(token) = &report.token {
+        if status.operator_token.is_none() && token.name != secret_name(object) {
+            // The reference is the only record of a token of the Go operator. It must outlive the reference.
+            let implied = minted_token(object).map(|MintedToken { method, user_id }| Grant {
+                method,
+                user_id,
+                ..Grant::default()
+            });
+            status.operator_token = implied.as_ref().map(shown);
+        }
         status.operator_token_secret_ref = Some(token.clone());
     }
     match (&report.grant, &report.revocation) {

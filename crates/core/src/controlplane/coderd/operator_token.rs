@@ -26,8 +26,8 @@ pub struct ObservedToken {
     pub is_recorded: bool,
     /// The token on record, if it was proven: it has an expiry.
     pub record: Option<Grant>,
-    /// A token of another method that is still to be revoked.
-    pub replaced: Option<MintedToken>,
+    /// Tokens of other methods that are still to be revoked, as [`super::access::replaced_tokens`] lists them.
+    pub replaced: Vec<MintedToken>,
     /// Whether a refused token was already replaced for the present inputs.
     pub replaced_refused: bool,
     /// The Secrets with the token.
@@ -46,8 +46,8 @@ pub struct ObservedToken {
     pub proof: Option<TokenCheck>,
     /// The outcome of [`TokenEffect::RemoveOthers`].
     pub others_removed: Option<Result<(), Blocker>>,
-    /// The outcome of [`TokenEffect::RevokeReplaced`].
-    pub replaced_revoked: Option<Result<(), Blocker>>,
+    /// The outcomes of [`TokenEffect::RevokeReplaced`], in the order of `replaced`.
+    pub replaced_revoked: Vec<Result<(), Blocker>>,
 }
 
 impl ObservedToken {
@@ -57,7 +57,7 @@ impl ObservedToken {
             method,
             is_recorded: false,
             record: None,
-            replaced: None,
+            replaced: Vec::new(),
             replaced_refused: false,
             secret: None,
             check: None,
@@ -67,7 +67,7 @@ impl ObservedToken {
             created: None,
             proof: None,
             others_removed: None,
-            replaced_revoked: None,
+            replaced_revoked: Vec::new(),
         }
     }
 }
@@ -143,7 +143,9 @@ pub enum TokenEffect {
     },
     /// Remove every other token of ours from coderd.
     RemoveOthers,
-    /// Revoke the token that came by another method.
+    /// Revoke the tokens of another method. Those of the first user are revoked with the token that works now, by the
+    /// user's UUID; without a UUID the operator logs in as the first user. They are never revoked as `me`: that is the
+    /// user of the token that works now.
     RevokeReplaced(MintedToken),
 }
 
@@ -190,7 +192,11 @@ fn decide_supplied(observed: &ObservedToken) -> TokenStep {
     }
     match &observed.check {
         None => Step::Ask(TokenQuery::Check),
-        Some(TokenCheck::Refused(blocker)) => Step::Done(observed.refused(blocker)),
+        Some(TokenCheck::Refused(blocker)) => {
+            // A text that no header can carry was not sent to coderd, so that the license is not known to be blocked.
+            let blocks_license = blocker.reason != Reason::BadToken;
+            Step::Done(TokenReport { blocks_license, ..observed.refused(blocker) })
+        }
         Some(TokenCheck::Unknown(blocker)) => Step::Done(observed.unreachable(blocker)),
         Some(TokenCheck::Accepted { .. }) => observed.finish(None),
     }
@@ -255,7 +261,7 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
             access: works.then_some(Access::Ready),
             grant: Some(Grant {
                 method: observed.method,
-                replaces: observed.replaced.clone(),
+                replaces: observed.replaced.first().cloned(),
                 ..Grant::default()
             }),
             awaits_record: true,
@@ -271,6 +277,10 @@ fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, TokenS
     match &observed.check {
         None => return Err(Step::Ask(TokenQuery::Check)),
         Some(TokenCheck::Unknown(blocker)) => return Err(Step::Done(observed.unreachable(blocker))),
+        // A text that cannot be a token is as good as none.
+        Some(TokenCheck::Refused(blocker)) if blocker.reason == Reason::BadToken => {
+            return Ok(Some(Lack::Missing));
+        }
         Some(TokenCheck::Refused(_)) => return Ok(Some(Lack::Refused)),
         Some(TokenCheck::Accepted { .. }) => {}
     }
@@ -302,14 +312,7 @@ fn after_creation(observed: &ObservedToken, created: &Result<CreatedToken, Block
             let report = observed.refused(&not_accepted(observed.method));
             return Step::Done(TokenReport { replaced_refused: true, ..report });
         }
-        Some(TokenCheck::Unknown(blocker)) => {
-            let replaced = matches!(observed.check, Some(TokenCheck::Refused(_)));
-            let report = observed.unreachable(blocker);
-            return Step::Done(TokenReport {
-                replaced_refused: observed.replaced_refused || replaced,
-                ..report
-            });
-        }
+        Some(TokenCheck::Unknown(blocker)) => return Step::Done(observed.unreachable(blocker)),
         Some(TokenCheck::Accepted { user_id }) => user_id,
     };
     match &observed.others_removed {
@@ -322,7 +325,7 @@ fn after_creation(observed: &ObservedToken, created: &Result<CreatedToken, Block
         user_id: Some(user_id.clone()),
         expires: Some(created.expires),
         renew_after: Some(created.renew_after),
-        replaces: observed.replaced.clone(),
+        replaces: observed.replaced.first().cloned(),
     }))
 }
 
@@ -335,7 +338,9 @@ impl ObservedToken {
             is_usable: true,
             ..TokenReport::default()
         };
-        let Some(replaced) = &self.replaced else { return Step::Done(ready) };
+        if self.replaced.is_empty() {
+            return Step::Done(ready);
+        }
         let is_supplied = self.method == AccessMethod::TokenSecret;
         let Some(successor) =
             grant.or_else(|| self.record.clone()).or_else(|| is_supplied.then(Grant::default))
@@ -343,14 +348,19 @@ impl ObservedToken {
             // Only a token that is on record counts as a successor.
             return Step::Done(ready);
         };
-        let mut report = match &self.replaced_revoked {
-            None => return Step::Act(TokenEffect::RevokeReplaced(replaced.clone())),
-            Some(Err(blocker)) if blocker.retry != Retry::OnChange => {
-                return Step::Done(TokenReport { retry: Some(blocker.retry), ..ready });
-            }
-            Some(Err(blocker)) => TokenReport { events: vec![abandoned(replaced, blocker)], ..ready },
-            Some(Ok(())) => ready,
-        };
+        if let Some(next) = self.replaced.get(self.replaced_revoked.len()) {
+            return Step::Act(TokenEffect::RevokeReplaced(next.clone()));
+        }
+        let failures = self.replaced_revoked.iter().filter_map(|outcome| outcome.as_ref().err());
+        let retry = failures.map(|blocker| blocker.retry).find(|retry| *retry != Retry::OnChange);
+        if retry.is_some() {
+            // The record still names all of them: revoking a token twice is harmless.
+            return Step::Done(TokenReport { retry, ..ready });
+        }
+        let outcomes = self.replaced.iter().zip(&self.replaced_revoked);
+        let events = outcomes
+            .filter_map(|(token, outcome)| outcome.as_ref().err().map(|blocker| abandoned(token, blocker)));
+        let mut report = TokenReport { events: events.collect(), ..ready };
         if is_supplied {
             report.revocation = Some(Revocation::Done);
         } else {
@@ -390,7 +400,11 @@ impl ObservedToken {
     }
 
     fn unchanged(&self) -> TokenReport {
-        TokenReport { replaced_refused: self.replaced_refused, ..TokenReport::default() }
+        let replaced_now = match (&self.check, &self.created) {
+            (Some(TokenCheck::Refused(blocker)), Some(Ok(_))) => blocker.reason != Reason::BadToken,
+            _ => false,
+        };
+        TokenReport { replaced_refused: self.replaced_refused || replaced_now, ..TokenReport::default() }
     }
 }
 

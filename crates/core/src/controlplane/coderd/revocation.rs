@@ -43,14 +43,19 @@ pub struct TokenDeletion {
 }
 
 /// What is to be done, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RevocationEffect {
     /// Delete the Secrets with the token.
     RemoveSecret,
     /// Delete the tokens in coderd's database.
     RevokeInDatabase,
-    /// Delete the tokens through coderd's API.
-    RevokeInCoderd,
+    /// Delete the tokens of the first user through coderd's API: with the token in the Secret, the one in use last, or after
+    /// logging in as the first user if coderd does not accept that token or there is none.
+    RevokeInCoderd {
+        /// UUID of the first user. If the token in the Secret belongs to another user, the tokens of this one are deleted.
+        /// None: the token in the Secret is the first user's own.
+        user_id: Option<String>,
+    },
 }
 
 /// The result of one exchange about the revocation.
@@ -95,17 +100,24 @@ pub fn decide(observed: &ObservedRevocation) -> RevocationStep {
 }
 
 fn effects(observed: &ObservedRevocation) -> Vec<RevocationEffect> {
+    use AccessMethod::{FirstUser, Postgres, TokenSecret};
     use RevocationEffect::{RemoveSecret, RevokeInCoderd, RevokeInDatabase};
-    let method = observed.recorded.as_ref().map_or(observed.method, |token| token.method);
-    let replaced = observed.replaced.as_ref().map(|token| token.method);
-    match (method, replaced) {
+    let unrecorded = MintedToken { method: observed.method, user_id: None };
+    let token = observed.recorded.as_ref().unwrap_or(&unrecorded);
+    let replaced = observed.replaced.as_ref().filter(|replaced| replaced.method != token.method);
+    let (of_first_user, has_both) = match (token.method, replaced) {
         // A supplied token belongs to a person.
-        (AccessMethod::TokenSecret, _) => Vec::new(),
-        (AccessMethod::Postgres, _) => vec![RemoveSecret, RevokeInDatabase],
-        (AccessMethod::FirstUser, Some(AccessMethod::Postgres)) => {
-            vec![RevokeInCoderd, RemoveSecret, RevokeInDatabase]
-        }
-        (AccessMethod::FirstUser, _) => vec![RevokeInCoderd, RemoveSecret],
+        (TokenSecret, _) => return Vec::new(),
+        (Postgres, Some(MintedToken { method: FirstUser, user_id })) => (user_id, true),
+        (Postgres, _) => return vec![RemoveSecret, RevokeInDatabase],
+        (FirstUser, replaced) => (&token.user_id, replaced.is_some_and(|old| old.method == Postgres)),
+    };
+    let in_coderd = RevokeInCoderd { user_id: of_first_user.clone() };
+    match (has_both, of_first_user) {
+        (false, _) => vec![in_coderd, RemoveSecret],
+        (true, Some(_)) => vec![in_coderd, RemoveSecret, RevokeInDatabase],
+        // The Secret holds a token of either method, which nobody can tell apart: without it the operator logs in.
+        (true, None) => vec![RemoveSecret, RevokeInDatabase, in_coderd],
     }
 }
 
@@ -177,16 +189,43 @@ mod tests {
 
     #[test]
     fn each_method_has_its_order() {
+        use AccessMethod::{FirstUser, Postgres, TokenSecret};
         use RevocationEffect::{RemoveSecret, RevokeInCoderd, RevokeInDatabase};
-        let both = ObservedRevocation {
-            replaced: Some(MintedToken { method: AccessMethod::Postgres, user_id: None }),
-            ..observed(AccessMethod::FirstUser)
+        let token = |method, user: Option<&str>| MintedToken { method, user_id: user.map(str::to_owned) };
+        let with = |recorded: MintedToken, replaced: Option<MintedToken>| ObservedRevocation {
+            recorded: Some(recorded),
+            replaced,
+            ..observed(Postgres)
         };
+        let in_coderd = |user: Option<&str>| RevokeInCoderd { user_id: user.map(str::to_owned) };
         for (observed, expected) in [
-            (observed(AccessMethod::TokenSecret), vec![]),
-            (observed(AccessMethod::Postgres), vec![RemoveSecret, RevokeInDatabase]),
-            (observed(AccessMethod::FirstUser), vec![RevokeInCoderd, RemoveSecret]),
-            (both, vec![RevokeInCoderd, RemoveSecret, RevokeInDatabase]),
+            (observed(TokenSecret), vec![]),
+            (observed(Postgres), vec![RemoveSecret, RevokeInDatabase]),
+            (observed(FirstUser), vec![in_coderd(None), RemoveSecret]),
+            (with(token(FirstUser, Some("p")), None), vec![in_coderd(Some("p")), RemoveSecret]),
+            // Nothing records a token: the method of the spec counts.
+            (
+                ObservedRevocation { recorded: None, ..observed(Postgres) },
+                vec![RemoveSecret, RevokeInDatabase],
+            ),
+            (ObservedRevocation { recorded: None, ..observed(TokenSecret) }, vec![]),
+            // A change of method that had not ended: both are revoked.
+            (
+                with(token(FirstUser, Some("p")), Some(token(Postgres, Some("o")))),
+                vec![in_coderd(Some("p")), RemoveSecret, RevokeInDatabase],
+            ),
+            (
+                with(token(FirstUser, None), Some(token(Postgres, Some("o")))),
+                vec![RemoveSecret, RevokeInDatabase, in_coderd(None)],
+            ),
+            (
+                with(token(Postgres, Some("o")), Some(token(FirstUser, Some("p")))),
+                vec![in_coderd(Some("p")), RemoveSecret, RevokeInDatabase],
+            ),
+            (
+                with(token(Postgres, None), Some(token(FirstUser, None))),
+                vec![RemoveSecret, RevokeInDatabase, in_coderd(None)],
+            ),
         ] {
             let (done, report) = run(observed);
             assert_eq!((done, report), (expected, finished(Revocation::Done)));

@@ -1,33 +1,39 @@
-//! The order of the rules.
+//! The order of the rules: what is proven is recorded, what fits is settled, what does not is replaced; and while nothing
+//! else is to be done, keys that nothing uses go.
 
+use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::{
-    deletion,
-    effect::{Decision, NextStep},
     evidence::{Flow, KeyFacts, Live, Stop},
-    observed::{ObservedKeys, Secret},
-    record::KeyRecord,
-    replace, retire, settle, tags,
-    target::CoderdTarget,
-    verdict::{self, CredentialProgress, CredentialVerdict},
+    observed::{Decision, Effect, ObservedKeys, Secret},
+    record::{KeyDetails, KeyRecord, Organization},
+    replace, retire, tags,
 };
+use crate::{
+    credential::{CredentialVerdict, Retiring},
+    target::CoderdTarget,
+};
+
+fn ready() -> CredentialVerdict {
+    CredentialVerdict::ready(Reason::ProvisionerKeyReady, "the key is known to coderd and in its Secret")
+}
 
 /// Decides what is next.
 pub fn decide(observed: &ObservedKeys, now: Timestamp) -> Decision {
     let facts = KeyFacts::new(observed, now);
     if let Some(deadline) = observed.deletion {
-        return deletion::decide(&facts, deadline);
+        return retire::delete_all(&facts, deadline);
     }
     if facts.is_at_rest() {
-        return Decision::rest(facts.last_run(), verdict::ready());
+        return Decision::rest(facts.last_run(), ready());
     }
     match proven(&facts) {
         Err(stop) => finish(&facts, None, Err(stop)),
         Ok(None) => finish(&facts, None, replace::replace(&facts, None)),
         Ok(Some(live)) => {
             let outcome = match facts.fits(&live.key) {
-                Ok(true) => settle::settle(&facts, &live),
+                Ok(true) => settle(&facts, &live),
                 Ok(false) => replace::replace(&facts, Some(&live)),
                 Err(stop) => Err(stop),
             };
@@ -41,13 +47,13 @@ pub fn decide(observed: &ObservedKeys, now: Timestamp) -> Decision {
 fn proven(facts: &KeyFacts<'_>) -> Flow<Option<Live>> {
     facts.secrets_are_known()?;
     let Some(live) = facts.live()? else { return Ok(None) };
-    if facts.record.current.as_ref().and_then(|key| key.id.as_ref()) != Some(&live.key.id) {
+    if facts.record.current_id() != Some(&live.key.id) {
         let mut record = facts.record.clone();
-        record.promote(facts.as_recorded(&live.key)?, live.place.clone(), facts.now);
+        record.promote(facts.as_recorded(&live.key)?, live.secret.clone(), facts.now);
         return Err(Stop::record(record));
     }
-    if facts.record.secret.as_ref() != Some(&live.place) {
-        return Err(Stop::record(KeyRecord { secret: Some(live.place), ..facts.record.clone() }));
+    if facts.record.secret.as_ref() != Some(&live.secret) {
+        return Err(Stop::record(KeyRecord { secret: Some(live.secret), ..facts.record.clone() }));
     }
     Ok(Some(live))
 }
@@ -55,10 +61,10 @@ fn proven(facts: &KeyFacts<'_>) -> Flow<Option<Live>> {
 /// Makes a decision of what a rule came to. While nothing else is to be done, keys that nothing uses go.
 fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision {
     let run = live.map_or_else(|| facts.last_run(), |live| facts.run(live));
-    let mut decision = Decision::rest(run, verdict::ready());
+    let mut decision = Decision::rest(run, ready());
     match outcome {
         Ok(()) => {}
-        Err(Stop::Wait(verdict)) => decision.verdict = facts.judged(verdict),
+        Err(Stop::Wait(verdict)) => decision.verdict = verdict.unless_recorded(facts.is_wanted_on_record()),
         Err(Stop::NextStep(next)) => {
             decision.verdict = replace::progress(facts, live, &next);
             decision.events = replace::passed_over(facts, &next);
@@ -66,38 +72,69 @@ fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decis
             return decision;
         }
     }
-    let retired = retire::retire(facts, live);
-    decision.next = retired.next.unwrap_or(NextStep::Done);
-    decision.again = retired.again;
-    decision.events = retired.events;
-    decision
+    let Retiring { next, again, events } = retire::retire(facts, live);
+    Decision { next, again, events, ..decision }
+}
+
+/// The Secret holds the key that the spec asks for: the status says so, the Secret is the wanted one, and its annotations
+/// tell what is in it.
+fn settle(facts: &KeyFacts<'_>, live: &Live) -> Flow<()> {
+    if !facts.observed.has_finalizer {
+        return Err(Stop::act(Effect::AddFinalizer));
+    }
+    let record = settled(facts, live)?;
+    if record != *facts.record {
+        return Err(Stop::record(record));
+    }
+    let (desired, marks) = (&facts.observed.desired.secret, facts.marks_of(&live.key)?);
+    if live.secret != *desired {
+        let (from, to, version) = (live.secret.clone(), desired.clone(), facts.writable()?);
+        return Err(Stop::act(Effect::CopySecret { from, to, version, marks }));
+    }
+    let Some(Secret::Ours { marks: have, .. }) = facts.observed.secrets.get(desired) else { return Ok(()) };
+    if have.as_ref() != Some(&marks) {
+        return Err(Stop::act(Effect::AnnotateSecret {
+            secret: desired.clone(),
+            version: facts.writable()?,
+            marks,
+        }));
+    }
+    Ok(())
+}
+
+/// The record of a key that is as wanted: named and placed as the spec does now, which may have other words for the
+/// same. A key that was announced and is not needed any more is to go.
+fn settled(facts: &KeyFacts<'_>, live: &Live) -> Flow<KeyRecord> {
+    let mut record = facts.record.clone();
+    let mut key = facts.as_recorded(&live.key)?;
+    key.details = KeyDetails {
+        organization: Organization {
+            id: Some(live.key.organization.clone()),
+            name: facts.observed.desired.organization.clone(),
+        },
+        tags_hash: Some(tags::hash(&facts.observed.desired.tags)),
+    };
+    record.current = Some(key);
+    record.secret = Some(live.secret.clone());
+    record.drop_pending();
+    Ok(record)
 }
 
 impl KeyFacts<'_> {
-    /// What cannot be told leaves a pool as ready as it was; but not if its own record says that another key is wanted.
-    fn judged(&self, verdict: CredentialVerdict) -> CredentialVerdict {
-        match verdict.stage {
-            CredentialProgress::Unsure if !self.is_wanted_on_record() => {
-                CredentialVerdict { stage: CredentialProgress::Working, ..verdict }
-            }
-            _ => verdict,
-        }
-    }
-
     /// Whether the recorded key is what the spec asks for, as far as that can be told without asking.
     fn is_wanted_on_record(&self) -> bool {
         let (desired, target) = (&self.observed.desired, &self.observed.target);
-        let same_place = |place: &CoderdTarget| match target {
-            Ok(target) => place.is_same(target),
-            Err(_) => place.control_plane == desired.control_plane,
+        let is_there = |recorded: &CoderdTarget| match target {
+            Ok(target) => recorded.is_same(target),
+            Err(_) => recorded.control_plane == desired.control_plane,
         };
         self.record.pending.is_none()
             && self.record.secret.as_ref() == Some(&desired.secret)
             && self.record.current.as_ref().is_some_and(|key| {
-                key.organization.name == desired.organization
-                    && key.tags_hash.as_deref() == Some(&*tags::hash(&desired.tags))
+                key.details.organization.name == desired.organization
+                    && key.details.tags_hash.as_deref() == Some(&*tags::hash(&desired.tags))
                     && desired.name.covers(&key.name)
-                    && same_place(&key.place)
+                    && is_there(&key.target)
             })
     }
 
@@ -115,10 +152,10 @@ impl KeyFacts<'_> {
             return false;
         };
         let key_is_wanted = key.id.is_some()
-            && key.organization.id.is_some()
-            && key.place == *target
-            && key.organization.name == desired.organization
-            && key.tags_hash.as_deref() == Some(&*tags::hash(&desired.tags))
+            && key.details.organization.id.is_some()
+            && key.target == *target
+            && key.details.organization.name == desired.organization
+            && key.details.tags_hash.as_deref() == Some(&*tags::hash(&desired.tags))
             && desired.name.covers(&key.name);
         let secret_is_wanted = record.secret.as_ref() == Some(&desired.secret) && marks.id == key.id;
         let pods_have_it = workload.run.secret == desired.secret

@@ -1,29 +1,30 @@
-//! What follows from what was seen: which key the Secret holds, and what must be looked at to know.
+//! What follows from what was observed: which key the Secret holds, and what coderd must be asked to know.
 
 use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::{
-    effect::{Effect, KeyQuery},
     observed::{
-        Blocker, FoundKey, KeyMarks, KeyProof, ListedKey, Listing, ObservedKeys, Run, Secret, Version,
+        Blocker, Effect, FoundKey, KeyMarks, KeyProof, KeyQuery, ListedKey, Listing, ObservedKeys, Run,
+        Secret, Version,
     },
-    record::{KeyRecord, ProvisionerKeyRecord},
+    record::{KeyDetails, KeyRecord, KeyRef, KeyScope, Organization},
     tags,
-    target::{CoderdTarget, KeyScope, Organization, SecretDataRef},
-    verdict::CredentialVerdict,
 };
-use crate::credential;
+use crate::{
+    credential::{self, CredentialVerdict},
+    target::{CoderdTarget, SecretDataRef},
+};
 
 /// Why a rule does not get to its end.
 pub(super) type Stop = credential::Stop<KeyQuery, KeyRecord, Effect>;
 
 pub(super) type Flow<T> = Result<T, Stop>;
 
-/// A key of ours that a Secret holds, proven in this pass.
+/// A key of ours that a Secret holds, proven in this reconcile.
 #[derive(Clone, Debug)]
 pub(super) struct Live {
-    pub(super) place: SecretDataRef,
+    pub(super) secret: SecretDataRef,
     pub(super) key: FoundKey,
     pub(super) checksums: [String; 2],
 }
@@ -37,7 +38,7 @@ enum Identity {
     Is(FoundKey),
 }
 
-/// One pass.
+/// What one decision rests on.
 #[derive(Debug)]
 pub(super) struct KeyFacts<'a> {
     pub(super) observed: &'a ObservedKeys,
@@ -52,6 +53,12 @@ impl<'a> KeyFacts<'a> {
 
     pub(super) fn target(&self) -> Flow<&'a CoderdTarget> {
         self.observed.target.as_ref().map_err(Stop::unsure)
+    }
+
+    /// The current key and the announced one.
+    fn recorded(&self) -> impl Iterator<Item = &'a KeyRef> {
+        let pending = self.record.pending.iter().map(|pending| &pending.credential);
+        self.record.current.iter().chain(pending)
     }
 
     /// The Secrets that may hold the key: the wanted one, and where it was kept so far; if that was forgotten, every one
@@ -84,7 +91,7 @@ impl<'a> KeyFacts<'a> {
             if let Identity::Is(key) = self.identity(place, marks.as_ref(), checksums)?
                 && self.is_ours(&key, marks.as_ref())?
             {
-                return Ok(Some(Live { place: place.clone(), key, checksums: checksums.clone() }));
+                return Ok(Some(Live { secret: place.clone(), key, checksums: checksums.clone() }));
             }
         }
         Ok(None)
@@ -136,10 +143,11 @@ impl<'a> KeyFacts<'a> {
         let marked = marks.and_then(|marks| marks.deployment_id.as_ref());
         let carried = self.observed.workload.as_ref().map(|workload| &workload.run.checksum);
         let is_new = carried.is_some_and(|carried| !checksums.contains(carried));
-        let announced = self.record.pending.as_ref().is_some_and(|pending| pending.place.is_same(target));
+        let announced =
+            self.record.pending.as_ref().is_some_and(|pending| pending.credential.target.is_same(target));
         Ok(match (marked, &self.record.current) {
             (Some(_), _) => marked == target.deployment_id.as_ref(),
-            (None, Some(current)) => current.place.is_same(target) || (is_new && announced),
+            (None, Some(current)) => current.target.is_same(target) || (is_new && announced),
             // The status is lost: the pods still know where they connect to.
             (None, None) => {
                 self.observed.workload.as_ref().is_none_or(|workload| workload.run.url == target.url)
@@ -150,11 +158,11 @@ impl<'a> KeyFacts<'a> {
     /// Where coderd cannot be asked what material is, annotations and the list must agree. A list without the key
     /// proves nothing: it shows only what the credential may see.
     fn identity_by_listing(&self, marks: Option<&KeyMarks>) -> Flow<FoundKey> {
-        let at = self.target_at()?;
+        let scope = self.target_scope()?;
         let known = marks.and_then(|marks| marks.id.clone());
         let known = known.or_else(|| self.record.current.as_ref()?.id.clone());
         let name = marks.map(|marks| marks.name.clone());
-        let listed = self.listing(&at)?.iter().find(|listed| match &known {
+        let listed = self.listing(&scope)?.iter().find(|listed| match &known {
             Some(id) => listed.key.id == *id,
             None => name.as_ref().is_some_and(|name| listed.key.name.eq_ignore_ascii_case(name)),
         });
@@ -175,8 +183,8 @@ impl<'a> KeyFacts<'a> {
             _ if marked.is_some() => Ok(false),
             Some(current) if current.id.is_some() => Ok(false),
             Some(current) => Ok(current.name.eq_ignore_ascii_case(&key.name)
-                && current.organization.id.as_deref().is_none_or(|id| id == key.organization)
-                && current.place.is_same(self.target()?)),
+                && current.details.organization.id.as_deref().is_none_or(|id| id == key.organization)
+                && current.target.is_same(self.target()?)),
             None => self.fits(key),
         }
     }
@@ -192,12 +200,9 @@ impl<'a> KeyFacts<'a> {
     /// The UUID of the wanted organization. What the status already says of the same words is believed.
     pub(super) fn organization(&self) -> Flow<String> {
         let (target, name) = (self.target()?, &self.observed.desired.organization);
-        let current = self.record.current.iter().map(|key| (&key.organization, &key.place));
-        let pending = self.record.pending.iter().map(|key| (&key.organization, &key.place));
-        let recorded = current
-            .chain(pending)
-            .find(|(organization, place)| organization.name == *name && place.is_same(target));
-        if let Some(id) = recorded.and_then(|(organization, _)| organization.id.clone()) {
+        let recorded =
+            self.recorded().find(|key| key.details.organization.name == *name && key.target.is_same(target));
+        if let Some(id) = recorded.and_then(|key| key.details.organization.id.clone()) {
             return Ok(id);
         }
         match &self.observed.organization {
@@ -212,20 +217,20 @@ impl<'a> KeyFacts<'a> {
     }
 
     /// The wanted organization of the target.
-    pub(super) fn target_at(&self) -> Flow<KeyScope> {
+    pub(super) fn target_scope(&self) -> Flow<KeyScope> {
         let organization =
             Organization { id: Some(self.organization()?), name: self.observed.desired.organization.clone() };
-        Ok(KeyScope { place: self.target()?.clone(), organization })
+        Ok(KeyScope { target: self.target()?.clone(), organization })
     }
 
     /// The keys of an organization.
-    pub(super) fn listing(&self, at: &KeyScope) -> Flow<&'a [ListedKey]> {
-        match self.observed.listings.get(at) {
-            None => Err(Stop::ask(KeyQuery::Keys(at.clone()))),
+    pub(super) fn listing(&self, scope: &KeyScope) -> Flow<&'a [ListedKey]> {
+        match self.observed.listings.get(scope) {
+            None => Err(Stop::ask(KeyQuery::Keys(scope.clone()))),
             Some(Listing::Known(list)) => Ok(list),
             Some(Listing::Unknown(blocker)) => Err(Stop::unsure(blocker)),
             Some(Listing::Gone) => {
-                let message = format!("nothing is left to ask {} with", at.place.url);
+                let message = format!("nothing is left to ask {} with", scope.target.url);
                 Err(Stop::unsure(&Blocker::new(Reason::Unreachable, message)))
             }
         }
@@ -238,13 +243,13 @@ impl<'a> KeyFacts<'a> {
         Secret::writable(secret, place, "spec.key.secretName").map_err(Stop::Wait)
     }
 
-    /// What the pods of a live key run with. The checksum that the existing operator put on them says the same.
+    /// What the pods of a live key run with. The checksum of the Go operator says the same, and is kept.
     pub(super) fn run(&self, live: &Live) -> Option<Run> {
-        let [ours, existing] = &live.checksums;
+        let [ours, go_operator] = &live.checksums;
         let carried = self.observed.workload.as_ref().map(|workload| &workload.run.checksum);
-        let checksum = if carried == Some(existing) { existing } else { ours };
+        let checksum = if carried == Some(go_operator) { go_operator } else { ours };
         let url = self.observed.target.as_ref().ok()?.url.clone();
-        Some(Run { secret: live.place.clone(), checksum: checksum.clone(), url })
+        Some(Run { secret: live.secret.clone(), checksum: checksum.clone(), url })
     }
 
     /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if
@@ -258,7 +263,7 @@ impl<'a> KeyFacts<'a> {
             Some(Secret::Ours { holds: Some([checksum, _]), marks: Some(marks), .. })
                 if marks.id.is_some() && marks.id == current.id =>
             {
-                let (secret, url) = (place.clone(), current.place.url.clone());
+                let (secret, url) = (place.clone(), current.target.url.clone());
                 Some(Run { secret, checksum: checksum.clone(), url })
             }
             _ => None,
@@ -277,19 +282,18 @@ impl<'a> KeyFacts<'a> {
     }
 
     /// A key of the target as the record keeps it.
-    pub(super) fn as_recorded(&self, key: &FoundKey) -> Flow<ProvisionerKeyRecord> {
+    pub(super) fn as_recorded(&self, key: &FoundKey) -> Flow<KeyRef> {
         let target = self.target()?;
-        let current = self.record.current.iter().map(|key| &key.organization);
-        let pending = self.record.pending.iter().map(|key| &key.organization);
-        let known = current.chain(pending).find(|known| known.id.as_ref() == Some(&key.organization));
+        let mut known = self.recorded().map(|key| &key.details.organization);
+        let known = known.find(|known| known.id.as_ref() == Some(&key.organization));
         // An organization that nobody named yet is called by its UUID, never by a name that may be another's.
         let name = known.map_or_else(|| key.organization.clone(), |known| known.name.clone());
-        Ok(ProvisionerKeyRecord {
+        let organization = Organization { id: Some(key.organization.clone()), name };
+        Ok(KeyRef {
             id: Some(key.id.clone()),
             name: key.name.clone(),
-            organization: Organization { id: Some(key.organization.clone()), name },
-            tags_hash: Some(tags::hash(&key.tags)),
-            place: target.clone(),
+            target: target.clone(),
+            details: KeyDetails { organization, tags_hash: Some(tags::hash(&key.tags)) },
         })
     }
 }

@@ -1,126 +1,226 @@
-//! What is remembered of keys: the part of a pool's status that the protocol rests on.
+//! What the status of a CoderProvisioner remembers of keys.
+//!
+//! Fields that the Go operator writes are read as it leaves them: a part may be missing.
 
 use std::collections::BTreeSet;
 
+use coder_k8s_api::{self as api, CoderProvisionerStatus};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::target::{CoderdTarget, KeyScope, Organization, SecretDataRef};
+use crate::{
+    credential::{CredentialRef, Details, Intent, Record, Retired, recorded_time},
+    target::{CoderdTarget, Credentials, SecretDataRef, nonempty},
+};
 
-/// What is remembered.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct KeyRecord {
-    /// The key that the Secret holds, proven.
-    pub current: Option<ProvisionerKeyRecord>,
-    /// The Secret that holds it.
-    pub secret: Option<SecretDataRef>,
-    /// A key that is about to be made, or was made and is not proven yet.
-    pub pending: Option<KeyIntent>,
-    /// Keys that are no longer wanted, the oldest first.
-    pub stale: Vec<RetiredKey>,
-}
+/// The data key where none is recorded.
+const DATA_KEY: &str = "key";
 
+/// What status remembers of the keys of a pool.
+pub type KeyRecord = Record<KeyDetails>;
 /// A key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ProvisionerKeyRecord {
-    /// Its UUID. None: a status of which a part was lost.
-    pub id: Option<String>,
-    /// Its name.
-    pub name: String,
-    /// Its organization.
-    pub organization: Organization,
-    /// Hash of its tags.
-    pub tags_hash: Option<String>,
-    /// The coderd that knows it.
-    pub place: CoderdTarget,
-}
-
+pub type KeyRef = CredentialRef<KeyDetails>;
 /// A key that is about to be made.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct KeyIntent {
-    /// Its name, which a listing showed to be free.
-    pub name: String,
-    /// Its UUID, once it is made. Its material is stored only after that.
-    pub id: Option<String>,
-    /// Its organization.
-    pub organization: Organization,
-    /// Hash of its tags.
-    pub tags_hash: String,
-    /// The coderd that it is made in.
-    pub place: CoderdTarget,
-    /// Why it is made.
-    pub reason: String,
-    /// When that was decided.
-    pub since: Timestamp,
-}
-
+pub type KeyIntent = Intent<KeyDetails>;
 /// A key that is no longer wanted.
+pub type RetiredKey = Retired<KeyDetails>;
+
+/// What is recorded of keys alone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RetiredKey {
-    /// The key. Without a UUID: announced, and perhaps never made.
-    pub key: ProvisionerKeyRecord,
-    /// When it was replaced; or, without a UUID, announced.
-    pub since: Timestamp,
-    /// When the last pod that could hold it was gone.
-    pub unused_since: Option<Timestamp>,
+pub struct KeyDetails {
+    /// The organization that the key belongs to.
+    pub organization: Organization,
+    /// Hash of its tags. None: a status of which a part was lost.
+    pub tags_hash: Option<String>,
 }
 
-impl ProvisionerKeyRecord {
-    /// Where to look for it.
-    pub fn at(&self) -> KeyScope {
-        KeyScope { place: self.place.clone(), organization: self.organization.clone() }
+impl Details for KeyDetails {
+    const MADE_ANEW: bool = true;
+
+    fn shares_names(&self, other: &Self) -> bool {
+        self.organization.is_same(&other.organization)
     }
 }
 
-impl KeyIntent {
-    /// Where to look for it.
-    pub fn at(&self) -> KeyScope {
-        KeyScope { place: self.place.clone(), organization: self.organization.clone() }
+/// An organization.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Organization {
+    /// UUID. None: coderd was not asked yet.
+    pub id: Option<String>,
+    /// What the spec called it. Several names can mean one: `default` is also what it is really called.
+    pub name: String,
+}
+
+impl Organization {
+    /// What coderd can find it by.
+    pub fn word(&self) -> &str {
+        self.id.as_deref().unwrap_or(&self.name)
     }
 
-    /// The same as something to be got rid of: the one of this UUID, or one that was perhaps made since.
-    pub(super) fn into_stale(self, id: Option<String>) -> RetiredKey {
-        let Self { name, id: _, organization, tags_hash, place, reason: _, since } = self;
-        let key = ProvisionerKeyRecord { id, name, organization, tags_hash: Some(tags_hash), place };
-        RetiredKey { key, since, unused_since: None }
+    fn is_same(&self, other: &Self) -> bool {
+        match (&self.id, &other.id) {
+            (Some(one), Some(two)) => one == two,
+            _ => self.name == other.name,
+        }
+    }
+
+    fn recorded(id: Option<&String>, name: Option<&String>) -> Self {
+        Self { id: nonempty(id), name: name.cloned().unwrap_or_default() }
+    }
+}
+
+/// An organization of a coderd: what a listing of keys is of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyScope {
+    /// The coderd.
+    pub target: CoderdTarget,
+    /// The organization.
+    pub organization: Organization,
+}
+
+impl KeyScope {
+    /// Whether a key is in this organization of this coderd.
+    pub fn holds(&self, key: &KeyRef) -> bool {
+        self.organization.is_same(&key.details.organization) && self.target.is_same(&key.target)
+    }
+}
+
+impl KeyRef {
+    /// The listing that shows it.
+    pub fn scope(&self) -> KeyScope {
+        KeyScope { target: self.target.clone(), organization: self.details.organization.clone() }
     }
 }
 
 impl KeyRecord {
-    /// Whether anything outside the cluster would be left if the object went.
-    pub fn is_empty(&self) -> bool {
-        self.current.is_none() && self.pending.is_none() && self.stale.is_empty()
+    /// The names in use in one organization: a new key must have another one, or the two would be taken for each other.
+    pub fn names_in(&self, scope: &KeyScope) -> BTreeSet<String> {
+        let stale = self.stale.iter().map(|stale| &stale.credential);
+        let pending = self.pending.iter().map(|pending| &pending.credential);
+        let keys = self.current.iter().chain(pending).chain(stale).filter(|key| scope.holds(key));
+        keys.map(|key| key.name.to_lowercase()).collect()
     }
 
-    /// Whether a UUID is on it.
-    pub fn knows(&self, id: &str) -> bool {
-        let stale = self.stale.iter().map(|stale| &stale.key.id);
-        let current = self.current.iter().map(|key| &key.id);
-        let pending = self.pending.iter().map(|key| &key.id);
-        current.chain(pending).chain(stale).any(|known| known.as_deref() == Some(id))
-    }
-
-    /// The names in use at one place: a new key must have another one, or the two would be taken for each other.
-    pub fn names_at(&self, at: &KeyScope) -> BTreeSet<String> {
-        let stale = self.stale.iter().map(|stale| &stale.key);
-        let keys = self.current.iter().chain(stale).filter(|key| key.at().is_same(at)).map(|key| &key.name);
-        let pending = self.pending.iter().filter(|key| key.at().is_same(at)).map(|key| &key.name);
-        keys.chain(pending).map(|name| name.to_lowercase()).collect()
-    }
-
-    /// Makes a proven key the current one. What was current before is to go; what is known of the new one as pending
-    /// or stale is forgotten.
-    pub(super) fn promote(&mut self, key: ProvisionerKeyRecord, secret: SecretDataRef, now: Timestamp) {
-        let is_it = |other: &ProvisionerKeyRecord| match (&other.id, &key.id) {
-            (Some(one), Some(two)) => one == two,
-            _ => other.name.eq_ignore_ascii_case(&key.name) && other.at().is_same(&key.at()),
-        };
-        self.stale.retain(|stale| !is_it(&stale.key));
-        let its = |pending: &KeyIntent| pending.at().is_same(&key.at()) && pending.name == key.name;
-        self.pending.take_if(|pending| its(pending));
-        if let Some(old) = self.current.take().filter(|old| !is_it(old)) {
-            self.stale.push(RetiredKey { key: old, since: now, unused_since: None });
-        }
-        self.current = Some(key);
+    /// Makes a proven key the current one. What was current before is to go.
+    pub(super) fn promote(&mut self, key: KeyRef, secret: SecretDataRef, now: Timestamp) {
+        let old = self.current.take().filter(|old| !old.is_same(&key));
+        self.adopt(key);
+        self.stale.extend(old.map(|credential| Retired { credential, since: now, unused_since: None }));
         self.secret = Some(secret);
+    }
+
+    /// Reads a status.
+    pub fn of(status: &CoderProvisionerStatus) -> Self {
+        let current = nonempty(status.provisioner_key_name.as_ref()).map(|name| KeyRef {
+            id: nonempty(status.provisioner_key_id.as_ref()),
+            name,
+            target: CoderdTarget::recorded(
+                status.control_plane_ref_name.as_ref(),
+                status.control_plane_url.as_ref(),
+                status.deployment_id.as_ref(),
+                status.credentials_source.as_ref(),
+            ),
+            details: KeyDetails {
+                organization: Organization::recorded(
+                    status.organization_id.as_ref(),
+                    status.organization_name.as_ref(),
+                ),
+                tags_hash: status.tags_hash.clone(),
+            },
+        });
+        Self {
+            current,
+            secret: status.secret_ref.as_ref().map(|secret| SecretDataRef::of(secret, DATA_KEY)),
+            pending: status.pending_key.as_ref().map(pending),
+            stale: status.stale_keys.iter().map(stale).collect(),
+        }
+    }
+
+    /// Writes it into a status.
+    pub fn write(&self, status: &mut CoderProvisionerStatus) {
+        let Self { current, secret, pending, stale } = self;
+        let key = current.as_ref();
+        let organization = key.map(|key| &key.details.organization);
+        status.provisioner_key_id = key.and_then(|key| key.id.clone());
+        status.provisioner_key_name = key.map(|key| key.name.clone());
+        status.organization_id = organization.and_then(|organization| organization.id.clone());
+        status.organization_name = nonempty(organization.map(|organization| &organization.name));
+        status.tags_hash = key.and_then(|key| key.details.tags_hash.clone());
+        let target = key.map(|key| &key.target);
+        status.control_plane_ref_name = nonempty(target.map(|target| &target.control_plane));
+        status.control_plane_url = nonempty(target.map(|target| &target.url));
+        status.deployment_id = target.and_then(|target| target.deployment_id.clone());
+        status.credentials_source =
+            target.and_then(|target| target.credentials.as_ref()).map(Credentials::source);
+        status.secret_ref = secret.as_ref().map(SecretDataRef::reported);
+        status.pending_key = pending.as_ref().map(pending_key);
+        status.stale_keys = stale.iter().map(stale_key).collect();
+    }
+}
+
+fn pending(key: &api::PendingKey) -> KeyIntent {
+    let target = CoderdTarget::recorded(
+        key.control_plane_ref_name.as_ref(),
+        key.control_plane_url.as_ref(),
+        key.deployment_id.as_ref(),
+        key.credentials_source.as_ref(),
+    );
+    let organization = Organization::recorded(key.organization_id.as_ref(), key.organization_name.as_ref());
+    let details = KeyDetails { organization, tags_hash: key.tags_hash.clone() };
+    KeyIntent {
+        credential: KeyRef { id: nonempty(key.id.as_ref()), name: key.name.clone(), target, details },
+        reason: key.reason.clone().unwrap_or_default(),
+        since: recorded_time(key.since.as_ref()),
+    }
+}
+
+fn pending_key(intent: &KeyIntent) -> api::PendingKey {
+    let KeyIntent { credential: KeyRef { id, name, target, details }, reason, since } = intent;
+    let KeyDetails { organization, tags_hash } = details;
+    api::PendingKey {
+        name: name.clone(),
+        id: id.clone(),
+        organization_id: organization.id.clone(),
+        organization_name: Some(organization.name.clone()),
+        tags_hash: tags_hash.clone(),
+        control_plane_ref_name: Some(target.control_plane.clone()),
+        control_plane_url: Some(target.url.clone()),
+        deployment_id: target.deployment_id.clone(),
+        credentials_source: target.credentials.as_ref().map(Credentials::source),
+        reason: Some(reason.clone()),
+        since: Some(Time(*since)),
+    }
+}
+
+fn stale(stale: &api::StaleKey) -> RetiredKey {
+    let target = CoderdTarget::recorded(
+        stale.control_plane_ref_name.as_ref(),
+        stale.control_plane_url.as_ref(),
+        stale.deployment_id.as_ref(),
+        stale.credentials_source.as_ref(),
+    );
+    let organization =
+        Organization::recorded(stale.organization_id.as_ref(), stale.organization_name.as_ref());
+    let details = KeyDetails { organization, tags_hash: stale.tags_hash.clone() };
+    let credential = KeyRef { id: nonempty(stale.id.as_ref()), name: stale.name.clone(), target, details };
+    let unused_since = stale.unused_since.as_ref().map(|time| time.0);
+    RetiredKey { credential, since: recorded_time(stale.since.as_ref()), unused_since }
+}
+
+fn stale_key(stale: &RetiredKey) -> api::StaleKey {
+    let RetiredKey { credential: KeyRef { id, name, target, details }, since, unused_since } = stale;
+    let KeyDetails { organization, tags_hash } = details;
+    api::StaleKey {
+        name: name.clone(),
+        id: id.clone(),
+        organization_id: organization.id.clone(),
+        organization_name: nonempty(Some(&organization.name)),
+        tags_hash: tags_hash.clone(),
+        control_plane_ref_name: nonempty(Some(&target.control_plane)),
+        control_plane_url: nonempty(Some(&target.url)),
+        deployment_id: target.deployment_id.clone(),
+        credentials_source: target.credentials.as_ref().map(Credentials::source),
+        since: Some(Time(*since)),
+        unused_since: unused_since.map(Time),
     }
 }

@@ -1,32 +1,34 @@
 //! The key in use is not what the spec asks for, or there is none: another one is announced, made, and stored.
 
-use coder_k8s_api::Reason;
 use std::collections::BTreeSet;
 
+use coder_k8s_api::Reason;
+
 use super::{
-    effect::{Effect, KeyEffect, NextStep},
     evidence::{Flow, KeyFacts, Live, Stop},
-    observed::{Blocker, KeyMarks, ListedKey, Listing},
-    ownership,
-    record::{KeyIntent, KeyRecord, ProvisionerKeyRecord, RetiredKey},
+    observed::{Blocker, Effect, KeyEffect, KeyMarks, ListedKey, Listing, NextStep},
+    record::{KeyDetails, KeyIntent, KeyRecord, KeyRef, KeyScope, Organization, RetiredKey},
     retire, tags,
-    target::{CoderdTarget, KeyScope, Organization},
-    verdict::CredentialVerdict,
 };
-use crate::outcome::EventNote;
+use crate::{
+    credential::{CredentialVerdict, Listed as _},
+    outcome::EventNote,
+    target::CoderdTarget,
+};
 
 pub(super) fn replace(facts: &KeyFacts<'_>, live: Option<&Live>) -> Flow<()> {
     let observed = facts.observed;
     if let Err(closed) = &observed.may_make {
         return Err(Stop::Wait(CredentialVerdict::working(closed.reason, closed.message.clone())));
     }
-    let at = facts.target_at()?;
+    let scope = facts.target_scope()?;
     let version = facts.writable()?;
-    let listing = facts.listing(&at)?;
-    is_complete(live, &at, listing)?;
-    remember_marked(facts, &at, listing)?;
-    if let Some(pending) = facts.record.pending.as_ref().filter(|pending| is_wanted(facts, pending, &at)) {
-        let listed = listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&pending.name));
+    let listing = facts.listing(&scope)?;
+    is_complete(live, &scope, listing)?;
+    remember_marked(facts, &scope, listing)?;
+    if let Some(pending) = facts.record.pending.as_ref().filter(|pending| is_wanted(facts, pending, &scope)) {
+        let listed =
+            listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&pending.credential.name));
         match listed {
             None if !observed.has_finalizer => return Err(Stop::act(Effect::AddFinalizer)),
             None => {
@@ -39,15 +41,15 @@ pub(super) fn replace(facts: &KeyFacts<'_>, live: Option<&Live>) -> Flow<()> {
                 })));
             }
             // Made in an earlier attempt, whose material is lost.
-            Some(listed) if ownership::is_pending(listed, pending) => {
+            Some(listed) if listed.was_announced(&pending.credential, pending.since) => {
                 let (name, id) = (listed.key.name.clone(), listed.key.id.clone());
-                return Err(Stop::act(Effect::Coderd(KeyEffect::Delete { at, name, id })));
+                return Err(Stop::act(Effect::Coderd(KeyEffect::Delete { scope, name, id })));
             }
             // Somebody else took the name, or pods already use it: another name.
             Some(_) => {}
         }
     }
-    announce(facts, live, &at, listing)
+    announce(facts, live, &scope, listing)
 }
 
 /// What to say while a step is under way.
@@ -77,19 +79,20 @@ pub(super) fn passed_over(facts: &KeyFacts<'_>, next: &NextStep) -> Vec<EventNot
         }
         _ => None,
     };
-    let Some(at) = announced.map(KeyIntent::at) else { return Vec::new() };
-    let Some(Listing::Known(listing)) = facts.observed.listings.get(&at) else { return Vec::new() };
+    let Some(scope) = announced.map(|key| key.credential.scope()) else { return Vec::new() };
+    let Some(Listing::Known(listing)) = facts.observed.listings.get(&scope) else { return Vec::new() };
     let named = listing.iter().filter(|listed| facts.observed.desired.name.covers(&listed.key.name));
     let named = named.filter(|listed| !is_one_of_ours(facts, listed)).map(|listed| &listed.key);
-    let named = named.map(|key| retire::stranger(key, &at.place));
-    let mut events: Vec<_> = named.chain(retire::strangers(facts)).chain(retire::perhaps(facts)).collect();
+    let named = named.map(|key| retire::stranger(key, &scope.target));
+    let mut events: Vec<_> =
+        named.chain(retire::strangers(facts)).chain(retire::unmarked_key(facts)).collect();
     events.dedup();
     events
 }
 
 /// coderd lists what a credential may see. A list without a key that was proven a moment ago is not the whole of it.
-fn is_complete(live: Option<&Live>, at: &KeyScope, listing: &[ListedKey]) -> Flow<()> {
-    let here = live.filter(|live| at.organization.id.as_ref() == Some(&live.key.organization));
+fn is_complete(live: Option<&Live>, scope: &KeyScope, listing: &[ListedKey]) -> Flow<()> {
+    let here = live.filter(|live| scope.organization.id.as_ref() == Some(&live.key.organization));
     match here {
         Some(live) if !listing.iter().any(|listed| listed.key.id == live.key.id) => {
             let message = "coderd does not list all keys to these credentials".to_owned();
@@ -100,9 +103,10 @@ fn is_complete(live: Option<&Live>, at: &KeyScope, listing: &[ListedKey]) -> Flo
 }
 
 /// A key that only the annotations of the Secret know is put on the record before they are overwritten.
-fn remember_marked(facts: &KeyFacts<'_>, at: &KeyScope, listing: &[ListedKey]) -> Flow<()> {
+fn remember_marked(facts: &KeyFacts<'_>, scope: &KeyScope, listing: &[ListedKey]) -> Flow<()> {
     for marks in facts.marks() {
-        let here = marks.deployment_id == at.place.deployment_id && marks.organization == at.organization.id;
+        let here =
+            marks.deployment_id == scope.target.deployment_id && marks.organization == scope.organization.id;
         let is_gone = here && !listing.iter().any(|listed| Some(&listed.key.id) == marks.id.as_ref());
         if let Some(record) = facts.unrecorded(marks).filter(|_| !is_gone) {
             return Err(Stop::record(record));
@@ -117,21 +121,21 @@ fn completed(record: &KeyRecord, marks: &KeyMarks) -> Option<KeyRecord> {
     let key = record.current.as_mut().filter(|key| key.id.is_none())?;
     let agrees = |lost: &Option<String>, marked: &Option<String>| lost.is_none() || lost == marked;
     let is_it = key.name.eq_ignore_ascii_case(&marks.name)
-        && agrees(&key.organization.id, &marks.organization)
-        && agrees(&key.place.deployment_id, &marks.deployment_id);
+        && agrees(&key.details.organization.id, &marks.organization)
+        && agrees(&key.target.deployment_id, &marks.deployment_id);
     if !is_it {
         return None;
     }
     key.id.clone_from(&marks.id);
-    key.organization.id.clone_from(&marks.organization);
-    key.tags_hash.clone_from(&marks.tags_hash);
-    key.place.deployment_id.clone_from(&marks.deployment_id);
+    key.details.organization.id.clone_from(&marks.organization);
+    key.details.tags_hash.clone_from(&marks.tags_hash);
+    key.target.deployment_id.clone_from(&marks.deployment_id);
     Some(record)
 }
 
 /// Announces a key under a free name. What was announced before and is not wanted any more is to go.
-fn announce(facts: &KeyFacts<'_>, live: Option<&Live>, at: &KeyScope, listing: &[ListedKey]) -> Flow<()> {
-    let name = match free_name(facts, at, listing) {
+fn announce(facts: &KeyFacts<'_>, live: Option<&Live>, scope: &KeyScope, listing: &[ListedKey]) -> Flow<()> {
+    let name = match free_name(facts, scope, listing) {
         Ok(name) => name,
         Err(verdict) if facts.record.pending.is_none() => return Err(Stop::Wait(verdict)),
         Err(_) => {
@@ -145,12 +149,12 @@ fn announce(facts: &KeyFacts<'_>, live: Option<&Live>, at: &KeyScope, listing: &
     }
     let mut record = facts.record.clone();
     record.drop_pending();
+    let details = KeyDetails {
+        organization: scope.organization.clone(),
+        tags_hash: Some(tags::hash(&facts.observed.desired.tags)),
+    };
     record.pending = Some(KeyIntent {
-        name,
-        id: None,
-        organization: at.organization.clone(),
-        tags_hash: tags::hash(&facts.observed.desired.tags),
-        place: at.place.clone(),
+        credential: KeyRef { id: None, name, target: scope.target.clone(), details },
         reason: reason(facts, live).to_string(),
         since: facts.now,
     });
@@ -158,17 +162,18 @@ fn announce(facts: &KeyFacts<'_>, live: Option<&Live>, at: &KeyScope, listing: &
 }
 
 /// Whether an announced key is still the one to make.
-fn is_wanted(facts: &KeyFacts<'_>, pending: &KeyIntent, at: &KeyScope) -> bool {
-    pending.at().is_same(at)
-        && pending.tags_hash == tags::hash(&facts.observed.desired.tags)
-        && facts.observed.desired.name.covers(&pending.name)
+fn is_wanted(facts: &KeyFacts<'_>, pending: &KeyIntent, scope: &KeyScope) -> bool {
+    let key = &pending.credential;
+    scope.holds(key)
+        && key.details.tags_hash.as_deref() == Some(&*tags::hash(&facts.observed.desired.tags))
+        && facts.observed.desired.name.covers(&key.name)
 }
 
 /// A name that nobody has: the base, unless somebody with a better claim asks for it, or the base with a hash. A base
 /// that the user chose is not evaded when somebody else has it.
 fn free_name(
     facts: &KeyFacts<'_>,
-    at: &KeyScope,
+    scope: &KeyScope,
     listing: &[ListedKey],
 ) -> Result<String, CredentialVerdict> {
     let base = &facts.observed.desired.name;
@@ -189,7 +194,7 @@ fn free_name(
         return Err(CredentialVerdict::stalled(Reason::KeyConflict, message));
     }
     let mut taken: BTreeSet<_> = listing.iter().map(|listed| listed.key.name.to_lowercase()).collect();
-    taken.extend(facts.record.names_at(at));
+    taken.extend(facts.record.names_in(scope));
     if older.is_some() {
         taken.insert(base.name.clone());
     }
@@ -202,17 +207,18 @@ fn free_name(
 }
 
 fn is_one_of_ours(facts: &KeyFacts<'_>, listed: &ListedKey) -> bool {
-    let half_made = facts.record.stale.iter().filter(|stale| stale.key.id.is_none());
-    ownership::is_known(&listed.key.id, facts.record, &facts.marks())
-        || facts.record.pending.iter().any(|pending| ownership::is_pending(listed, pending))
-        || half_made.clone().any(|stale| ownership::is_leftover(listed, &stale.key, stale.since))
+    let half_made = facts.record.stale.iter().filter(|stale| stale.credential.id.is_none());
+    let half_made = half_made.map(|stale| (&stale.credential, stale.since));
+    let pending = facts.record.pending.iter().map(|pending| (&pending.credential, pending.since));
+    facts.is_known(&listed.key.id)
+        || pending.chain(half_made).any(|(announced, since)| listed.was_announced(announced, since))
 }
 
 /// Why a key is made.
 fn reason(facts: &KeyFacts<'_>, live: Option<&Live>) -> Reason {
     let desired = &facts.observed.desired;
     let Some(current) = &facts.record.current else { return Reason::FirstKey };
-    let moved = facts.observed.target.as_ref().is_ok_and(|target| !current.place.is_same(target));
+    let moved = facts.observed.target.as_ref().is_ok_and(|target| !current.target.is_same(target));
     match live {
         _ if moved => Reason::ControlPlaneChanged,
         Some(live) if !desired.name.covers(&live.key.name) => Reason::KeyNameChanged,
@@ -225,12 +231,13 @@ fn reason(facts: &KeyFacts<'_>, live: Option<&Live>) -> Reason {
 
 /// The annotations for a key that was announced; the UUID is not known before it is made.
 fn marks_of(pending: &KeyIntent) -> KeyMarks {
+    let KeyRef { id: _, name, target, details } = &pending.credential;
     KeyMarks {
         id: None,
-        name: pending.name.clone(),
-        organization: pending.organization.id.clone(),
-        tags_hash: Some(pending.tags_hash.clone()),
-        deployment_id: pending.place.deployment_id.clone(),
+        name: name.clone(),
+        organization: details.organization.id.clone(),
+        tags_hash: details.tags_hash.clone(),
+        deployment_id: target.deployment_id.clone(),
     }
 }
 
@@ -241,43 +248,25 @@ impl KeyFacts<'_> {
         if let Some(record) = completed(self.record, marks) {
             return Some(record);
         }
-        let known = [self.observed.target.as_ref().ok(), self.record.current.as_ref().map(|key| &key.place)];
-        let place = known.into_iter().flatten().find(|place| place.deployment_id == marks.deployment_id);
+        let known = [self.observed.target.as_ref().ok(), self.record.current.as_ref().map(|key| &key.target)];
+        let target = known.into_iter().flatten().find(|known| known.deployment_id == marks.deployment_id);
         let elsewhere =
             || CoderdTarget { deployment_id: marks.deployment_id.clone(), ..CoderdTarget::default() };
         let name = marks.organization.clone().unwrap_or_default();
-        let key = ProvisionerKeyRecord {
+        let organization = Organization { id: marks.organization.clone(), name };
+        let credential = KeyRef {
             id: Some(id.clone()),
             name: marks.name.clone(),
-            organization: Organization { id: marks.organization.clone(), name },
-            tags_hash: marks.tags_hash.clone(),
-            place: place.cloned().unwrap_or_else(elsewhere),
+            target: target.cloned().unwrap_or_else(elsewhere),
+            details: KeyDetails { organization, tags_hash: marks.tags_hash.clone() },
         };
         let mut record = self.record.clone();
-        record.retire(RetiredKey { key, since: self.now, unused_since: None });
+        record.retire(RetiredKey { credential, since: self.now, unused_since: None });
         Some(record)
     }
-}
 
-impl KeyRecord {
-    /// Takes what was announced off a record, as something to be got rid of. One that was stored is known by its UUID;
-    /// another one may have been made under the same name since, whose UUID nobody learned.
-    pub(super) fn drop_pending(&mut self) {
-        let Some(pending) = self.pending.take() else { return };
-        if let Some(id) = pending.id.clone().filter(|id| !self.knows(id)) {
-            self.retire(pending.clone().into_stale(Some(id)));
-        }
-        self.retire(pending.into_stale(None));
-    }
-
-    /// Puts a key on the list of those that are to go, once.
-    fn retire(&mut self, stale: RetiredKey) {
-        let is_it = |other: &RetiredKey| match (&other.key.id, &stale.key.id) {
-            (Some(one), Some(two)) => one == two,
-            (None, None) => other.key.name == stale.key.name && other.key.at().is_same(&stale.key.at()),
-            _ => false,
-        };
-        self.stale.retain(|other| !is_it(other));
-        self.stale.push(stale);
+    /// Whether a UUID is known to be ours: it is on the status, or in the annotations of our Secrets.
+    pub(super) fn is_known(&self, id: &str) -> bool {
+        self.record.knows(id) || self.marks().iter().any(|marks| marks.id.as_deref() == Some(id))
     }
 }

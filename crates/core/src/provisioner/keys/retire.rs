@@ -1,106 +1,153 @@
 //! Keys and Secrets that are no longer wanted go when nothing uses them any more: every pod is of the newest template,
 //! none of an older one is left, and no daemon was seen with the key after that moment.
 //!
-//! A key that was announced and perhaps made was never given to anybody and waits for no pod; but a request that coderd
-//! got may still be carried out for a while.
+//! How a key is looked for, deleted and abandoned is the same for every kind of credential: see
+//! [`crate::credential::retirement`]. A deletion of the pool finds lost keys again first, and then empties the list.
 
-use coder_k8s_api::Reason;
 use std::time::Duration;
 
+use coder_k8s_api::Reason;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    effect::{Effect, KeyEffect, KeyQuery, NextStep},
-    evidence::{KeyFacts, Live},
-    observed::{FoundKey, KeyProof, ListedKey, Listing, Secret, Version},
-    ownership,
-    record::{KeyRecord, ProvisionerKeyRecord, RetiredKey},
-    target::{CoderdTarget, KeyScope, Organization, SecretDataRef},
+    evidence::{Flow, KeyFacts, Live, Stop},
+    observed::{
+        Decision, Deletion, Effect, FoundKey, KeyEffect, KeyMarks, KeyProof, KeyQuery, ListedKey, Listing,
+        NextStep, Secret, Version,
+    },
+    record::{KeyDetails, KeyRecord, KeyRef, KeyScope, Organization, RetiredKey},
 };
-use crate::outcome::EventNote;
+use crate::{
+    credential::{self, CredentialVerdict, Retirement, Retiring},
+    outcome::EventNote,
+    target::{CoderdTarget, SecretDataRef},
+};
 
-/// How soon to look again for pods and daemons to be gone.
-const SOON: Duration = Duration::from_secs(15);
-/// How long a key stays on the list that nothing is left to delete with.
-const PATIENCE: SignedDuration = SignedDuration::from_hours(1);
+impl Retirement for KeyFacts<'_> {
+    type Details = KeyDetails;
+    type Listed = ListedKey;
+    type Query = KeyQuery;
+    type Effect = KeyEffect;
+    type Marks = KeyMarks;
 
-/// What is to be done about what is no longer wanted.
-#[derive(Debug, Default)]
-pub(super) struct Retired {
-    pub(super) next: Option<NextStep>,
-    pub(super) again: Option<Duration>,
-    pub(super) events: Vec<EventNote>,
-}
+    const REQUEUE: Duration = Duration::from_secs(15);
+    const ABANDON_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
-impl Retired {
-    fn next(next: NextStep) -> Self {
-        Self { next: Some(next), ..Self::default() }
+    fn record(&self) -> &KeyRecord {
+        self.record
     }
 
-    fn again(again: Duration) -> Self {
-        Self { again: Some(again), ..Self::default() }
+    fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    fn late_effect_window(&self) -> SignedDuration {
+        self.observed.late_effect_window
+    }
+
+    fn listing(&self, key: &KeyRef) -> Option<&Listing> {
+        self.observed.listings.get(&key.scope())
+    }
+
+    fn query(key: &KeyRef) -> KeyQuery {
+        KeyQuery::Keys(key.scope())
+    }
+
+    fn delete(key: &KeyRef, listed: &ListedKey) -> KeyEffect {
+        let FoundKey { id, name, .. } = &listed.key;
+        KeyEffect::Delete { scope: key.scope(), name: name.clone(), id: id.clone() }
+    }
+
+    /// A key without a UUID was given to nobody.
+    fn is_in_use(&self, retired: &RetiredKey, listed: Option<&ListedKey>) -> bool {
+        let unproven = retired.credential.id.is_some() && retired.unused_since.is_none();
+        let last_seen = listed.and_then(|listed| listed.last_seen);
+        unproven || (last_seen.is_some() && last_seen > retired.unused_since)
+    }
+
+    fn abandoned(key: &KeyRef) -> EventNote {
+        let message = format!(
+            "{} could not be deleted and is left behind: delete it there",
+            described(&key.name, key.id.as_deref(), &key.scope())
+        );
+        EventNote { warning: true, reason: Reason::KeyAbandoned, message }
+    }
+
+    fn left_alone(key: &KeyRef) -> Option<EventNote> {
+        let message = format!(
+            "{} is in use or was made by somebody else, and is left alone: delete it there if nobody needs it",
+            described(&key.name, key.id.as_deref(), &key.scope())
+        );
+        Some(EventNote { warning: true, reason: Reason::KeyLeftAlone, message })
     }
 }
 
-/// What is to become of one key.
-pub(super) enum Fate {
-    /// It must be looked for.
-    Ask(Box<KeyScope>),
-    /// It is there and ours.
-    Delete(Box<Effect>),
-    /// It is not there any more, or never was.
-    Gone,
-    /// It bears an announced name and is not known to be ours: it stays, and people are told.
-    Left,
-    /// It cannot be reached; for good: nothing is left to reach it with.
-    Unreachable { for_good: bool },
-    /// It may still appear, or is still used.
-    Wait,
-}
-
-pub(super) fn retire(facts: &KeyFacts<'_>, live: Option<&Live>) -> Retired {
+pub(super) fn retire<'a>(facts: &KeyFacts<'a>, live: Option<&Live>) -> Retiring<KeyFacts<'a>> {
     let leftovers = facts.leftovers();
     if facts.record.stale.is_empty() && leftovers.is_empty() {
-        return Retired::default();
+        return Retiring::next(NextStep::Done);
     }
     let Some(is_clear) = is_clear(facts, live) else {
-        return Retired::next(NextStep::Ask(KeyQuery::Pods));
+        return Retiring::next(NextStep::Ask(KeyQuery::Pods));
     };
+    let is_unmarked = |stale: &RetiredKey| stale.credential.id.is_some() && stale.unused_since.is_none();
     if is_clear {
         if let Some((secret, version)) = leftovers.into_iter().next() {
-            return Retired::next(NextStep::Act(Box::new(Effect::RemoveSecret { secret, version })));
+            return Retiring::next(NextStep::Act(Box::new(Effect::RemoveSecret { secret, version })));
         }
-        if facts.record.stale.iter().any(|stale| stale.key.id.is_some() && stale.unused_since.is_none()) {
-            return Retired::next(NextStep::Record(Box::new(unused(facts.record, facts.now))));
-        }
-    }
-    let mut kept = Vec::new();
-    let mut retired = Retired::default();
-    for stale in &facts.record.stale {
-        match fate(facts, live, stale) {
-            Fate::Ask(at) => return Retired::next(NextStep::Ask(KeyQuery::Keys(*at))),
-            Fate::Delete(step) => return Retired::next(NextStep::Act(step)),
-            Fate::Gone => {}
-            Fate::Left => retired.events.push(left(&stale.key)),
-            Fate::Unreachable { for_good: true } if is_older(facts.now, stale.since, PATIENCE) => {
-                retired.events.push(abandoned(&stale.key));
-            }
-            Fate::Unreachable { .. } | Fate::Wait => kept.push(stale.clone()),
+        if facts.record.stale.iter().any(is_unmarked) {
+            return Retiring::next(NextStep::Record(Box::new(unused(facts.record, facts.now))));
         }
     }
-    if kept.len() == facts.record.stale.len() {
-        return Retired::again(SOON);
-    }
-    retired.next = Some(NextStep::Record(Box::new(KeyRecord { stale: kept, ..facts.record.clone() })));
-    retired
+    credential::retire(facts, live.is_some())
 }
 
-/// Whether every pod runs with the live key, and with nothing else. None: pods must be looked at.
+/// The pool is being deleted: every key of ours goes first.
+pub(super) fn delete_all(facts: &KeyFacts<'_>, deletion: Deletion) -> Decision {
+    let verdict = CredentialVerdict::working(Reason::Deleting, "the keys of the pool are being deleted");
+    let mut clean_up = credential::clean_up(facts, deletion);
+    match find_lost(facts) {
+        Err(Stop::NextStep(next)) => (clean_up.next, clean_up.events) = (*next, Vec::new()),
+        Err(Stop::Wait(_)) if !deletion.overdue => {
+            (clean_up.next, clean_up.events) = (NextStep::Done, Vec::new());
+        }
+        Err(Stop::Wait(_)) | Ok(()) if clean_up.next == NextStep::RemoveFinalizer => {
+            clean_up.events.extend(strangers(facts));
+            clean_up.events.extend(unmarked_key(facts));
+        }
+        Err(Stop::Wait(_)) | Ok(()) => {}
+    }
+    let Retiring { next, again, events } = clean_up;
+    Decision { next, again, events, ..Decision::rest(None, verdict) }
+}
+
+/// A status that was lost, or a part of it, is found again first: by the annotations of the Secret, or by what it holds.
+fn find_lost(facts: &KeyFacts<'_>) -> Flow<()> {
+    if facts.record.current_id().is_some() || !facts.observed.has_finalizer {
+        return Ok(());
+    }
+    if let Some(record) = facts.marks().into_iter().find_map(|marks| facts.unrecorded(marks)) {
+        return Err(Stop::record(record));
+    }
+    facts.secrets_are_known()?;
+    match facts.live()? {
+        Some(live) if !facts.record.knows(&live.key.id) => {
+            let mut record = facts.record.clone();
+            record.promote(facts.as_recorded(&live.key)?, live.secret, facts.now);
+            Err(Stop::record(record))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether every pod runs with the live key, and with nothing else. None: the pods must be listed.
 fn is_clear(facts: &KeyFacts<'_>, live: Option<&Live>) -> Option<bool> {
     let Some(live) = live else { return Some(false) };
     let run = facts.run(live);
     let rolled = facts.observed.workload.as_ref().is_some_and(|workload| {
-        workload.settled && Some(&workload.run) == run.as_ref() && live.place == facts.observed.desired.secret
+        workload.settled
+            && Some(&workload.run) == run.as_ref()
+            && live.secret == facts.observed.desired.secret
     });
     match &facts.observed.old_pods {
         _ if !rolled => Some(false),
@@ -114,74 +161,14 @@ fn unused(record: &KeyRecord, now: Timestamp) -> KeyRecord {
     // A status holds whole seconds; rounded down, a daemon that left in the same second would seem to be there still.
     let now = Timestamp::from_second(now.as_second() + 1).unwrap_or(now);
     let mut record = record.clone();
-    for stale in record.stale.iter_mut().filter(|stale| stale.key.id.is_some()) {
+    for stale in record.stale.iter_mut().filter(|stale| stale.credential.id.is_some()) {
         stale.unused_since.get_or_insert(now);
     }
     record
 }
 
-fn fate(facts: &KeyFacts<'_>, live: Option<&Live>, stale: &RetiredKey) -> Fate {
-    if stale.key.id.is_some() && (live.is_none() || stale.unused_since.is_none()) {
-        return Fate::Wait;
-    }
-    match look_for(facts, &stale.key, stale.since) {
-        Ok(Some(listed)) if listed.last_seen.is_some_and(|observed| Some(observed) > stale.unused_since) => {
-            Fate::Wait
-        }
-        Ok(Some(listed)) => Fate::Delete(Box::new(delete(stale.key.at(), listed))),
-        Ok(None) => Fate::Gone,
-        Err(fate) => fate,
-    }
-}
-
-/// Looks for a key of ours where it was made.
-pub(super) fn look_for<'a>(
-    facts: &KeyFacts<'a>,
-    key: &ProvisionerKeyRecord,
-    since: Timestamp,
-) -> Result<Option<&'a ListedKey>, Fate> {
-    let at = key.at();
-    let listing = match facts.observed.listings.get(&at) {
-        None => return Err(Fate::Ask(Box::new(at))),
-        Some(Listing::Known(listing)) => listing,
-        Some(Listing::Unknown(_)) => return Err(Fate::Unreachable { for_good: false }),
-        Some(Listing::Gone) => return Err(Fate::Unreachable { for_good: true }),
-    };
-    if let Some(id) = &key.id {
-        return Ok(listing.iter().find(|listed| listed.key.id == *id));
-    }
-    let named = listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&key.name));
-    // One that is known by its UUID is on the list by itself.
-    let named = named.filter(|listed| !facts.record.knows(&listed.key.id));
-    match named {
-        Some(listed) if ownership::is_leftover(listed, key, since) => Ok(Some(listed)),
-        Some(_) => Err(Fate::Left),
-        None if !is_older(facts.now, since, facts.observed.late_effect_window) => Err(Fate::Wait),
-        None => Ok(None),
-    }
-}
-
-/// Whether something is older than that. A time that was lost reads as one far ahead, and is as old as can be.
-fn is_older(now: Timestamp, since: Timestamp, than: SignedDuration) -> bool {
-    let age = now.duration_since(since);
-    age > than || age < -PATIENCE
-}
-
-pub(super) fn delete(at: KeyScope, listed: &ListedKey) -> Effect {
-    Effect::Coderd(KeyEffect::Delete { at, name: listed.key.name.clone(), id: listed.key.id.clone() })
-}
-
-/// Tells that a key stays behind that nothing is left to delete with.
-pub(super) fn abandoned(key: &ProvisionerKeyRecord) -> EventNote {
-    let message = format!(
-        "{} could not be deleted and is left behind: delete it there",
-        called(&key.name, key.id.as_deref(), &key.at())
-    );
-    EventNote { warning: true, reason: Reason::KeyAbandoned, message }
-}
-
 /// Tells of a key that nothing is known of but that a Secret of ours held it: neither status nor annotations say more.
-pub(super) fn perhaps(facts: &KeyFacts<'_>) -> Option<EventNote> {
+pub(super) fn unmarked_key(facts: &KeyFacts<'_>) -> Option<EventNote> {
     let is_unmarked = |place: &SecretDataRef| {
         let secret = facts.observed.secrets.get(place);
         matches!(secret, Some(Secret::Ours { holds: Some(_), marks: None, .. }))
@@ -197,32 +184,21 @@ pub(super) fn perhaps(facts: &KeyFacts<'_>) -> Option<EventNote> {
         .filter(|_| facts.record.is_empty())?;
     let desired = &facts.observed.desired;
     let url = facts.observed.workload.as_ref().map(|workload| workload.run.url.clone()).unwrap_or_default();
-    let place = CoderdTarget { url, ..CoderdTarget::default() };
     let organization = Organization { id: None, name: desired.organization.clone() };
-    Some(abandoned(&ProvisionerKeyRecord {
+    Some(KeyFacts::abandoned(&KeyRef {
         id: None,
         name: desired.name.name.clone(),
-        organization,
-        tags_hash: None,
-        place,
+        target: CoderdTarget { url, ..CoderdTarget::default() },
+        details: KeyDetails { organization, tags_hash: None },
     }))
 }
 
-/// Tells that a key stays that may or may not be ours.
-pub(super) fn left(key: &ProvisionerKeyRecord) -> EventNote {
-    let message = format!(
-        "{} is in use or was made by somebody else, and is left alone: delete it there if nobody needs it",
-        called(&key.name, key.id.as_deref(), &key.at())
-    );
-    EventNote { warning: true, reason: Reason::KeyLeftAlone, message }
-}
-
 /// Tells that a key is not taken for ours.
-pub(super) fn stranger(key: &FoundKey, place: &CoderdTarget) -> EventNote {
+pub(super) fn stranger(key: &FoundKey, target: &CoderdTarget) -> EventNote {
     let organization = Organization { id: Some(key.organization.clone()), name: String::new() };
     let message = format!(
         "{} was not made by this pool, as far as it knows, and is left alone",
-        called(&key.name, Some(&key.id), &KeyScope { place: place.clone(), organization })
+        described(&key.name, Some(&key.id), &KeyScope { target: target.clone(), organization })
     );
     EventNote { warning: false, reason: Reason::KeyLeftAlone, message }
 }
@@ -230,24 +206,22 @@ pub(super) fn stranger(key: &FoundKey, place: &CoderdTarget) -> EventNote {
 /// Tells of keys whose material is in our Secret and that are not known to be ours.
 pub(super) fn strangers(facts: &KeyFacts<'_>) -> Vec<EventNote> {
     let Ok(target) = &facts.observed.target else { return Vec::new() };
-    let held = facts.observed.proofs.values().filter_map(|proof| match proof {
-        KeyProof::Is(key) => {
-            Some(key).filter(|key| !ownership::is_known(&key.id, facts.record, &facts.marks()))
-        }
+    let stored = facts.observed.proofs.values().filter_map(|proof| match proof {
+        KeyProof::Is(key) => Some(key).filter(|key| !facts.is_known(&key.id)),
         KeyProof::Refused | KeyProof::Unsupported | KeyProof::Unknown(_) => None,
     });
-    held.map(|key| stranger(key, target)).collect()
+    stored.map(|key| stranger(key, target)).collect()
 }
 
 /// A key, for people: enough to find it.
-pub(super) fn called(name: &str, id: Option<&str>, at: &KeyScope) -> String {
+fn described(name: &str, id: Option<&str>, scope: &KeyScope) -> String {
     let id = id.map_or_else(String::new, |id| format!(" ({id})"));
-    let server = if at.place.url.is_empty() { "another coderd" } else { &at.place.url };
-    format!("provisioner key {name}{id} in organization {} of {server}", at.organization.word())
+    let server = if scope.target.url.is_empty() { "another coderd" } else { &scope.target.url };
+    format!("provisioner key {name}{id} in organization {} of {server}", scope.organization.word())
 }
 
 impl KeyFacts<'_> {
-    /// Places of ours, other than the wanted one, that hold something.
+    /// Secrets of ours other than the wanted one.
     pub(super) fn leftovers(&self) -> Vec<(SecretDataRef, Version)> {
         let others =
             self.observed.secrets.iter().filter(|(place, _)| **place != self.observed.desired.secret);

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::names::fnv1a;
 
-/// Tags of a key.
+/// Tags of a key, as the spec has them or as coderd lists them.
 pub type Tags = BTreeMap<String, String>;
 
-/// The hash of tags, as the existing operator computes it: a pool that goes back to it keeps its key.
+/// The hash of tags, as the Go operator computes it: a pool that goes back to it keeps its key.
 ///
-/// 32 bits can hide a change. So this only says when to look: what counts are the tags that coderd lists.
+/// 32 bits can hide a change, so that a different hash only causes a query. The tags that coderd lists decide.
 pub fn hash(tags: &Tags) -> String {
     let mut bytes = Vec::new();
     for (name, value) in tags {
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_are_those_of_the_existing_operator() {
+    fn hashes_are_those_of_the_go_operator() {
         for (list, expected) in [
             (&[][..], "811c9dc5"),
             (&[("region", "us-east")][..], "a3fd2d4d"),

@@ -1,4 +1,4 @@
-//! One pool as it may be found, and what is decided about it.
+//! Pools as they may be found, and what is decided about them.
 
 mod deletion;
 mod ownership;
@@ -8,6 +8,7 @@ mod takeover;
 
 use std::collections::BTreeMap;
 
+use coder_k8s_api::Reason;
 use jiff::{SignedDuration, Timestamp};
 
 use super::*;
@@ -42,14 +43,12 @@ fn secret_at(name: &str) -> SecretDataRef {
     SecretDataRef { name: name.into(), key: "key".into() }
 }
 
-fn key(id: &str, name: &str) -> ProvisionerKeyRecord {
-    ProvisionerKeyRecord {
-        id: Some(id.into()),
-        name: name.into(),
-        organization: organization("default", "org"),
-        tags_hash: Some(tags::hash(&tags("eu"))),
-        place: place("coder"),
-    }
+fn details(region: &str) -> KeyDetails {
+    KeyDetails { organization: organization("default", "org"), tags_hash: Some(tags::hash(&tags(region))) }
+}
+
+fn key(id: &str, name: &str) -> KeyRef {
+    KeyRef { id: Some(id.into()), name: name.into(), target: place("coder"), details: details("eu") }
 }
 
 fn found(id: &str, name: &str) -> FoundKey {
@@ -77,26 +76,22 @@ fn secret(id: &str, name: &str) -> Secret {
 
 fn pending(name: &str) -> KeyIntent {
     KeyIntent {
-        name: name.into(),
-        id: None,
-        organization: organization("default", "org"),
-        tags_hash: tags::hash(&tags("eu")),
-        place: place("coder"),
-        reason: Reason::FirstKey.into(),
+        credential: KeyRef { id: None, ..key("", name) },
+        reason: Reason::FirstKey.to_string(),
         since: at(NOW - 10),
     }
 }
 
 fn stale(id: Option<&str>, name: &str) -> RetiredKey {
     RetiredKey {
-        key: ProvisionerKeyRecord { id: id.map(Into::into), ..key("", name) },
+        credential: KeyRef { id: id.map(Into::into), ..key("", name) },
         since: at(NOW - 10),
         unused_since: None,
     }
 }
 
 fn blocker() -> Blocker {
-    Blocker::new(Reason::Unreachable, "no answer".into())
+    Blocker::new(Reason::Unreachable, "no answer")
 }
 
 fn base(given: Option<&str>) -> KeyBase {
@@ -109,7 +104,7 @@ fn spare() -> String {
 }
 
 fn here() -> KeyScope {
-    KeyScope { place: place("coder"), organization: organization("default", "org") }
+    KeyScope { target: place("coder"), organization: organization("default", "org") }
 }
 
 /// A pool that runs: key k1, called `pool`, in the Secret `s`.
@@ -192,7 +187,7 @@ fn step(observed: &ObservedKeys) -> Effect {
 }
 
 #[track_caller]
-fn stalls(observed: &ObservedKeys) -> &'static str {
+fn stalls(observed: &ObservedKeys) -> Reason {
     let decision = decide(observed, at(NOW));
     assert_eq!((decision.next, decision.verdict.stage), (NextStep::Done, CredentialProgress::Stalled));
     decision.verdict.reason

@@ -1,22 +1,19 @@
-//! The order of the rules.
+//! The order of the rules: the registration is found or made, renamed, and given a token; and while nothing else is to be
+//! done, what is no longer wanted goes.
 
 use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::{
-    deletion, direct,
-    effect::{Decision, Effect, Health, RegistrationEffect, RegistrationQuery},
-    naming,
     observed::{
-        DesiredRegistration, ListedProxy, Listing, ObservedRegistration, RegistrationMarks, Secret,
-        TokenProof,
+        Decision, DesiredRegistration, Effect, Health, ListedProxy, Listing, ObservedRegistration,
+        RegistrationEffect, RegistrationMarks, RegistrationQuery, Secret, TokenProof,
     },
-    record::{RegistrationRecord, RegistrationRef, was_announced},
-    retire, token,
-    verdict::{self, CredentialProgress, CredentialVerdict},
+    record::{RegistrationRecord, RegistrationRef},
+    register, retire,
 };
 use crate::{
-    credential,
+    credential::{self, CredentialVerdict},
     outcome::Blocker,
     target::{CoderdTarget, SecretDataRef, Version},
     workload::Run,
@@ -27,30 +24,36 @@ pub(super) type Stop = credential::Stop<RegistrationQuery, RegistrationRecord, E
 
 pub(super) type Flow<T> = Result<T, Stop>;
 
-/// One decision.
+/// What one decision rests on.
 pub(super) struct RegistrationFacts<'a> {
     pub(super) observed: &'a ObservedRegistration,
     pub(super) record: &'a RegistrationRecord,
     pub(super) now: Timestamp,
 }
 
+fn ready() -> CredentialVerdict {
+    let message = "the proxy is registered in coderd, and its token is in its Secret";
+    CredentialVerdict::ready(Reason::Registered, message)
+}
+
 /// Decides what is next.
 pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
     let facts = RegistrationFacts { observed, record: &observed.record, now };
     if let Some(deadline) = observed.deletion {
-        return deletion::decide(&facts, deadline);
+        return retire::delete_all(&facts, deadline);
     }
-    let Some(desired) = &observed.desired else { return direct::decide(&facts) };
+    let Some(desired) = &observed.desired else { return retire::supplied(&facts) };
     if facts.is_at_rest(desired) {
-        return Decision::rest(facts.last_run(), verdict::ready());
+        return Decision::rest(facts.last_run(), ready());
     }
     match registered(&facts, desired) {
         Ok(run) => {
-            let mut decision = Decision::rest(run.clone(), verdict::ready());
-            retire::add(&facts, run.as_ref(), &mut decision);
-            decision
+            let retiring = retire::retire(&facts, run.as_ref());
+            retire::decision(run, ready(), retiring)
         }
-        Err(Stop::Wait(verdict)) => Decision::rest(facts.last_run(), facts.judged(desired, verdict)),
+        Err(Stop::Wait(verdict)) => {
+            Decision::rest(facts.last_run(), verdict.unless_recorded(facts.is_wanted_on_record(desired)))
+        }
         Err(Stop::NextStep(next)) => {
             let mut decision = Decision::rest(facts.last_run(), progress(&facts));
             decision.next = *next;
@@ -64,14 +67,14 @@ fn registered(facts: &RegistrationFacts<'_>, desired: &DesiredRegistration) -> F
     let target = facts.target()?;
     facts.may_begin()?;
     facts.moves_on(target)?;
-    let listing = match facts.listing(target) {
+    let listing = match facts.listed(target) {
         Err(Stop::Wait(verdict)) if verdict.reason == Reason::CredentialsSecretUnavailable => {
             return unlisted(facts, desired, target, verdict);
         }
         listing => listing?,
     };
     let listed = match &facts.record.current {
-        Some(current) => listing.iter().find(|listed| listed.id == current.id),
+        Some(current) => listing.iter().find(|listed| Some(&listed.id) == current.id.as_ref()),
         None => None,
     };
     let Some(listed) = listed else {
@@ -80,22 +83,18 @@ fn registered(facts: &RegistrationFacts<'_>, desired: &DesiredRegistration) -> F
     if !facts.observed.has_finalizer {
         return Err(Stop::act(Effect::AddFinalizer));
     }
-    let settings = naming::settings(desired, Some(listed));
-    if settings != naming::called(listed) {
-        naming::is_free(facts, desired, listing, Some(&listed.id))?;
+    let settings = register::settings(desired, Some(listed));
+    if settings != register::profile(listed) {
+        register::is_free(facts, desired, listing, Some(&listed.id))?;
         return Err(Stop::act(Effect::Coderd(RegistrationEffect::Update {
-            place: target.clone(),
+            target: target.clone(),
             id: listed.id.clone(),
             settings,
         })));
     }
-    let run = token::in_place(facts, desired, target, listed, settings)?;
+    let run = register::token_in_place(facts, desired, target, listed, settings)?;
     let settled = RegistrationRecord {
-        current: Some(RegistrationRef {
-            id: listed.id.clone(),
-            name: listed.name.clone(),
-            place: target.clone(),
-        }),
+        current: Some(register::reference(listed, target)),
         secret: Some(desired.secret.clone()),
         pending: None,
         stale: facts.record.stale.clone(),
@@ -118,7 +117,8 @@ fn unlisted(
         return Err(Stop::Wait(verdict));
     };
     let current = facts.record.current.as_ref();
-    let Some(id) = token.id.as_ref().filter(|id| current.is_none_or(|current| current.id == **id)) else {
+    let is_its = |id: &&String| current.is_none_or(|current| current.id.as_ref() == Some(*id));
+    let Some(id) = token.id.as_ref().filter(is_its) else {
         return Err(Stop::Wait(verdict));
     };
     match facts.observed.proofs.get(&desired.secret) {
@@ -132,8 +132,8 @@ fn unlisted(
     let name = current.map_or_else(|| desired.name.clone(), |current| current.name.clone());
     let marks =
         RegistrationMarks { id: id.clone(), name: name.clone(), deployment_id: target.deployment_id.clone() };
-    let run = token::settled(facts, desired, token, marks)?;
-    let current = Some(RegistrationRef { id: id.clone(), name, place: target.clone() });
+    let run = register::settled(facts, desired, token, marks)?;
+    let current = Some(RegistrationRef::new(Some(id.clone()), name, target.clone()));
     let record = RegistrationRecord { current, secret: Some(desired.secret.clone()), ..facts.record.clone() };
     if record != *facts.record {
         return Err(Stop::record(record));
@@ -152,11 +152,11 @@ fn progress(facts: &RegistrationFacts<'_>) -> CredentialVerdict {
     }
 }
 
-/// What coderd sees of the proxy. None: it was not asked.
+/// The health of the proxy. None: coderd was not asked.
 pub fn health(observed: &ObservedRegistration) -> Option<Health> {
     let (current, target) = (observed.record.current.as_ref()?, observed.target.as_ref().ok()?);
     let Listing::Known(listing) = observed.listings.get(target)? else { return None };
-    let listed = listing.iter().find(|listed| listed.id == current.id)?;
+    let listed = listing.iter().find(|listed| Some(&listed.id) == current.id.as_ref())?;
     let status = if listed.health.is_empty() { "unknown" } else { &listed.health };
     Some(Health {
         status: status.to_owned(),
@@ -172,11 +172,8 @@ impl<'a> RegistrationFacts<'a> {
     }
 
     pub(super) fn may_make(&self) -> Flow<()> {
-        let closed = |blocker: &Blocker| {
-            let Blocker { reason, message, retry: _ } = blocker;
-            Stop::Wait(CredentialVerdict::working(*reason, message.clone()))
-        };
-        self.observed.may_make.as_ref().map_err(closed).copied()
+        let closed = |blocker: &Blocker| CredentialVerdict::working(blocker.reason, blocker.message.clone());
+        self.observed.may_make.as_ref().map_err(|blocker| Stop::Wait(closed(blocker))).copied()
     }
 
     pub(super) fn target(&self) -> Flow<&'a CoderdTarget> {
@@ -188,42 +185,35 @@ impl<'a> RegistrationFacts<'a> {
         })
     }
 
-    /// What cannot be told leaves a proxy as ready as it was; but not if its own record says that something else is
-    /// wanted.
-    fn judged(&self, desired: &DesiredRegistration, verdict: CredentialVerdict) -> CredentialVerdict {
-        let on_record = self.record.pending.is_none()
+    /// Whether the recorded registration is what the spec asks for, as far as that can be told without asking.
+    fn is_wanted_on_record(&self, desired: &DesiredRegistration) -> bool {
+        let is_there = |recorded: &CoderdTarget| match &self.observed.target {
+            Ok(target) => recorded.is_same(target),
+            Err(_) => recorded.control_plane == desired.control_plane,
+        };
+        self.record.pending.is_none()
             && self.record.secret.as_ref() == Some(&desired.secret)
             && self.record.current.as_ref().is_some_and(|current| {
-                let here = match &self.observed.target {
-                    Ok(target) => current.place.is_same(target),
-                    Err(_) => current.place.control_plane == desired.control_plane,
-                };
-                here && current.name.eq_ignore_ascii_case(&desired.name)
-            });
-        match verdict.stage {
-            CredentialProgress::Unsure if !on_record => {
-                CredentialVerdict { stage: CredentialProgress::Working, ..verdict }
-            }
-            _ => verdict,
-        }
+                is_there(&current.target) && current.name.eq_ignore_ascii_case(&desired.name)
+            })
     }
 
     /// What belongs to another coderd than the wanted one is to go, once its successor runs.
     fn moves_on(&self, target: &CoderdTarget) -> Flow<()> {
         let mut record = self.record.clone();
-        let elsewhere = |place: &CoderdTarget| !place.is_same(target);
-        if record.current.as_ref().is_some_and(|current| elsewhere(&current.place)) {
+        let elsewhere = |recorded: &CoderdTarget| !recorded.is_same(target);
+        if record.current.as_ref().is_some_and(|current| elsewhere(&current.target)) {
             record.give_up(self.now);
-        } else if record.pending.as_ref().is_some_and(|pending| elsewhere(&pending.place)) {
+        } else if record.pending.as_ref().is_some_and(|pending| elsewhere(&pending.credential.target)) {
             record.drop_pending();
         }
         if record == *self.record { Ok(()) } else { Err(Stop::record(record)) }
     }
 
     /// The registrations of a coderd.
-    pub(super) fn listing(&self, place: &CoderdTarget) -> Flow<&'a [ListedProxy]> {
-        match self.observed.listings.get(place) {
-            None => Err(Stop::ask(RegistrationQuery::Registrations(place.clone()))),
+    pub(super) fn listed(&self, target: &CoderdTarget) -> Flow<&'a [ListedProxy]> {
+        match self.observed.listings.get(target) {
+            None => Err(Stop::ask(RegistrationQuery::Registrations(target.clone()))),
             Some(Listing::Known(listing)) => Ok(listing),
             Some(Listing::Unknown(blocker)) => Err(Stop::unsure(blocker)),
             Some(Listing::Gone) => {
@@ -231,107 +221,6 @@ impl<'a> RegistrationFacts<'a> {
                 Err(Stop::unsure(&Blocker::new(Reason::ControlPlaneUnavailable, message)))
             }
         }
-    }
-
-    /// UUIDs of registrations whose tokens, or marks, our Secrets hold.
-    fn known_ids(&self) -> impl Iterator<Item = &'a String> + use<'a> {
-        let deployment = self.observed.target.as_ref().ok().and_then(|target| target.deployment_id.as_ref());
-        self.observed.secrets.values().flat_map(move |secret| {
-            let Secret::Ours { holds: token, marks, .. } = secret else { return Vec::new() };
-            let token = token.as_ref().and_then(|token| token.id.as_ref());
-            let here = |marks: &&RegistrationMarks| {
-                marks.deployment_id.is_none()
-                    || deployment.is_none()
-                    || marks.deployment_id.as_ref() == deployment
-            };
-            let marked = marks.as_ref().filter(here).map(|marks| &marks.id);
-            marked.into_iter().chain(token).collect()
-        })
-    }
-
-    /// There is no registration on record, or it is gone: one of ours is found again, or another one is made.
-    fn find_or_register(
-        &self,
-        desired: &DesiredRegistration,
-        target: &CoderdTarget,
-        listing: &[ListedProxy],
-    ) -> Stop {
-        let registration = |listed: &ListedProxy| RegistrationRef {
-            id: listed.id.clone(),
-            name: listed.name.clone(),
-            place: target.clone(),
-        };
-        let known = self.known_ids().find_map(|id| listing.iter().find(|listed| listed.id == *id));
-        if let Some(known) = known {
-            let mut record = RegistrationRecord { current: Some(registration(known)), ..self.record.clone() };
-            // Perhaps it is what was announced.
-            record.pending.take_if(|pending| pending.name.eq_ignore_ascii_case(&known.name));
-            record.drop_pending();
-            return Stop::record(record);
-        }
-        if self.record.current.is_some() {
-            // Somebody has deleted it.
-            return Stop::record(RegistrationRecord { current: None, pending: None, ..self.record.clone() });
-        }
-        let pending = self.record.pending.as_ref().filter(|pending| pending.id.is_none());
-        if let Some(pending) = pending {
-            let made = listing.iter().find(|listed| was_announced(listed, &pending.name, pending.since));
-            if let Some(made) = made.filter(|_| pending.place.is_same(target)) {
-                // Its token is lost with the answer.
-                let current = Some(registration(made));
-                return Stop::record(RegistrationRecord { current, pending: None, ..self.record.clone() });
-            }
-        }
-        match self.register(desired, target, listing) {
-            Ok(stop) | Err(stop) => stop,
-        }
-    }
-
-    fn register(
-        &self,
-        desired: &DesiredRegistration,
-        target: &CoderdTarget,
-        listing: &[ListedProxy],
-    ) -> Flow<Stop> {
-        self.may_make()?;
-        let version = self.writable(&desired.secret)?;
-        if let Err(conflict) = naming::is_free(self, desired, listing, None) {
-            let mut record = self.record.clone();
-            // What was announced was not made: the name is another's.
-            record.pending = None;
-            return if record == *self.record { Err(conflict) } else { Ok(Stop::record(record)) };
-        }
-        if !self.observed.has_finalizer {
-            return Ok(Stop::act(Effect::AddFinalizer));
-        }
-        let is_wanted = |pending: &&super::RegistrationIntent| {
-            pending.id.is_none() && pending.name == desired.name && pending.place == *target
-        };
-        if let Some(pending) = self.record.pending.as_ref().filter(is_wanted) {
-            return Ok(Stop::act(Effect::Coderd(RegistrationEffect::Make {
-                pending: Box::new(pending.clone()),
-                settings: naming::settings(desired, None),
-                secret: desired.secret.clone(),
-                version,
-            })));
-        }
-        Ok(self.announce(target, desired.name.clone(), None, Reason::FirstRegistration))
-    }
-
-    /// Puts on record what is about to be made.
-    pub(super) fn announce(
-        &self,
-        place: &CoderdTarget,
-        name: String,
-        id: Option<String>,
-        reason: Reason,
-    ) -> Stop {
-        let mut record = self.record.clone();
-        record.drop_pending();
-        let (place, reason) = (place.clone(), reason.to_owned());
-        record.pending =
-            Some(super::RegistrationIntent { name, id, place, reason: reason.to_string(), since: self.now });
-        Stop::record(record)
     }
 
     /// The Secret that a write expects. Stops if it cannot be written.
@@ -345,7 +234,7 @@ impl<'a> RegistrationFacts<'a> {
     pub(super) fn last_run(&self) -> Option<Run> {
         if let Some(workload) = &self.observed.workload {
             let mut run = workload.run.clone();
-            // Pods of the existing operator bear no checksum: they get that of the token that they would start with.
+            // Pods of the Go operator have no checksum: they get that of the token that they would start with.
             if let Some(Secret::Ours { holds: Some(token), .. }) = self.observed.secrets.get(&run.secret)
                 && run.checksum.is_empty()
             {
@@ -356,7 +245,7 @@ impl<'a> RegistrationFacts<'a> {
         let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
         match self.observed.secrets.get(place) {
             Some(Secret::Ours { holds: Some(token), marks: Some(marks), .. })
-                if marks.id == current.id && self.record.pending.is_none() =>
+                if Some(&marks.id) == current.id.as_ref() && self.record.pending.is_none() =>
             {
                 let (secret, url) = (place.clone(), self.observed.url.clone()?);
                 Some(Run { secret, checksum: token.checksum.clone(), url })
@@ -378,16 +267,16 @@ impl<'a> RegistrationFacts<'a> {
         else {
             return false;
         };
-        let is_wanted = current.place == *target
+        let is_wanted = current.target == *target
             && current.name.eq_ignore_ascii_case(&desired.name)
             && record.secret.as_ref() == Some(&desired.secret)
-            && marks.id == current.id;
+            && Some(&marks.id) == current.id.as_ref();
         let pods_have_it = workload.run.secret == desired.secret
             && Some(&workload.run.url) == observed.url.as_ref()
             && workload.run.checksum == token.checksum;
         let nothing_else = record.pending.is_none()
             && record.stale.is_empty()
-            && retire::leftovers(self, &desired.secret).next().is_none();
+            && self.leftovers(&desired.secret).next().is_none();
         !observed.verify_due && observed.has_finalizer && is_wanted && pods_have_it && nothing_else
     }
 }

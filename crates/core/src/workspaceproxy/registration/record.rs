@@ -1,107 +1,117 @@
-//! What is remembered of registrations: the part of a proxy's status that the protocol rests on.
+//! What the status of a CoderWorkspaceProxy remembers of registrations.
+//!
+//! The Go operator writes where the token is and nothing else: a token tells which registration it is for.
 
-use jiff::{SignedDuration, Timestamp};
+use coder_k8s_api::{self as api, CoderWorkspaceProxyStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::observed::ListedProxy;
-use crate::target::{CoderdTarget, SecretDataRef};
+use crate::{
+    credential::{CredentialRef, Details, Intent, Record, Retired, recorded_time},
+    target::{CoderdTarget, Credentials, SecretDataRef, nonempty},
+};
 
-/// How far the clocks of coderd and of the operator may be apart. A listing showed the name to be free before it was
-/// announced, so that this lets no older registration pass for ours.
-const CLOCKS: SignedDuration = SignedDuration::from_mins(5);
+/// The data key where none is recorded.
+const TOKEN: &str = "token";
 
-/// What is remembered.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RegistrationRecord {
-    /// The registration that is ours.
-    pub current: Option<RegistrationRef>,
-    /// The Secret with its token.
-    pub secret: Option<SecretDataRef>,
-    /// What is about to be made.
-    pub pending: Option<RegistrationIntent>,
-    /// Registrations that are no longer wanted, the oldest first.
-    pub stale: Vec<RetiredRegistration>,
-}
-
-/// A registration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RegistrationRef {
-    /// Its UUID.
-    pub id: String,
-    /// Its name.
-    pub name: String,
-    /// The coderd that knows it.
-    pub place: CoderdTarget,
-}
-
+/// What status remembers of the registrations of a proxy.
+pub type RegistrationRecord = Record<RegistrationDetails>;
+/// A registration. The current one always has a UUID.
+pub type RegistrationRef = CredentialRef<RegistrationDetails>;
 /// A registration, or a token of one, that is about to be made.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RegistrationIntent {
-    /// Name of the registration. Without a UUID: a listing showed it to be free.
-    pub name: String,
-    /// UUID of the registration that gets another token.
-    pub id: Option<String>,
-    /// The coderd.
-    pub place: CoderdTarget,
-    /// Why.
-    pub reason: String,
-    /// When that was decided.
-    pub since: Timestamp,
-}
-
+pub type RegistrationIntent = Intent<RegistrationDetails>;
 /// A registration that is no longer wanted.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RetiredRegistration {
-    /// Its UUID. None: it was announced, and perhaps never made.
-    pub id: Option<String>,
-    /// Its name.
-    pub name: String,
-    /// The coderd that knows it.
-    pub place: CoderdTarget,
-    /// When it was replaced; or, without a UUID, announced.
-    pub since: Timestamp,
-}
+pub type RetiredRegistration = Retired<RegistrationDetails>;
 
-impl RetiredRegistration {
-    /// The listed registration that it is.
-    pub(super) fn find<'a>(&self, listing: &'a [ListedProxy]) -> Option<&'a ListedProxy> {
-        match &self.id {
-            Some(id) => listing.iter().find(|listed| listed.id == *id),
-            None => listing.iter().find(|listed| was_announced(listed, &self.name, self.since)),
-        }
+/// A registration has nothing of its own to record: coderd regenerates its token in place and renames it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RegistrationDetails;
+
+impl Details for RegistrationDetails {
+    const MADE_ANEW: bool = false;
+
+    fn shares_names(&self, _: &Self) -> bool {
+        true
     }
 }
 
-/// Whether a listed registration was made after it was announced, and no proxy ever ran with it.
-pub(super) fn was_announced(listed: &ListedProxy, name: &str, since: Timestamp) -> bool {
-    let after = listed.created.is_some_and(|created| created.duration_since(since) >= -CLOCKS);
-    listed.name.eq_ignore_ascii_case(name) && after && listed.version.is_empty()
+impl RegistrationRef {
+    /// A registration by its UUID, or one that was perhaps made.
+    pub fn new(id: Option<String>, name: String, target: CoderdTarget) -> Self {
+        Self { id, name, target, details: RegistrationDetails }
+    }
 }
 
 impl RegistrationRecord {
-    /// Whether nothing outside the cluster would be left if the object went.
-    pub fn is_empty(&self) -> bool {
-        self.current.is_none() && self.pending.is_none() && self.stale.is_empty()
-    }
-
-    /// All that is to go when nothing is wanted any more.
-    pub(super) fn all(&self, now: Timestamp) -> Vec<RetiredRegistration> {
-        let mut record = self.clone();
-        record.give_up(now);
-        record.stale
-    }
-
-    /// Puts what there is, and what was announced, among what is to go.
-    pub(super) fn give_up(&mut self, now: Timestamp) {
-        self.drop_pending();
-        if let Some(RegistrationRef { id, name, place }) = self.current.take() {
-            self.stale.push(RetiredRegistration { id: Some(id), name, place, since: now });
+    /// Reads a status.
+    pub fn of(status: &CoderWorkspaceProxyStatus) -> Self {
+        let target = CoderdTarget::recorded(
+            status.control_plane_ref_name.as_ref(),
+            status.coder_url.as_ref(),
+            status.deployment_id.as_ref(),
+            status.credentials_source.as_ref(),
+        );
+        let name = status.proxy_name.clone().unwrap_or_default();
+        let id = nonempty(status.proxy_id.as_ref());
+        Self {
+            current: id.map(|id| RegistrationRef::new(Some(id), name, target)),
+            secret: status.proxy_token_secret_ref.as_ref().map(|secret| SecretDataRef::of(secret, TOKEN)),
+            pending: status.pending_registration.as_ref().map(pending),
+            stale: status.stale_registrations.iter().map(stale).collect(),
         }
     }
 
-    /// Gives an announcement up. What was perhaps made because of it is to go.
-    pub(super) fn drop_pending(&mut self) {
-        if let Some(RegistrationIntent { name, id: None, place, reason: _, since }) = self.pending.take() {
-            self.stale.push(RetiredRegistration { id: None, name, place, since });
-        }
+    /// Writes it into a status.
+    pub fn write(&self, status: &mut CoderWorkspaceProxyStatus) {
+        let Self { current, secret, pending, stale } = self;
+        let target = current.as_ref().map(|current| &current.target);
+        status.proxy_id = current.as_ref().and_then(|current| current.id.clone());
+        status.proxy_name = current.as_ref().map(|current| current.name.clone());
+        status.control_plane_ref_name = nonempty(target.map(|target| &target.control_plane));
+        status.coder_url = nonempty(target.map(|target| &target.url));
+        status.deployment_id = target.and_then(|target| target.deployment_id.clone());
+        status.credentials_source =
+            target.and_then(|target| target.credentials.as_ref()).map(Credentials::source);
+        status.proxy_token_secret_ref = secret.as_ref().map(SecretDataRef::reported);
+        status.pending_registration = pending.as_ref().map(written);
+        status.stale_registrations = stale
+            .iter()
+            .map(|Retired { credential, since, unused_since: _ }| {
+                written(&Intent { credential: credential.clone(), reason: String::new(), since: *since })
+            })
+            .collect();
+    }
+}
+
+fn pending(pending: &api::PendingRegistration) -> RegistrationIntent {
+    let target = CoderdTarget::recorded(
+        pending.control_plane_ref_name.as_ref(),
+        pending.coder_url.as_ref(),
+        pending.deployment_id.as_ref(),
+        pending.credentials_source.as_ref(),
+    );
+    RegistrationIntent {
+        credential: RegistrationRef::new(nonempty(pending.id.as_ref()), pending.name.clone(), target),
+        reason: pending.reason.clone().unwrap_or_default(),
+        since: recorded_time(pending.since.as_ref()),
+    }
+}
+
+fn stale(stale: &api::PendingRegistration) -> RetiredRegistration {
+    let Intent { credential, reason: _, since } = pending(stale);
+    Retired { credential, since, unused_since: None }
+}
+
+fn written(intent: &RegistrationIntent) -> api::PendingRegistration {
+    let Intent { credential: RegistrationRef { id, name, target, details: _ }, reason, since } = intent;
+    let CoderdTarget { control_plane, url, deployment_id, credentials } = target;
+    api::PendingRegistration {
+        name: name.clone(),
+        id: id.clone(),
+        control_plane_ref_name: nonempty(Some(control_plane)),
+        coder_url: nonempty(Some(url)),
+        deployment_id: deployment_id.clone(),
+        credentials_source: credentials.as_ref().map(Credentials::source),
+        reason: nonempty(Some(reason)),
+        since: Some(Time(*since)),
     }
 }

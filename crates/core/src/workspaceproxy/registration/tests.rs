@@ -1,7 +1,8 @@
-//! One proxy as it may be found, and what is decided about it.
+//! Proxies as they may be found, and what is decided about them.
 
 use std::collections::BTreeMap;
 
+use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::*;
@@ -57,12 +58,12 @@ fn secret(id: &str) -> Secret {
 }
 
 fn registration(id: &str) -> RegistrationRef {
-    RegistrationRef { id: id.into(), name: "eu".into(), place: place("coder") }
+    RegistrationRef::new(Some(id.into()), "eu".into(), place("coder"))
 }
 
 fn pending(id: Option<&str>) -> RegistrationIntent {
-    let (id, reason) = (id.map(Into::into), "why".into());
-    RegistrationIntent { name: "eu".into(), id, place: place("coder"), reason, since: at(NOW - 10) }
+    let credential = RegistrationRef::new(id.map(Into::into), "eu".into(), place("coder"));
+    RegistrationIntent { credential, reason: "why".into(), since: at(NOW - 10) }
 }
 
 fn run(id: &str) -> Run {
@@ -89,6 +90,7 @@ fn fresh() -> ObservedRegistration {
         url: Some("http://primary".into()),
         secrets: [(secret_at("s"), Secret::Absent)].into(),
         workload: None,
+        late_effect_window: jiff::SignedDuration::from_mins(2),
         deletion: None,
         proofs: BTreeMap::new(),
         listings: [(place("coder"), Listing::Known(Vec::new()))].into(),
@@ -108,7 +110,7 @@ fn well() -> ObservedRegistration {
 }
 
 fn blocker() -> Blocker {
-    Blocker::new(Reason::Unreachable, "no answer".into())
+    Blocker::new(Reason::Unreachable, "no answer")
 }
 
 fn next(observed: &ObservedRegistration) -> NextStep {
@@ -129,7 +131,7 @@ fn record(observed: &ObservedRegistration) -> RegistrationRecord {
     }
 }
 
-fn verdict(observed: &ObservedRegistration) -> (CredentialProgress, &'static str) {
+fn verdict(observed: &ObservedRegistration) -> (CredentialProgress, Reason) {
     let decision = decide(observed, at(NOW));
     assert_eq!(decision.next, NextStep::Done);
     (decision.verdict.stage, decision.verdict.reason)
@@ -142,12 +144,13 @@ fn a_free_name_is_announced_before_it_is_registered() {
     assert_eq!(step(&observed), Effect::AddFinalizer, "nothing is announced that could be left behind");
     observed.has_finalizer = true;
     let announced = record(&observed).pending.unwrap();
-    assert_eq!((announced.name.as_str(), announced.id.as_ref(), announced.since), ("eu", None, at(NOW)));
+    let RegistrationRef { id, name, .. } = &announced.credential;
+    assert_eq!((name.as_str(), id.as_ref(), announced.since), ("eu", None, at(NOW)));
     observed.record.pending = Some(announced);
     let Effect::Coderd(RegistrationEffect::Make { pending, settings, version, .. }) = step(&observed) else {
         panic!()
     };
-    assert_eq!(pending.id, None);
+    assert_eq!(pending.credential.id, None);
     assert_eq!((settings.display_name.as_str(), settings.icon.as_str()), ("eu", "/emojis/1f5fa.png"));
     assert_eq!(version, Version::Absent);
 }
@@ -156,7 +159,7 @@ fn a_free_name_is_announced_before_it_is_registered() {
 fn nothing_is_asked_or_made_without_license_and_credentials() {
     let mut observed = fresh();
     observed.listings.clear();
-    observed.may_make = Err(Blocker::new(Reason::NotEntitled, "no".into()));
+    observed.may_make = Err(Blocker::new(Reason::NotEntitled, "no"));
     assert_eq!(verdict(&observed), (CredentialProgress::Working, Reason::NotEntitled));
     observed.record.pending = Some(pending(None));
     observed.listings = fresh().listings;
@@ -175,7 +178,7 @@ fn what_was_made_after_its_announcement_is_ours_and_nothing_else() {
         let after = record(&observed);
         assert_eq!(after.pending, None, "{created} {version}");
         assert_eq!(
-            after.current.map(|current| current.id),
+            after.current.and_then(|current| current.id),
             ours.then(|| ID.to_owned()),
             "{created} {version}"
         );
@@ -204,7 +207,7 @@ fn a_token_in_our_secret_tells_whose_the_registration_is() {
     let token = Some(TokenFacts { checksum: "sum".into(), id: Some(ID.into()) });
     observed.secrets =
         [(secret_at("s"), Secret::Ours { version: "7".into(), holds: token, marks: None })].into();
-    assert_eq!(record(&observed).current, Some(registration(ID)), "as the existing operator leaves it");
+    assert_eq!(record(&observed).current, Some(registration(ID)), "as the Go operator leaves it");
     observed.record.current = Some(registration(ID));
     assert!(matches!(step(&observed), Effect::AnnotateSecret { .. }), "and is kept");
 }
@@ -245,10 +248,13 @@ fn a_lost_or_dead_token_is_announced_and_made_again() {
         (dead, Reason::TokenRefused),
     ] {
         let announced = record(&observed).pending.unwrap();
-        assert_eq!((announced.id.as_deref(), announced.reason.as_str()), (Some(ID), reason));
+        assert_eq!(
+            (announced.credential.id.as_deref(), announced.reason.as_str()),
+            (Some(ID), reason.as_str())
+        );
         observed.record.pending = Some(announced);
         assert!(
-            matches!(step(&observed), Effect::Coderd(RegistrationEffect::Make { pending, .. }) if pending.id.as_deref() == Some(ID))
+            matches!(step(&observed), Effect::Coderd(RegistrationEffect::Make { pending, .. }) if pending.credential.id.as_deref() == Some(ID))
         );
     }
 }
@@ -282,7 +288,7 @@ fn what_is_not_definite_makes_no_token() {
 
 #[test]
 fn a_token_that_works_needs_no_credentials() {
-    let missing = Blocker::new(Reason::CredentialsSecretUnavailable, "not there".into());
+    let missing = Blocker::new(Reason::CredentialsSecretUnavailable, "not there");
     let mut observed = well();
     observed.may_make = Err(missing.clone());
     observed.record = RegistrationRecord::default();
@@ -293,7 +299,7 @@ fn a_token_that_works_needs_no_credentials() {
     let after = record(&observed);
     assert_eq!(after.current, Some(registration(ID)));
     observed.record = after;
-    assert_eq!(verdict(&observed), (CredentialProgress::Ready, "Registered"));
+    assert_eq!(verdict(&observed), (CredentialProgress::Ready, Reason::Registered));
     observed.proofs = [(secret_at("s"), TokenProof::Refused)].into();
     assert_eq!(
         verdict(&observed),
@@ -306,7 +312,7 @@ fn a_token_that_works_needs_no_credentials() {
 fn at_rest_nothing_is_asked() {
     let mut observed = well();
     (observed.verify_due, observed.listings, observed.proofs) = (false, BTreeMap::new(), BTreeMap::new());
-    assert_eq!(verdict(&observed), (CredentialProgress::Ready, "Registered"));
+    assert_eq!(verdict(&observed), (CredentialProgress::Ready, Reason::Registered));
     observed.verify_due = true;
     assert_eq!(next(&observed), NextStep::Ask(RegistrationQuery::Registrations(place("coder"))));
     observed.listings = well().listings;
@@ -349,8 +355,8 @@ fn another_deployment_means_another_registration_and_the_old_one_goes_last() {
     observed.record.current = None;
     observed.record.stale = after.stale;
     observed.listings.insert(place("other"), Listing::Known(Vec::new()));
-    assert_eq!(record(&observed).pending.unwrap().place, place("other"));
-    observed.record.current = Some(RegistrationRef { place: place("other"), ..registration(OTHER) });
+    assert_eq!(record(&observed).pending.unwrap().credential.target, place("other"));
+    observed.record.current = Some(RegistrationRef { target: place("other"), ..registration(OTHER) });
     let marks = RegistrationMarks { deployment_id: Some("deployment-other".into()), ..marks(OTHER) };
     let token = Some(TokenFacts { checksum: "new".into(), id: Some(OTHER.into()) });
     observed.secrets =
@@ -370,7 +376,7 @@ fn another_deployment_means_another_registration_and_the_old_one_goes_last() {
 fn a_refused_address_stalls_and_asks_nothing() {
     let mut observed = fresh();
     observed.listings.clear();
-    let refused = Blocker::new(Reason::UrlNotAllowed, "no".into());
+    let refused = Blocker::new(Reason::UrlNotAllowed, "no");
     (observed.target, observed.may_make) = (Err(refused.clone()), Err(refused));
     assert_eq!(verdict(&observed), (CredentialProgress::Stalled, Reason::UrlNotAllowed));
     observed.record.current = Some(registration(ID));
@@ -431,7 +437,7 @@ fn on_deletion_everything_of_ours_goes_and_what_cannot_is_named() {
     );
     let mut lost = going(false);
     lost.record = RegistrationRecord::default();
-    assert_eq!(record(&lost).current.unwrap().id, ID, "found again by the Secret");
+    assert_eq!(record(&lost).current.unwrap().id.as_deref(), Some(ID), "found again by the Secret");
 }
 
 #[test]
@@ -441,10 +447,9 @@ fn the_record_survives_the_status() {
         secret: Some(secret_at("s")),
         pending: Some(pending(Some(ID))),
         stale: vec![RetiredRegistration {
-            id: None,
-            name: "old".into(),
-            place: place("other"),
+            credential: RegistrationRef::new(None, "old".into(), place("other")),
             since: at(NOW),
+            unused_since: None,
         }],
     };
     let mut status = coder_k8s_api::CoderWorkspaceProxyStatus::default();

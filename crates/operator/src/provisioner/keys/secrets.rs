@@ -15,7 +15,7 @@ use crate::controller::{
     secrets::{self, NotWritable, ReadSecrets},
 };
 
-/// Reads the wanted Secret, the recorded one, and every other that bears our marks.
+/// Reads the wanted Secret, the recorded one, and every other with our annotations.
 pub(super) async fn read(
     owner: &Owner,
     desired: &SecretDataRef,
@@ -31,14 +31,14 @@ pub(super) async fn read(
     let mut all = BTreeMap::new();
     let uid = object.uid().unwrap_or_default();
     for place in places {
-        let observed = match (failed.get(&place.name), held.get(&place.name)) {
+        let observed = match (failed.get(&place.name), stored.get(&place.name)) {
             (Some(blocker), _) => Secret::Unknown(blocker.clone()),
             (None, None) => Secret::Absent,
             (None, Some(data)) => observed(&place, data, owner, &uid),
         };
         all.insert(place, observed);
     }
-    (all, held)
+    (all, stored)
 }
 
 fn observed(place: &SecretDataRef, data: &SecretData, owner: &Owner, uid: &str) -> Secret {
@@ -67,7 +67,7 @@ fn marks(annotations: &BTreeMap<String, String>) -> Option<KeyMarks> {
     })
 }
 
-/// The annotations for marks. None takes one away.
+/// The annotations that identify a key. None removes one.
 pub(super) fn annotations(marks: &KeyMarks) -> BTreeMap<String, Option<String>> {
     let KeyMarks { id, name, organization, tags_hash, deployment_id } = marks;
     [
@@ -92,7 +92,7 @@ pub(super) fn list(data_keys: BTreeSet<String>) -> String {
     data_keys.into_iter().collect::<Vec<_>>().join(",")
 }
 
-/// The places of Secrets that we wrote for this object, found by their metadata.
+/// The data keys that we wrote for this object, found by the metadata of Secrets.
 async fn marked(owner: &Owner, ctx: &Context) -> BTreeSet<SecretDataRef> {
     let found = secrets::marked(owner, annotation::KEY_NAME, ctx).await;
     found

@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// Reads the wanted Secret, the recorded one, and every other that bears our marks.
+/// Reads the wanted Secret, the recorded one, and every other with our annotations.
 pub(super) async fn read(
     desired: Option<&DesiredRegistration>,
     record: &RegistrationRecord,
@@ -59,7 +59,7 @@ pub(super) async fn read(
     (all, data)
 }
 
-/// The token that a person supplies, where one does.
+/// The token that a person supplies. The error says why there is none.
 pub(super) async fn given(
     object: &CoderWorkspaceProxy,
     key: &ObjectKey,
@@ -94,7 +94,7 @@ fn marks(annotations: &BTreeMap<String, String>) -> Option<RegistrationMarks> {
     })
 }
 
-/// The annotations for marks. None takes one away.
+/// The annotations that identify a token. None removes one.
 pub(super) fn annotations(marks: &RegistrationMarks) -> BTreeMap<String, Option<String>> {
     let RegistrationMarks { id, name, deployment_id } = marks;
     [

@@ -18,9 +18,9 @@ fn at(second: i64) -> Timestamp {
 fn look(pod: &Pod, second: i64, image: &str, behaviour: Behaviour) -> PodStatus {
     let of = |container: &Container| {
         let meant = container.image.as_deref() == Some(image);
-        Fares::Told(if meant { behaviour } else { Behaviour::Ready })
+        StateSource::Told(if meant { behaviour } else { Behaviour::Ready })
     };
-    wanted(pod, Ipv4Addr::new(10, 128, 0, 1), "10.127.0.1", at(second), of).unwrap()
+    desired(pod, Ipv4Addr::new(10, 128, 0, 1), "10.127.0.1", at(second), of).unwrap()
 }
 
 fn ready(status: &PodStatus) -> (&str, i64) {
@@ -82,15 +82,15 @@ fn conditions_of_others_are_kept_out_of_the_patch() {
 fn a_pod_that_has_ended_is_left_alone() {
     let mut pod = pod();
     pod.status = Some(PodStatus { phase: Some("Succeeded".into()), ..Default::default() });
-    assert!(wanted(&pod, Ipv4Addr::LOCALHOST, "", at(1), |_| Fares::Told(Behaviour::Ready)).is_none());
+    assert!(desired(&pod, Ipv4Addr::LOCALHOST, "", at(1), |_| StateSource::Told(Behaviour::Ready)).is_none());
 }
 
 #[test]
 fn a_process_is_reported_as_it_fares() {
     let look = |pod: &Pod, second: i64, seen: &Observed| {
-        wanted(pod, Ipv4Addr::LOCALHOST, "", at(second), |container| match container.name.as_str() {
-            "main" => Fares::Observed(seen.clone()),
-            _ => Fares::Told(Behaviour::Ready),
+        desired(pod, Ipv4Addr::LOCALHOST, "", at(second), |container| match container.name.as_str() {
+            "main" => StateSource::Observed(seen.clone()),
+            _ => StateSource::Told(Behaviour::Ready),
         })
         .unwrap()
     };

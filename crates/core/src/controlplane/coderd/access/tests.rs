@@ -108,11 +108,57 @@ fn the_record_says_what_there_is_to_give_back() {
     // What a person supplies is not ours to give back.
     let given = json!({"operatorAccess": {"method": "TokenSecret", "tokenSecretRef": {"name": "mine"}}});
     assert_eq!(of(given.clone(), reference("mine")), None);
-    assert_eq!(
-        replaced_token(&plane(given, recorded("Postgres"))),
-        Some(MintedToken { method: AccessMethod::Postgres, user_id: None })
-    );
-    assert_eq!(replaced_token(&plane(json!({}), recorded("Postgres"))), None);
+    let postgres = || MintedToken { method: AccessMethod::Postgres, user_id: None };
+    assert_eq!(replaced_tokens(&plane(given, recorded("Postgres"))), [postgres()]);
+    assert_eq!(replaced_tokens(&plane(json!({}), recorded("Postgres"))), []);
+}
+
+#[test]
+fn a_change_of_method_replaces_the_tokens_of_all_other_methods() {
+    let method = |method: &str| json!({"operatorAccess": {"method": method}});
+    let record = |method: &str, replaced: &str| json!({"operatorToken": {"method": method, "replaces": {"method": replaced}}});
+    use AccessMethod::{FirstUser, Postgres};
+    for (spec, status, expected) in [
+        ("FirstUser", recorded("Postgres"), vec![Postgres]),
+        ("FirstUser", record("FirstUser", "Postgres"), vec![Postgres]),
+        // Back to the first method before its token was revoked: it is the token in use.
+        ("Postgres", record("FirstUser", "Postgres"), vec![FirstUser]),
+        ("TokenSecret", record("FirstUser", "Postgres"), vec![Postgres, FirstUser]),
+        ("TokenSecret", record("Postgres", "FirstUser"), vec![FirstUser, Postgres]),
+    ] {
+        let object = plane(method(spec), status.clone());
+        let found: Vec<_> = replaced_tokens(&object).into_iter().map(|token| token.method).collect();
+        assert_eq!(found, expected, "{spec} {status}");
+    }
+}
+
+#[test]
+fn a_token_of_the_go_operator_outlives_the_reference_that_records_it() {
+    let given = json!({"operatorAccess": {"method": "TokenSecret", "tokenSecretRef": {"name": "mine"}}});
+    let go = json!({"operatorTokenSecretRef": {"name": "coder-operator-token", "key": "token"}});
+    let report = CoderdReport {
+        token: Some(coder_k8s_api::ReportedSecretRef { name: "mine".into(), key: Some("token".into()) }),
+        ..CoderdReport::default()
+    };
+    let status = told(&plane(given, go), &report).0;
+    assert_eq!(status.operator_token.map(|token| token.method), Some(AccessMethod::Postgres));
+    assert_eq!(status.operator_token_secret_ref.map(|reference| reference.name).as_deref(), Some("mine"));
+}
+
+#[test]
+fn a_refused_replacement_is_remembered_for_the_same_spec() {
+    let status = |generation: i64, record: &str| {
+        json!({"operatorToken": {"method": record}, "conditions": [{"type": "OperatorAccessReady", "status": "False",
+            "reason": "TokenRefused", "message": "", "observedGeneration": generation,
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}]})
+    };
+    for (status, expected) in
+        [(status(1, "Postgres"), true), (status(0, "Postgres"), false), (status(1, "FirstUser"), false)]
+    {
+        let mut object = plane(json!({}), status.clone());
+        object.metadata.generation = Some(1);
+        assert_eq!(is_replacement_refused(&object), expected, "{status}");
+    }
 }
 
 #[test]

@@ -163,17 +163,17 @@ fn a_foreign_secret_is_neither_read_nor_written() {
 #[test]
 fn a_replaced_token_is_revoked_only_after_its_successor_works() {
     let old = MintedToken { method: AccessMethod::FirstUser, user_id: Some("p".into()) };
-    let replacing = ObservedToken { replaced: Some(old.clone()), ..steady() };
+    let replacing = ObservedToken { replaced: vec![old.clone()], ..steady() };
     assert_eq!(step(&replacing), Step::Act(TokenEffect::RevokeReplaced(old.clone())));
     let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..replacing.clone() };
     assert!(!matches!(step(&refused), Step::Act(TokenEffect::RevokeReplaced(_))));
-    let revoked = ObservedToken { replaced_revoked: Some(Ok(())), ..replacing.clone() };
+    let revoked = ObservedToken { replaced_revoked: vec![Ok(())], ..replacing.clone() };
     assert_eq!(report(&revoked).grant, Some(grant(600)), "the record no longer names it");
-    let later = ObservedToken { replaced_revoked: Some(Err(blocker())), ..replacing.clone() };
+    let later = ObservedToken { replaced_revoked: vec![Err(blocker())], ..replacing.clone() };
     let told = report(&later);
     assert!(told.retry == Some(Retry::Backoff) && told.is_usable && told.events.is_empty());
     let never = Blocker::until_change(Reason::DatabaseUrlMissing, "gone");
-    let abandoned = report(&ObservedToken { replaced_revoked: Some(Err(never)), ..replacing });
+    let abandoned = report(&ObservedToken { replaced_revoked: vec![Err(never)], ..replacing });
     assert_eq!(abandoned.events.len(), 1);
     assert_eq!(abandoned.grant, Some(grant(600)));
 }
@@ -192,8 +192,90 @@ fn a_supplied_token_is_checked_and_never_created() {
     assert_eq!((told.access, told.retry), (None, Some(Retry::Backoff)), "unreadable is not refused");
     // It takes over from a token of ours.
     let old = MintedToken { method: AccessMethod::Postgres, user_id: None };
-    let takes_over = ObservedToken { replaced: Some(old), check: Some(accepted()), ..supplied };
+    let takes_over = ObservedToken { replaced: vec![old], check: Some(accepted()), ..supplied };
     assert!(matches!(step(&takes_over), Step::Act(TokenEffect::RevokeReplaced(_))));
-    let told = report(&ObservedToken { replaced_revoked: Some(Ok(())), ..takes_over });
+    let told = report(&ObservedToken { replaced_revoked: vec![Ok(())], ..takes_over });
     assert_eq!((told.revocation, told.grant), (Some(Revocation::Done), None));
+}
+
+#[test]
+fn two_replaced_tokens_are_both_revoked_before_the_record_goes() {
+    let old = |method| MintedToken { method, user_id: None };
+    let both = vec![old(AccessMethod::Postgres), old(AccessMethod::FirstUser)];
+    let supplied = ObservedToken {
+        secret: ours(true, true),
+        check: Some(accepted()),
+        replaced: both.clone(),
+        ..ObservedToken::new(AccessMethod::TokenSecret)
+    };
+    let never = || Blocker::until_change(Reason::DatabaseUrlMissing, "gone");
+    for (outcomes, next) in
+        [(vec![], 0), (vec![Ok(())], 1), (vec![Err(blocker())], 1), (vec![Err(never())], 1)]
+    {
+        let observed = ObservedToken { replaced_revoked: outcomes, ..supplied.clone() };
+        assert_eq!(step(&observed), Step::Act(TokenEffect::RevokeReplaced(both[next].clone())));
+    }
+    for (outcomes, is_done, events) in [
+        (vec![Ok(()), Ok(())], true, 0),
+        (vec![Err(never()), Ok(())], true, 1),
+        (vec![Err(never()), Err(never())], true, 2),
+        (vec![Err(blocker()), Ok(())], false, 0),
+        (vec![Err(never()), Err(blocker())], false, 0),
+    ] {
+        let report = report(&ObservedToken { replaced_revoked: outcomes.clone(), ..supplied.clone() });
+        let found =
+            (report.revocation == Some(Revocation::Done), report.events.len(), report.retry.is_some());
+        assert_eq!(found, (is_done, events, !is_done), "{outcomes:?}");
+        assert!(report.is_usable);
+    }
+}
+
+#[test]
+fn a_text_that_cannot_be_a_token_counts_as_none() {
+    let garbage = TokenCheck::Refused(Blocker::until_change(Reason::BadToken, "newline"));
+    let minted = ObservedToken { check: Some(garbage.clone()), replaced_refused: true, ..steady() };
+    assert_eq!(step(&minted), Step::Act(CREATE), "not a replacement of a refused token");
+    let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: true };
+    let unproven = ObservedToken {
+        replaced_refused: false,
+        created: Some(Ok(created)),
+        proof: Some(TokenCheck::Unknown(blocker())),
+        ..minted
+    };
+    assert!(!report(&unproven).replaced_refused);
+    let supplied = ObservedToken {
+        secret: ours(true, true),
+        check: Some(garbage),
+        ..ObservedToken::new(AccessMethod::TokenSecret)
+    };
+    let told = report(&supplied);
+    assert!(matches!(told.access, Some(Access::Refused(_))) && !told.blocks_license);
+}
+
+#[test]
+fn a_replacement_of_a_refused_token_is_remembered_until_it_works() {
+    let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: false };
+    let refused = ObservedToken {
+        check: Some(TokenCheck::Refused(blocker())),
+        created: Some(Ok(created)),
+        proof: Some(accepted()),
+        ..steady()
+    };
+    for (observed, expected) in [
+        (ObservedToken { proof: Some(TokenCheck::Unknown(blocker())), ..refused.clone() }, true),
+        (ObservedToken { proof: Some(TokenCheck::Refused(blocker())), ..refused.clone() }, true),
+        (ObservedToken { others_removed: Some(Err(blocker())), ..refused.clone() }, true),
+        (ObservedToken { others_removed: Some(Ok(())), ..refused.clone() }, false),
+        (ObservedToken { created: Some(Err(blocker())), ..refused }, false),
+    ] {
+        assert_eq!(report(&observed).replaced_refused, expected, "{observed:?}");
+    }
+}
+
+#[test]
+fn a_user_without_every_right_gets_them_with_a_new_token() {
+    let lacking = ObservedToken { rights: Some(Ok(false)), ..steady() };
+    assert_eq!(step(&lacking), Step::Act(TokenEffect::Create { renews: true, is_refused: false }));
+    let failing = ObservedToken { created: Some(Err(blocker())), ..lacking };
+    assert!(matches!(report(&failing).access, Some(Access::Overdue(_))), "the token still works");
 }

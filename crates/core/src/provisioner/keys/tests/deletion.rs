@@ -1,4 +1,4 @@
-//! The object is going.
+//! The object is being deleted.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn going(observed: ObservedKeys) -> ObservedKeys {
     ObservedKeys { deletion: Some(Deletion { overdue: false }), ..observed }
 }
 
-fn told(observed: &ObservedKeys) -> Vec<String> {
+fn notes(observed: &ObservedKeys) -> Vec<String> {
     let decision = decide(observed, at(NOW));
     assert_eq!(decision.next, NextStep::RemoveFinalizer);
     decision.events.into_iter().map(|note| note.message).collect()
@@ -29,12 +29,12 @@ fn every_key_goes_before_the_object() {
     gone.sort();
     assert_eq!(gone, ["k0", "k1", "k2"]);
     observed.record.pending = None;
-    assert_eq!(told(&going(knows(observed, KeyProof::Refused, all))), Vec::<String>::new());
+    assert_eq!(notes(&going(knows(observed, KeyProof::Refused, all))), Vec::<String>::new());
 }
 
 #[test]
 fn it_works_without_a_control_plane_while_credentials_remain() {
-    let observed = ObservedKeys { target: Err(blocker()), ..deletion(verified(running())) };
+    let observed = ObservedKeys { target: Err(blocker()), ..going(verified(running())) };
     assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { id, .. }) if id == "k1"));
 }
 
@@ -44,9 +44,10 @@ fn what_cannot_be_deleted_in_time_is_named() {
     observed.listings.insert(here(), Listing::Unknown(blocker()));
     assert_eq!(next(&observed), NextStep::Done);
     observed.deletion = Some(Deletion { overdue: true });
-    let told = told(&observed);
+    let notes = notes(&observed);
     assert!(
-        told.len() == 1 && told[0].contains("provisioner key pool (k1) in organization org of http://coder")
+        notes.len() == 1
+            && notes[0].contains("provisioner key pool (k1) in organization org of http://coder")
     );
 }
 
@@ -54,14 +55,14 @@ fn what_cannot_be_deleted_in_time_is_named() {
 fn what_nothing_is_left_to_delete_with_is_named_at_once() {
     let mut observed = going(running());
     observed.listings.insert(here(), Listing::Gone);
-    assert_eq!(told(&observed).len(), 1);
+    assert_eq!(notes(&observed).len(), 1);
 }
 
 #[test]
 fn a_lost_status_is_found_again_first() {
     let lost = |observed: ObservedKeys| ObservedKeys { record: KeyRecord::default(), ..observed };
     let observed = going(lost(verified(running())));
-    assert_eq!(recorded(&observed).stale[0].key.id.as_deref(), Some("k1"), "by the annotations");
+    assert_eq!(recorded(&observed).stale[0].credential.id.as_deref(), Some("k1"), "by the annotations");
     let mut observed = lost(running());
     let checksums = Some(["sum-k1".into(), "old-k1".into()]);
     observed
@@ -78,10 +79,10 @@ fn an_announced_key_that_is_not_there_yet_is_waited_for() {
     let mut observed = going(knows(observed, KeyProof::Refused, Vec::new()));
     assert_eq!(next(&observed), NextStep::Done);
     observed.record.pending.as_mut().unwrap().since = at(NOW - 300);
-    assert_eq!(told(&observed), Vec::<String>::new());
+    assert_eq!(notes(&observed), Vec::<String>::new());
 }
 
 #[test]
 fn an_object_without_keys_just_goes() {
-    assert_eq!(told(&going(new())), Vec::<String>::new());
+    assert_eq!(notes(&going(new())), Vec::<String>::new());
 }

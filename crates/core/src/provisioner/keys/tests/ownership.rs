@@ -29,7 +29,7 @@ fn a_key_that_lacks_one_sign_of_being_ours_is_never_touched() {
         let observed = announced_and_listed(not_ours);
         let decision = decide(&observed, at(NOW));
         let NextStep::Record(record) = decision.next else { panic!("{what}: {:?}", decision.next) };
-        assert_eq!(record.pending.as_ref().unwrap().name, spare(), "{what}");
+        assert_eq!(record.pending.as_ref().unwrap().credential.name, spare(), "{what}");
         assert!(decision.events[0].message.contains("provisioner key pool (k1)"), "{what}");
     }
 }
@@ -43,7 +43,7 @@ fn clocks_that_are_minutes_apart_hide_no_key_of_ours() {
 #[test]
 fn a_taken_name_is_evaded_if_it_was_ours_to_choose_and_a_conflict_if_not() {
     let mut observed = knows(new(), KeyProof::Refused, vec![listed("theirs", "pool")]);
-    assert_eq!(recorded(&observed).pending.unwrap().name, spare());
+    assert_eq!(recorded(&observed).pending.unwrap().credential.name, spare());
     observed.desired.name = base(Some("Pool"));
     assert_eq!(stalls(&observed), Reason::KeyConflict);
 }
@@ -55,7 +55,7 @@ fn a_key_that_somebody_replaced_is_theirs() {
         KeyProof::Refused,
         vec![listed("theirs", "pool")],
     );
-    assert_eq!(recorded(&observed).pending.unwrap().name, spare());
+    assert_eq!(recorded(&observed).pending.unwrap().credential.name, spare());
     observed.desired.name = base(Some("pool"));
     assert_eq!(stalls(&observed), Reason::KeyConflict);
 }
@@ -65,7 +65,7 @@ fn a_chosen_name_that_our_own_key_has_is_no_conflict() {
     let mut observed = running();
     observed.desired.name = base(Some("pool"));
     observed.desired.tags = tags("us");
-    assert_eq!(recorded(&verified(observed)).pending.unwrap().name, spare());
+    assert_eq!(recorded(&verified(observed)).pending.unwrap().credential.name, spare());
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_name_on_the_record_is_not_given_twice() {
     observed.desired.tags = tags("us");
     observed.record.stale.push(stale(None, &spare()));
     let third = base(None).candidates().nth(2);
-    assert_eq!(recorded(&verified(observed)).pending.map(|pending| pending.name), third);
+    assert_eq!(recorded(&verified(observed)).pending.map(|pending| pending.credential.name), third);
 }
 
 #[test]
@@ -96,8 +96,12 @@ fn of_two_that_claim_a_name_the_older_wins_and_the_other_touches_nothing() {
         Reason::KeyConflict,
         "made in the same second"
     );
-    assert_eq!(recorded(&with(Some("pool"), claimant(20, "a"))).pending.unwrap().name, "pool");
-    assert_eq!(recorded(&with(None, claimant(5, "x"))).pending.unwrap().name, spare(), "ours to choose");
+    assert_eq!(recorded(&with(Some("pool"), claimant(20, "a"))).pending.unwrap().credential.name, "pool");
+    assert_eq!(
+        recorded(&with(None, claimant(5, "x"))).pending.unwrap().credential.name,
+        spare(),
+        "ours to choose"
+    );
     let mut holder = ObservedKeys { verify_due: true, ..with(Some("pool"), claimant(5, "x")) };
     holder.record = running().record;
     holder.secrets = running().secrets;
@@ -120,7 +124,7 @@ fn a_key_that_only_the_annotations_know_is_recorded_before_they_are_overwritten(
     let mut observed = knows(new(), KeyProof::Refused, vec![listed("k1", "pool")]);
     observed.secrets.insert(secret_at("s"), secret("k1", "pool"));
     let record = recorded(&observed);
-    assert_eq!(record.stale[0].key.id.as_deref(), Some("k1"));
+    assert_eq!(record.stale[0].credential.id.as_deref(), Some("k1"));
     observed.record = record;
-    assert_eq!(recorded(&observed).pending.unwrap().name, spare());
+    assert_eq!(recorded(&observed).pending.unwrap().credential.name, spare());
 }

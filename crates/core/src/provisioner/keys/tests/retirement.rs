@@ -64,18 +64,18 @@ fn pods_are_looked_for_before_anything_goes() {
 #[test]
 fn a_key_of_another_coderd_goes_with_what_belongs_to_that_one() {
     let mut observed = replaced(Some(NOW - 30));
-    observed.record.stale[0].key.place = place("old");
-    let there = KeyScope { place: place("old"), ..here() };
+    observed.record.stale[0].credential.target = place("old");
+    let there = KeyScope { target: place("old"), ..here() };
     assert_eq!(next(&observed), NextStep::Ask(KeyQuery::Keys(there.clone())));
     observed.listings.insert(there.clone(), Listing::Known(vec![listed("k0", &spare())]));
-    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { at, .. }) if at == there));
+    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { scope, .. }) if scope == there));
 }
 
 #[test]
 fn a_key_that_nothing_is_left_to_delete_with_is_named_after_a_while() {
     let mut observed = replaced(Some(NOW - 30));
-    observed.record.stale[0].key.place = place("old");
-    observed.listings.insert(KeyScope { place: place("old"), ..here() }, Listing::Gone);
+    observed.record.stale[0].credential.target = place("old");
+    observed.listings.insert(KeyScope { target: place("old"), ..here() }, Listing::Gone);
     assert_eq!(next(&observed), NextStep::Done);
     observed.record.stale[0].since = at(NOW - 4000);
     let decision = decide(&observed, at(NOW));
@@ -123,5 +123,5 @@ fn a_restored_secret_makes_an_old_key_current_again() {
     observed.proofs.insert(secret_at("s"), KeyProof::Is(found("k0", &spare())));
     let record = recorded(&observed);
     assert_eq!(record.current.unwrap().id.as_deref(), Some("k0"));
-    assert_eq!(record.stale[0].key.id.as_deref(), Some("k1"));
+    assert_eq!(record.stale[0].credential.id.as_deref(), Some("k1"));
 }

@@ -7,6 +7,12 @@ fn announced(observed: &ObservedKeys) -> KeyIntent {
     recorded(observed).pending.expect("a key is announced")
 }
 
+/// A key with these tags that was announced and made.
+fn made(region: &str) -> KeyIntent {
+    let credential = KeyRef { details: details(region), ..key("k2", &spare()) };
+    KeyIntent { credential, ..pending(&spare()) }
+}
+
 #[test]
 fn a_pool_at_rest_asks_nothing() {
     let decision = decide(&running(), at(NOW));
@@ -33,12 +39,12 @@ fn the_first_key_is_announced_before_it_is_made_and_only_under_a_free_name() {
     assert_eq!(step(&observed), Effect::AddFinalizer, "the object must not go without its key");
     observed.has_finalizer = true;
     let record = recorded(&observed);
-    assert_eq!(record.pending.as_ref().unwrap().name, "pool");
-    assert_eq!(record.pending.as_ref().unwrap().reason, Reason::FirstKey);
+    assert_eq!(record.pending.as_ref().unwrap().credential.name, "pool");
+    assert_eq!(record.pending.as_ref().unwrap().reason, Reason::FirstKey.as_str());
     observed.record = record;
     match step(&observed) {
         Effect::Coderd(KeyEffect::Make { key, tags: sent, secret, version, marks }) => {
-            assert_eq!((key.name, sent, secret), ("pool".into(), tags("eu"), secret_at("s")));
+            assert_eq!((key.credential.name, sent, secret), ("pool".into(), tags("eu"), secret_at("s")));
             assert_eq!((version, marks.id), (Version::Absent, None));
         }
         other => panic!("{other:?}"),
@@ -48,9 +54,9 @@ fn the_first_key_is_announced_before_it_is_made_and_only_under_a_free_name() {
 #[test]
 fn a_made_key_is_proven_before_it_is_current_and_pods_change_over_after_that() {
     let mut observed = running();
-    observed.record.pending = Some(KeyIntent { id: Some("k2".into()), ..pending(&spare()) });
+    observed.record.pending = Some(made("eu"));
     observed.desired.tags = tags("us");
-    observed.record.pending.as_mut().unwrap().tags_hash = tags::hash(&tags("us"));
+    observed.record.pending.as_mut().unwrap().credential.details = details("us");
     let new = FoundKey { tags: tags("us"), ..found("k2", &spare()) };
     observed.secrets.insert(secret_at("s"), secret("k2", &spare()));
     let before = decide(&observed, at(NOW));
@@ -60,7 +66,11 @@ fn a_made_key_is_proven_before_it_is_current_and_pods_change_over_after_that() {
     observed.record = recorded(&observed);
     assert_eq!(observed.record.current.as_ref().unwrap().id.as_deref(), Some("k2"));
     assert_eq!(observed.record.pending, None);
-    assert_eq!(observed.record.stale[0].key, key("k1", "pool"), "with where it is and what can delete it");
+    assert_eq!(
+        observed.record.stale[0].credential,
+        key("k1", "pool"),
+        "with where it is and what can delete it"
+    );
     assert_eq!(decide(&observed, at(NOW)).run.unwrap().checksum, "sum-k2");
 }
 
@@ -73,12 +83,15 @@ fn tags_organization_and_name_make_a_new_key() {
     };
     let by_tags = announced(&with(|desired| desired.tags = tags("us")));
     assert_eq!(
-        (by_tags.reason.as_str(), by_tags.name),
-        (Reason::TagsChanged, spare()),
+        (by_tags.reason.as_str(), by_tags.credential.name),
+        (Reason::TagsChanged.as_str(), spare()),
         "the old name is in use"
     );
     let by_name = announced(&with(|desired| desired.name = base(Some("team"))));
-    assert_eq!((by_name.reason.as_str(), by_name.name.as_str()), (Reason::KeyNameChanged, "team"));
+    assert_eq!(
+        (by_name.reason.as_str(), by_name.credential.name.as_str()),
+        (Reason::KeyNameChanged.as_str(), "team")
+    );
     let mut observed = with(|desired| desired.organization = "acme".into());
     observed.organization = Some(Ok(Some("org-2".into())));
     let at = KeyScope { organization: organization("acme", "org-2"), ..here() };
@@ -86,8 +99,8 @@ fn tags_organization_and_name_make_a_new_key() {
     observed.listings.insert(at, Listing::Known(Vec::new()));
     let by_organization = announced(&observed);
     assert_eq!(
-        (by_organization.reason.as_str(), by_organization.name.as_str()),
-        (Reason::OrganizationChanged, "pool")
+        (by_organization.reason.as_str(), by_organization.credential.name.as_str()),
+        (Reason::OrganizationChanged.as_str(), "pool")
     );
 }
 
@@ -96,7 +109,7 @@ fn other_words_for_the_same_are_recorded_and_make_no_new_key() {
     let mut observed = running();
     observed.desired.organization = "coder".into();
     let record = recorded(&verified(observed));
-    assert_eq!(record.current.unwrap().organization, organization("coder", "org"));
+    assert_eq!(record.current.unwrap().details.organization, organization("coder", "org"));
     let mut observed = running();
     observed
         .desired
@@ -104,7 +117,7 @@ fn other_words_for_the_same_are_recorded_and_make_no_new_key() {
         .extend([("scope".to_owned(), "organization".to_owned()), ("owner".into(), String::new())]);
     let record = recorded(&verified(observed.clone()));
     assert_eq!((record.pending, record.stale), (None, Vec::new()));
-    assert_eq!(record.current.unwrap().tags_hash, Some(tags::hash(&observed.desired.tags)));
+    assert_eq!(record.current.unwrap().details.tags_hash, Some(tags::hash(&observed.desired.tags)));
     let mut observed = ObservedKeys { verify_due: true, ..running() };
     observed.desired.name = base(Some("Pool"));
     assert_eq!(next(&verified(observed)), NextStep::Done, "coderd lower-cases names");
@@ -115,7 +128,7 @@ fn a_hash_that_collides_hides_no_change_from_a_verification() {
     let mut observed = verified(ObservedKeys { verify_due: true, ..running() });
     let other = FoundKey { tags: tags("us"), ..found("k1", "pool") };
     observed.proofs.insert(secret_at("s"), KeyProof::Is(other));
-    assert_eq!(announced(&observed).reason, Reason::TagsChanged);
+    assert_eq!(announced(&observed).reason, Reason::TagsChanged.as_str());
 }
 
 #[test]
@@ -124,7 +137,7 @@ fn a_new_address_of_the_same_deployment_rolls_the_pods_and_keeps_the_key() {
     let moved = CoderdTarget { url: "https://coder".into(), ..place("coder") };
     observed.target = Ok(moved.clone());
     let record = recorded(&observed);
-    assert_eq!((record.current.as_ref().unwrap().place.clone(), record.pending.clone()), (moved, None));
+    assert_eq!((record.current.as_ref().unwrap().target.clone(), record.pending.clone()), (moved, None));
     observed.record = record;
     let decision = decide(&observed, at(NOW));
     assert_eq!((decision.next, decision.run.unwrap().url), (NextStep::Done, "https://coder".into()));
@@ -136,7 +149,7 @@ fn another_deployment_gets_a_key_of_its_own_and_never_sees_the_old_one() {
     observed.desired.control_plane = "other".into();
     observed.target = Ok(place("other"));
     observed.organization = Some(Ok(Some("org-b".into())));
-    let at_other = KeyScope { place: place("other"), organization: organization("default", "org-b") };
+    let at_other = KeyScope { target: place("other"), organization: organization("default", "org-b") };
     assert_eq!(
         next(&observed),
         NextStep::Ask(KeyQuery::Keys(at_other.clone())),
@@ -144,7 +157,10 @@ fn another_deployment_gets_a_key_of_its_own_and_never_sees_the_old_one() {
     );
     observed.listings.insert(at_other, Listing::Known(Vec::new()));
     let announced = announced(&observed);
-    assert_eq!((announced.reason.as_str(), announced.place), (Reason::ControlPlaneChanged, place("other")));
+    assert_eq!(
+        (announced.reason.as_str(), announced.credential.target),
+        (Reason::ControlPlaneChanged.as_str(), place("other"))
+    );
     assert_eq!(decide(&observed, at(NOW)).run.unwrap().url, "http://coder", "pods stay where their key is");
 }
 
@@ -172,16 +188,19 @@ fn a_secret_that_is_lost_or_damaged_is_replaced_and_its_key_stays_until_pods_hav
         (secret("k1", "pool"), KeyProof::Refused, Reason::KeyRefused),
         (secret("k1", "pool"), KeyProof::Is(found("theirs", "elses")), Reason::KeyRefused),
     ] {
-        let has_finalizer = !matches!(reason, Reason::SecretLost);
+        let is_stored = reason != Reason::SecretLost;
         let mut observed = ObservedKeys { verify_due: true, ..running() };
         observed.secrets.insert(secret_at("s"), secret);
         let mut observed = knows(observed, proof, vec![listed("k1", "pool"), listed("theirs", "elses")]);
-        if !has_finalizer {
+        if !is_stored {
             observed.proofs.clear();
         }
         let record = recorded(&observed);
-        assert_eq!((record.pending.as_ref().unwrap().name.clone(), record.stale.len()), (spare(), 0));
-        assert_eq!(record.pending.as_ref().unwrap().reason, reason);
+        assert_eq!(
+            (record.pending.as_ref().unwrap().credential.name.clone(), record.stale.len()),
+            (spare(), 0)
+        );
+        assert_eq!(record.pending.as_ref().unwrap().reason, reason.as_str());
         assert_eq!(record.current, Some(key("k1", "pool")));
     }
 }
@@ -189,7 +208,7 @@ fn a_secret_that_is_lost_or_damaged_is_replaced_and_its_key_stays_until_pods_hav
 #[test]
 fn a_key_that_somebody_deleted_is_made_anew() {
     let observed = knows(ObservedKeys { verify_due: true, ..running() }, KeyProof::Refused, Vec::new());
-    assert_eq!(announced(&observed).reason, Reason::KeyRefused);
+    assert_eq!(announced(&observed).reason, Reason::KeyRefused.as_str());
 }
 
 #[test]
@@ -246,7 +265,8 @@ fn where_coderd_cannot_be_asked_the_list_must_agree_with_the_annotations() {
 #[test]
 fn an_edit_that_is_taken_back_leaves_the_old_key_and_gets_rid_of_the_new_one() {
     let mut observed = running();
-    observed.record.pending = Some(KeyIntent { tags_hash: tags::hash(&tags("us")), ..pending(&spare()) });
+    observed.record.pending =
+        Some(KeyIntent { credential: KeyRef { id: None, ..made("us").credential }, ..made("us") });
     let made =
         ListedKey { key: FoundKey { tags: tags("us"), ..found("k2", &spare()) }, ..listed("k2", &spare()) };
     let mut observed = knows(observed, KeyProof::Is(found("k1", "pool")), vec![listed("k1", "pool"), made]);
@@ -258,8 +278,7 @@ fn an_edit_that_is_taken_back_leaves_the_old_key_and_gets_rid_of_the_new_one() {
 #[test]
 fn an_edit_that_is_taken_back_after_the_material_was_stored_keeps_both_keys_for_now() {
     let mut observed = running();
-    let half_way = KeyIntent { id: Some("k2".into()), ..pending(&spare()) };
-    observed.record.pending = Some(KeyIntent { tags_hash: tags::hash(&tags("us")), ..half_way });
+    observed.record.pending = Some(made("us"));
     observed.secrets.insert(secret_at("s"), secret("k2", &spare()));
     let made = FoundKey { tags: tags("us"), ..found("k2", &spare()) };
     let others = vec![listed("k1", "pool"), ListedKey { key: made.clone(), ..listed("k2", &spare()) }];
@@ -277,7 +296,7 @@ fn an_edit_that_is_taken_back_after_the_material_was_stored_keeps_both_keys_for_
 
 #[test]
 fn while_the_gate_is_closed_no_key_is_made_and_pods_run_on() {
-    let closed = Blocker::new(Reason::NotEntitled, "no license".into());
+    let closed = Blocker::new(Reason::NotEntitled, "no license");
     let observed =
         ObservedKeys { may_make: Err(closed.clone()), ..knows(new(), KeyProof::Refused, Vec::new()) };
     assert_eq!(

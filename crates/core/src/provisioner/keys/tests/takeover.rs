@@ -54,7 +54,7 @@ fn a_lost_status_is_found_again_without_a_new_key() {
 fn a_part_that_was_lost_is_filled_in() {
     let mut observed = running();
     let key = observed.record.current.as_mut().unwrap();
-    (key.id, key.tags_hash, key.place.deployment_id) = (None, None, None);
+    (key.id, key.details.tags_hash, key.target.deployment_id) = (None, None, None);
     let mut observed = verified(observed);
     observed.record = recorded(&observed);
     while let NextStep::Record(record) = next(&observed) {
@@ -87,7 +87,7 @@ fn a_record_survives_the_status() {
     record.pending = Some(pending("next"));
     let bootstrap = Credentials { kind: CredentialsKind::Bootstrap, secret: Some(secret_at("token")) };
     let mut old = RetiredKey { unused_since: Some(at(NOW)), ..stale(Some("k0"), "zero") };
-    old.key.place.credentials = Some(bootstrap);
+    old.credential.target.credentials = Some(bootstrap);
     record.stale = vec![old, stale(None, "half")];
     let mut status = CoderProvisionerStatus::default();
     record.write(&mut status);

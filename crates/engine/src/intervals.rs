@@ -1,0 +1,65 @@
+//! Every fixed delay, timeout and period of the engine in one table. Each is named after what it delays or
+//! limits. Values that a user can set with a flag appear here as defaults.
+
+use std::time::Duration;
+
+/// Longest time that a connection to the API server may take to open.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Default deadline of one call to the API server, response body included.
+pub const API_CALL_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Period at which a write in flight checks whether the fence was closed before its time.
+pub const FENCE_CHECK_PERIOD: Duration = Duration::from_millis(250);
+
+/// Default time after the last renewal of a lease before another process may take it.
+pub const LEASE_DURATION: Duration = Duration::from_secs(15);
+
+/// Default time after its last renewal during which the leader acts. Shorter than [`LEASE_DURATION`].
+pub const LEASE_RENEW_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Default period of renewals. Followers read the lease twice as often.
+pub const LEASE_RETRY_PERIOD: Duration = Duration::from_secs(2);
+
+/// Lease duration assumed for a holder that does not state one.
+pub const ASSUMED_LEASE_DURATION: Duration = Duration::from_secs(15);
+
+/// Delay before the release of a lease is retried after a conflict.
+pub const LEASE_RELEASE_RETRY: Duration = Duration::from_millis(50);
+
+/// Delay before a CRD that could not be read is read again.
+pub const CRD_READ_RETRY: Duration = Duration::from_secs(2);
+
+/// Time after which the API server ends a metadata watch, in seconds as the API takes it.
+pub const WATCH_SERVER_TIMEOUT_SECONDS: u32 = 290;
+
+/// Longest silence after which a metadata watch is opened again. Longer than
+/// [`WATCH_SERVER_TIMEOUT_SECONDS`], so that only a dead connection reaches it.
+pub const WATCH_IDLE_TIMEOUT: Duration = Duration::from_mins(5);
+
+/// Least time between the openings of two metadata watches.
+pub const WATCH_REOPEN_DELAY: Duration = Duration::from_secs(1);
+
+/// First delay after a metadata watch failed; it doubles up to [`WATCH_RETRY_MAX`].
+pub const WATCH_RETRY_BASE: Duration = Duration::from_millis(800);
+
+/// Longest delay after a metadata watch failed.
+pub const WATCH_RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Longest time for which the applier prefers its own last write over the older object of a watch.
+pub const MAX_WATCH_LAG: Duration = Duration::from_secs(10);
+
+/// First delay after a reconcile failed; it doubles up to [`REQUEUE_BACKOFF_MAX`].
+pub const REQUEUE_BACKOFF_BASE: Duration = Duration::from_millis(500);
+
+/// Longest delay after a reconcile failed, unless the other side asked for more.
+pub const REQUEUE_BACKOFF_MAX: Duration = Duration::from_mins(5);
+
+/// Delay before the first retry of a reconcile whose view of the cluster was out of date.
+pub const REQUEUE_AFTER_CONFLICT: Duration = Duration::from_millis(50);
+
+/// Delay before a reconcile that panicked runs again.
+pub const REQUEUE_AFTER_PANIC: Duration = Duration::from_mins(1);
+
+/// Longest time for which responses in flight hold up the stop of an HTTP server.
+pub const SERVER_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,0 +1,207 @@
+//! A pool that goes takes its keys along, or names what it must leave behind.
+
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner};
+use coder_k8s_testbed::{
+    codersim::{Mode, SimFault},
+    eventually,
+};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::{Api, api::DeleteParams};
+use serde_json::json;
+
+use coder_k8s_scenes::{
+    PATIENCE,
+    pool::{PoolScene, SECRET, condition, names, status},
+};
+
+use crate::KEYS;
+
+async fn delete(pool: &PoolScene) {
+    pool.scene.delete::<CoderProvisioner>("pool").await;
+}
+
+async fn gone(pool: &PoolScene) {
+    pool.scene.until_gone::<CoderProvisioner>("pool").await;
+}
+
+#[tokio::test]
+async fn every_key_of_a_pool_goes_with_it_and_nobody_elses() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({"key": {"name": "cleanup-key"}})).await;
+    pool.until_settled().await;
+    pool.sim.add_key("theirs", &coder_k8s_scenes::pool::tags(&[]));
+    // In the middle of a rotation: an old pod is still there, and so is the old key.
+    pool.scene.node().hold_deletions(&pool.scene.namespace, true);
+    pool.edit(json!({"tags": {"a": "b"}})).await;
+    pool.until(|pool| status(pool).stale_keys.len() == 1).await;
+    assert_eq!(pool.sim.keys().len(), 3);
+    delete(&pool).await;
+    // Daemons that finish their builds need their keys until they have left.
+    pool.until(|pool| {
+        condition(pool, "Reconciling").is_some_and(|said| said.message.contains("are leaving"))
+    })
+    .await;
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    assert_eq!(pool.sim.keys().len(), 3);
+    pool.scene.node().hold_deletions(&pool.scene.namespace, false);
+    gone(&pool).await;
+    pool.until_holds(&["theirs"]).await;
+    pool.scene.until_gone::<Secret>(SECRET).await;
+    assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_pool_that_never_had_a_key_goes_at_once() {
+    let pool = PoolScene::bare(&KEYS, "deletion", Mode::Licensed).await;
+    pool.make(json!({})).await;
+    pool.until_condition("ControlPlaneReady", "False", "ControlPlaneUnavailable").await;
+    delete(&pool).await;
+    gone(&pool).await;
+}
+
+#[tokio::test]
+async fn without_its_control_plane_credentials_of_its_own_still_delete_the_key() {
+    let pool = PoolScene::plane(&KEYS, "deletion", Mode::Licensed).await;
+    pool.secret("mine", "token", &pool.sim.owner_token()).await;
+    pool.make(json!({"bootstrap": {"credentialsSecretRef": {"name": "mine"}}})).await;
+    pool.assert_consistent(&[]).await;
+    pool.scene.delete::<CoderControlPlane>("coder").await;
+    pool.scene.until_gone::<CoderControlPlane>("coder").await;
+    pool.until(|pool| condition(pool, "ControlPlaneReady").is_some_and(|said| said.status == "False")).await;
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.until_holds(&[]).await;
+    assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn without_anything_to_ask_with_the_key_is_named_and_left() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({})).await;
+    let key = pool.assert_consistent(&[]).await;
+    pool.scene.delete::<CoderControlPlane>("coder").await;
+    pool.scene.until_gone::<CoderControlPlane>("coder").await;
+    pool.scene.delete::<Secret>("token").await;
+    delete(&pool).await;
+    gone(&pool).await;
+    let told = pool.events("KeyAbandoned").await;
+    assert!(
+        told.iter().any(|note| note.contains(&key.id) && note.contains("provisioner key pool")),
+        "{told:?}"
+    );
+    assert_eq!(names(&pool.sim), ["pool"]);
+}
+
+#[tokio::test]
+async fn a_dead_coderd_holds_a_deletion_up_for_a_while_only() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({})).await;
+    let key = pool.assert_consistent(&[]).await;
+    pool.sim.stop().await;
+    delete(&pool).await;
+    let tried = |pool: &CoderProvisioner| {
+        condition(pool, "Reconciling").is_some_and(|said| said.status == "True" && said.reason == "Deleting")
+    };
+    pool.until(tried).await;
+    gone(&pool).await;
+    let told = pool.events("KeyAbandoned").await;
+    assert!(told.iter().any(|note| note.contains(&key.id)), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_failure_that_passes_leaves_nothing_behind() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({})).await;
+    pool.until_settled().await;
+    let path = "/api/v2/organizations/*/provisionerkeys/*";
+    pool.sim.fault("DELETE", path, SimFault::status(500, "no", ""), Some(2));
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.until_holds(&[]).await;
+    assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_key_that_somebody_put_in_its_place_stays() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({})).await;
+    pool.until_settled().await;
+    pool.sim.delete_key("pool");
+    pool.sim.add_key("pool", &coder_k8s_scenes::pool::tags(&[]));
+    let theirs = pool.only_key();
+    delete(&pool).await;
+    gone(&pool).await;
+    assert_eq!(pool.only_key().id, theirs.id);
+}
+
+#[tokio::test]
+async fn a_control_plane_and_its_pool_go_together() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({})).await;
+    pool.until_settled().await;
+    // The control plane first, as `kubectl delete -f` does with one file.
+    pool.scene.delete::<CoderControlPlane>("coder").await;
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.scene.until_gone::<CoderControlPlane>("coder").await;
+    pool.until_holds(&[]).await;
+}
+
+#[tokio::test]
+async fn a_namespace_that_goes_does_not_hang() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({})).await;
+    pool.until_settled().await;
+    let api: Api<Namespace> = Api::all(pool.scene.client.clone());
+    api.delete(&pool.scene.namespace, &DeleteParams::default()).await.unwrap();
+    let ended = eventually(PATIENCE, || async {
+        match pool.scene.api::<CoderProvisioner>().get_opt("pool").await {
+            Ok(None) => Ok(()),
+            Ok(Some(object)) => Err(serde_json::to_string(&object.status).unwrap()),
+            Err(error) => Err(error.to_string()),
+        }
+    });
+    ended.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_whose_status_was_lost_still_takes_its_key_along() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({})).await;
+    pool.until_settled().await;
+    let pause = json!({"metadata": {"annotations": {"coder.com/paused": "true"}}});
+    pool.scene.edit::<CoderProvisioner>("pool", pause).await;
+    pool.until(|pool| condition(pool, "Paused").is_some()).await;
+    let lost = json!({"status": {"provisionerKeyID": null, "provisionerKeyName": null, "organizationID": null,
+        "organizationName": null, "deploymentID": null, "controlPlaneRefName": null, "controlPlaneURL": null}});
+    pool.scene
+        .api::<CoderProvisioner>()
+        .patch_status("pool", &kube::api::PatchParams::default(), &kube::api::Patch::Merge(&lost))
+        .await
+        .unwrap();
+    delete(&pool).await;
+    let resume = json!({"metadata": {"annotations": {"coder.com/paused": null}}});
+    pool.scene.edit::<CoderProvisioner>("pool", resume).await;
+    gone(&pool).await;
+    pool.until_holds(&[]).await;
+}
+
+#[tokio::test]
+async fn the_token_of_a_control_plane_is_revoked_after_its_pools_have_used_it() {
+    let pool = PoolScene::bare(&KEYS, "deletion", Mode::Licensed).await;
+    let admin = json!({"apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "admin", "namespace": pool.scene.namespace},
+        "stringData": {"username": "admin", "email": "admin@example.com",
+            "password": "correct-Horse-42-battery"}});
+    coder_k8s_scenes::apply(&pool.scene.client, admin).await;
+    let access = json!({"method": "FirstUser", "firstUserSecretRef": {"name": "admin"}});
+    pool.scene
+        .plane("coder", json!({"image": coder_k8s_scenes::pool::IMAGE, "operatorAccess": access}))
+        .await;
+    pool.until_answered().await;
+    pool.make(json!({})).await;
+    pool.assert_consistent(&[]).await;
+    assert_eq!(pool.sim.token_names().len(), 1);
+    // The pool needs a few tries; the token is there for each of them.
+    let path = "/api/v2/organizations/*/provisionerkeys/*";
+    pool.sim.fault("DELETE", path, SimFault::status(500, "no", ""), Some(2));
+    pool.scene.delete::<CoderControlPlane>("coder").await;
+    delete(&pool).await;
+    gone(&pool).await;
+    pool.scene.until_gone::<CoderControlPlane>("coder").await;
+    pool.until_holds(&[]).await;
+    assert_eq!(pool.sim.token_names(), Vec::<String>::new(), "and then it is revoked");
+    assert_eq!(pool.events("KeyAbandoned").await, Vec::<String>::new());
+}

@@ -1,0 +1,213 @@
+//! Leader election with real processes: who writes, and who never does.
+
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use coder_k8s::manifests::Install;
+use coder_k8s_api::{CoderControlPlane, CoderControlPlaneSpec, crds};
+use coder_k8s_testbed::{Cluster, SharedCluster, eventually};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use rustix::process::Signal;
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    task::JoinSet,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use coder_k8s_scenes::{Operator, PATIENCE, grant, requests, writes};
+
+/// A lease that is lost quickly, so that the tests are quick.
+const QUICK: [&str; 3] = ["--lease-duration=3s", "--renew-deadline=2s", "--retry-period=500ms"];
+
+/// Where leaders are elected: one cluster for all tests here, one test at a time, because they measure time, and one of
+/// them pauses the API server.
+struct Election {
+    cluster: &'static Cluster,
+    /// How many events are those of earlier tests.
+    before: usize,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Election {
+    async fn new() -> Self {
+        static ALONE: Mutex<()> = Mutex::const_new(());
+        static CLUSTER: SharedCluster = SharedCluster::without_controllers(crds);
+        let alone = ALONE.lock().await;
+        let cluster = &CLUSTER.get().await.cluster;
+        grant(&cluster.client(), &Install::default()).await;
+        let before = cluster.audit().unwrap().len();
+        Self { cluster, before, _alone: alone }
+    }
+}
+
+/// Edits an object again and again, so that whoever leads has something to write.
+async fn keep_busy(client: Client) -> AbortOnDropHandle<()> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("busy-{}", COUNT.fetch_add(1, Ordering::SeqCst));
+    let api: Api<CoderControlPlane> = Api::namespaced(client, "default");
+    let object = CoderControlPlane::new(&name, CoderControlPlaneSpec::default());
+    api.create(&PostParams::default(), &object).await.unwrap();
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        for count in 0_u64.. {
+            let edit = serde_json::json!({"spec": {"serviceAccount": {"annotations": {"count": count.to_string()}}}});
+            // While the API server is held up there is nothing to edit.
+            let _ = api.patch(&name, &PatchParams::default(), &Patch::Merge(&edit)).await;
+            tokio::time::sleep(Duration::from_millis(40)).await;
+        }
+    }))
+}
+
+/// Once another operator has written, none that wrote before it ever writes again.
+fn assert_one_writer_at_a_time(election: &Election) -> usize {
+    let mut all = election.cluster.audit().unwrap().split_off(election.before);
+    all.retain(|event| {
+        let user = event.impersonated.as_deref();
+        user.is_some_and(|user| user.starts_with("operator-")) && event.stage != "ResponseStarted"
+    });
+    let mut writes = writes(&all);
+    writes.sort_by_key(|event| event.received);
+    let mut deposed = BTreeSet::new();
+    let mut writer = "";
+    for event in &writes {
+        let user = event.impersonated.as_deref().unwrap();
+        if user != writer {
+            assert!(!deposed.contains(user), "{user} wrote after {writer} had: {event:?}");
+            deposed.insert(writer.to_owned());
+            writer = user;
+        }
+    }
+    writes.len()
+}
+
+async fn wrote(cluster: &Cluster, user: &str) {
+    let wrote = eventually(PATIENCE, || async {
+        let all = requests(cluster, |name| name == user);
+        if writes(&all).iter().any(|event| event.code < 300) { Ok(()) } else { Err("no write yet") }
+    });
+    wrote.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_leader_is_followed_within_the_lease_and_a_stopped_one_within_two_seconds() {
+    let election = Election::new().await;
+    let cluster = election.cluster;
+    let busy = keep_busy(cluster.client()).await;
+    let mut first = Operator::start(cluster, &QUICK);
+    first.until_leading().await;
+    let second = Operator::start(cluster, &QUICK);
+    second.until_ready().await;
+    wrote(cluster, &first.user).await;
+    assert!(!second.output().contains("leading:"), "one that waits is ready and does not lead");
+
+    first.signal(Signal::KILL);
+    let killed = Instant::now();
+    first.exit_code().await;
+    second.until_leading().await;
+    let took = killed.elapsed();
+    println!("after SIGKILL: {took:?} (lease 3 s, retry 0.5 s)");
+    assert!(took < Duration::from_millis(3_500 + 1_000), "{took:?}");
+    wrote(cluster, &second.user).await;
+
+    // With the settings of a real installation: what counts is the hand-over, not the lease.
+    let third =
+        Operator::start(cluster, &["--lease-duration=15s", "--renew-deadline=10s", "--retry-period=2s"]);
+    third.until_ready().await;
+    let mut second = second;
+    second.signal(Signal::TERM);
+    let stopped = Instant::now();
+    third.until_leading().await;
+    let took = stopped.elapsed();
+    println!("after SIGTERM: {took:?} (lease 15 s, retry 2 s)");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert_eq!(second.exit_code().await, Some(0));
+    busy.abort();
+    assert_one_writer_at_a_time(&election);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_slept_through_its_lease_writes_nothing_and_exits() {
+    let election = Election::new().await;
+    let cluster = election.cluster;
+    let busy = keep_busy(cluster.client()).await;
+    let mut sleeper = Operator::start(cluster, &QUICK);
+    sleeper.until_leading().await;
+    wrote(cluster, &sleeper.user).await;
+    let other = Operator::start(cluster, &QUICK);
+    other.until_ready().await;
+    sleeper.signal(Signal::STOP);
+    other.until_leading().await;
+    wrote(cluster, &other.user).await;
+    let before = writes(&requests(cluster, |user| user == sleeper.user)).len();
+    sleeper.signal(Signal::CONT);
+    assert_eq!(sleeper.exit_code().await, Some(1), "{}", sleeper.output());
+    assert!(sleeper.output().contains("no longer leading"), "{}", sleeper.output());
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    busy.abort();
+    assert_eq!(writes(&requests(cluster, |user| user == sleeper.user)).len(), before);
+    assert_one_writer_at_a_time(&election);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_cannot_reach_the_api_server_stops_leading_within_the_renew_deadline() {
+    let election = Election::new().await;
+    let cluster = election.cluster;
+    let mut leader = Operator::start(cluster, &QUICK);
+    leader.until_leading().await;
+    cluster.pause_api_server().unwrap();
+    let paused = Instant::now();
+    assert_eq!(leader.exit_code().await, Some(1), "{}", leader.output());
+    let took = paused.elapsed();
+    cluster.resume_api_server().unwrap();
+    println!("black hole: exited after {took:?} (renew deadline 2 s)");
+    assert!(took < Duration::from_millis(2_500), "{took:?}");
+}
+
+/// Kills whoever leads, at random moments. `CODER_K8S_KILLS` sets how often; 50 is the full campaign.
+#[tokio::test(flavor = "multi_thread")]
+async fn however_often_leaders_die_there_are_never_two_writers() {
+    let kills: usize = std::env::var("CODER_K8S_KILLS").map_or(6, |count| count.parse().unwrap());
+    let election = Election::new().await;
+    let cluster = election.cluster;
+    let busy = keep_busy(cluster.client()).await;
+    let mut pair = [Operator::start(cluster, &QUICK), Operator::start(cluster, &QUICK)];
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut fallen = JoinSet::new();
+    for round in 0..kills {
+        let leader = eventually(PATIENCE, || async {
+            pair.iter().position(|operator| operator.output().contains("leading:")).ok_or("nobody leads")
+        });
+        let leader = leader.await.unwrap();
+        wrote(cluster, &pair[leader].user).await;
+        // An xorshift: a random moment within half a second, the same in every run.
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        tokio::time::sleep(Duration::from_millis(seed % 500)).await;
+        let signal = [Signal::KILL, Signal::TERM, Signal::STOP][usize::try_from((seed >> 32) % 3).unwrap()];
+        pair[leader].signal(signal);
+        let mut one = std::mem::replace(&mut pair[leader], Operator::start(cluster, &QUICK));
+        fallen.spawn(async move {
+            if signal == Signal::STOP {
+                // It wakes when another may already lead.
+                tokio::time::sleep(Duration::from_millis(2_000 + seed % 3_000)).await;
+                one.signal(Signal::CONT);
+            }
+            let code = one.exit_code().await;
+            assert!(signal != Signal::TERM || code == Some(0), "{code:?}: {}", one.output());
+        });
+        println!("round {round}: {signal:?}");
+    }
+    while let Some(ended) = fallen.join_next().await {
+        ended.unwrap();
+    }
+    busy.abort();
+    let count = assert_one_writer_at_a_time(&election);
+    println!("{kills} kills, {count} writes, never two writers");
+    assert!(count > kills * 2);
+}

@@ -1,0 +1,235 @@
+//! The intervals, delays and deadlines of the operator, for `docs/reference/intervals.md`.
+//!
+//! The values are repeated here from the crates that use them; the page is as right as this copy.
+
+use std::{fmt::Write as _, time::Duration};
+
+/// An interval, delay or deadline.
+struct Interval {
+    /// Unique. Says what the interval delays.
+    name: &'static str,
+    value: Duration,
+    /// The flag or field that changes the value, as Markdown. Empty: nothing does.
+    set_by: &'static str,
+    meaning: &'static str,
+}
+
+/// Intervals that answer one question.
+struct Topic {
+    question: &'static str,
+    /// What holds for all of them, or nothing.
+    note: &'static str,
+    intervals: &'static [Interval],
+}
+
+const fn ms(value: u64) -> Duration {
+    Duration::from_millis(value)
+}
+
+const fn s(value: u64) -> Duration {
+    Duration::from_secs(value)
+}
+
+macro_rules! topics {
+    ($($question:literal $note:literal { $($name:ident $value:expr, $set_by:literal, $meaning:literal;)+ })+) => {
+        const TOPICS: &[Topic] = &[$(Topic {
+            question: $question,
+            note: $note,
+            intervals: &[$(Interval {
+                name: stringify!($name),
+                value: $value,
+                set_by: $set_by,
+                meaning: $meaning,
+            },)+],
+        },)+];
+    };
+}
+
+topics! {
+    "How often does the operator ask when nothing changes?"
+    "Each interval is up to a tenth shorter or longer at random, so that objects which start together spread." {
+        VERIFY s(600), "`--verify-interval`",
+            "Verification of operator token and license, of a provisioner key, and of a proxy registration.";
+        VERIFY_UNHEALTHY_PROXY s(60), "a tenth of `--verify-interval`",
+            "Verification of a proxy that coderd reports as unhealthy.";
+        ENTITLEMENTS s(100), "`--entitlements-interval`",
+            "Query of coderd's entitlements.";
+        DAEMON_POLL s(60), "`--daemons-interval`",
+            "Listing of the daemons and pending jobs of an organization with pools.";
+        DAEMON_POLL_EXPECTING s(10), "a sixth of `--daemons-interval`",
+            "The same while a daemon may connect at any moment.";
+    }
+
+    "When is an object requeued?"
+    "An event that enqueues the object ends these delays early." {
+        REQUEUE_BACKOFF_MIN ms(500), "",
+            "The first retry after a failure. The delay doubles with each failure in a row, is up to a fifth shorter at random, and is never shorter than a `Retry-After`.";
+        REQUEUE_BACKOFF_MAX s(300), "",
+            "The longest delay after a failure.";
+        REQUEUE_STALE_VIEW ms(50), "",
+            "The first retry after the API server rejects a write because the object changed in the meantime.";
+        REQUEUE_OWN_WRITE ms(50), "",
+            "A reconcile while the cache does not show yet what the operator wrote to the object.";
+        REQUEUE_CONTINUE ms(50), "",
+            "The reconcile that continues the steps of a key or registration.";
+        REQUEUE_AWAITING_RECORD ms(50), "",
+            "The sync that creates an operator token, until the status records the token.";
+        REQUEUE_DELETED_CHILD ms(300), "",
+            "The reconcile of an owner whose child was deleted. The owner may be deleted as well, and its children must not be created again.";
+        REQUEUE_NOT_LEADING s(1), "",
+            "A reconcile that failed because the instance no longer leads.";
+        REQUEUE_FOREIGN_OBJECT s(5), "",
+            "The next check of a foreign object that has the name of a child. The delay grows as after a failure.";
+        REQUEUE_ENTITLEMENT s(30), "",
+            "The next check of an entitlement of a pool or proxy that is not known.";
+        REQUEUE_DRAIN s(1), "",
+            "The next check whether the daemons of a deleted pool have left.";
+        REQUEUE_KEY_DELETION s(5), "",
+            "The next attempt to delete the keys of a deleted pool.";
+        REQUEUE_REGISTRATION_DELETION s(5), "",
+            "The next attempt to delete the registration of a deleted proxy.";
+        REQUEUE_STALE_KEYS s(15), "",
+            "The next check whether a replaced key is still in use.";
+        REQUEUE_STALE_REGISTRATIONS s(30), "",
+            "The next check whether a replaced registration can be deleted.";
+        REQUEUE_DEPENDENTS ms(500), "",
+            "The next check whether pools and proxies of a deleted control plane are gone, before its token is revoked.";
+    }
+
+    "How long does the operator wait before it acts or gives up?"
+    "" {
+        TOKEN_LIFETIME s(365 * 24 * 3600), "`operatorAccess.tokenLifetimeDays`",
+            "Lifetime of an operator token, which is replaced after two thirds of it.";
+        ENTITLEMENT_FRESH s(120), "",
+            "How long pools and proxies trust the entitlements that a control plane published.";
+        JOB_PENDING s(60), "",
+            "How long a job is pending before `JobsRunnable` reports it.";
+        DAEMON_CONNECT s(180), "`--daemons-patience`",
+            "How long a daemon may take to connect after its pod is ready.";
+        DAEMON_LISTING_LIFETIME s(180), "three times `--daemons-interval`",
+            "How long the last list of daemons counts while coderd does not answer.";
+        CLEANUP s(120), "`--cleanup-timeout`",
+            "How long cleanup in coderd may delay the deletion of an object.";
+        DELETED_TOGETHER s(3), "",
+            "How long after a control plane its pools and proxies may be deleted and still find its token.";
+        STALE_KEY_WITHOUT_CREDENTIALS s(3600), "",
+            "How long a replaced key stays on the status when no credentials are left to delete it.";
+        LATE_EFFECT_WINDOW s(120), "twelve times `--coderd-timeout`",
+            "How long after its announcement a key may still appear, because coderd carries out a request that nobody waits for any more.";
+        MAX_CLOCK_SKEW s(300), "",
+            "How far the clocks of coderd and the operator may differ when the operator recognises a key or registration that it announced.";
+        SERVER_BACKOFF_MIN ms(500), "",
+            "Pause for all calls to a coderd after the first call that did not reach it. The pause doubles with each failure.";
+        SERVER_BACKOFF_MAX s(30), "",
+            "The longest such pause.";
+        SERVER_TRIAL ms(500), "",
+            "Pause for other calls while one call finds out whether coderd is back.";
+        SERVER_RETRY_AFTER_DEFAULT s(30), "",
+            "Pause after a rate limit without a usable `Retry-After`.";
+        SERVER_RETRY_AFTER_MAX s(300), "",
+            "The longest `Retry-After` of coderd that delays all calls to it.";
+        CLIENT_UNUSED s(600), "",
+            "How long the operator keeps the client and the budget of a coderd that it does not call.";
+        CONNECTION_IDLE s(60), "",
+            "How long an idle connection to coderd stays open.";
+        WRITE_UNSEEN s(10), "",
+            "How long the operator relies on a child that it wrote before the watch shows it.";
+        SHUTDOWN s(20), "`--shutdown-timeout`",
+            "How long running reconciles may take after the operator is asked to stop.";
+        SHUTDOWN_LEASE s(5), "",
+            "How long the release of the lease may take then.";
+        SHUTDOWN_HTTP s(2), "",
+            "How long open requests to health and metrics may take then.";
+    }
+
+    "How long may a call take?"
+    "" {
+        API_CALL s(10), "`--request-timeout`",
+            "A call to the API server.";
+        API_CONNECT s(5), "",
+            "A connection to the API server.";
+        CODERD_CALL s(10), "`--coderd-timeout`",
+            "A call to coderd.";
+        CODERD_CONNECT s(5), "",
+            "A connection to coderd.";
+        DATABASE_SESSION s(10), "`--database-timeout`",
+            "A whole session with a database of coderd.";
+        DATABASE_CONNECT s(5), "half of `--database-timeout`",
+            "A connection to the database.";
+        DATABASE_STATEMENT s(5), "half of `--database-timeout`",
+            "A statement.";
+        DATABASE_STATEMENT_GRACE ms(250), "",
+            "How much longer the operator waits for a statement than the server, whose own error says more than a timeout.";
+        DATABASE_CLOSE s(1), "",
+            "The end of a connection to the database.";
+        FENCE_CHECK ms(250), "",
+            "How often a write in flight checks whether the instance still leads.";
+    }
+
+    "How long may a pod take to stop?"
+    "" {
+        POD_DRAIN s(10), "",
+            "How long a pod of a control plane or proxy serves requests after its deletion, before it stops.";
+        POD_GRACE_PERIOD s(70), "`terminationGracePeriodSeconds`",
+            "Grace period of a pod of a control plane or proxy, its drain included.";
+        DAEMON_GRACE_PERIOD s(600), "`terminationGracePeriodSeconds`",
+            "Grace period of a daemon, which finishes its build.";
+    }
+
+    "How fast does the leader change?"
+    "" {
+        LEASE_DURATION s(15), "`--lease-duration`",
+            "How long other instances respect a lease that is not renewed.";
+        LEASE_RENEW_DEADLINE s(10), "`--renew-deadline`",
+            "How long the leader continues without renewing its lease.";
+        LEASE_RETRY s(2), "`--retry-period`",
+            "How often the lease is renewed or checked.";
+        LEASE_DURATION_DEFAULT s(15), "",
+            "Assumed for a lease that states no duration.";
+        LEASE_RELEASE_RETRY ms(50), "",
+            "The next attempt to release a lease that changed in the meantime.";
+    }
+
+    "How long does a metadata watch live?"
+    "Watches of Secrets, ConfigMaps, namespaces and CRDs have no cache." {
+        WATCH_SERVER_TIMEOUT s(290), "",
+            "How long the API server keeps a watch open. Then the operator continues with a new one.";
+        WATCH_SILENCE s(300), "",
+            "How long the operator trusts a silent watch.";
+        WATCH_MIN_PERIOD s(1), "",
+            "The shortest time from one watch to the next.";
+        WATCH_BACKOFF_MIN ms(800), "",
+            "The first retry of a watch that failed. The delay doubles with each failure.";
+        WATCH_BACKOFF_MAX s(30), "",
+            "The longest delay after a failure.";
+        CRD_CHECK_RETRY s(2), "",
+            "The next check of a CRD after one that failed.";
+    }
+}
+
+/// The page as Markdown, without the mark of generated files.
+pub(crate) fn page() -> String {
+    let mut page = "# Intervals\n\nEvery interval, delay and deadline of the operator, with its default. Flags belong to \
+        `coder-k8s controller`; some of them are hidden from `--help`.\n"
+        .to_owned();
+    for Topic { question, note, intervals } in TOPICS {
+        let _ = write!(page, "\n## {question}\n\n");
+        if !note.is_empty() {
+            let _ = write!(page, "{note}\n\n");
+        }
+        page.push_str("| Name | Value | Set by | What it delays or limits |\n|---|---|---|---|\n");
+        for Interval { name, value, set_by, meaning } in *intervals {
+            let _ = writeln!(page, "| `{name}` | {} | {set_by} | {meaning} |", text(*value));
+        }
+    }
+    page
+}
+
+/// In the largest unit that shows the value as a whole number.
+fn text(value: Duration) -> String {
+    const UNITS: [(u128, &str); 5] =
+        [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms")];
+    let millis = value.as_millis();
+    let whole = UNITS.iter().find(|(size, _)| millis > 0 && millis.is_multiple_of(*size));
+    whole.map_or_else(|| "0".to_owned(), |(size, unit)| format!("{} {unit}", millis / size))
+}
