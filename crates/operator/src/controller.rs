@@ -64,6 +64,9 @@ pub(crate) use watches::Scope;
 /// and one server that hangs must not delay the objects of others.
 const CODERD_CONCURRENCY: usize = 512;
 
+/// The command that installs or updates the CRDs of this release.
+const INSTALL_CRDS: &str = "coder-k8s crds | kubectl apply --server-side -f -";
+
 /// How long the release of the lease may take at shutdown.
 const LEASE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -127,7 +130,7 @@ pub(crate) async fn control(
     let ctx = Arc::new(Context::new(
         client.clone(),
         instance,
-        external_clients(&options, metrics.clone(), resolver),
+        external_clients(&options, coder_metrics.clone(), resolver),
         metrics.clone(),
         fence.clone(),
         &options,
@@ -136,8 +139,14 @@ pub(crate) async fn control(
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
     serve(&options, &ctx, coder_metrics, &readiness, logs, &serving, &mut tasks).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "coder-k8s starts");
-    let (crds, crd_watch) =
-        Crds::watch(client.clone(), coder_k8s_api::fields(), &OPTIONAL_CRDS, &readiness, metrics);
+    let (crds, crd_watch) = Crds::watch(
+        client.clone(),
+        coder_k8s_api::fields(),
+        &OPTIONAL_CRDS,
+        INSTALL_CRDS,
+        &readiness,
+        metrics,
+    );
     tasks.spawn(crd_watch);
     let watches =
         Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };

@@ -156,10 +156,11 @@ pub(crate) async fn run_steps<R: CredentialReconciler>(reconciler: &mut R) -> De
     }
 }
 
-/// Whether a step may be taken in this pass: none after a failure, and nothing is made before its time.
-fn may_go_on<D: CredentialReconciler>(dealings: &mut D, step: &Effect<D::Effect, D::Marks>) -> bool {
-    let state = dealings.state();
-    let makes = matches!(step, Effect::Coderd(act) if D::makes(act));
+/// Whether an effect may be performed in this reconcile: none after a failure, and nothing is made again before the backoff
+/// of material that could not be stored has passed.
+fn may_act<R: CredentialReconciler>(reconciler: &mut R, effect: &EffectOf<R>) -> bool {
+    let state = reconciler.state();
+    let makes = matches!(effect, Effect::Coderd(effect) if R::makes(effect));
     state.retry.is_none() && !(makes && state.ctx.verify_schedule.creation_backoff(&state.key).is_some())
 }
 
@@ -201,9 +202,14 @@ impl<K: CoderResource> StepState<K> {
         }
     }
 
-    async fn hold(&mut self, finalizer: &str) -> ControlFlow<()> {
-        let held = finalizer::add(&*self.object, finalizer, &self.ctx).await;
-        held.map_break(|failed| {
+    /// The material that a Secret held when it was read last.
+    pub(crate) fn material(&self, place: &SecretDataRef) -> Option<SecretString> {
+        self.stored.get(&place.name)?.text(&place.key)
+    }
+
+    async fn add_finalizer(&mut self, finalizer: &str) -> ControlFlow<()> {
+        let added = finalizer::add(&*self.object, finalizer, &self.ctx).await;
+        added.map_break(|failed| {
             self.retry = failed;
             self.object_written = failed.is_none();
         })

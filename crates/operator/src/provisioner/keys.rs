@@ -185,7 +185,7 @@ impl credential::CredentialReconciler for KeyReconciler {
                 data: [(place.key.clone(), None)].into(),
                 annotations: [(annotation::KEY_DATA_KEYS.to_owned(), Some(secrets::list(ours)))].into(),
             };
-            secret::patch(&ctx.client, owner, &place.name, held, &change).await
+            secret::patch(&ctx.client, owner, &place.name, live, &change).await
         };
         self.state.is_stored(&place.name, written)
     }
