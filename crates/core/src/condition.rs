@@ -1,4 +1,4 @@
-//! Conditions: computed anew in every pass, with times that move only when a status flips.
+//! Conditions: computed anew in every reconcile. `lastTransitionTime` moves only when a status flips.
 
 use coder_k8s_api::{Reason, condition::kind};
 use jiff::Timestamp;
@@ -34,7 +34,7 @@ impl From<bool> for ConditionStatus {
     }
 }
 
-/// The conditions of one pass.
+/// The conditions of one reconcile.
 #[derive(Debug)]
 pub struct Conditions<'a> {
     before: &'a [Condition],
@@ -50,7 +50,7 @@ impl<'a> Conditions<'a> {
         Self { before, generation, now, all: Vec::new(), cleared: Vec::new() }
     }
 
-    /// Says one thing. Whatever this pass said of it before counts no more.
+    /// Sets a condition. The last call for a type wins.
     pub fn set(
         &mut self,
         type_: &str,
@@ -72,7 +72,7 @@ impl<'a> Conditions<'a> {
         });
     }
 
-    /// Says what is common to all kinds: whether children conflict, whether work goes on, whether only a person helps.
+    /// Sets the conditions that all kinds share: Ready, Reconciling, Stalled and Conflict.
     ///
     /// `ready` is the verdict if nothing failed.
     pub fn set_common(&mut self, done: &ActResult, ready: Verdict) {
@@ -122,17 +122,17 @@ impl<'a> Conditions<'a> {
         }
     }
 
-    /// What this pass, or else the one before, says about one thing.
+    /// The condition as this reconcile set it, else as it was before.
     pub fn said(&self, type_: &str) -> Option<&Condition> {
         self.all.iter().chain(self.before).find(|c| c.type_ == type_)
     }
 
-    /// Says nothing about one thing any more.
+    /// Removes a condition, unless this reconcile sets it.
     pub fn clear(&mut self, type_: &str) {
         self.cleared.push(type_.to_owned());
     }
 
-    /// The list. What this pass said nothing about stays as it was, and everything in its place.
+    /// The list, in the order of the previous one. Keeps conditions that this reconcile neither set nor cleared.
     pub fn into_vec(mut self) -> Vec<Condition> {
         let mut list = Vec::with_capacity(self.before.len().max(self.all.len()));
         for old in self.before {
@@ -171,12 +171,12 @@ pub enum Progress {
     Stalled,
 }
 
-/// `Ready` if a pod is ready, else `Pending`: the word that the existing operator uses.
+/// `Ready` if a pod is ready, else `Pending`: as the Go operator sets it.
 pub fn phase(ready_replicas: Option<i32>) -> String {
     if ready_replicas.unwrap_or(0) > 0 { "Ready" } else { "Pending" }.to_owned()
 }
 
-/// A status without its times, for those to whom only what it says matters.
+/// A status without its times, to compare what it says.
 pub fn timeless(mut status: Value) -> Value {
     fn strip(value: &mut Value) {
         match value {
@@ -193,7 +193,7 @@ pub fn timeless(mut status: Value) -> Value {
     status
 }
 
-/// Conditions whose bad news, and whose end, is told. `Ready` is told always.
+/// Conditions whose transitions become events, besides `Ready`, with the reason for one that was removed.
 const EVENT_CONDITIONS: [(&str, Reason); 10] = [
     (kind::DAEMONS_CONNECTED, Reason::NotDaemonsConnected),
     (kind::DOWNGRADE, Reason::NotDowngrade),
@@ -207,7 +207,7 @@ const EVENT_CONDITIONS: [(&str, Reason); 10] = [
     (kind::WORKSPACE_ACCESS, Reason::NotWorkspaceAccess),
 ];
 
-/// What to tell people after a pass: `Ready` has flipped or has another reason, or a part of it turned bad or well.
+/// The events after a reconcile: `Ready` flipped or has another reason, or one of [`EVENT_CONDITIONS`] turned bad or good.
 ///
 /// A new object that is on its way is no news.
 pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<EventNote> {

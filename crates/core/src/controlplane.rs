@@ -1,6 +1,6 @@
-//! What becomes of a CoderControlPlane: its children, in which state they are wanted, and which of them must go.
+//! Decides the children of a CoderControlPlane: which are desired, and which are removed.
 //!
-//! Nothing here waits: what cannot be decided yet is left out of the plan, and the status says what is missing.
+//! Nothing here waits: what cannot be decided yet is left out of the plan, and the status names what is missing.
 
 pub mod access_url;
 pub mod coderd;
@@ -51,7 +51,7 @@ pub struct Observed {
     pub gateway_api: bool,
     /// Whether workspaces may be given Secrets, RBAC and tokens.
     pub privileged_rules: bool,
-    /// What conversations with coderd have brought.
+    /// The report of exchanges with coderd.
     pub coderd: coderd::CoderdReport,
     /// Whether jobs have daemons that could run them.
     pub jobs: Jobs,
@@ -81,7 +81,7 @@ pub struct Children {
 pub struct Plan {
     /// Whether the finalizer is to be there.
     pub finalizer: bool,
-    /// The wanted children. None: the object is going.
+    /// The desired children. None: the object is being deleted.
     pub desired: Option<Desired>,
     /// Access for workspaces.
     pub workspaces: workspace_access::Plan,

@@ -52,7 +52,7 @@ pub struct Organization<'a> {
     pub id: &'a str,
     /// Its name.
     pub name: &'a str,
-    /// What coderd said.
+    /// The last listing of coderd.
     pub listing: &'a DaemonListing,
 }
 
@@ -72,9 +72,9 @@ pub struct Pool {
 /// Whether jobs can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Jobs {
-    /// There is no pool, so that nobody asks.
+    /// No pool exists, so that coderd is not asked.
     Unasked,
-    /// Not known yet in this process: what was said stays said.
+    /// Not polled yet in this process. Keeps the previous condition.
     NotPolledYet,
     /// All that wait can run.
     Runnable,

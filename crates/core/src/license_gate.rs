@@ -43,10 +43,10 @@ impl Feature {
     }
 }
 
-/// What the control plane's status says.
+/// The entitlement on the control plane's status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// What it says of the feature. `Unknown` if it says nothing.
+    /// State of the feature. `Unknown` if the status does not name it.
     pub entitlement: FeatureState,
     /// `entitlementsLastChecked`.
     pub checked: Option<Timestamp>,
@@ -54,7 +54,7 @@ pub struct Published {
     pub kept: bool,
 }
 
-/// What coderd says when it is asked.
+/// The answer of coderd itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntitlementAnswer {
     /// The state of the feature. `Unknown`: coderd does not list it.
@@ -118,7 +118,7 @@ impl LicenseGate {
     pub fn state(&self) -> ConditionStatus {
         match self.state {
             GateState::Open => ConditionStatus::True,
-            // The Go operator says False to both, and so do scripts that wait for it.
+            // The Go operator sets False for both, and scripts wait for that.
             GateState::Closed | GateState::Unknown => ConditionStatus::False,
         }
     }
@@ -142,7 +142,7 @@ impl LicenseGate {
     }
 }
 
-/// Decides from what the control plane says, and from coderd's own answer if it was asked.
+/// Decides from the control plane's status, and from coderd's own answer if there is one.
 pub fn decide(
     feature: Feature,
     published: &Published,
@@ -163,7 +163,7 @@ pub fn decide(
     }
     match asked {
         Some(answer) => GateDecision::Know(answered(feature, answer)),
-        // The control plane asks within seconds, and its answer wakes all.
+        // The control plane asks within seconds, and its answer enqueues every dependent.
         None if published.kept => GateDecision::Know(kept(feature, published)),
         None => GateDecision::Ask,
     }

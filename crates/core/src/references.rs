@@ -1,4 +1,4 @@
-//! What an object refers to, so that a change of it enqueues the object.
+//! The Secrets, ConfigMaps and Namespaces that an object refers to: a change of one of them enqueues the object.
 
 use std::collections::BTreeSet;
 

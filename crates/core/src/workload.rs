@@ -1,4 +1,4 @@
-//! What every kind says about its workload, whatever the kind.
+//! The part of the status that all kinds share.
 
 use coder_k8s_api::{Reason, WorkloadStatus, condition::kind, names::annotation};
 use jiff::Timestamp;
@@ -54,7 +54,7 @@ impl Run {
     }
 }
 
-/// The common part of a status after a pass over an object of `generation` whose status was `before`.
+/// The common part of a status after a reconcile of an object of `generation` whose status was `before`.
 pub fn status(
     before: &WorkloadStatus,
     generation: Option<i64>,
@@ -72,7 +72,7 @@ pub fn status(
         image: image.or_else(|| before.image.clone()),
         conditions: conditions.into_vec(),
     };
-    // The mere number of pods in the middle of a rollout is not worth a write: it is told with the next change.
+    // The mere number of pods in the middle of a rollout is not worth a write: it is written with the next change.
     let as_before = WorkloadStatus { replicas: before.replicas, ..next.clone() };
     if !rollout.is_settled() && as_before == *before { as_before } else { next }
 }
@@ -89,7 +89,7 @@ pub fn unsettled(rollout: &Rollout, pod_message: Option<&str>) -> Verdict {
     Verdict { ready: false, progress, reason: rollout.reason(), message: with_words(rollout, pod_message) }
 }
 
-/// Says that nothing moves, and nothing else: what was said before is neither renewed nor withdrawn.
+/// Sets `Paused` and keeps every other condition as it was.
 pub fn set_paused(status: &mut WorkloadStatus, generation: Option<i64>, now: Timestamp) {
     let before = std::mem::take(&mut status.conditions);
     let mut conditions = Conditions::new(&before, generation, now);

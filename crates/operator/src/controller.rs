@@ -214,10 +214,10 @@ pub(crate) async fn control(
 /// The clients of coderd and of its database. Each call is counted and has a deadline.
 fn external_clients(
     options: &Options,
-    metrics: Arc<Metrics>,
+    metrics: Arc<CoderMetrics>,
     resolver: Option<Arc<dyn Resolve>>,
 ) -> ExternalClients {
-    struct CallMetrics(Arc<Metrics>);
+    struct CallMetrics(Arc<CoderMetrics>);
     impl coder_k8s_coderd::Observer for CallMetrics {
         fn called(&self, call: &'static str, outcome: &str, elapsed: Duration) {
             self.0.coderd_call(call, outcome, elapsed);
@@ -317,7 +317,7 @@ async fn serve(
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
     let context = ctx.clone();
-    let update_gauges = Arc::new(move || update_gauges(&context));
+    let update_gauges = Arc::new(move || update_gauges(&context, &coder_metrics));
     let servers = [
         ("--health-addr", &options.health_addr, Some(health::probes(readiness.clone()))),
         (
@@ -344,7 +344,7 @@ async fn serve(
 
 /// Updates the gauges that are computed from the caches: objects by readiness, expiry of licenses, pending jobs. Runs for
 /// each scrape.
-fn update_gauges(ctx: &Context) {
+fn update_gauges(ctx: &Context, coder_metrics: &CoderMetrics) {
     let mut expiries = Vec::new();
     ctx.caches.control_planes.each(|plane| {
         let license = plane.status.as_ref().and_then(|status| status.license.as_ref());

@@ -1,7 +1,7 @@
-//! What a control plane says about its dealings with coderd: the operator's access, the license, the entitlements.
+//! Status of a control plane that comes from coderd: operator access, license and entitlements.
 //!
-//! A conversation with coderd brings a [`CoderdReport`]. What it brought nothing about stays said as it was: a restart, or a
-//! server that is away, withdraws nothing that works.
+//! An exchange with coderd leaves a [`CoderdReport`], which a reconcile puts on the status with [`set_conditions`]. What the
+//! report leaves out keeps its condition: neither a restart nor an outage withdraws anything that works.
 
 pub mod access;
 pub mod license;
@@ -26,7 +26,7 @@ use crate::{
     outcome::ForeignObject,
 };
 
-/// What conversations with coderd have brought so far, in this process.
+/// What exchanges with coderd brought so far in this process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CoderdReport {
     /// Version and identity that the server reports.
@@ -37,9 +37,9 @@ pub struct CoderdReport {
     pub token: Option<ReportedSecretRef>,
     /// The token that the operator has made, or is about to make.
     pub grant: Option<Grant>,
-    /// What became of a token that is to be given back.
+    /// The progress of a revocation.
     pub revocation: Option<Revocation>,
-    /// A Secret of others where the operator's token is to be.
+    /// A Secret that the operator does not own and that has the name of the token's Secret.
     pub foreign: Option<ForeignObject>,
     /// The license that the spec asks for.
     pub license: Option<License>,
@@ -63,7 +63,7 @@ pub enum License {
     Applied {
         /// SHA-256 of it.
         hash: String,
-        /// When this conversation had it accepted; none: it was there.
+        /// When coderd accepted it. None: coderd held it already.
         accepted: Option<Timestamp>,
         /// What coderd lists of it.
         installed: Option<Installed>,
@@ -166,7 +166,7 @@ impl License {
 const WARN_DAYS: [(i64, Reason); 3] =
     [(1, Reason::ExpiresIn1Day), (7, Reason::ExpiresIn7Days), (30, Reason::ExpiresIn30Days)];
 
-/// Puts a report into a status, and says what follows from it.
+/// Puts a report on the status and sets the conditions that follow from it.
 pub fn set_conditions(
     object: &CoderControlPlane,
     report: &CoderdReport,
@@ -195,24 +195,28 @@ fn set_license_applied(
             kind::LICENSE_APPLIED,
             ConditionStatus::Unknown,
             Reason::Pending,
-            "no license is asked for",
+            "spec.licenseSecretRef is not set",
         );
         return;
     }
-    let mut say = |state: bool, reason: Reason, message: &str| {
+    let mut set = |state: bool, reason: Reason, message: &str| {
         conditions.set(kind::LICENSE_APPLIED, state, reason, message);
     };
     match &report.license {
-        None if is_said(status, kind::LICENSE_APPLIED) && said_is_about_a_license(status) => {}
-        None => say(false, Reason::Pending, "the license waits for the operator's access to coderd"),
-        Some(License::Blocker(blocker)) => say(false, blocker.reason, &blocker.message),
+        None if has_condition(status, kind::LICENSE_APPLIED) && is_about_a_license(status) => {}
+        None => set(
+            false,
+            Reason::Pending,
+            "waiting for operator access to coderd (condition OperatorAccessReady)",
+        ),
+        Some(License::Blocker(blocker)) => set(false, blocker.reason, &blocker.message),
         Some(License::Refused { blocker, mark }) => {
-            say(false, blocker.reason, &blocker.message);
+            set(false, blocker.reason, &blocker.message);
             let refused = status.license.get_or_insert_default();
             refused.refused = Some(mark.clone());
         }
         Some(License::Applied { hash, accepted, installed }) => {
-            say(true, Reason::Applied, "coderd holds the license of the Secret");
+            set(true, Reason::Applied, "coderd holds the license of the Secret");
             if let Some(at) = accepted {
                 status.license_last_applied = Some(Time(whole_seconds(*at)));
             }
@@ -226,7 +230,7 @@ fn set_license_applied(
     }
 }
 
-/// What is shown of a license.
+/// The license as it is on status.
 fn shown(installed: &Installed) -> LicenseStatus {
     LicenseStatus {
         id: Some(installed.id),
@@ -309,7 +313,7 @@ fn set_entitlements(
     } else if let Some(warning) = joined(&known.warnings) {
         (false, Reason::Warnings, warning)
     } else {
-        (true, Reason::Healthy, "coderd has no complaint about its license".to_owned())
+        (true, Reason::Healthy, "coderd reports no warnings or errors".to_owned())
     };
     conditions.set(kind::ENTITLEMENTS_HEALTHY, state, reason, message);
 }
@@ -346,12 +350,12 @@ fn joined(texts: &[String]) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-fn is_said(status: &CoderControlPlaneStatus, type_: &str) -> bool {
+fn has_condition(status: &CoderControlPlaneStatus, type_: &str) -> bool {
     status.workload.conditions.iter().any(|c| c.type_ == type_)
 }
 
-/// Without a reference the condition is `Unknown`; that says nothing about the license that is asked for now.
-fn said_is_about_a_license(status: &CoderControlPlaneStatus) -> bool {
+/// Whether the condition is about a license: without a reference in the spec it is `Unknown`.
+fn is_about_a_license(status: &CoderControlPlaneStatus) -> bool {
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
     said.is_some_and(|c| c.status != "Unknown")
 }

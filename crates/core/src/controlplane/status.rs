@@ -1,4 +1,4 @@
-//! What a CoderControlPlane says about itself.
+//! The status of a CoderControlPlane.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub struct Outcome {
     pub exposure: Exposure,
     /// Grants that failed, with the namespace.
     pub grant_blockers: Vec<(String, Blocker)>,
-    /// Whether the object itself was written, so that what was seen of it is outdated and another pass follows.
+    /// Whether the object itself was written, so that what was seen of it is outdated and another reconcile follows.
     pub object_written: bool,
 }
 
@@ -42,7 +42,7 @@ impl Outcome {
     }
 }
 
-/// Says how things stand after the plan was carried out as far as the outcome tells.
+/// Computes the status after the plan was carried out as far as the outcome shows.
 pub fn status(
     observed: &Observed,
     plan: &Plan,
@@ -128,10 +128,10 @@ fn set_deleting(conditions: &mut Conditions<'_>, observed: &Observed, outcome: &
     let (reason, message) = match (failure, &observed.coderd.revocation) {
         (Some(failure), _) => (failure.reason, failure.message.clone()),
         (None, Some(coderd::Revocation::Failing(blocker))) => {
-            (blocker.reason, format!("the operator's token is still to be revoked: {}", blocker.message))
+            (blocker.reason, format!("the operator token is not revoked yet: {}", blocker.message))
         }
         (None, None) if coderd::access::needs_cleaning(&observed.object, &observed.coderd) => {
-            (Reason::Revoking, "the operator's token is being revoked".to_owned())
+            (Reason::Revoking, "revoking the operator token".to_owned())
         }
         (None, _) => (Reason::Deleting, "the object is being deleted".to_owned()),
     };

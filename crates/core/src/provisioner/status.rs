@@ -137,7 +137,7 @@ fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
             conditions.set(type_, true, Reason::BootstrapSecretAvailable, "the Secret holds a token");
         }
         Ok(()) => {
-            conditions.set(type_, true, Reason::OperatorAccessReady, "the control plane's token is used")
+            conditions.set(type_, true, Reason::OperatorAccessReady, "the control plane's token is used");
         }
         Err(blocker) => conditions.set(type_, false, blocker.reason, blocker.message.clone()),
     }

@@ -70,7 +70,7 @@ pub fn build(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: boo
     Some(pod::deployment(&spec.pod, needs))
 }
 
-/// The operator's entries. The first two are where the existing operator puts them.
+/// The operator's entries. The first two are where the Go operator puts them.
 fn environment(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: bool) -> Vec<EnvVar> {
     let spec = &observed.object.spec;
     let token =

@@ -1,4 +1,4 @@
-//! What a CoderWorkspaceProxy says about itself.
+//! The status of a CoderWorkspaceProxy.
 
 use std::sync::Arc;
 

@@ -3,6 +3,7 @@
 //! Every search visits all interleavings of edits, crashes, lost answers, outages and damages that its budget allows. Every
 //! flaw is a mistake that one of the searches must find, so that the searches are known to look where it matters.
 #![allow(
+    clippy::field_reassign_with_default,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::print_stdout,

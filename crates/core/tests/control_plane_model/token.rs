@@ -302,12 +302,12 @@ impl World {
         }
     }
 
-    fn is_unnamed(&self, row: &Row) -> bool {
+    fn is_unnamed(&self, row: Row) -> bool {
         !self.abandoned.contains(&row.id)
     }
 
     fn unnamed(&self) -> impl Iterator<Item = &Row> {
-        self.rows.iter().filter(|row| self.is_unnamed(row))
+        self.rows.iter().filter(|row| self.is_unnamed(**row))
     }
 
     /// The world after the next renewal.
@@ -375,7 +375,7 @@ impl Record {
         }
     }
 
-    pub fn grant(&self) -> Grant {
+    pub fn grant(self) -> Grant {
         let token = |(method, knows_user): (Method, bool)| MintedToken {
             method: method.access(),
             user_id: knows_user.then(|| method.user().to_owned()),
@@ -411,7 +411,7 @@ impl Status {
         });
         status.operator_token_secret_ref = self.reference.map(reference);
         status.operator_access_ready = self.ready.then_some(true);
-        status.workload.conditions = self.condition.iter().map(condition).collect();
+        status.workload.conditions = self.condition.into_iter().map(condition).collect();
         status
     }
 
@@ -438,13 +438,13 @@ impl Status {
     }
 }
 
-fn condition((is_true, reason, generation): &(bool, Reason, u8)) -> Condition {
+fn condition((is_true, reason, generation): (bool, Reason, u8)) -> Condition {
     Condition {
         type_: kind::OPERATOR_ACCESS_READY.to_owned(),
-        status: if *is_true { "True" } else { "False" }.to_owned(),
+        status: if is_true { "True" } else { "False" }.to_owned(),
         reason: reason.to_string(),
         message: String::new(),
-        observed_generation: Some((*generation).into()),
+        observed_generation: Some(generation.into()),
         last_transition_time: Time(Timestamp::UNIX_EPOCH),
     }
 }

@@ -211,7 +211,7 @@ impl SyncState {
     fn drop_reports_of_other_methods(&mut self, object: &CoderControlPlane) {
         let method = object.spec.operator_access.method;
         self.report.grant.take_if(|grant| grant.method != method);
-        if access::replaced_token(object).is_none() {
+        if access::replaced_tokens(object).is_empty() {
             self.report.revocation = None;
         }
     }
@@ -244,7 +244,6 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     let refresh_in = age.map_or(Duration::ZERO, |age| jittered(intervals.entitlements).saturating_sub(age));
     sync.schedule.set_due(key, Task::Verify, now + verify_in);
     sync.schedule.set_due(key, Task::Entitlements, now + refresh_in);
-    let access = present_condition(kind::OPERATOR_ACCESS_READY);
     SyncState {
         uid: object.uid(),
         inputs: inputs.clone(),
@@ -253,7 +252,7 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
         token: None,
         stored_version: None,
         // A refused token is replaced once for its inputs, restarts included.
-        replaced_refused: access.is_some_and(|c| Reason::of(c) == Some(Reason::TokenRefused)),
+        replaced_refused: access::is_replacement_refused(object),
         awaits_record: false,
     }
 }

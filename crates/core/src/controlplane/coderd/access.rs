@@ -1,7 +1,7 @@
-//! The operator's access: what is said of it, and what must be given back when it is no longer wanted.
+//! The record of the operator token on status, the condition `OperatorAccessReady`, and whether the object needs its finalizer.
 //!
-//! A token of our own is recorded on the status before it is made, so that whoever comes later knows that it may be
-//! there; the record goes when the token has gone.
+//! The status announces a token before it is created, so that every later process knows that it may exist, and names it
+//! until it is revoked. Nothing here asks or changes anything: the input is the object and the report of exchanges.
 
 use coder_k8s_api::{
     AccessMethod, CoderControlPlane, CoderControlPlaneStatus, OperatorTokenStatus, Reason, ReplacedToken,
@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
-use super::{Blocker, CoderdReport, is_said, whole_seconds};
+use super::{Blocker, CoderdReport, has_condition, whole_seconds};
 use crate::{condition::Conditions, controlplane::database, names, object};
 
 /// The operator's access to coderd.
@@ -21,44 +21,44 @@ pub enum Access {
     Ready,
     /// coderd accepts the token, which should have been replaced by now.
     Overdue(Blocker),
-    /// It worked, and now something that may pass is in the way.
+    /// The token worked and cannot be verified now, for a reason that may pass.
     Degraded(Blocker),
-    /// It does not work, and will not by itself.
+    /// There is no token that coderd accepts, and a person must act.
     Refused(Blocker),
 }
 
-/// A token of our own. Without times: it is about to be made.
+/// The record of a token that the operator creates. Without times, the token is announced and not proven.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// How it comes.
+    /// The method that creates it.
     pub method: AccessMethod,
-    /// Whose it is in coderd.
+    /// UUID of its user in coderd. None until coderd accepted the token.
     pub user_id: Option<String>,
-    /// When it ends.
+    /// When it expires.
     pub expires: Option<Timestamp>,
-    /// When it is replaced.
+    /// When the operator replaces it.
     pub renew_after: Option<Timestamp>,
-    /// A token that came another way and is still to be given back.
+    /// A token of another method that is still to be revoked.
     pub replaces: Option<MintedToken>,
 }
 
-/// A token that there may be in coderd.
+/// A token of the operator that may exist in coderd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MintedToken {
-    /// How it came.
+    /// The method that created it.
     pub method: AccessMethod,
-    /// Whose it is in coderd.
+    /// UUID of its user. None: it was announced and not proven, or the Go operator created it.
     pub user_id: Option<String>,
 }
 
-/// What became of a token that is to be given back.
+/// The progress of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Revocation {
-    /// It is gone, or was never there.
+    /// No token of the operator is left in coderd.
     Done,
-    /// It may still be there.
+    /// A token may be left; the operator tries again.
     Failing(Blocker),
-    /// It may still be there, and the operator no longer tries.
+    /// A token may be left, and an event names it.
     Abandoned,
 }
 
@@ -78,13 +78,13 @@ impl Revocation {
     }
 }
 
-/// The token of our own that there may be, by the record.
+/// The token that the record names: it may exist in coderd.
 pub fn minted_token(object: &CoderControlPlane) -> Option<MintedToken> {
     let status = object.status.as_ref()?;
     if let Some(OperatorTokenStatus { method, user_id, .. }) = &status.operator_token {
         return Some(MintedToken { method: *method, user_id: user_id.clone() });
     }
-    // The existing operator records the Secret alone, and knows one way.
+    // The Go operator records the Secret alone, and its tokens come from the database.
     let reference = status.operator_token_secret_ref.as_ref()?;
     (reference.name == secret_name(object)).then(MintedToken::default)
 }
@@ -108,7 +108,7 @@ pub fn replaced_tokens(object: &CoderControlPlane) -> Vec<MintedToken> {
     all.filter(|token| token.method != access.method).collect()
 }
 
-/// Whether a token may be made: whoever comes later will know of it and clean it up.
+/// Whether a token may be created: the status announces it and the finalizer holds the object until it is revoked.
 pub fn is_recorded(object: &CoderControlPlane) -> bool {
     let method = object.spec.operator_access.method;
     let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
@@ -129,7 +129,7 @@ pub fn proven_record(object: &CoderControlPlane) -> Option<Grant> {
     })
 }
 
-/// Whether the object must not go before coderd was cleaned up.
+/// Whether the object needs its finalizer: a token may exist in coderd, or is about to.
 pub fn needs_cleaning(object: &CoderControlPlane, report: &CoderdReport) -> bool {
     let over = report.revocation.as_ref().is_some_and(Revocation::is_over);
     let one_is_wanted = !object.spec.operator_access.disabled && object.metadata.deletion_timestamp.is_none();
@@ -137,7 +137,7 @@ pub fn needs_cleaning(object: &CoderControlPlane, report: &CoderdReport) -> bool
     any && (!over || (one_is_wanted && report.grant.is_some()))
 }
 
-/// Whether the access is given up and nothing is left of it, by what the status says.
+/// Whether the status says that the access is disabled and no token is left.
 pub fn is_revoked(object: &CoderControlPlane) -> bool {
     let said = object.status.iter().flat_map(|status| &status.workload.conditions);
     let disabled = said
@@ -160,45 +160,45 @@ pub fn is_replacement_refused(object: &CoderControlPlane) -> bool {
     is_refused && replaced_tokens(object).is_empty()
 }
 
-/// Whether there is any way to a token, by the spec.
+/// Whether the spec names a source for a token.
 pub fn has_token_source(object: &CoderControlPlane) -> bool {
     let method = object.spec.operator_access.method;
     method != AccessMethod::Postgres || database::may_be_configured(&object.spec.pod)
 }
 
-/// Whether no token of our own can ever have been made.
+/// Whether the method of the spec cannot have created a token.
 fn no_token_possible(object: &CoderControlPlane) -> bool {
     object.spec.operator_access.method != AccessMethod::Postgres || !has_token_source(object)
 }
 
-/// The name of the Secret for a token of our own.
+/// The name of the Secret with the token that the operator creates.
 pub fn secret_name(object: &CoderControlPlane) -> String {
     let given = object.spec.operator_access.generated_token_secret_name.as_ref();
     given.map_or_else(|| names::token_secret(&object.name_any()), ToString::to_string)
 }
 
-/// Puts what is known of the access into a status.
+/// Sets the record, the reference to the Secret and the condition `OperatorAccessReady`. Keeps what the report says nothing about.
 pub fn set_conditions(
     object: &CoderControlPlane,
     report: &CoderdReport,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
-    let mut say = |state: bool, reason: Reason, message: &str| {
+    let mut set = |state: bool, reason: Reason, message: &str| {
         conditions.set(kind::OPERATOR_ACCESS_READY, state, reason, message);
     };
     if object.spec.operator_access.disabled {
         status.operator_access_ready = None;
         match &report.revocation {
             Some(Revocation::Failing(Blocker { reason, message, .. })) => {
-                say(false, *reason, &format!("the operator's token is still to be revoked: {message}"));
+                set(false, *reason, &format!("the operator token is not revoked yet: {message}"));
             }
             None if !is_revoked(object) => {
-                say(false, Reason::Revoking, "the operator's token is being revoked");
+                set(false, Reason::Revoking, "revoking the operator token");
             }
             None | Some(Revocation::Done | Revocation::Abandoned) => {
                 (status.operator_token, status.operator_token_secret_ref) = (None, None);
-                say(false, Reason::Disabled, "operatorAccess.disabled is set");
+                set(false, Reason::Disabled, "operatorAccess.disabled is set");
             }
         }
         return;
@@ -222,49 +222,48 @@ pub fn set_conditions(
         (None, _) => {}
     }
     match &report.access {
-        None if worked && !is_said(status, kind::OPERATOR_ACCESS_READY) => {
-            say(true, Reason::Kept, "the access of an earlier release is used; it is verified soon");
+        None if worked && !has_condition(status, kind::OPERATOR_ACCESS_READY) => {
+            set(true, Reason::Kept, "using the token of an earlier release until it is verified");
         }
-        // What an earlier process found out about this very spec holds until something else is found out.
-        None if worked || is_said_of(status, object.metadata.generation) => {}
+        // Keeps the condition of an earlier process about this generation until an exchange reports something else.
+        None if worked || is_of_generation(status, object.metadata.generation) => {}
         None => {
             let (reason, message) = awaited(object);
-            say(false, reason, message);
+            set(false, reason, message);
         }
         Some(Access::Ready) => {
-            say(true, Reason::TokenAccepted, "coderd accepts the operator's token");
+            set(true, Reason::TokenAccepted, "coderd accepts the operator token");
             status.operator_access_ready = Some(true);
         }
         Some(Access::Overdue(Blocker { message, .. })) => {
-            let message =
-                format!("coderd accepts the operator's token, which could not be replaced: {message}");
-            say(true, Reason::RenewalFails, &message);
+            let message = format!("coderd accepts the operator token, which could not be renewed: {message}");
+            set(true, Reason::RenewalFails, &message);
             status.operator_access_ready = Some(true);
         }
-        Some(Access::Degraded(blocker)) => say(false, blocker.reason, &blocker.message),
+        Some(Access::Degraded(blocker)) => set(false, blocker.reason, &blocker.message),
         Some(Access::Refused(blocker)) => {
-            say(false, blocker.reason, &blocker.message);
+            set(false, blocker.reason, &blocker.message);
             status.operator_access_ready = None;
         }
     }
 }
 
-/// Whether the access of this generation was spoken of.
-fn is_said_of(status: &CoderControlPlaneStatus, generation: Option<i64>) -> bool {
+/// Whether the condition is about this generation.
+fn is_of_generation(status: &CoderControlPlaneStatus, generation: Option<i64>) -> bool {
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY);
     said.is_some_and(|c| c.observed_generation == generation && Reason::of(c) != Some(Reason::Pending))
 }
 
-/// What the access waits for.
+/// What is missing for a first exchange.
 fn awaited(object: &CoderControlPlane) -> (Reason, &'static str) {
     if has_token_source(object) {
-        (Reason::Pending, "a pod of coderd must be ready first")
+        (Reason::Pending, "waiting for a ready pod of coderd")
     } else {
         (Reason::DatabaseUrlMissing, database::HOW_TO_CONFIGURE)
     }
 }
 
-/// What is shown of a token.
+/// The record as it is on status.
 fn shown(grant: &Grant) -> OperatorTokenStatus {
     let time = |at: Option<Timestamp>| at.map(|at| Time(whole_seconds(at)));
     OperatorTokenStatus {

@@ -35,7 +35,7 @@ pub struct ObservedLicense {
     pub removed: Option<Result<(), Blocker>>,
 }
 
-/// What can be told of a license text without showing it.
+/// What is known of a license text without showing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LicenseText {
     /// SHA-256 of the text, as status records it.
@@ -98,7 +98,7 @@ pub struct LicenseReport {
     pub license: Option<License>,
     /// Whether the earlier verdict about the license stands.
     pub keeps: bool,
-    /// What the failed call says about the token. None: nothing.
+    /// The access, if a failed call shows that the token does not work. None: unchanged.
     pub access: Option<Access>,
     /// When to try again. None: at the next interval, or when something changes.
     pub retry: Option<Retry>,

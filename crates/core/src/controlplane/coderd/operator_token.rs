@@ -150,6 +150,7 @@ pub enum TokenEffect {
 }
 
 /// The result of one exchange about the token.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, which callers read one by one")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenReport {
     /// The new verdict. None: the earlier one stands.
@@ -231,7 +232,7 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
     let lack = if has_token {
         match lack(observed, now) {
             Ok(lack) => lack,
-            Err(step) => return step,
+            Err(step) => return *step,
         }
     } else {
         Some(Lack::Missing)
@@ -273,10 +274,12 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
 }
 
 /// What is wrong with the token in the Secret. The error is the next step, where that is not known yet.
-fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, TokenStep> {
+fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, Box<TokenStep>> {
     match &observed.check {
-        None => return Err(Step::Ask(TokenQuery::Check)),
-        Some(TokenCheck::Unknown(blocker)) => return Err(Step::Done(observed.unreachable(blocker))),
+        None => return Err(Box::new(Step::Ask(TokenQuery::Check))),
+        Some(TokenCheck::Unknown(blocker)) => {
+            return Err(Box::new(Step::Done(observed.unreachable(blocker))));
+        }
         // A text that cannot be a token is as good as none.
         Some(TokenCheck::Refused(blocker)) if blocker.reason == Reason::BadToken => {
             return Ok(Some(Lack::Missing));
@@ -293,8 +296,8 @@ fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, TokenS
         return Ok(None);
     }
     match &observed.rights {
-        None => Err(Step::Ask(TokenQuery::Rights)),
-        Some(Err(blocker)) => Err(Step::Done(observed.unreachable(blocker))),
+        None => Err(Box::new(Step::Ask(TokenQuery::Rights))),
+        Some(Err(blocker)) => Err(Box::new(Step::Done(observed.unreachable(blocker)))),
         Some(Ok(true)) => Ok(None),
         Some(Ok(false)) => Ok(Some(Lack::Rights)),
     }

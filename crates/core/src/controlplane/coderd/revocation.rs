@@ -267,7 +267,7 @@ mod tests {
         );
         let away = Blocker::new(Reason::DatabaseTimeout, "no answer");
         let failing = run(with(60, false, Some(away.clone()))).1;
-        assert_eq!(failing.within, Some(Duration::from_secs(60)), "never later than the deadline");
+        assert_eq!(failing.within, Some(Duration::from_mins(1)), "never later than the deadline");
         let over = run(with(0, false, Some(away))).1;
         assert_eq!(over.revocation, Some(Revocation::Abandoned));
         assert!(over.event.unwrap().message.contains("coder-k8s-operator-ns-coder"));

@@ -198,30 +198,27 @@ impl World {
     /// What the operator does next, and how it may go.
     pub fn operator_steps(&self) -> Vec<(String, Self)> {
         let mut all = Vec::new();
-        match &self.exchange {
-            Some(exchange) => {
-                for how in self.hows(exchange) {
-                    for is_up in [true, false] {
-                        if is_up || how.end == End::Well {
-                            let name = format!("{}: {how:?}, up {is_up}", exchange.name());
-                            all.push((name, perform(self, how, is_up)));
-                        }
+        if let Some(exchange) = &self.exchange {
+            for how in self.hows(exchange) {
+                for is_up in [true, false] {
+                    if is_up || how.end == End::Well {
+                        let name = format!("{}: {how:?}, up {is_up}", exchange.name());
+                        all.push((name, perform(self, how, is_up)));
                     }
                 }
             }
-            None => {
-                all.extend(reconcile(self).map(|next| ("reconcile".to_owned(), next)));
-                for is_up in [true, false] {
-                    all.push((format!("exchange, up {is_up}"), start(self, &self.status, is_up)));
-                }
-                if self.budget.stale_views > 0 && self.previous != self.status {
-                    let mut lagging = self.clone();
-                    lagging.budget.stale_views -= 1;
-                    all.push(("exchange on a stale view".to_owned(), start(&lagging, &self.previous, true)));
-                }
-                if self.budget.crashes > 0 {
-                    all.push(("crash".to_owned(), self.crashed()));
-                }
+        } else {
+            all.extend(reconcile(self).map(|next| ("reconcile".to_owned(), next)));
+            for is_up in [true, false] {
+                all.push((format!("exchange, up {is_up}"), start(self, &self.status, is_up)));
+            }
+            if self.budget.stale_views > 0 && self.previous != self.status {
+                let mut lagging = self.clone();
+                lagging.budget.stale_views -= 1;
+                all.push(("exchange on a stale view".to_owned(), start(&lagging, &self.previous, true)));
+            }
+            if self.budget.crashes > 0 {
+                all.push(("crash".to_owned(), self.crashed()));
             }
         }
         all
@@ -263,7 +260,7 @@ impl World {
                 AccessKind::Degraded => Access::Degraded(blocker(reason)),
                 AccessKind::Refused => Access::Refused(blocker(reason)),
             }),
-            grant: grant.as_ref().map(Record::grant),
+            grant: grant.map(Record::grant),
             revocation: revocation.map(|kind| match kind {
                 RevocationKind::Done => Revocation::Done,
                 RevocationKind::Failing => Revocation::Failing(blocker(Reason::Unreachable)),

@@ -123,6 +123,8 @@ impl Exchange<'_> {
         state.awaits_record = report.awaits_record;
         if let Some(grant) = report.grant {
             state.report.grant = Some(grant);
+            // An earlier revocation says nothing about a token that was created after it.
+            state.report.revocation = None;
         }
         if let Some(revocation) = report.revocation {
             state.report.revocation = Some(revocation);

@@ -43,6 +43,16 @@ pub(super) async fn remove_tokens(
     Ok(())
 }
 
+/// Deletes every token of ours that the first user has, after a login.
+pub(super) async fn remove_all(request: &TokenRequest<'_>) -> Result<(), Blocker> {
+    let session = log_in(request).await?;
+    let client = client(request, &session)?;
+    let removed = remove_tokens(request, &client, "me", None).await;
+    // A session is one more way in, and no longer needed.
+    delete(&client, "me", token_id(&session)).await?;
+    removed
+}
+
 async fn our_tokens(request: &TokenRequest<'_>, client: &Client, user: &str) -> Result<Vec<Token>, Blocker> {
     let all = client.tokens(user).await.map_err(|error| blocker_of(&error))?;
     let names = token_names(request);

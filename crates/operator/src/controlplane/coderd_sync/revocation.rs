@@ -159,10 +159,10 @@ impl driver::Protocol for RevocationProtocol<'_> {
     async fn act(&mut self, effect: RevocationEffect) -> ControlFlow<RevocationReport> {
         // The fence of the Kubernetes client does not cover coderd and the database.
         let acted = if self.ctx.fence.is_open() {
-            match effect {
+            match &effect {
                 RevocationEffect::RemoveSecret => self.remove_secret().await,
                 RevocationEffect::RevokeInDatabase => database::revoke(self.key, self.object, self.ctx).await,
-                RevocationEffect::RevokeInCoderd => self.revoke_in_coderd().await,
+                RevocationEffect::RevokeInCoderd { user_id } => self.revoke_in_coderd(user_id.as_deref()).await,
             }
         } else {
             Err(Blocker::new(
@@ -186,8 +186,9 @@ impl RevocationProtocol<'_> {
         }
     }
 
-    /// Deletes the tokens of the first user: with the token itself, or after a login if coderd refuses it.
-    async fn revoke_in_coderd(&self) -> Result<(), Blocker> {
+    /// Deletes the tokens of the first user: with the token in the Secret, or after a login if coderd refuses it. `user_id`
+    /// is the user on record.
+    async fn revoke_in_coderd(&self, user_id: Option<&str>) -> Result<(), Blocker> {
         let current = match token_secret::read(&self.owner, self.object, self.ctx).await? {
             Found::Ours(secret) => secret.token,
             Found::Foreign(_) => None,
@@ -207,6 +208,10 @@ impl RevocationProtocol<'_> {
             && let Ok(client) = server.first_contact(&token)
         {
             match client.me().await {
+                // The token in the Secret came by another method, and its user may delete the tokens of the first user.
+                Ok(me) if user_id.is_some_and(|user| user != me.id) => {
+                    return first_user::remove_tokens(&request, &client, user_id.unwrap_or("me"), None).await;
+                }
                 Ok(_) => {
                     // The others first: the token that makes the calls is deleted last.
                     first_user::remove_tokens(&request, &client, "me", Some(token_id(&token))).await?;
@@ -216,10 +221,6 @@ impl RevocationProtocol<'_> {
                 Err(error) => return Err(blocker_of(&error)),
             }
         }
-        let session = first_user::log_in(&request).await?;
-        let Ok(client) = server.first_contact(&session) else { return Ok(()) };
-        let removed = first_user::remove_tokens(&request, &client, "me", None).await;
-        first_user::delete(&client, "me", token_id(&session)).await?;
-        removed
+        first_user::remove_all(&request).await
     }
 }

@@ -98,7 +98,7 @@ fn observed(exchange: &Exchange<'_>) -> ObservedToken {
     ObservedToken {
         is_recorded: access::is_recorded(object),
         record: access::proven_record(object),
-        replaced: access::replaced_token(object),
+        replaced: access::replaced_tokens(object),
         replaced_refused: exchange.state.replaced_refused,
         ..ObservedToken::new(method)
     }
@@ -160,7 +160,8 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
             }
             TokenEffect::RemoveOthers => self.observed.others_removed = Some(self.remove_others().await),
             TokenEffect::RevokeReplaced(replaced) => {
-                self.observed.replaced_revoked = Some(self.revoke_replaced(&replaced).await);
+                let revoked = self.revoke_replaced(&replaced).await;
+                self.observed.replaced_revoked.push(revoked);
             }
         }
         ControlFlow::Continue(())
@@ -321,13 +322,18 @@ impl TokenProtocol<'_, '_> {
 
     async fn revoke_replaced(&mut self, replaced: &MintedToken) -> Result<(), Blocker> {
         let (key, object, ctx) = (self.exchange.key, self.exchange.object, self.exchange.ctx);
-        match (replaced.method, &self.client) {
-            (AccessMethod::Postgres, _) => database::revoke(key, object, ctx).await?,
-            (AccessMethod::FirstUser, Some(client)) => {
-                let user = replaced.user_id.as_deref().unwrap_or("me");
-                first_user::remove_tokens(&self.request(false, false), client, user, None).await?;
+        let revoked = match (replaced.method, &self.client, &replaced.user_id) {
+            (AccessMethod::Postgres, _, _) => database::revoke(key, object, ctx).await,
+            (AccessMethod::FirstUser, Some(client), Some(user)) => {
+                first_user::remove_tokens(&self.request(false, false), client, user, None).await
             }
-            (AccessMethod::FirstUser | AccessMethod::TokenSecret, _) => {}
+            // Nothing records whose token it was. `me` would be the user of the token in use.
+            (AccessMethod::FirstUser, _, None) => first_user::remove_all(&self.request(false, false)).await,
+            (AccessMethod::FirstUser, None, Some(_)) | (AccessMethod::TokenSecret, _, _) => Ok(()),
+        };
+        // What will be retried may still need its Secret.
+        if revoked.as_ref().is_err_and(|blocker| blocker.retry != Retry::OnChange) {
+            return revoked;
         }
         if self.observed.method == AccessMethod::TokenSecret {
             // The Secret of a revoked token is of no use. If it cannot be removed, garbage collection removes it with the
@@ -342,7 +348,7 @@ impl TokenProtocol<'_, '_> {
                 tracing::warn!(reason = %blocker.reason, "{}", blocker.message);
             }
         }
-        Ok(())
+        revoked
     }
 }
 

@@ -12,7 +12,7 @@ use kube::ResourceExt;
 
 use crate::controller::{
     Context,
-    secrets::{self, Held, NotOurs},
+    secrets::{self, ReadSecrets, NotWritable},
 };
 
 /// Reads the wanted Secret, the recorded one, and every other with our annotations.
@@ -27,7 +27,7 @@ pub(super) async fn read(
     places.extend(record.secret.clone());
     places.extend(marked(owner, ctx).await);
     let names = places.iter().map(|place| place.name.clone()).collect();
-    let Held { data: stored, failed } = secrets::read(names, owner, ctx).await;
+    let ReadSecrets { data: stored, failed } = secrets::read(names, owner, ctx).await;
     let mut all = BTreeMap::new();
     let uid = object.uid().unwrap_or_default();
     for place in places {
@@ -42,7 +42,7 @@ pub(super) async fn read(
 }
 
 fn observed(place: &SecretDataRef, data: &SecretData, owner: &Owner, uid: &str) -> Secret {
-    match secrets::is_ours(&place.name, data, owner) {
+    match secrets::check_writable(&place.name, data, owner) {
         Ok(()) => Secret::Ours {
             version: data.resource_version.clone(),
             holds: data
@@ -51,8 +51,8 @@ fn observed(place: &SecretDataRef, data: &SecretData, owner: &Owner, uid: &str) 
                 .map(|value| [names::checksum(uid, value), names::existing_checksum(value)]),
             marks: marks(&data.annotations),
         },
-        Err(NotOurs::Blocked(obstacle)) => Secret::Blocked(obstacle),
-        Err(NotOurs::Leftover(blocker)) => Secret::Unknown(blocker),
+        Err(NotWritable::Blocked(obstacle)) => Secret::Blocked(obstacle),
+        Err(NotWritable::Leftover(blocker)) => Secret::Unknown(blocker),
     }
 }
 

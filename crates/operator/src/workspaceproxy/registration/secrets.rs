@@ -23,7 +23,7 @@ use crate::{
     coderd::credentials,
     controller::{
         Context,
-        secrets::{self, Held, NotOurs},
+        secrets::{self, ReadSecrets, NotWritable},
     },
 };
 
@@ -40,19 +40,19 @@ pub(super) async fn read(
     let marked = secrets::marked(owner, annotation::PROXY_ID, ctx).await;
     places.extend(marked.iter().map(|found| SecretDataRef { name: found.name_any(), key: TOKEN.to_owned() }));
     let names = places.iter().map(|place| place.name.clone()).collect();
-    let Held { data, failed } = secrets::read(names, owner, ctx).await;
+    let ReadSecrets { data, failed } = secrets::read(names, owner, ctx).await;
     let uid = object.uid().unwrap_or_default();
     let observed = |place: &SecretDataRef| match (failed.get(&place.name), data.get(&place.name)) {
         (Some(blocker), _) => Secret::Unknown(blocker.clone()),
         (None, None) => Secret::Absent,
-        (None, Some(data)) => match secrets::is_ours(&place.name, data, owner) {
+        (None, Some(data)) => match secrets::check_writable(&place.name, data, owner) {
             Ok(()) => Secret::Ours {
                 version: data.resource_version.clone(),
                 holds: data.text(&place.key).map(|text| token(&text, &uid)),
                 marks: marks(&data.annotations),
             },
-            Err(NotOurs::Blocked(obstacle)) => Secret::Blocked(obstacle),
-            Err(NotOurs::Leftover(blocker)) => Secret::Unknown(blocker),
+            Err(NotWritable::Blocked(obstacle)) => Secret::Blocked(obstacle),
+            Err(NotWritable::Leftover(blocker)) => Secret::Unknown(blocker),
         },
     };
     let all = places.iter().map(|place| (place.clone(), observed(place))).collect();

@@ -18,7 +18,7 @@ fn with_url(access: Value) -> Value {
 }
 
 /// The status after a report, and reason of the condition.
-fn told(object: &CoderControlPlane, report: &CoderdReport) -> (CoderControlPlaneStatus, String) {
+fn status_after(object: &CoderControlPlane, report: &CoderdReport) -> (CoderControlPlaneStatus, String) {
     let before = object.status.clone().unwrap_or_default();
     let mut conditions = Conditions::new(&before.workload.conditions, Some(1), Timestamp::UNIX_EPOCH);
     let mut status = before.clone();
@@ -40,7 +40,7 @@ fn blocker() -> Blocker {
 
 #[test]
 fn what_is_awaited_is_named_before_anything_was_tried() {
-    let reason = |spec: Value| told(&plane(spec, json!({})), &CoderdReport::default()).1;
+    let reason = |spec: Value| status_after(&plane(spec, json!({})), &CoderdReport::default()).1;
     assert_eq!(reason(json!({})), "False DatabaseURLMissing");
     assert_eq!(reason(with_url(json!({}))), "False Pending");
     assert_eq!(reason(json!({"envFrom": [{"secretRef": {"name": "s"}}]})), "False Pending");
@@ -54,13 +54,13 @@ fn what_is_awaited_is_named_before_anything_was_tried() {
 fn a_passing_trouble_withdraws_nothing() {
     let object = plane(with_url(json!({})), recorded("Postgres"));
     let access = |access| CoderdReport { access: Some(access), ..CoderdReport::default() };
-    let (status, reason) = told(&object, &access(Access::Degraded(blocker())));
+    let (status, reason) = status_after(&object, &access(Access::Degraded(blocker())));
     assert_eq!(reason, "False DatabaseUnreachable");
     assert_eq!(status.operator_access_ready, Some(true));
     assert!(status.operator_token_secret_ref.is_some() && status.operator_token.is_some());
-    let (status, reason) = told(&object, &access(Access::Overdue(blocker())));
+    let (status, reason) = status_after(&object, &access(Access::Overdue(blocker())));
     assert_eq!((reason.as_str(), status.operator_access_ready), ("True RenewalFails", Some(true)));
-    let (status, _) = told(&object, &access(Access::Refused(blocker())));
+    let (status, _) = status_after(&object, &access(Access::Refused(blocker())));
     assert_eq!(status.operator_access_ready, None);
     assert!(status.operator_token.is_some(), "it may still be there");
 }
@@ -69,18 +69,18 @@ fn a_passing_trouble_withdraws_nothing() {
 fn a_disabled_access_is_told_as_revoking_until_the_token_is_gone() {
     let object = plane(with_url(json!({"disabled": true})), recorded("Postgres"));
     let with = |revocation| CoderdReport { revocation, ..CoderdReport::default() };
-    let (status, reason) = told(&object, &with(None));
+    let (status, reason) = status_after(&object, &with(None));
     assert_eq!((reason.as_str(), status.operator_access_ready), ("False Revoking", None));
-    let (status, reason) = told(&object, &with(Some(Revocation::Failing(blocker()))));
+    let (status, reason) = status_after(&object, &with(Some(Revocation::Failing(blocker()))));
     assert_eq!(reason, "False DatabaseUnreachable");
     assert!(status.operator_token.is_some() && status.operator_token_secret_ref.is_some());
-    let (status, reason) = told(&object, &with(Some(Revocation::Done)));
+    let (status, reason) = status_after(&object, &with(Some(Revocation::Done)));
     assert_eq!(reason, "False Disabled");
     assert!(status.operator_token.is_none() && status.operator_token_secret_ref.is_none());
     // After a restart it stays said.
     let mut object = object;
     object.status = Some(status);
-    assert_eq!(told(&object, &with(None)).1, "False Disabled");
+    assert_eq!(status_after(&object, &with(None)).1, "False Disabled");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn the_record_says_what_there_is_to_give_back() {
     let of = |spec: Value, status: Value| minted_token(&plane(spec, status)).map(|token| token.method);
     assert_eq!(of(json!({}), json!({})), None);
     assert_eq!(of(json!({}), recorded("FirstUser")), Some(AccessMethod::FirstUser));
-    // What the existing operator recorded.
+    // What the Go operator recorded.
     let reference = |name: &str| json!({"operatorTokenSecretRef": {"name": name, "key": "token"}});
     assert_eq!(of(json!({}), reference("coder-operator-token")), Some(AccessMethod::Postgres));
     // What a person supplies is not ours to give back.
@@ -115,9 +115,9 @@ fn the_record_says_what_there_is_to_give_back() {
 
 #[test]
 fn a_change_of_method_replaces_the_tokens_of_all_other_methods() {
+    use AccessMethod::{FirstUser, Postgres};
     let method = |method: &str| json!({"operatorAccess": {"method": method}});
     let record = |method: &str, replaced: &str| json!({"operatorToken": {"method": method, "replaces": {"method": replaced}}});
-    use AccessMethod::{FirstUser, Postgres};
     for (spec, status, expected) in [
         ("FirstUser", recorded("Postgres"), vec![Postgres]),
         ("FirstUser", record("FirstUser", "Postgres"), vec![Postgres]),
@@ -140,7 +140,7 @@ fn a_token_of_the_go_operator_outlives_the_reference_that_records_it() {
         token: Some(coder_k8s_api::ReportedSecretRef { name: "mine".into(), key: Some("token".into()) }),
         ..CoderdReport::default()
     };
-    let status = told(&plane(given, go), &report).0;
+    let status = status_after(&plane(given, go), &report).0;
     assert_eq!(status.operator_token.map(|token| token.method), Some(AccessMethod::Postgres));
     assert_eq!(status.operator_token_secret_ref.map(|reference| reference.name).as_deref(), Some("mine"));
 }
@@ -192,11 +192,11 @@ fn a_restart_says_nothing_new_about_the_same_spec() {
     let mut object = plane(with_url(json!({})), json!({}));
     object.metadata.generation = Some(1);
     let report = CoderdReport { access: Some(Access::Refused(blocker())), ..CoderdReport::default() };
-    let (status, reason) = told(&object, &report);
+    let (status, reason) = status_after(&object, &report);
     assert_eq!(reason, "False DatabaseUnreachable");
     object.status = Some(status.clone());
-    assert_eq!(told(&object, &CoderdReport::default()), (status, reason));
+    assert_eq!(status_after(&object, &CoderdReport::default()), (status, reason));
     // Another spec is another matter.
     object.metadata.generation = Some(2);
-    assert_eq!(told(&object, &CoderdReport::default()).1, "False Pending");
+    assert_eq!(status_after(&object, &CoderdReport::default()).1, "False Pending");
 }

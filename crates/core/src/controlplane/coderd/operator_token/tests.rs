@@ -12,6 +12,7 @@ fn accepted() -> TokenCheck {
     TokenCheck::Accepted { user_id: "u".into() }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "it is the value of a field")]
 fn ours(has_token: bool, in_place: bool) -> Option<Result<TokenSecret, Blocker>> {
     Some(Ok(TokenSecret::Ours { has_token, in_place }))
 }
