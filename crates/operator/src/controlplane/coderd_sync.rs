@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
+use coder_k8s_api::{CoderControlPlane, condition::kind};
 use coder_k8s_coderd::Server;
 use coder_k8s_core::{
     controlplane::coderd::{Access, CoderdReport, access},

@@ -162,7 +162,9 @@ impl driver::Protocol for RevocationProtocol<'_> {
             match &effect {
                 RevocationEffect::RemoveSecret => self.remove_secret().await,
                 RevocationEffect::RevokeInDatabase => database::revoke(self.key, self.object, self.ctx).await,
-                RevocationEffect::RevokeInCoderd { user_id } => self.revoke_in_coderd(user_id.as_deref()).await,
+                RevocationEffect::RevokeInCoderd { user_id } => {
+                    self.revoke_in_coderd(user_id.as_deref()).await
+                }
             }
         } else {
             Err(Blocker::new(

@@ -12,7 +12,7 @@ use kube::ResourceExt;
 
 use crate::controller::{
     Context,
-    secrets::{self, ReadSecrets, NotWritable},
+    secrets::{self, NotWritable, ReadSecrets},
 };
 
 /// Reads the wanted Secret, the recorded one, and every other with our annotations.

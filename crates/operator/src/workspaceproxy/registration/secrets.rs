@@ -23,7 +23,7 @@ use crate::{
     coderd::credentials,
     controller::{
         Context,
-        secrets::{self, ReadSecrets, NotWritable},
+        secrets::{self, NotWritable, ReadSecrets},
     },
 };
 
