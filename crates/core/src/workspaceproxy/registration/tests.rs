@@ -441,6 +441,39 @@ fn on_deletion_everything_of_ours_goes_and_what_cannot_is_named() {
 }
 
 #[test]
+fn a_registration_that_was_given_up_is_adopted_when_the_spec_returns_to_it() {
+    let mut observed = well();
+    let (credential, since) = (observed.record.current.take().unwrap(), at(NOW - 5));
+    observed.record.stale = vec![RetiredRegistration { credential, since, unused_since: None }];
+    observed.secrets = [(secret_at("s"), Secret::Absent)].into();
+    let after = record(&observed);
+    assert_eq!((after.current, after.stale), (Some(registration(ID)), Vec::new()), "no conflict with itself");
+}
+
+#[test]
+fn a_registration_that_may_still_be_made_is_waited_for() {
+    let mut observed = fresh();
+    observed.deletion = Some(Deletion { overdue: false });
+    observed.record.pending = Some(pending(None));
+    assert_eq!(next(&observed), NextStep::Done, "coderd may still carry out the request");
+    observed.record.pending.as_mut().unwrap().since = at(NOW - 300);
+    assert_eq!(next(&observed), NextStep::RemoveFinalizer);
+}
+
+#[test]
+fn a_registration_in_another_deployment_that_only_annotations_know_is_recorded_before_they_are_overwritten() {
+    let mut observed = well();
+    observed.record = RegistrationRecord::default();
+    observed.target = Ok(place("other"));
+    observed.listings = [(place("other"), Listing::Known(Vec::new()))].into();
+    let found = record(&observed);
+    assert_eq!(found.stale[0].credential.id.as_deref(), Some(ID));
+    assert_eq!(found.stale[0].credential.target.deployment_id.as_deref(), Some("deployment-coder"));
+    observed.record = found;
+    assert!(record(&observed).pending.is_some(), "and only then is another one announced");
+}
+
+#[test]
 fn the_record_survives_the_status() {
     let record = RegistrationRecord {
         current: Some(registration(ID)),

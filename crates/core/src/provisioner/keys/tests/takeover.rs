@@ -1,4 +1,4 @@
-//! Status that was lost, or written by the existing operator; and what of it is written back.
+//! Status that was lost, or written by the Go operator; and what of it is written back.
 
 use coder_k8s_api::CoderProvisionerStatus;
 use serde_json::json;

@@ -122,9 +122,10 @@ fn observed(world: &World, how: Circumstances) -> ObservedRegistration {
     ObservedRegistration {
         secrets: secrets(world, desired.as_ref()),
         desired,
-        given: match spec.supplied {
-            true => Ok(SuppliedToken { place: supplied_place(), token: supplied }),
-            false => Err(silence()),
+        given: if spec.supplied {
+            Ok(SuppliedToken { place: supplied_place(), token: supplied })
+        } else {
+            Err(silence())
         },
         record: world.record.clone(),
         has_finalizer: world.has_finalizer || how.flaw == Some(Flaw::SkipsFinalizer),
