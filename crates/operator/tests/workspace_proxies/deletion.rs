@@ -26,7 +26,7 @@ async fn a_deleted_proxy_is_deregistered_and_its_token_is_void() {
     assert_eq!(site.registrations().len(), 0);
     let nobody = Connector::new(Settings::default()).client(&Target::new(site.sim().url()), None).unwrap();
     let refused = nobody.prove_proxy_token(&only.token).await.unwrap_err();
-    assert_eq!(refused.reason(), "Unauthenticated");
+    assert_eq!(refused.reason().as_str(), "Unauthenticated");
     site.scene().until_gone::<Secret>(SECRET).await;
     // The name is free again.
     site.make(json!({})).await;
