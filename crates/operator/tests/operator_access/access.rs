@@ -20,7 +20,7 @@ async fn a_token_that_is_missing_wrong_and_then_right_is_followed_without_a_rest
     coder.plane(json!({})).await;
     coder.without("token").await;
     let plane = coder.until_condition("OperatorAccessReady", "False", "SecretMissing").await;
-    assert!(message(&plane, "OperatorAccessReady").contains("Secret token with the key token"));
+    assert!(message(&plane, "OperatorAccessReady").contains("Secret token of operatorAccess.tokenSecretRef"));
     coder.secret_text("token", "token", "wrong-token1234567890123456789012").await;
     let plane = coder.until_condition("OperatorAccessReady", "False", "Unauthenticated").await;
     assert_eq!(status(&plane).operator_access_ready, None);

@@ -80,7 +80,7 @@ async fn a_fresh_deployment_gets_its_administrator_and_the_operator_a_token() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_replaced_before_it_ends_and_the_old_one_goes_after_that() {
-    let own = ScopedScene::new("first_user").await;
+    let own = ScopedScene::new("first-user").await;
     apply(&own.scene.client, user(&own.scene.namespace, PASSWORD)).await;
     let secrets: Api<Secret> = own.scene.api();
     let operator = own.operator(&NO_LEASE);
@@ -155,7 +155,7 @@ async fn a_missing_or_unfit_administrator_is_named_and_followed() {
     let coder = CoderdScene::new(&OPERATOR, "first", Mode::Unlicensed).await;
     coder.scene.plane("coder", json!({"operatorAccess": first_user()})).await;
     let plane = coder.until_condition("OperatorAccessReady", "False", "SecretMissing").await;
-    assert!(message(&plane, "OperatorAccessReady").contains("Secret admin with the key username"));
+    assert!(message(&plane, "OperatorAccessReady").contains("Secret admin of operatorAccess.firstUserSecretRef"));
     assert!(plane.finalizers().is_empty(), "nothing was made");
     apply(&coder.scene.client, user(&coder.scene.namespace, "short")).await;
     let plane = coder.until_condition("OperatorAccessReady", "False", "FirstUserInvalid").await;
@@ -256,7 +256,7 @@ async fn a_secret_of_another_name_gets_the_same_token() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_at_any_step_leaves_one_token_that_works() {
-    let own = ScopedScene::new("first_user").await;
+    let own = ScopedScene::new("first-user").await;
     apply(&own.scene.client, user(&own.scene.namespace, PASSWORD)).await;
     let secrets: Api<Secret> = own.scene.api();
     let plane: CoderControlPlane = serde_json::from_value(json!({"apiVersion": "coder.com/v1alpha1",

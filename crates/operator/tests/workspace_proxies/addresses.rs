@@ -103,7 +103,7 @@ async fn a_server_with_a_certificate_of_its_own_is_called_by_https() {
     with_ca["bootstrap"]["caSecretRef"] = json!({"name": "ca"});
     site.make_as("eu", with_ca).await;
     let proxy = site.until_condition("Ready", "False", "CoderdUnavailable").await;
-    assert!(message(&proxy, "Ready").contains("Secret ca with the key ca.crt"), "{:?}", proxy.status);
+    assert!(message(&proxy, "Ready").contains("Secret ca of bootstrap.caSecretRef"), "{:?}", proxy.status);
     assert_eq!(other.requests(), [], "nothing is sent before the certificate can be checked");
     site.coder.secret_text("ca", "ca.crt", &issued.cert.pem()).await;
     site.until_settled().await;
