@@ -16,7 +16,7 @@ use crate::{PATIENCE, pool::is_settled, scene::Scene};
 pub struct Pools<'a>(pub &'a Scene);
 
 impl Pools<'_> {
-    fn api(&self) -> Api<CoderProvisioner> {
+    fn api(self) -> Api<CoderProvisioner> {
         self.0.api()
     }
 
@@ -58,7 +58,7 @@ impl Pools<'_> {
         self.0.api().get(&format!("provisioner-{name}")).await.unwrap()
     }
 
-    fn log(&self, name: &str) -> String {
+    fn log(self, name: &str) -> String {
         self.0.log().lines().filter(|line| line.contains(name)).collect::<Vec<_>>().join("\n")
     }
 }

@@ -187,7 +187,7 @@ async fn a_missing_or_empty_secret_is_named_and_its_coming_noticed() {
     let plane = coder.until_condition("LicenseApplied", "False", "SecretMissing").await;
     assert!(message(&plane, "LicenseApplied").contains("Secret license"), "{plane:?}");
     assert_eq!(condition(&plane, "Stalled").unwrap().status, "False", "it may come by itself");
-    for (text, part) in [("   \n", "only blanks")] {
+    for (text, part) in [("   \n", "is empty")] {
         coder.secret_text("license", "jwt", text).await;
         let plane = coder
             .scene
