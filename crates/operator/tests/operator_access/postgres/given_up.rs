@@ -100,7 +100,7 @@ async fn a_revocation_that_fails_is_tried_until_it_works() {
     proxy.set(Trouble::Close);
     based.coder.scene.spec("coder", json!({"operatorAccess": {"disabled": true}})).await;
     let plane = based.coder.until_condition("OperatorAccessReady", "False", "DatabaseUnreachable").await;
-    assert!(message(&plane, "OperatorAccessReady").contains("still to be revoked"));
+    assert!(message(&plane, "OperatorAccessReady").contains("is not revoked yet"));
     let said = status(&plane);
     assert!(said.operator_token.is_some() && said.operator_token_secret_ref.is_some(), "it is still known");
     assert_eq!(said.operator_access_ready, None);
