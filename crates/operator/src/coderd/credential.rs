@@ -10,6 +10,7 @@ use coder_k8s_coderd::{Client, Error, IdentifiedServer};
 use coder_k8s_core::{
     credential::{Decision, Effect, NextStep},
     outcome::{Blocker, EventNote, Retry},
+    steps::Step,
     target::{CoderdTarget, SecretDataRef, Version},
     workload::Run,
 };
@@ -23,7 +24,7 @@ use coder_k8s_engine::{
 use secrecy::SecretString;
 
 use super::{
-    later, retry_of,
+    driver, later, retry_of,
     targets::{Connections, TargetError, other_deployment},
 };
 use crate::controller::{CoderResource, Context, finalizer};
@@ -128,31 +129,54 @@ type EffectOf<R> = Effect<<R as CredentialReconciler>::Effect, <R as CredentialR
 
 /// Asks and acts until there is nothing more to do, or until the next step is to write the status.
 pub(crate) async fn run_steps<R: CredentialReconciler>(reconciler: &mut R) -> DecisionOf<R> {
-    let (mut queries, mut effects) = (0, 0);
-    loop {
-        let mut decision = reconciler.decide();
+    let mut steps = CredentialSteps { reconciler, queries: 0, effects: 0 };
+    let decision = driver::run(&mut steps).await;
+    let decision = decision.unwrap_or_else(|| reconciler.decide());
+    reconciler.state().publish(&decision.events).await;
+    decision
+}
+
+/// The steps of one reconcile, as the driver runs them.
+struct CredentialSteps<'a, R: CredentialReconciler> {
+    reconciler: &'a mut R,
+    queries: usize,
+    effects: usize,
+}
+
+impl<R: CredentialReconciler> driver::Protocol for CredentialSteps<'_, R> {
+    type Query = R::Query;
+    /// The decision whose next step is the effect.
+    type Effect = DecisionOf<R>;
+    type Done = DecisionOf<R>;
+
+    fn decide(&mut self) -> Step<Self::Query, Self::Effect, Self::Done> {
+        let decision = self.reconciler.decide();
         match &decision.next {
-            NextStep::Ask(query) if queries < MAX_QUERIES => {
-                queries += 1;
-                reconciler.ask(query.clone()).await;
-                continue;
+            NextStep::Ask(query) if self.queries < MAX_QUERIES => Step::Ask(query.clone()),
+            NextStep::Act(effect) if self.effects < MAX_EFFECTS && may_act(self.reconciler, effect) => {
+                Step::Act(decision)
             }
-            NextStep::Act(effect) if effects < MAX_EFFECTS && may_act(reconciler, effect) => {
-                effects += 1;
-                reconciler.state().publish(&decision.events).await;
-                let effect = Effect::clone(effect);
-                if perform(reconciler, effect).await.is_break() {
-                    if let Some(blocker) = reconciler.state().blocker.take() {
-                        decision.verdict = decision.verdict.delayed(blocker);
-                    }
-                    return decision;
-                }
-                continue;
-            }
-            _ => {}
+            _ => Step::Done(decision),
         }
-        reconciler.state().publish(&decision.events).await;
-        return decision;
+    }
+
+    async fn ask(&mut self, query: Self::Query) {
+        self.queries += 1;
+        self.reconciler.ask(query).await;
+    }
+
+    async fn act(&mut self, mut decision: Self::Effect) -> ControlFlow<Self::Done> {
+        self.effects += 1;
+        let events = std::mem::take(&mut decision.events);
+        self.reconciler.state().publish(&events).await;
+        let NextStep::Act(effect) = &decision.next else { return ControlFlow::Break(decision) };
+        if perform(self.reconciler, Effect::clone(effect)).await.is_continue() {
+            return ControlFlow::Continue(());
+        }
+        if let Some(blocker) = self.reconciler.state().blocker.take() {
+            decision.verdict = decision.verdict.delayed(blocker);
+        }
+        ControlFlow::Break(decision)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The driver of the protocols with coderd: operator token, license and revocation.
+//! The one driver of everything that the operator does in coderd: operator token, license, revocation, keys, registrations.
 //!
 //! `core` decides each step; the driver answers queries and performs effects until the decision is done. It adds no decision
 //! of its own, and the number of steps is bounded.
@@ -14,7 +14,7 @@ pub(crate) trait Protocol {
     type Done;
 
     /// The next step for what is known so far.
-    fn decide(&self) -> Step<Self::Query, Self::Effect, Self::Done>;
+    fn decide(&mut self) -> Step<Self::Query, Self::Effect, Self::Done>;
 
     /// Answers a query and records the answer for the next decision. A failure is an answer too.
     async fn ask(&mut self, query: Self::Query);
@@ -54,7 +54,7 @@ mod tests {
         type Effect = ();
         type Done = usize;
 
-        fn decide(&self) -> Step<(), (), usize> {
+        fn decide(&mut self) -> Step<(), (), usize> {
             if self.0 < 3 { Step::Ask(()) } else { Step::Act(()) }
         }
 

@@ -148,7 +148,7 @@ impl driver::Protocol for LicenseProtocol<'_, '_> {
     type Effect = LicenseEffect;
     type Done = LicenseReport;
 
-    fn decide(&self) -> Step<LicenseQuery, LicenseEffect, LicenseReport> {
+    fn decide(&mut self) -> Step<LicenseQuery, LicenseEffect, LicenseReport> {
         license::decide(&self.observed, Timestamp::now())
     }
 

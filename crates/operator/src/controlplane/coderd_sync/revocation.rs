@@ -148,7 +148,7 @@ impl driver::Protocol for RevocationProtocol<'_> {
     type Effect = RevocationEffect;
     type Done = RevocationReport;
 
-    fn decide(&self) -> Step<NoQuery, RevocationEffect, RevocationReport> {
+    fn decide(&mut self) -> Step<NoQuery, RevocationEffect, RevocationReport> {
         revocation::decide(&self.observed)
     }
 

@@ -122,7 +122,7 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
     type Effect = TokenEffect;
     type Done = TokenReport;
 
-    fn decide(&self) -> Step<TokenQuery, TokenEffect, TokenReport> {
+    fn decide(&mut self) -> Step<TokenQuery, TokenEffect, TokenReport> {
         operator_token::decide(&self.observed, Timestamp::now())
     }
 
