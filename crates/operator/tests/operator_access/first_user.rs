@@ -155,7 +155,9 @@ async fn a_missing_or_unfit_administrator_is_named_and_followed() {
     let coder = CoderdScene::new(&OPERATOR, "first", Mode::Unlicensed).await;
     coder.scene.plane("coder", json!({"operatorAccess": first_user()})).await;
     let plane = coder.until_condition("OperatorAccessReady", "False", "SecretMissing").await;
-    assert!(message(&plane, "OperatorAccessReady").contains("Secret admin of operatorAccess.firstUserSecretRef"));
+    assert!(
+        message(&plane, "OperatorAccessReady").contains("Secret admin of operatorAccess.firstUserSecretRef")
+    );
     assert!(plane.finalizers().is_empty(), "nothing was made");
     apply(&coder.scene.client, user(&coder.scene.namespace, "short")).await;
     let plane = coder.until_condition("OperatorAccessReady", "False", "FirstUserInvalid").await;

@@ -282,7 +282,9 @@ async fn credentials_of_its_own_need_no_operator_access() {
     pool.scene.plane("coder", spec).await;
     pool.make(json!({"bootstrap": {"credentialsSecretRef": {"name": "mine"}}})).await;
     let object = pool.until_condition("BootstrapSecretReady", "False", "BootstrapSecretUnavailable").await;
-    assert!(message(&object, "BootstrapSecretReady").contains("Secret mine does not exist, or its key token"));
+    assert!(
+        message(&object, "BootstrapSecretReady").contains("Secret mine does not exist, or its key token")
+    );
     assert!(condition(&object, "OperatorAccessReady").is_none());
     let token = pool.sim.token_with_roles("builder", &["owner"]);
     pool.secret("mine", "token", &token).await;

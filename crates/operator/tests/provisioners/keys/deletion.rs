@@ -37,7 +37,8 @@ async fn every_key_of_a_pool_goes_with_it_and_nobody_elses() {
     delete(&pool).await;
     // Daemons that finish their builds need their keys until they have left.
     pool.until(|pool| {
-        condition(pool, "Reconciling").is_some_and(|said| said.message.contains("daemons of the pool to stop"))
+        condition(pool, "Reconciling")
+            .is_some_and(|said| said.message.contains("daemons of the pool to stop"))
     })
     .await;
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
