@@ -146,8 +146,12 @@ impl Scene {
     /// Starts one with a flag of its own for what it watches. Its rights are those for the namespaces of the test.
     pub fn start_watching(&self, watched: &str, args: &[&str], faults: &[String]) -> Operator {
         assert!(self.managed.is_none(), "the namespace has an operator");
-        let lease = format!("--leader-elect-namespace={}", self.namespace);
-        let args: Vec<_> = [watched, &lease].into_iter().chain(args.iter().copied()).collect();
+        let place = format!("--leader-elect-namespace={}", self.namespace);
+        // A lease is for tests that say how long it lasts: on an overloaded machine others would lose it.
+        let elects =
+            args.iter().any(|arg| arg.starts_with("--lease-duration") || arg.starts_with("--leader-elect"));
+        let elect = Some("--leader-elect=false").filter(|_| !elects);
+        let args: Vec<_> = [watched, &place].into_iter().chain(elect).chain(args.iter().copied()).collect();
         let groups = [GROUP, &group_of(&self.namespace)];
         let operator = Operator::start_as(self.cluster(), &groups, Some(&self.hosts), &args, faults);
         self.operators.lock().unwrap().push(trace(&operator));

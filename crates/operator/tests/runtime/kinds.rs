@@ -25,7 +25,7 @@ async fn missing_crds_are_waited_for_and_readiness_names_the_command() {
     grant(&client, &Install::default()).await;
     let mut operator = Operator::start(&cluster, &[]);
     operator.until_readyz( 503, "[-] crd codercontrolplanes.coder.com: not installed; run `coder-k8s crds | kubectl apply --server-side -f -`").await;
-    operator.until_readyz(503, "[-] watch codercontrolplanes: waits for its CRD").await;
+    operator.until_readyz(503, "[-] watch codercontrolplanes: waiting for its CRD").await;
     assert_eq!(operator.get("--health-addr", "/livez").await.0, 200);
 
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
