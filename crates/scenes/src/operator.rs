@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -66,6 +66,16 @@ pub struct Operator {
     output: PathBuf,
     hosts: Hosts,
     addresses: Mutex<BTreeMap<String, String>>,
+    guard: Child,
+}
+
+/// A shell that ends a process when the test program ends, however that happens: its standard input is a pipe that only
+/// the test program holds. Operators in a `static` are never dropped, and without a lease nothing else ends them.
+fn guard(process: u32) -> Child {
+    let script = format!("read -r _; kill -9 {process}");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    shell.spawn().unwrap()
 }
 
 impl Operator {
@@ -125,7 +135,8 @@ impl Operator {
             .stderr(file)
             .spawn()
             .unwrap();
-        Self { child, user, output, hosts, addresses: Mutex::default() }
+        let guard = guard(child.id());
+        Self { child, user, output, hosts, addresses: Mutex::default(), guard }
     }
 
     /// Tells where a host is, besides those that were told before.
@@ -167,7 +178,7 @@ impl Operator {
     /// Its exit code, once it has ended by itself.
     pub async fn exit_code(&mut self) -> Option<i32> {
         for _ in 0..1200 {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.ended() {
                 return status.code();
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -177,7 +188,15 @@ impl Operator {
 
     /// Whether it still runs.
     pub fn runs(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
+        self.ended().is_none()
+    }
+
+    /// How it ended, if it has. Its number may soon be that of another process, so that the guard goes too.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.try_wait().unwrap()?;
+        let _ = self.guard.kill();
+        let _ = self.guard.wait();
+        Some(status)
     }
 
     /// The process id.
@@ -290,8 +309,11 @@ impl Operator {
 
 impl Drop for Operator {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // The guard first: the number of the operator may soon be that of another process.
+        for process in [&mut self.guard, &mut self.child] {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
 
