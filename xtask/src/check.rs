@@ -19,7 +19,8 @@ pub(crate) fn check() -> Result<()> {
         ("generated files", || generate(true)),
         ("samples", samples),
         ("lints", || {
-            let everything = ["--workspace", "--all-targets", "--features", "coder-k8s/e2e"];
+            let everything =
+                ["--workspace", "--all-targets", "--features", "coder-k8s/e2e,coder-k8s/upgrade"];
             must(cargo(&[&["clippy", "--quiet"], &everything[..], &["--", "-D", "warnings"]].concat()))
         }),
         ("dependencies", dependencies::check),

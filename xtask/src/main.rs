@@ -65,6 +65,11 @@ enum Chore {
         #[arg(long, value_enum)]
         on: Option<soak::On>,
     },
+    /// Let this build take over from an earlier one, and show what it writes
+    Upgrade {
+        /// The earlier build of coder-k8s, with its feature `dev`
+        binary: std::path::PathBuf,
+    },
     /// Kill leading operators at random moments and look for two writers; the tests do a few rounds of it
     Kills {
         /// How often
@@ -82,6 +87,7 @@ fn main() -> ExitCode {
         Chore::E2e { filter } => e2e::run(filter.as_deref()),
         Chore::Test { args } => testbed::test(&args),
         Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
+        Chore::Upgrade { binary } => testbed::upgrade(&binary),
         Chore::Kills { count } => testbed::kills(count),
     };
     match outcome {

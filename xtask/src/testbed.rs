@@ -85,3 +85,13 @@ pub(crate) fn kills(count: u32) -> Result<()> {
     command.env("CODER_K8S_KILLS", count.to_string());
     must(command)
 }
+
+/// Lets this build take over from an earlier one.
+pub(crate) fn upgrade(binary: &std::path::Path) -> Result<()> {
+    let binary = binary.canonicalize().with_context(|| format!("cannot find {}", binary.display()))?;
+    get()?;
+    let mut command =
+        cargo(&["test", "--package", "coder-k8s", "--features", "upgrade", "--test", "upgrade"]);
+    command.args(["--", "--nocapture"]).env("CODER_K8S_EARLIER_BINARY", binary);
+    must(command)
+}

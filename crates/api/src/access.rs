@@ -1,6 +1,6 @@
 //! Permissions in Kubernetes: those that a spec grants to workspaces, and those of people who use the kinds.
 //!
-//! The permissions of the operator itself are not here: the operator crate derives them from what it reads and
+//! The permissions of the operator itself are not here: the operator crate lists them beside what it reads and
 //! writes.
 
 use std::collections::BTreeMap;

@@ -48,7 +48,7 @@ pub struct Job {
     pub since: Option<Timestamp>,
 }
 
-/// What a roll says of one daemon, but for times: what is worth a look at its pool.
+/// Key, version and activity of each daemon, by name. Times are left out: a change of a time alone enqueues no pool.
 pub type Part = BTreeMap<String, (String, String, bool)>;
 
 impl DaemonListing {

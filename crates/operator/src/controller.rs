@@ -354,7 +354,7 @@ fn update_gauges(ctx: &Context, coder_metrics: &CoderMetrics) {
     });
     coder_metrics.licenses_expire(expiries);
     coder_metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
-    for kind in CoderKind::ALL {
+    for kind in CoderKind::ALL.iter().copied() {
         match kind {
             CoderKind::ControlPlane => count_by_readiness(ctx, &ctx.caches.control_planes),
             CoderKind::Provisioner => count_by_readiness(ctx, &ctx.caches.provisioners),

@@ -93,6 +93,14 @@ impl Operator {
         args: &[&str],
         faults: &[String],
     ) -> Self {
+        let (user, kubeconfig, output) = Self::account(cluster, groups);
+        fs::write(output.with_extension("faults"), faults.join("\n")).unwrap();
+        let hosts = hosts.cloned().unwrap_or_else(|| Hosts::new(output.with_extension("hosts")));
+        Self::spawn(user, &kubeconfig, output, hosts, args, &program())
+    }
+
+    /// A new user of these groups, with its kubeconfig, and the file for its output.
+    fn account(cluster: &Cluster, groups: &[&str]) -> (String, PathBuf, PathBuf) {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let user = format!("operator-{}", COUNT.fetch_add(1, Ordering::SeqCst));
         let kubeconfig = cluster.run_dir().join(format!("kubeconfig-{user}"));
@@ -101,21 +109,38 @@ impl Operator {
         let acting = format!("      as: {user}\n      as-groups: [{groups}, \"system:authenticated\"]\n");
         fs::write(&kubeconfig, admin.replace("contexts:", &format!("{acting}contexts:"))).unwrap();
         let output = cluster.run_dir().join(format!("output-{user}"));
-        fs::write(output.with_extension("faults"), faults.join("\n")).unwrap();
-        let hosts = hosts.cloned().unwrap_or_else(|| Hosts::new(output.with_extension("hosts")));
-        Self::spawn(user, &kubeconfig, output, hosts, args)
+        (user, kubeconfig, output)
+    }
+
+    /// Starts another build of the operator, as [`Self::start_as`] does this one.
+    pub(crate) fn start_program(
+        program: &Path,
+        cluster: &Cluster,
+        groups: &[&str],
+        hosts: &Hosts,
+        args: &[&str],
+    ) -> Self {
+        let (user, kubeconfig, output) = Self::account(cluster, groups);
+        Self::spawn(user, &kubeconfig, output, hosts.clone(), args, program)
     }
 
     /// Starts an operator with a kubeconfig of any kind.
     pub fn start_with(user: String, kubeconfig: &Path, output: PathBuf, args: &[&str]) -> Self {
         let hosts = Hosts::new(output.with_extension("hosts"));
-        Self::spawn(user, kubeconfig, output, hosts, args)
+        Self::spawn(user, kubeconfig, output, hosts, args, &program())
     }
 
-    fn spawn(user: String, kubeconfig: &Path, output: PathBuf, hosts: Hosts, args: &[&str]) -> Self {
+    fn spawn(
+        user: String,
+        kubeconfig: &Path,
+        output: PathBuf,
+        hosts: Hosts,
+        args: &[&str],
+        program: &Path,
+    ) -> Self {
         let file = File::create(&output).unwrap();
         let elsewhere = args.iter().any(|arg| arg.starts_with("--leader-elect-namespace"));
-        let child = Command::new(program())
+        let child = Command::new(program)
             .args([
                 "controller",
                 "--log-format=json",

@@ -1,7 +1,13 @@
 //! A namespace of one test, and what tests do and ask there.
 
 use std::{
-    collections::BTreeMap, fmt::Debug, fs, net::SocketAddr, path::PathBuf, sync::Mutex, time::Duration,
+    collections::BTreeMap,
+    fmt::Debug,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::Duration,
 };
 
 use coder_k8s_api::{CoderControlPlane, CoderControlPlaneStatus, crds};
@@ -154,6 +160,17 @@ impl Scene {
         let args: Vec<_> = [watched, &place].into_iter().chain(elect).chain(args.iter().copied()).collect();
         let groups = [GROUP, &group_of(&self.namespace)];
         let operator = Operator::start_as(self.cluster(), &groups, Some(&self.hosts), &args, faults);
+        self.operators.lock().unwrap().push(trace(&operator));
+        operator
+    }
+
+    /// Starts another build of the operator, which watches the namespaces of the test alone.
+    pub fn start_program(&self, program: &Path, args: &[&str]) -> Operator {
+        let watched = format!("--watch-namespaces={}", self.watched().join(","));
+        let args: Vec<_> =
+            [&*watched, "--leader-elect=false"].into_iter().chain(args.iter().copied()).collect();
+        let groups = [GROUP, &group_of(&self.namespace)];
+        let operator = Operator::start_program(program, self.cluster(), &groups, &self.hosts, &args);
         self.operators.lock().unwrap().push(trace(&operator));
         operator
     }

@@ -1,4 +1,4 @@
-//! Rows as the existing operator left them.
+//! Rows as the Go operator left them.
 
 use coder_k8s_coderd::postgres::{Change, TokenRequest};
 use jiff::SignedDuration;
@@ -11,7 +11,7 @@ const OUTSIDE: &str = include_str!("../../../scenes/fixtures/go_operator_outside
 /// The token in its Secret; all values in the recording are invented.
 const TOKEN: &str = "7RS6IcSy60-bzQ4nDAxeLSnHaa6dEj6SK";
 const TOKEN_NAME: &str = "coder-k8s-operator-34b18bd13bc56299";
-/// The life that the existing operator gives its tokens.
+/// The life that the Go operator gives its tokens.
 const YEAR: SignedDuration = SignedDuration::from_hours(24 * 365);
 
 async fn recorded() -> Scene {

@@ -1,6 +1,6 @@
 //! Files in the main container: certificates of coderd or a proxy itself and CA certificates that it trusts.
 //!
-//! Names and paths are those of the existing operator wherever it had one that works.
+//! Names and paths are those of the Go operator wherever it had one that works.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -126,8 +126,8 @@ enum Cause {
 
 impl<'a> Facts<'a> {
     fn judge(&self) -> Health {
-        let roll = self.listing.filter(|roll| !roll.outdated);
-        let live = roll.map(|roll| self.live(roll));
+        let listing = self.listing.filter(|listing| !listing.outdated);
+        let live = listing.map(|listing| self.live(listing));
         let daemons = live.as_ref().map(|live| live.iter().map(|daemon| (*daemon).clone()).collect());
         let health = Health { daemons, server: self.server.map(str::to_owned), ..Health::default() };
         let say = |state: ConditionStatus, reason, message: &str| Some((state, reason, message.to_owned()));
@@ -140,7 +140,7 @@ impl<'a> Facts<'a> {
             return Health { verdict, ..health };
         }
         if let Some(blocker) =
-            self.listing.filter(|roll| roll.outdated).and_then(|roll| roll.blocker.as_ref())
+            self.listing.filter(|listing| listing.outdated).and_then(|listing| listing.blocker.as_ref())
         {
             let message = format!("the daemons cannot be listed: {}", blocker.message);
             return Health { verdict: say(ConditionStatus::Unknown, blocker.reason, &message), ..health };

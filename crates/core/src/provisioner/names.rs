@@ -89,7 +89,7 @@ pub fn checksum(uid: &str, material: &[u8]) -> String {
     hash.finalize().iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// The checksum that the existing operator puts on pods.
+/// The checksum that the Go operator puts on pods.
 pub fn existing_checksum(material: &[u8]) -> String {
     format!("{:08x}", fnv1a(material))
 }

@@ -114,7 +114,7 @@ pub fn control_plane(observed: &Observed) -> Result<&CoderControlPlane, String> 
     credential::usable(name, observed.control_plane.as_deref(), observed.deployment_id.as_ref())
 }
 
-/// Of a pool the existing operator says whether any pod is ready, and so do scripts that wait for it. Whether all are as
+/// Of a pool the Go operator says whether any pod is ready, and so do scripts that wait for it. Whether all are as
 /// the spec asks is what `Ready` says.
 fn set_deployment_ready(conditions: &mut Conditions<'_>, rollout: &Rollout, pod_message: Option<&str>) {
     let (ready, reason) = if rollout.ready > 0 {

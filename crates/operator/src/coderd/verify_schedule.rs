@@ -1,4 +1,4 @@
-//! Decides when the keys of schedule and the registrations of proxies are verified in coderd.
+//! Decides when the keys of pools and the registrations of proxies are verified in coderd.
 //!
 //! A verification runs when the spec or a Secret changes, and at an interval. After a restart of the operator the
 //! verifications of objects that are well are spread over one interval. What was created in coderd and could not be stored
@@ -27,7 +27,7 @@ use crate::controller::CoderResource;
 /// How soon the next reconcile continues with the steps that one reconcile began.
 const REQUEUE_CONTINUE: Duration = Duration::from_millis(50);
 
-/// The schedule of all schedule and proxies of the process.
+/// The schedule of all pools and proxies of the process.
 pub(crate) struct VerifySchedule {
     pub(crate) schedule: Schedule,
     states: Mutex<HashMap<ObjectKey, VerifyState>>,

@@ -26,7 +26,7 @@ const REQUEUE_DELETED_CHILD: Duration = Duration::from_millis(300);
 /// Enqueues every object with a route, because the Gateway API was installed or removed.
 pub(super) fn enqueue_routed(ctx: &Context) {
     let has_route = |expose: &Option<Expose>| expose.as_ref().is_some_and(|expose| expose.gateway.is_some());
-    for kind in CoderKind::ALL {
+    for kind in CoderKind::ALL.iter().copied() {
         match kind {
             CoderKind::ControlPlane => {
                 let routed = ctx.caches.control_planes.filter(|plane| has_route(&plane.spec.expose));
@@ -133,7 +133,7 @@ fn owners<K: Resource>(child: &K) -> impl Iterator<Item = ObjectKey> {
 /// The object that a child in another namespace serves. An owner reference cannot cross namespaces, so that labels name it.
 fn served_elsewhere<K: Resource>(child: &K) -> Option<ObjectKey> {
     let labels = child.labels();
-    let served = CoderKind::ALL.into_iter().find_map(|kind| {
+    let served = CoderKind::ALL.iter().copied().find_map(|kind| {
         let (name, namespace) = match kind {
             CoderKind::ControlPlane => (label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE),
             CoderKind::Provisioner => (label::PROVISIONER, label::PROVISIONER_NAMESPACE),

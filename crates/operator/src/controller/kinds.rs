@@ -11,29 +11,38 @@ use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Con
 use kube::Resource;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A kind whose objects the operator reconciles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CoderKind {
-    ControlPlane,
-    Provisioner,
-    WorkspaceProxy,
+/// The enum with its list, so that a variant that is missing in the list does not compile.
+macro_rules! coder_kinds {
+    ($($kind:ident = $name:literal,)+) => {
+        /// A kind whose objects the operator reconciles.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum CoderKind {
+            $($kind,)+
+        }
+
+        impl CoderKind {
+            pub(crate) const ALL: &[Self] = &[$(Self::$kind,)+];
+
+            /// The `kind` of its objects, which is also the kind of their [`ObjectKey`].
+            pub(crate) const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)+
+                }
+            }
+        }
+    };
+}
+
+coder_kinds! {
+    ControlPlane = "CoderControlPlane",
+    Provisioner = "CoderProvisioner",
+    WorkspaceProxy = "CoderWorkspaceProxy",
 }
 
 impl CoderKind {
-    pub(crate) const ALL: [Self; 3] = [Self::ControlPlane, Self::Provisioner, Self::WorkspaceProxy];
-
-    /// The `kind` of its objects, which is also the kind of their [`ObjectKey`].
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::ControlPlane => "CoderControlPlane",
-            Self::Provisioner => "CoderProvisioner",
-            Self::WorkspaceProxy => "CoderWorkspaceProxy",
-        }
-    }
-
     /// The inverse of [`Self::as_str`].
     pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+        Self::ALL.iter().copied().find(|kind| kind.as_str() == name)
     }
 
     pub(crate) fn key(self, namespace: &str, name: &str) -> ObjectKey {

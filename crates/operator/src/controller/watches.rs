@@ -114,7 +114,7 @@ impl Watches<'_> {
         for namespace in scope.each() {
             let namespace = namespace.as_deref();
             let caches = self.ctx.caches.clone();
-            for kind in CoderKind::ALL {
+            for kind in CoderKind::ALL.iter().copied() {
                 match kind {
                     CoderKind::ControlPlane => {
                         self.coder_objects(namespace, caches.control_planes.clone(), &mut synced);

@@ -155,7 +155,7 @@ async fn the_way_back_and_forth_again_loses_nothing() {
     ours.signal(Signal::TERM);
     ours.exit_code().await;
 
-    // The existing operator puts its own form back into every child, by plain update.
+    // The Go operator puts its own form back into every child, by plain update.
     let children = ["Deployment", "Service", "Role", "RoleBinding", "Ingress", "ServiceAccount"];
     for written in before.iter().filter(|written| children.contains(&written.resource.kind.as_str())) {
         recorded::put_back(&client, written).await;

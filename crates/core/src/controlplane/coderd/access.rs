@@ -166,7 +166,8 @@ pub fn has_token_source(object: &CoderControlPlane) -> bool {
     method != AccessMethod::Postgres || database::may_be_configured(&object.spec.pod)
 }
 
-/// Whether the method of the spec cannot have created a token.
+/// Whether the method of the spec cannot have created a token that nothing records. The first user's token is recorded
+/// before it is created; the Go operator recorded none of those from the database.
 fn no_token_possible(object: &CoderControlPlane) -> bool {
     object.spec.operator_access.method != AccessMethod::Postgres || !has_token_source(object)
 }

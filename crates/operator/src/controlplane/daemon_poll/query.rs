@@ -193,5 +193,6 @@ async fn token(
         CredentialsKind::Operator => plane.status.as_ref().and_then(|status| status.deployment_id.clone()),
         CredentialsKind::Bootstrap => pool.status.as_ref().and_then(|status| status.deployment_id.clone()),
     };
+    // Nothing is recorded of a token that the operator has not used yet: this is its first contact.
     Ok(BoundToken::new(token, recorded.unwrap_or_else(|| server.deployment_id().to_owned())))
 }
