@@ -116,7 +116,7 @@ mod tests {
         assert!(schedule.is_due(&key, Task::Verify));
         assert_eq!(schedule.next_due(&key), None);
         let now = Instant::now();
-        schedule.set_due(&key, Task::Verify, now + Duration::from_secs(600));
+        schedule.set_due(&key, Task::Verify, now + Duration::from_mins(10));
         schedule.set_due(&key, Task::Entitlements, now + Duration::from_secs(100));
         assert_eq!(schedule.next_due(&key), Some(Duration::from_secs(100)));
         tokio::time::advance(Duration::from_secs(100)).await;

@@ -84,7 +84,7 @@ async fn a_token_that_is_taken_back_is_refused_by_the_api() {
     real.scene.until_gone::<Secret>(TOKEN).await;
     let refused = eventually(PATIENCE, || async {
         match operator.me().await {
-            Err(error) if error.reason() == "Unauthenticated" => Ok(()),
+            Err(error) if error.reason().as_str() == "Unauthenticated" => Ok(()),
             other => Err(format!("{other:?}")),
         }
     });
