@@ -73,7 +73,7 @@ pub struct Pool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Jobs {
     /// No pool exists, so that coderd is not asked.
-    Unasked,
+    NotRequested,
     /// Not polled yet in this process. Keeps the previous condition.
     NotPolledYet,
     /// All that wait can run.
@@ -89,7 +89,7 @@ impl Jobs {
     pub fn set_conditions(&self, conditions: &mut Conditions<'_>) {
         let type_ = kind::JOBS_RUNNABLE;
         match self {
-            Self::Unasked => conditions.clear(type_),
+            Self::NotRequested => conditions.clear(type_),
             Self::NotPolledYet => {}
             Self::Runnable => {
                 conditions.set(

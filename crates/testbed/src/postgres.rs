@@ -23,7 +23,7 @@ use tokio::sync::OnceCell;
 pub use coder::migrated;
 pub use database::{Client, Database, Template};
 pub use programs::Programs;
-pub use proxy::{Proxy, Trouble};
+pub use proxy::{Proxy, ProxyFault};
 pub use server::{Builder, Postgres};
 
 /// Why a server or database is not available.

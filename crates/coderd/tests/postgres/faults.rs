@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coder_k8s_coderd::postgres::{Postgres, PostgresSettings};
 use coder_k8s_coderd::{Call, Fault, Faults, Observer, Resolve, Retry};
-use coder_k8s_testbed::postgres::{Postgres as Server, Proxy, Trouble, shared};
+use coder_k8s_testbed::postgres::{Postgres as Server, Proxy, ProxyFault, shared};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
@@ -25,15 +25,15 @@ async fn troubles_of_the_network_are_told_in_time_and_got_over() {
     let through = dsn(&scene.database.url_through(proxy.port()));
     let operator = Postgres::new(hasty());
     for (trouble, reason, uncertain, written) in [
-        (Trouble::Close, "DatabaseUnreachable", false, false),
-        (Trouble::Hang, "DatabaseTimeout", false, false),
-        (Trouble::CutBefore("BEGIN"), "DatabaseUnreachable", false, false),
-        (Trouble::CutBefore("FOR UPDATE"), "DatabaseUnreachable", false, false),
-        (Trouble::CutAfter("INSERT INTO api_keys"), "DatabaseUnreachable", false, false),
-        (Trouble::SilentAfter("INSERT INTO api_keys"), "DatabaseTimeout", false, false),
-        (Trouble::CutBefore("COMMIT"), "DatabaseUnreachable", true, false),
-        (Trouble::CutAfter("COMMIT"), "DatabaseUnreachable", true, true),
-        (Trouble::SilentAfter("COMMIT"), "DatabaseTimeout", true, true),
+        (ProxyFault::Close, "DatabaseUnreachable", false, false),
+        (ProxyFault::Hang, "DatabaseTimeout", false, false),
+        (ProxyFault::CutBefore("BEGIN"), "DatabaseUnreachable", false, false),
+        (ProxyFault::CutBefore("FOR UPDATE"), "DatabaseUnreachable", false, false),
+        (ProxyFault::CutAfter("INSERT INTO api_keys"), "DatabaseUnreachable", false, false),
+        (ProxyFault::SilentAfter("INSERT INTO api_keys"), "DatabaseTimeout", false, false),
+        (ProxyFault::CutBefore("COMMIT"), "DatabaseUnreachable", true, false),
+        (ProxyFault::CutAfter("COMMIT"), "DatabaseUnreachable", true, true),
+        (ProxyFault::SilentAfter("COMMIT"), "DatabaseTimeout", true, true),
     ] {
         let before = scene.tokens().await;
         proxy.set(trouble);
@@ -46,7 +46,7 @@ async fn troubles_of_the_network_are_told_in_time_and_got_over() {
         assert_eq!(scene.tokens().await != before, written, "{trouble:?}");
         assert!(scene.accepts(&held).await, "{trouble:?} withdrew what worked");
     }
-    proxy.set(Trouble::None);
+    proxy.set(ProxyFault::None);
     let next = operator.ensure(&through, None, &scene.wanted(Some(&held))).await.unwrap();
     operator.ensure(&through, None, &scene.wanted(Some(&next.token))).await.unwrap();
     assert_eq!(scene.token_names().await, [NAME]);
@@ -58,7 +58,7 @@ async fn a_first_token_whose_commit_was_not_heard_of_is_replaced_by_one() {
     let scene = Scene::new().await;
     let proxy = Proxy::start(shared().await.port()).await.unwrap();
     let through = dsn(&scene.database.url_through(proxy.port()));
-    proxy.set(Trouble::CutAfter("COMMIT"));
+    proxy.set(ProxyFault::CutAfter("COMMIT"));
     for _ in 0..3 {
         let error = scene.operator.ensure(&through, None, &scene.wanted(None)).await.unwrap_err();
         assert!(error.may_have_happened());

@@ -1,7 +1,7 @@
 //! Neither password nor token is in anything that is shown.
 
 use coder_k8s_coderd::postgres::{Postgres, PostgresSettings};
-use coder_k8s_testbed::postgres::{Proxy, Trouble, shared};
+use coder_k8s_testbed::postgres::{Proxy, ProxyFault, shared};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::scene::{NAME, Scene, dsn, hasty};
@@ -22,11 +22,11 @@ async fn no_error_shows_a_password_or_a_token() {
     let through = dsn(&scene.database.url_through(proxy.port()));
     let operator = Postgres::new(hasty());
     for trouble in [
-        Trouble::Close,
-        Trouble::Hang,
-        Trouble::CutBefore("INSERT"),
-        Trouble::CutAfter("COMMIT"),
-        Trouble::SilentAfter("COMMIT"),
+        ProxyFault::Close,
+        ProxyFault::Hang,
+        ProxyFault::CutBefore("INSERT"),
+        ProxyFault::CutAfter("COMMIT"),
+        ProxyFault::SilentAfter("COMMIT"),
     ] {
         proxy.set(trouble);
         let error = operator.ensure(&through, None, &wanted).await.unwrap_err();

@@ -10,7 +10,7 @@ use crate::condition::{ConditionStatus, Conditions, Progress, Verdict};
 pub enum Exposure {
     /// None is asked for.
     #[default]
-    Unasked,
+    NotRequested,
     /// It could not be written; the failure is told elsewhere.
     Unwritten,
     /// The Ingress is written.
@@ -29,7 +29,7 @@ impl Exposure {
         let (reason, message) = match self {
             Self::GatewayApiMissing => (Reason::GatewayApiMissing, GATEWAY_API_MISSING),
             Self::Unwritten => (Reason::Pending, "the exposure is not written yet"),
-            Self::Unasked | Self::Ingress | Self::Route(_) => return None,
+            Self::NotRequested | Self::Ingress | Self::Route(_) => return None,
         };
         Some(Verdict { ready: false, progress: Progress::Working, reason, message: message.to_owned() })
     }
@@ -38,7 +38,7 @@ impl Exposure {
     pub fn set_conditions(&self, expose: Option<&Expose>, conditions: &mut Conditions<'_>) {
         let url = expose.and_then(addresses).map(|addresses| addresses.url).unwrap_or_default();
         let (state, reason, message) = match self {
-            Self::Unasked => (ConditionStatus::False, Reason::Disabled, "nothing is exposed".to_owned()),
+            Self::NotRequested => (ConditionStatus::False, Reason::Disabled, "nothing is exposed".to_owned()),
             Self::Unwritten => {
                 (ConditionStatus::False, Reason::Pending, "the exposure is not written yet".to_owned())
             }

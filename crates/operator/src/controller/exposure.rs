@@ -61,5 +61,5 @@ pub(crate) async fn expose(
     if let Some(route) = route {
         remove(ctx, owner, &*route, done).await;
     }
-    Exposure::Unasked
+    Exposure::NotRequested
 }

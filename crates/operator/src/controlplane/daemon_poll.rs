@@ -129,7 +129,7 @@ impl DaemonPoller {
             return known.jobs.clone().unwrap_or(Jobs::NotPolledYet);
         }
         if pools(plane, ctx).is_empty() {
-            return Jobs::Unasked;
+            return Jobs::NotRequested;
         }
         self.schedule.queue.enqueue_within(plane.clone(), self.interval.mul_f64(jitter()));
         Jobs::NotPolledYet

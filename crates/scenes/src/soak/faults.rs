@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coder_k8s_testbed::{codersim::SimFault, postgres::Trouble};
+use coder_k8s_testbed::{codersim::SimFault, postgres::ProxyFault};
 
 use super::life::Life;
 
@@ -47,17 +47,17 @@ impl Life {
     pub fn trouble_database(&mut self, trouble: u8, time: Duration) {
         let Some(based) = &self.based else { return };
         let trouble = match trouble {
-            0 => Trouble::Close,
-            1 => Trouble::Hang,
-            2 => Trouble::CutBefore("COMMIT"),
-            3 => Trouble::CutAfter("COMMIT"),
-            _ => Trouble::SilentAfter("COMMIT"),
+            0 => ProxyFault::Close,
+            1 => ProxyFault::Hang,
+            2 => ProxyFault::CutBefore("COMMIT"),
+            3 => ProxyFault::CutAfter("COMMIT"),
+            _ => ProxyFault::SilentAfter("COMMIT"),
         };
         based.proxy.set(trouble);
         let proxy = based.proxy.clone();
         self.passing.spawn(async move {
             tokio::time::sleep(time).await;
-            proxy.set(Trouble::None);
+            proxy.set(ProxyFault::None);
         });
     }
 }

@@ -234,7 +234,7 @@ impl Store {
         }
         let graceful = place.plural == "pods" && !at_once;
         let mut object = (*held.object).clone();
-        if !(graceful || is_held(&object)) {
+        if !(graceful || has_finalizers(&object)) {
             let last = state.remove(place, held.object);
             self.changed.send_replace(state.version);
             return Ok(last);
@@ -272,7 +272,7 @@ impl State {
         // Pods are ended by whoever runs them; anything else goes with its last finalizer.
         let gone = place.plural != "pods"
             && object.pointer("/metadata/deletionTimestamp").is_some()
-            && !is_held(&object);
+            && !has_finalizers(&object);
         if gone {
             self.objects.remove(&place);
         } else {
@@ -296,7 +296,7 @@ impl State {
     }
 }
 
-fn is_held(object: &Value) -> bool {
+fn has_finalizers(object: &Value) -> bool {
     object.pointer("/metadata/finalizers").and_then(Value::as_array).is_some_and(|all| !all.is_empty())
 }
 

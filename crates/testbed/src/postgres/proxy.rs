@@ -18,7 +18,7 @@ const BUFFER: usize = 16 * 1024;
 
 /// What happens to connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Trouble {
+pub enum ProxyFault {
     /// They work.
     #[default]
     None,
@@ -38,7 +38,7 @@ pub enum Trouble {
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
-    trouble: Arc<Mutex<Trouble>>,
+    trouble: Arc<Mutex<ProxyFault>>,
     accepted: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
@@ -48,7 +48,7 @@ impl Proxy {
     pub async fn start(to: u16) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
-        let (trouble, accepted) = (Arc::<Mutex<Trouble>>::default(), Arc::<AtomicUsize>::default());
+        let (trouble, accepted) = (Arc::<Mutex<ProxyFault>>::default(), Arc::<AtomicUsize>::default());
         let task = tokio::spawn(serve(listener, to, trouble.clone(), accepted.clone()));
         Ok(Self { port, trouble, accepted, task })
     }
@@ -59,7 +59,7 @@ impl Proxy {
     }
 
     /// Sets what happens from now on, to open connections as well.
-    pub fn set(&self, trouble: Trouble) {
+    pub fn set(&self, trouble: ProxyFault) {
         *self.trouble.lock() = trouble;
     }
 
@@ -75,7 +75,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn serve(listener: TcpListener, to: u16, trouble: Arc<Mutex<Trouble>>, accepted: Arc<AtomicUsize>) {
+async fn serve(listener: TcpListener, to: u16, trouble: Arc<Mutex<ProxyFault>>, accepted: Arc<AtomicUsize>) {
     let mut open = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         accepted.fetch_add(1, Ordering::SeqCst);
@@ -87,11 +87,11 @@ async fn serve(listener: TcpListener, to: u16, trouble: Arc<Mutex<Trouble>>, acc
     }
 }
 
-async fn carry(client: TcpStream, to: u16, trouble: &Mutex<Trouble>) -> io::Result<()> {
+async fn carry(client: TcpStream, to: u16, trouble: &Mutex<ProxyFault>) -> io::Result<()> {
     let now = *trouble.lock();
     match now {
-        Trouble::Close => return Ok(()),
-        Trouble::Hang => return silence(client).await,
+        ProxyFault::Close => return Ok(()),
+        ProxyFault::Hang => return silence(client).await,
         _ => {}
     }
     let server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await?;
@@ -115,7 +115,7 @@ enum End {
 async fn requests(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    trouble: &Mutex<Trouble>,
+    trouble: &Mutex<ProxyFault>,
     end: &Mutex<End>,
 ) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER];
@@ -128,9 +128,9 @@ async fn requests(
         let has = |text: &str| sent.windows(text.len()).any(|window| window == text.as_bytes());
         let now = *trouble.lock();
         match now {
-            Trouble::CutBefore(text) if has(text) => return Ok(()),
-            Trouble::CutAfter(text) if has(text) => *end.lock() = End::Cut,
-            Trouble::SilentAfter(text) if has(text) => *end.lock() = End::Silent,
+            ProxyFault::CutBefore(text) if has(text) => return Ok(()),
+            ProxyFault::CutAfter(text) if has(text) => *end.lock() = End::Cut,
+            ProxyFault::SilentAfter(text) if has(text) => *end.lock() = End::Silent,
             _ => {}
         }
         to.write_all(sent).await?;

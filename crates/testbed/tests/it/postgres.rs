@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coder_k8s_testbed::postgres::{Postgres, Proxy, Trouble, shared};
+use coder_k8s_testbed::postgres::{Postgres, Proxy, ProxyFault, shared};
 use tokio_postgres::NoTls;
 
 async fn dial(url: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
@@ -80,18 +80,18 @@ async fn a_proxy_makes_connections_go_wrong() {
     let client = dial(&url).await.unwrap();
     client.batch_execute("CREATE TABLE t (n int)").await.unwrap();
 
-    proxy.set(Trouble::CutBefore("VALUES (1)"));
+    proxy.set(ProxyFault::CutBefore("VALUES (1)"));
     assert!(client.batch_execute("INSERT INTO t VALUES (1)").await.is_err());
     let client = dial(&url).await.unwrap();
-    proxy.set(Trouble::CutAfter("VALUES (2)"));
+    proxy.set(ProxyFault::CutAfter("VALUES (2)"));
     assert!(client.batch_execute("INSERT INTO t VALUES (2)").await.is_err());
     let client = dial(&url).await.unwrap();
-    proxy.set(Trouble::SilentAfter("VALUES (3)"));
+    proxy.set(ProxyFault::SilentAfter("VALUES (3)"));
     let silent = client.batch_execute("INSERT INTO t VALUES (3)");
     assert!(tokio::time::timeout(Duration::from_millis(300), silent).await.is_err());
-    proxy.set(Trouble::Close);
+    proxy.set(ProxyFault::Close);
     assert!(dial(&url).await.is_err());
-    proxy.set(Trouble::Hang);
+    proxy.set(ProxyFault::Hang);
     assert!(tokio::time::timeout(Duration::from_millis(300), dial(&url)).await.is_err());
     assert_eq!(proxy.accepted(), 5);
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use coder_k8s_api::CoderControlPlane;
-use coder_k8s_testbed::postgres::{Proxy, Trouble, shared};
+use coder_k8s_testbed::postgres::{Proxy, ProxyFault, shared};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
@@ -16,17 +16,17 @@ use coder_k8s_scenes::scene::{condition, message, status};
 /// What happens between the operator and the database, or in it.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    Network(Trouble),
+    Network(ProxyFault),
     /// Statements for the superuser: to break it, and to mend it. `ROLE` is the user, `DATABASE` its database.
     Sql(&'static str, &'static str),
 }
 
 const TABLE: [(&str, Fault, &str); 9] = [
-    ("refuses", Fault::Network(Trouble::Close), "DatabaseUnreachable"),
-    ("hangs", Fault::Network(Trouble::Hang), "DatabaseTimeout"),
-    ("dies in the transaction", Fault::Network(Trouble::CutBefore("INSERT INTO")), "DatabaseUnreachable"),
-    ("commits and drops the reply", Fault::Network(Trouble::CutAfter("COMMIT")), "DatabaseUnreachable"),
-    ("commits and never answers", Fault::Network(Trouble::SilentAfter("COMMIT")), "DatabaseTimeout"),
+    ("refuses", Fault::Network(ProxyFault::Close), "DatabaseUnreachable"),
+    ("hangs", Fault::Network(ProxyFault::Hang), "DatabaseTimeout"),
+    ("dies in the transaction", Fault::Network(ProxyFault::CutBefore("INSERT INTO")), "DatabaseUnreachable"),
+    ("commits and drops the reply", Fault::Network(ProxyFault::CutAfter("COMMIT")), "DatabaseUnreachable"),
+    ("commits and never answers", Fault::Network(ProxyFault::SilentAfter("COMMIT")), "DatabaseTimeout"),
     (
         "is read-only",
         Fault::Sql(
@@ -60,7 +60,7 @@ const TABLE: [(&str, Fault, &str); 9] = [
 
 async fn set(based: &Based, proxy: &Proxy, fault: Fault, broken: bool) {
     match fault {
-        Fault::Network(trouble) => proxy.set(if broken { trouble } else { Trouble::None }),
+        Fault::Network(trouble) => proxy.set(if broken { trouble } else { ProxyFault::None }),
         Fault::Sql(breaks, mends) => {
             let text = if broken { breaks } else { mends };
             let name = based.database.name();
@@ -113,7 +113,7 @@ async fn a_token_that_works_is_kept_whatever_happens_to_the_database() {
         let overdue = |plane: &CoderControlPlane| {
             condition(plane, "OperatorAccessReady").is_some_and(|c| c.reason == "RenewalFails")
         };
-        let uncertain = matches!(fault, Fault::Network(Trouble::CutAfter(_) | Trouble::SilentAfter(_)));
+        let uncertain = matches!(fault, Fault::Network(ProxyFault::CutAfter(_) | ProxyFault::SilentAfter(_)));
         let writes_no_token = matches!(fault, Fault::Sql(breaks, _) if breaks.contains("GRANT"));
         if !uncertain && !writes_no_token {
             let plane = based.coder.scene.until("coder", overdue).await;
@@ -158,7 +158,7 @@ async fn a_hanging_database_delays_no_other_object() {
     based.accessible().await;
     let alone = longest(scene, 1).await;
     let proxy = Proxy::start(shared().await.port()).await.unwrap();
-    proxy.set(Trouble::Hang);
+    proxy.set(ProxyFault::Hang);
     for n in 0..20 {
         let name = format!("hanging-{n}");
         scene.service(&name, based.coder.sim.address());
@@ -180,10 +180,10 @@ async fn the_password_of_the_database_and_the_token_are_nowhere_to_be_read() {
     let based = Based::new("pgs").await;
     let scene = &based.coder.scene;
     let proxy = Proxy::start(shared().await.port()).await.unwrap();
-    proxy.set(Trouble::CutBefore("INSERT INTO"));
+    proxy.set(ProxyFault::CutBefore("INSERT INTO"));
     scene.plane("coder", with_url(&based.database.url_through(proxy.port()))).await;
     based.coder.until_condition("OperatorAccessReady", "False", "DatabaseUnreachable").await;
-    proxy.set(Trouble::None);
+    proxy.set(ProxyFault::None);
     based.until_accepted().await;
     let (password, token) = (based.database.password().to_owned(), based.stored().await);
     let plane = scene.until_observed("coder").await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coder_k8s_api::CoderControlPlane;
-use coder_k8s_testbed::postgres::{Proxy, Trouble, shared};
+use coder_k8s_testbed::postgres::{Proxy, ProxyFault, shared};
 use k8s_openapi::api::{core::v1::Secret, events::v1::Event};
 use kube::{ResourceExt, api::ListParams};
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ async fn a_revocation_that_fails_is_tried_until_it_works() {
     let url = based.database.url_through(proxy.port());
     based.coder.scene.plane("coder", with_url(&url)).await;
     based.until_accepted().await;
-    proxy.set(Trouble::Close);
+    proxy.set(ProxyFault::Close);
     based.coder.scene.spec("coder", json!({"operatorAccess": {"disabled": true}})).await;
     let plane = based.coder.until_condition("OperatorAccessReady", "False", "DatabaseUnreachable").await;
     assert!(message(&plane, "OperatorAccessReady").contains("is not revoked yet"));
@@ -107,7 +107,7 @@ async fn a_revocation_that_fails_is_tried_until_it_works() {
     based.coder.scene.until_gone::<Secret>("coder-operator-token").await;
     assert!(!plane.finalizers().is_empty());
     assert_eq!(based.tokens().await.len(), 1);
-    proxy.set(Trouble::None);
+    proxy.set(ProxyFault::None);
     based.coder.until_condition("OperatorAccessReady", "False", "Disabled").await;
     assert_eq!(based.tokens().await, [""; 0]);
 }
@@ -128,7 +128,7 @@ async fn a_dead_database_holds_a_deletion_up_for_a_while_and_is_told_of() {
     let url = based.database.url_through(proxy.port());
     based.coder.scene.plane("coder", with_url(&url)).await;
     based.until_accepted().await;
-    proxy.set(Trouble::Close);
+    proxy.set(ProxyFault::Close);
     let began = std::time::Instant::now();
     based.coder.scene.delete::<CoderControlPlane>("coder").await;
     let going = |plane: &CoderControlPlane| {

@@ -205,8 +205,8 @@ fn delete(world: &mut World, scope: &KeyScope, name: &str, id: &str) {
     let is_read = world.deployment.as_ref().is_some_and(|run| {
         uses(run) && world.secret(secret_of(&run.secret)).is_some_and(|stored| stored.material == material)
     });
-    let is_held = world.pods.iter().any(|pod| pod.held == material && uses(&pod.run));
-    if world.phase == Phase::Alive && (is_read || is_held) {
+    let is_mounted = world.pods.iter().any(|pod| pod.held == material && uses(&pod.run));
+    if world.phase == Phase::Alive && (is_read || is_mounted) {
         world.violation = Some("deleted a key that pods hold or would read");
     }
     if id_of(id) != Some(key.id) && key.mine {

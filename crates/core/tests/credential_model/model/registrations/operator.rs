@@ -443,8 +443,8 @@ fn deregister(world: &mut World, id: &str) {
     let uses = |run: &Run| server_at(&run.url) == proxy.server;
     let is_read =
         world.deployment.as_ref().is_some_and(|run| uses(run) && world.read(&run.secret).is_some_and(is_its));
-    let is_held = world.pods.iter().any(|pod| is_its(pod.held) && uses(&pod.run));
-    if world.phase == Phase::Alive && (is_read || is_held) {
+    let is_mounted = world.pods.iter().any(|pod| is_its(pod.held) && uses(&pod.run));
+    if world.phase == Phase::Alive && (is_read || is_mounted) {
         world.violation = Some("deleted a registration whose token pods hold or would read");
     }
     world.killed |= 1 << proxy.id;
