@@ -14,8 +14,8 @@ use crate::run::{cargo, must, root, say};
 
 /// The release of cargo-deny that the policy in `deny.toml` is written for.
 const DENY: &str = "0.20.2";
-/// The only place that packages come from, besides the work tree.
-const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
+/// A package that is surely from cargo's own registry, the only place that packages come from besides the work tree.
+const FROM_REGISTRY: &str = "serde";
 
 /// What `cargo metadata` says, as far as it is of interest.
 #[derive(Deserialize)]
@@ -53,7 +53,11 @@ pub(crate) fn check() -> Result<()> {
     if packages.is_empty() {
         bail!("cargo tree and cargo metadata name no package in common");
     }
-    let problems: Vec<_> = packages.iter().filter_map(|package| policy.problem(package)).collect();
+    let known = packages.iter().find(|package| package.name == FROM_REGISTRY);
+    let registry = known.and_then(|package| package.source.clone());
+    let registry = registry.filter(|source| source.starts_with("registry+"));
+    let registry = registry.with_context(|| format!("{FROM_REGISTRY} does not come from a registry"))?;
+    let problems: Vec<_> = packages.iter().filter_map(|package| policy.problem(package, &registry)).collect();
     for problem in &problems {
         say(problem);
     }
@@ -118,11 +122,11 @@ impl Policy {
     }
 
     /// What is wrong with a package.
-    fn problem(&self, package: &Package) -> Option<String> {
+    fn problem(&self, package: &Package, registry: &str) -> Option<String> {
         let Package { name, version, license, source } = package;
         // What is ours is not asked for its license.
         let source = source.as_ref()?;
-        let what = if source != CRATES_IO {
+        let what = if source != registry {
             format!("comes from {source}")
         } else if self.banned.contains(name) {
             "is banned".to_owned()
@@ -191,6 +195,8 @@ fn take(words: &mut &[&str], word: &str) -> bool {
 mod tests {
     use super::*;
 
+    const REGISTRY: &str = "registry+https://registry.example/index";
+
     fn policy() -> Policy {
         let text = "[licenses]\nallow = [\"MIT\", \"ISC\"] # those\n[bans]\ndeny = [\n  # not \"this\"\n  { crate = \"ring\" },\n]\n";
         Policy::parse(text).unwrap()
@@ -230,14 +236,15 @@ mod tests {
     fn a_package_is_told_why() {
         let package = |name: &str, license: Option<&str>, source: Option<&str>| {
             let (license, source) = (license.map(str::to_owned), source.map(str::to_owned));
-            policy().problem(&Package { name: name.to_owned(), version: "1.0.0".to_owned(), license, source })
+            let package = Package { name: name.to_owned(), version: "1.0.0".to_owned(), license, source };
+            policy().problem(&package, REGISTRY)
         };
         assert_eq!(package("ours", None, None), None);
-        assert_eq!(package("fine", Some("MIT"), Some(CRATES_IO)), None);
+        assert_eq!(package("fine", Some("MIT"), Some(REGISTRY)), None);
         let git = "git+https://example.com/x";
         assert_eq!(package("x", Some("MIT"), Some(git)), Some(format!("x 1.0.0 comes from {git}")));
-        assert_eq!(package("ring", Some("ISC"), Some(CRATES_IO)).unwrap(), "ring 1.0.0 is banned");
-        assert_eq!(package("x", Some("GPL-3.0"), Some(CRATES_IO)).unwrap(), "x 1.0.0 is under GPL-3.0");
-        assert_eq!(package("x", None, Some(CRATES_IO)).unwrap(), "x 1.0.0 does not name its license");
+        assert_eq!(package("ring", Some("ISC"), Some(REGISTRY)).unwrap(), "ring 1.0.0 is banned");
+        assert_eq!(package("x", Some("GPL-3.0"), Some(REGISTRY)).unwrap(), "x 1.0.0 is under GPL-3.0");
+        assert_eq!(package("x", None, Some(REGISTRY)).unwrap(), "x 1.0.0 does not name its license");
     }
 }
