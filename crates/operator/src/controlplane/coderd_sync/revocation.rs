@@ -209,18 +209,18 @@ impl RevocationProtocol<'_> {
         if let Some(token) = current
             && let Ok(client) = server.first_contact(&token)
         {
-            match client.me().await {
+            match (client.me().await, user_id) {
                 // The token in the Secret came by another method, and its user may delete the tokens of the first user.
-                Ok(me) if user_id.is_some_and(|user| user != me.id) => {
-                    return first_user::remove_tokens(&request, &client, user_id.unwrap_or("me"), None).await;
+                (Ok(me), Some(user)) if user != me.id => {
+                    return first_user::remove_tokens(&request, &client, user, None).await;
                 }
-                Ok(_) => {
+                (Ok(_), _) => {
                     // The others first: the token that makes the calls is deleted last.
                     first_user::remove_tokens(&request, &client, "me", Some(token_id(&token))).await?;
                     return first_user::delete(&client, "me", token_id(&token)).await;
                 }
-                Err(error) if matches!(error.kind, ErrorKind::Unauthenticated { .. }) => {}
-                Err(error) => return Err(blocker_of(&error)),
+                (Err(error), _) if matches!(error.kind, ErrorKind::Unauthenticated { .. }) => {}
+                (Err(error), _) => return Err(blocker_of(&error)),
             }
         }
         first_user::remove_all(&request).await
