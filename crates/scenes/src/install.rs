@@ -12,7 +12,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::Operator;
+use crate::{Operator, truth::Intervals};
 
 /// The group that all operators of a test program belong to. Each has a user name of its own, so that the audit log can
 /// tell them apart.
@@ -34,6 +34,10 @@ impl Installation {
     /// An installation whose operator runs with these flags.
     pub const fn new(args: &'static [&'static str]) -> Self {
         Self { cluster: SharedCluster::new(crds), operator: OnceCell::const_new(), args }
+    }
+
+    pub(crate) fn intervals(&self) -> Intervals {
+        Intervals::of(self.args)
     }
 
     /// The cluster, and its operator once it works.

@@ -34,6 +34,7 @@ pub mod recorded;
 pub mod scene;
 pub mod scoped;
 pub mod soak;
+mod truth;
 pub mod working_daemons;
 
 use std::time::Duration;

@@ -26,6 +26,7 @@ use crate::{
     Installation, Operator, PATIENCE,
     install::{GROUP, grant_scoped, group_of},
     operator::Hosts,
+    truth::TruthMonitor,
     writes,
 };
 
@@ -60,6 +61,7 @@ pub struct Scene {
     hosts: Hosts,
     /// User name and output of each operator so far.
     operators: Mutex<Vec<(String, PathBuf)>>,
+    truth: TruthMonitor,
 }
 
 /// The cluster of namespaces that only operators of tests watch.
@@ -72,11 +74,12 @@ impl Scene {
     pub async fn new(installation: &'static Installation, prefix: &str) -> Self {
         let (shared, operator) = installation.get().await;
         let namespace = shared.namespace(prefix).await.name().to_owned();
+        let truth = TruthMonitor::start(&shared.cluster.client(), &namespace, Some(installation.intervals()));
         Self {
             managed: Some(operator),
             operators: Mutex::new(vec![trace(operator)]),
             hosts: operator.hosts().clone(),
-            ..Self::of(shared, namespace)
+            ..Self::of(shared, namespace, truth)
         }
     }
 
@@ -101,7 +104,9 @@ impl Scene {
     }
 
     async fn scoped(shared: &'static Shared, prefix: &str, beside: &[&str]) -> Self {
-        let mut scene = Self::of(shared, shared.namespace(prefix).await.name().to_owned());
+        let namespace = shared.namespace(prefix).await.name().to_owned();
+        let truth = TruthMonitor::start(&shared.cluster.client(), &namespace, None);
+        let mut scene = Self::of(shared, namespace, truth);
         for prefix in beside {
             scene.beside.push(shared.namespace(prefix).await.name().to_owned());
         }
@@ -119,14 +124,15 @@ impl Scene {
             beside: Vec::new(),
             hosts: operator.hosts().clone(),
             operators: Mutex::new(vec![trace(operator)]),
+            truth: TruthMonitor::start(&cluster.client(), "default", None),
         }
     }
 
-    fn of(shared: &'static Shared, namespace: String) -> Self {
+    fn of(shared: &'static Shared, namespace: String, truth: TruthMonitor) -> Self {
         let hosts = Hosts::new(shared.cluster.run_dir().join(format!("hosts-{namespace}")));
         let client = shared.cluster.client();
         let (managed, operators) = (None, Mutex::default());
-        Self { shared: Some(shared), managed, client, namespace, beside: Vec::new(), hosts, operators }
+        Self { shared: Some(shared), managed, client, namespace, beside: Vec::new(), hosts, operators, truth }
     }
 
     fn watched(&self) -> Vec<&str> {
@@ -193,6 +199,12 @@ impl Scene {
     /// Tells operators where a host is.
     pub fn host(&self, name: &str, address: SocketAddr) {
         self.hosts.add(name, address);
+        self.truth.host(name, address);
+    }
+
+    /// Declares that the monitor of conditions cannot judge a condition in this test, with the reason.
+    pub fn not_judged(&self, condition: &'static str, reason: &'static str) {
+        self.truth.except(condition, reason);
     }
 
     /// Tells operators where the Service of a control plane is.

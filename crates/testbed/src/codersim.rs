@@ -20,6 +20,7 @@ mod keys;
 mod licenses;
 mod log;
 mod message;
+mod monitor;
 mod proxies;
 mod proxy_wire;
 mod routes;
@@ -31,7 +32,14 @@ mod state;
 mod users;
 mod wire;
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use parking_lot::Mutex;
 
@@ -39,10 +47,12 @@ pub use admin::{DaemonSeed, JobSeed, KeySeen, LicenseSeen, ProxySeen};
 pub use faults::{FaultId, SimFault};
 pub use licenses::LicenseBuilder;
 pub use log::{Entry, Mark};
+pub use monitor::{REPORT_FILE, SimView, report};
 pub use sessions::{KeyChange, Session, SessionEnd, SessionSeen};
 
 use faults::Rules;
 use log::Log;
+use monitor::Monitor;
 use server::{Running, Tls};
 use state::State;
 
@@ -90,9 +100,12 @@ impl Builder {
             rules: Mutex::default(),
             log: Mutex::default(),
             database: tokio::sync::Mutex::default(),
+            monitor: Mutex::default(),
+            listens: AtomicBool::new(true),
         });
         let running = Running::start(self.address, tls.clone(), shared.clone()).await?;
         let address = running.address;
+        monitor::started(address, &shared);
         Ok(CoderSim { shared, address, tls, running: tokio::sync::Mutex::new(Some(running)) })
     }
 }
@@ -104,6 +117,14 @@ struct Shared {
     log: Mutex<Log>,
     /// A database with more users and tokens, see [`CoderSim::use_database`].
     database: tokio::sync::Mutex<Option<postgres::Client>>,
+    monitor: Mutex<Monitor>,
+    listens: AtomicBool,
+}
+
+impl Shared {
+    fn listens(&self) -> bool {
+        self.listens.load(Ordering::SeqCst)
+    }
 }
 
 /// A simulated coderd. Dropping it stops it.
@@ -143,6 +164,7 @@ impl CoderSim {
 
     /// Stops listening and breaks every connection. The state stays.
     pub async fn stop(&self) {
+        self.shared.listens.store(false, Ordering::SeqCst);
         if let Some(running) = self.running.lock().await.take() {
             running.stop().await;
         }
@@ -154,6 +176,7 @@ impl CoderSim {
         if running.is_none() {
             *running = Some(Running::start(self.address, self.tls.clone(), self.shared.clone()).await?);
         }
+        self.shared.listens.store(true, Ordering::SeqCst);
         Ok(())
     }
 

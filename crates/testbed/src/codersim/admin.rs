@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use super::{
     CoderSim, Mode,
     daemons::normal_tags,
+    monitor,
     state::{Daemon, Job, Key, NIL, RESERVED_KEYS, State, Token, id},
 };
 
@@ -96,6 +97,47 @@ fn signed(duration: Duration) -> SignedDuration {
     SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
 }
 
+impl State {
+    pub(super) fn accepts(&self, token: &SecretString) -> bool {
+        let Some((id, secret)) = token.expose_secret().split_once('-') else { return false };
+        let (hash, now) = (Sha256::digest(secret), self.now());
+        let good = |token: &&Token| {
+            token.id == id && token.hashed_secret == hash.as_slice() && token.expires_at > now
+        };
+        let user = self.tokens.iter().find(good).map(|token| &token.user_id);
+        user.is_some_and(|user| {
+            self.users.iter().any(|found| found.id == *user && found.status != "suspended")
+        })
+    }
+
+    pub(super) fn shown_keys(&self) -> Vec<KeySeen> {
+        let own = self.keys.iter().filter(|key| !key.material.is_empty());
+        let seen = own.map(|key| KeySeen {
+            id: key.id.clone(),
+            organization: key.organization.clone(),
+            name: key.name.clone(),
+            tags: key.tags.clone(),
+            material: key.material.as_str().into(),
+        });
+        seen.collect()
+    }
+
+    pub(super) fn shown_proxies(&self) -> Vec<ProxySeen> {
+        let seen = self.proxies.iter().map(|proxy| ProxySeen {
+            id: proxy.id.clone(),
+            name: proxy.name.clone(),
+            display_name: proxy.display_name.clone(),
+            icon: proxy.icon.clone(),
+            deleted: proxy.deleted,
+            status: proxy.status.clone(),
+            url: proxy.url.clone(),
+            version: proxy.version.clone(),
+            token: format!("{}:{}", proxy.id, proxy.secret).into(),
+        });
+        seen.collect()
+    }
+}
+
 impl CoderSim {
     fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         change(&mut self.shared.state.lock())
@@ -135,18 +177,7 @@ impl CoderSim {
 
     /// Whether the simulator would accept the token now.
     pub fn accepts(&self, token: &SecretString) -> bool {
-        let Some((id, secret)) = token.expose_secret().split_once('-') else { return false };
-        let hash = Sha256::digest(secret);
-        self.with(|state| {
-            let now = state.now();
-            let good = |token: &&Token| {
-                token.id == id && token.hashed_secret == hash.as_slice() && token.expires_at > now
-            };
-            let found = state.tokens.iter().find(good).map(|token| token.user_id.clone());
-            found.is_some_and(|user| {
-                state.users.iter().any(|found| found.id == user && found.status != "suspended")
-            })
-        })
+        self.with(|state| state.accepts(token))
     }
 
     /// Names of all tokens, without the sessions of passwords.
@@ -198,6 +229,7 @@ impl CoderSim {
             let KeySeen { id, organization, name, tags, material } = key.clone();
             let (material, created_at) = (material.expose_secret().to_owned(), state.now());
             state.keys.push(Key { id, organization, name, tags, material, created_at });
+            state.issue_all();
         });
     }
 
@@ -223,6 +255,7 @@ impl CoderSim {
             if let Some(last) = state.tokens.last_mut() {
                 (last.id, last.hashed_secret) = (id.to_owned(), hash);
             }
+            state.issue_all();
         });
     }
 
@@ -239,17 +272,7 @@ impl CoderSim {
 
     /// All provisioner keys without the reserved ones.
     pub fn keys(&self) -> Vec<KeySeen> {
-        self.with(|state| {
-            let own = state.keys.iter().filter(|key| !key.material.is_empty());
-            let seen = own.map(|key| KeySeen {
-                id: key.id.clone(),
-                organization: key.organization.clone(),
-                name: key.name.clone(),
-                tags: key.tags.clone(),
-                material: key.material.as_str().into(),
-            });
-            seen.collect()
-        })
+        self.with(|state| state.shown_keys())
     }
 
     /// Replaces the daemons of the default organization. Returns their UUIDs.
@@ -296,20 +319,7 @@ impl CoderSim {
 
     /// All proxies, including deleted ones.
     pub fn proxies(&self) -> Vec<ProxySeen> {
-        self.with(|state| {
-            let seen = state.proxies.iter().map(|proxy| ProxySeen {
-                id: proxy.id.clone(),
-                name: proxy.name.clone(),
-                display_name: proxy.display_name.clone(),
-                icon: proxy.icon.clone(),
-                deleted: proxy.deleted,
-                status: proxy.status.clone(),
-                url: proxy.url.clone(),
-                version: proxy.version.clone(),
-                token: format!("{}:{}", proxy.id, proxy.secret).into(),
-            });
-            seen.collect()
-        })
+        self.with(|state| state.shown_proxies())
     }
 
     /// Sets the health of a proxy: `ok`, `unreachable`, `unhealthy` or `unregistered`.
@@ -345,6 +355,7 @@ impl CoderSim {
     /// Changes the identity of the deployment and keeps its content.
     pub fn set_deployment_id(&self, deployment_id: &str) {
         self.with(|state| deployment_id.clone_into(&mut state.deployment_id));
+        monitor::identity_changed(&self.shared);
     }
 
     /// Changes the version, which has a leading `v`.
@@ -379,6 +390,7 @@ impl CoderSim {
             *state = State::new(if mode == Mode::Agpl { mode } else { Mode::Unlicensed });
             (state.mode, state.version, state.rate_limit) = (mode, version, rate_limit);
         });
+        monitor::identity_changed(&self.shared);
     }
 
     /// The UUID that stands for the default organization in requests.

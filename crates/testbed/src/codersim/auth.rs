@@ -20,7 +20,7 @@ pub(super) fn credential(asked: &Asked) -> Option<&str> {
 }
 
 /// The session token of a request, in the order of coderd: a cookie takes precedence over the header.
-fn session_token(asked: &Asked) -> Option<&str> {
+pub(super) fn session_token(asked: &Asked) -> Option<&str> {
     let cookie = asked.header("cookie").and_then(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix("coder_session_token="))
     });

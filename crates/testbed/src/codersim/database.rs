@@ -32,6 +32,7 @@ impl CoderSim {
         }
         *self.shared.database.lock().await = Some(client);
         mirror(&self.shared).await;
+        self.shared.state.lock().issue_all();
         Ok(())
     }
 
@@ -94,6 +95,7 @@ pub(super) async fn mirror(shared: &Shared) {
     state.users.extend(users);
     state.tokens.retain(|token| !token.mirrored);
     state.tokens.extend(tokens);
+    state.issue_all();
     state.organizations = organizations;
 }
 

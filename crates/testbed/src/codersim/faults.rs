@@ -89,6 +89,11 @@ impl Rules {
         id
     }
 
+    /// Whether no fault is left to be injected.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.iter().all(|rule| rule.left == Some(0))
+    }
+
     pub(super) fn clear(&mut self, id: FaultId) {
         self.all.retain(|rule| rule.id != id);
     }

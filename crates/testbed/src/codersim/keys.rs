@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::{
     daemons,
     message::{Asked, Reply},
+    monitor,
     state::{Key, RESERVED_KEYS, State, id, random_text},
 };
 
@@ -82,6 +83,7 @@ impl State {
     ) -> String {
         let (material, id, name) = (random_text(MATERIAL), id(), name.to_lowercase());
         self.key_changed(&id, &name, true);
+        monitor::issued(&self.deployment_id, monitor::key_name(&material));
         self.keys.push(Key {
             id,
             organization: organization.to_owned(),

@@ -29,6 +29,7 @@ impl CoderSim {
         (restored.name, restored.display_name, restored.icon, restored.deleted) =
             (name, display_name, icon, deleted);
         state.proxies.push(restored);
+        state.issue_all();
     }
 }
 
@@ -93,6 +94,7 @@ impl State {
         (proxy.name, proxy.display_name, proxy.icon) = (body.name, body.display_name, body.icon);
         let reply = json!({ "proxy": show(&proxy), "proxy_token": token(&proxy) });
         self.proxies.push(proxy);
+        self.issue_all();
         Ok(Reply::json(201, reply))
     }
 

@@ -34,7 +34,7 @@ use super::{
     database,
     log::{Entry, fingerprint},
     message::{Asked, Reply, Then},
-    proxy_wire, routes, serve as daemon_wire,
+    monitor, proxy_wire, routes, serve as daemon_wire,
     sessions::Session,
 };
 
@@ -140,6 +140,7 @@ async fn answer(
     let asked = Asked::new(&head, body);
     let place = shared.log.lock().came(entry(&asked));
     database::mirror(&shared).await;
+    monitor::judge(&shared, &asked);
     if asked.method == "GET" && asked.path.starts_with("/api/v2/workspaceproxies") {
         proxy_wire::check_due_proxies(&shared).await;
     }
@@ -157,6 +158,9 @@ async fn answer(
         }
         Some(SimFault::Answer { status, headers, body }) => Some((Reply::raw(status, headers, body), None)),
     };
+    if let Some((reply, _)) = &reply {
+        monitor::granted(&shared, &asked, reply.status);
+    }
     shared.log.lock().answered(place, reply.as_ref().map(|(reply, _)| reply.status));
     let (reply, then) = reply.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionReset))?;
     *line.lock() = then;

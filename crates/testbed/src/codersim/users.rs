@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     message::{Asked, Reply},
+    monitor,
     rules::{check_password, email, fields, name, required},
     state::{Organization, State, Token, User, id, random_text},
 };
@@ -278,6 +279,7 @@ impl State {
     ) -> (String, String) {
         let (id, secret, now) = (random_text(10), random_text(22), self.now());
         let whole = format!("{id}-{secret}");
+        monitor::issued(&self.deployment_id, monitor::token_name(&id));
         self.tokens.push(Token {
             id: id.clone(),
             hashed_secret: Sha256::digest(&secret).to_vec(),

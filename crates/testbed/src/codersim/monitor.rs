@@ -1,0 +1,204 @@
+//! Judges every request of a simulator: does the credential in it belong to the deployment that it was sent to?
+//!
+//! All simulators of a process share one table of who issued which token, key and proxy token. A request that carries a
+//! credential of another deployment, or a license under a token that this deployment has not accepted yet, is a
+//! violation, and the test fails when its simulator is dropped. A credential that no simulator issued is not judged:
+//! tests make such texts up. A first contact with another deployment is declared with
+//! [`CoderSim::expect_foreign_credentials`].
+//!
+//! [`SimView`] is how the monitor of conditions, which knows a server by its address only, reads what it holds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::OpenOptions,
+    io::Write as _,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use secrecy::{ExposeSecret, SecretString};
+
+use super::{
+    CoderSim, KeySeen, ProxySeen, Shared,
+    auth::{credential, session_token},
+    log::fingerprint,
+    message::Asked,
+    state::State,
+};
+
+/// Deployments that accept a credential, by the name of the credential.
+static ISSUERS: Mutex<BTreeMap<String, BTreeSet<String>>> = Mutex::new(BTreeMap::new());
+/// Simulators by the address that they listen on.
+static SIMULATORS: Mutex<BTreeMap<SocketAddr, Weak<Shared>>> = Mutex::new(BTreeMap::new());
+/// An exchange that identified the server before its identity changed may still go on for this long.
+const EXCHANGE: Duration = Duration::from_secs(5);
+
+/// What a monitor judged, and what it found. Printed by the test command, see [`report`].
+pub const REPORT_FILE: &str = "CODER_K8S_MONITOR_REPORT";
+
+/// Adds to the report of the test command, if there is one.
+pub fn report(what: &str, judged: u64, violations: usize) {
+    let Some(file) = std::env::var_os(REPORT_FILE) else { return };
+    if let Ok(mut file) = OpenOptions::new().create(true).append(true).open(file) {
+        let _ = file.write_all(format!("{what} {judged} {violations}\n").as_bytes());
+    }
+}
+
+/// What the monitor of one simulator has seen.
+#[derive(Default)]
+pub(super) struct Monitor {
+    judged: u64,
+    violations: Vec<String>,
+    /// Credentials that a request of this deployment was granted with.
+    accepted: BTreeSet<(String, String)>,
+    identity_changed: Option<Instant>,
+    expects_foreign: bool,
+}
+
+/// The name of a token: its id. The secret half is known to its holder alone.
+pub(super) fn token_name(id: &str) -> String {
+    format!("token {id}")
+}
+
+/// The name of a provisioner key.
+pub(super) fn key_name(material: &str) -> String {
+    format!("provisioner key {}", fingerprint(material))
+}
+
+/// The name of the token of a proxy.
+pub(super) fn proxy_name(id: &str) -> String {
+    format!("proxy token {id}")
+}
+
+/// Records that a deployment issued a credential, or accepts it from now on.
+pub(super) fn issued(deployment: &str, credential: String) {
+    ISSUERS.lock().entry(credential).or_default().insert(deployment.to_owned());
+}
+
+impl State {
+    /// Records everything that this deployment accepts now.
+    pub(super) fn issue_all(&self) {
+        let tokens = self.tokens.iter().map(|token| token_name(&token.id));
+        let keys = self.keys.iter().map(|key| key_name(&key.material));
+        let proxies = self.proxies.iter().map(|proxy| proxy_name(&proxy.id));
+        for name in tokens.chain(keys).chain(proxies) {
+            issued(&self.deployment_id, name);
+        }
+    }
+}
+
+fn name_of(asked: &Asked) -> Option<String> {
+    let text = credential(asked)?;
+    Some(match (session_token(asked), asked.header("coder-provisioner-daemon-key")) {
+        (Some(token), _) => token_name(token.split('-').next().unwrap_or_default()),
+        (None, Some(key)) => key_name(key),
+        (None, None) => proxy_name(text.split(':').next().unwrap_or_default()),
+    })
+}
+
+/// Judges a request on arrival, before any fault.
+pub(super) fn judge(shared: &Shared, asked: &Asked) {
+    let Some(name) = name_of(asked) else { return };
+    let here = shared.state.lock().deployment_id.clone();
+    let issuers = ISSUERS.lock().get(&name).cloned();
+    let mut monitor = shared.monitor.lock();
+    monitor.judged += 1;
+    let what = format!("{} {} carried the {name}", asked.method, asked.path);
+    let changed_just_now = monitor.identity_changed.is_some_and(|at| at.elapsed() < EXCHANGE);
+    if let Some(issuers) = issuers.filter(|issuers| !issuers.contains(&here) && !changed_just_now) {
+        monitor.violations.push(format!("{what} of {issuers:?} to the deployment {here}"));
+    }
+    let sends_license = asked.method == "POST" && asked.path == "/api/v2/licenses";
+    if sends_license && !monitor.accepted.contains(&(here, name)) {
+        monitor.violations.push(format!("{what} with a license before this deployment had accepted it"));
+    }
+}
+
+/// Records that a request was granted.
+pub(super) fn granted(shared: &Shared, asked: &Asked, status: u16) {
+    if let Some(name) = name_of(asked).filter(|_| (200..300).contains(&status)) {
+        let here = shared.state.lock().deployment_id.clone();
+        shared.monitor.lock().accepted.insert((here, name));
+    }
+}
+
+/// Records that the server has another identity from now on.
+pub(super) fn identity_changed(shared: &Shared) {
+    shared.monitor.lock().identity_changed = Some(Instant::now());
+}
+
+/// Makes a simulator known by its address.
+pub(super) fn started(address: SocketAddr, shared: &Arc<Shared>) {
+    SIMULATORS.lock().insert(address, Arc::downgrade(shared));
+}
+
+impl CoderSim {
+    /// Declares that the test lets a credential of another deployment reach this one.
+    pub fn expect_foreign_credentials(&self) {
+        self.shared.monitor.lock().expects_foreign = true;
+    }
+}
+
+impl Drop for CoderSim {
+    /// Fails the test whose requests carried a credential to the wrong deployment.
+    fn drop(&mut self) {
+        let Monitor { judged, violations, expects_foreign, .. } =
+            std::mem::take(&mut *self.shared.monitor.lock());
+        let found = if expects_foreign { 0 } else { violations.len() };
+        report("requests", judged, found);
+        assert!(
+            found == 0 || std::thread::panicking(),
+            "credentials went astray:\n{}",
+            violations.join("\n")
+        );
+    }
+}
+
+/// What a simulated server holds, for who knows its address only.
+pub struct SimView(Arc<Shared>);
+
+impl SimView {
+    /// The simulator that listens on this address, if there is one in this process.
+    pub fn at(address: SocketAddr) -> Option<Self> {
+        SIMULATORS.lock().get(&address).and_then(Weak::upgrade).map(Self)
+    }
+
+    /// Whether every call is answered as coderd would: the server listens and no fault is injected.
+    pub fn is_healthy(&self) -> bool {
+        self.0.listens() && self.0.rules.lock().is_empty()
+    }
+
+    /// UUID of the deployment.
+    pub fn deployment_id(&self) -> String {
+        self.0.state.lock().deployment_id.clone()
+    }
+
+    /// Whether a license is installed.
+    pub fn holds_license(&self, license: &str) -> bool {
+        self.0.state.lock().licenses.iter().any(|held| held.jwt == license)
+    }
+
+    /// Whether a token is accepted now.
+    pub fn accepts(&self, token: &SecretString) -> bool {
+        self.0.state.lock().accepts(token)
+    }
+
+    /// Whether the license covers a feature.
+    pub fn entitles(&self, feature: &str) -> bool {
+        self.0.state.lock().entitlements().is_enabled(feature)
+    }
+
+    /// The provisioner key with this material.
+    pub fn key(&self, material: &SecretString) -> Option<KeySeen> {
+        let keys = self.0.state.lock().shown_keys();
+        keys.into_iter().find(|key| key.material.expose_secret() == material.expose_secret())
+    }
+
+    /// The registered proxy with this token.
+    pub fn proxy(&self, token: &SecretString) -> Option<ProxySeen> {
+        let proxies = self.0.state.lock().shown_proxies();
+        proxies.into_iter().find(|seen| !seen.deleted && seen.token.expose_secret() == token.expose_secret())
+    }
+}
