@@ -1,6 +1,8 @@
 //! Running all tests: their programs side by side, because each has a long end in which a few tests wait for something.
 
 use std::{
+    collections::BTreeMap,
+    fs,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -26,6 +28,9 @@ const ALONE: [&str; 1] = ["soak"];
 /// Those that take longest, which begin first.
 const LONG: [&str; 5] = ["operator_access", "provisioners", "runtime", "workspace_proxies", "control_planes"];
 
+/// The file to which the monitors of the tests add what they judged (`codersim::REPORT_FILE` of the testbed).
+const MONITOR_REPORT: &str = "CODER_K8S_MONITOR_REPORT";
+
 /// A program with tests.
 #[derive(Debug)]
 struct Program {
@@ -49,18 +54,21 @@ struct Outcome {
 /// Builds all tests and runs them.
 pub(crate) fn run() -> Result<()> {
     let programs = build()?;
+    let report = std::env::temp_dir().join(format!("coder-k8s-monitors-{}", std::process::id()));
     let (alone, mut beside): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&program.target.as_str()));
     let rank = |program: &Program| LONG.iter().position(|name| *name == program.target).unwrap_or(LONG.len());
     // The queue is taken from its end.
     beside.sort_by_key(|program| std::cmp::Reverse(rank(program)));
-    let mut outcomes = run_all(beside, LANES);
-    outcomes.extend(run_all(alone, 1));
+    let mut outcomes = run_all(beside, LANES, &report);
+    outcomes.extend(run_all(alone, 1, &report));
     let examples = must(cargo(&["test", "--workspace", "--doc"])).context("examples in documentation");
     for Outcome { name, passed, took, .. } in &outcomes {
         let word = if *passed { "passed" } else { "FAILED" };
         say(&format!("{name}: {word} in {:.0} s", took.as_secs_f64()));
     }
+    say(&judged(&fs::read_to_string(&report).unwrap_or_default()));
+    let _ = fs::remove_file(&report);
     let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.passed).collect();
     // Once more at the end, where people look for it.
     for Outcome { name, failures, .. } in &failed {
@@ -73,6 +81,28 @@ pub(crate) fn run() -> Result<()> {
         bail!("tests failed in {}", names.join(", "));
     }
     examples
+}
+
+/// What the monitors judged in all programs. Each line has what was judged, how many, and how many violations.
+fn judged(report: &str) -> String {
+    let mut sums = BTreeMap::<&str, (u64, u64)>::new();
+    for line in report.lines() {
+        let mut words = line.split(' ');
+        if let (Some(what), Some(judged), Some(violations)) = (words.next(), words.next(), words.next()) {
+            let sum = sums.entry(what).or_default();
+            sum.0 += judged.parse::<u64>().unwrap_or_default();
+            sum.1 += violations.parse::<u64>().unwrap_or_default();
+        }
+    }
+    let shown = |what: &str| {
+        let (judged, violations) = sums.get(what).copied().unwrap_or_default();
+        format!("{judged} ({violations} violations)")
+    };
+    format!(
+        "monitors: versions of objects {}, requests with a credential {}",
+        shown("versions"),
+        shown("requests")
+    )
 }
 
 /// A line that cargo writes about a build.
@@ -119,7 +149,7 @@ fn program(built: Built) -> Option<Program> {
 }
 
 /// Runs programs, so many at a time, the last of the list first.
-fn run_all(programs: Vec<Program>, lanes: usize) -> Vec<Outcome> {
+fn run_all(programs: Vec<Program>, lanes: usize, report: &Path) -> Vec<Outcome> {
     let cores = thread::available_parallelism().map_or(2, std::num::NonZero::get);
     // Most tests wait for something most of the time.
     let threads = std::env::var(THREADS).unwrap_or_else(|_| (4 * cores / lanes).to_string());
@@ -130,7 +160,7 @@ fn run_all(programs: Vec<Program>, lanes: usize) -> Vec<Outcome> {
             scope.spawn(|| {
                 while let Some(program) = next() {
                     let began = Instant::now();
-                    let (passed, failures) = perform(&program, &threads).unwrap_or_else(|error| {
+                    let (passed, failures) = perform(&program, &threads, report).unwrap_or_else(|error| {
                         say(&format!("{}: {error:#}", program.name));
                         (false, Vec::new())
                     });
@@ -147,10 +177,10 @@ fn run_all(programs: Vec<Program>, lanes: usize) -> Vec<Outcome> {
 
 /// Runs a program and shows its lines as they come. Returns whether all its tests passed, and what it wrote of those that
 /// did not.
-fn perform(program: &Program, threads: &str) -> Result<(bool, Vec<String>)> {
+fn perform(program: &Program, threads: &str, report: &Path) -> Result<(bool, Vec<String>)> {
     let Program { name, executable, folder, .. } = program;
     let mut command = Command::new(executable);
-    command.env(THREADS, threads).current_dir(folder);
+    command.env(THREADS, threads).env(MONITOR_REPORT, report).current_dir(folder);
     if std::env::var_os(GARBAGE).is_none() {
         command.env(GARBAGE, "400");
     }
@@ -204,7 +234,16 @@ impl Failures {
 
 #[cfg(test)]
 mod tests {
-    use super::Failures;
+    use super::{Failures, judged};
+
+    #[test]
+    fn what_the_monitors_judged_is_summed_by_kind() {
+        let report = "versions 3 0\nrequests 2 1\nversions 4 0\n";
+        assert_eq!(
+            judged(report),
+            "monitors: versions of objects 7 (0 violations), requests with a credential 2 (1 violations)"
+        );
+    }
 
     #[test]
     fn failures_are_shown_without_backtraces() {

@@ -24,6 +24,7 @@ mod isolation;
 mod license;
 mod postgres;
 mod secrecy;
+mod truth;
 
 use coder_k8s_scenes::Installation;
 

@@ -26,7 +26,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::Operator;
+use crate::{Operator, truth::TruthMonitor};
 
 use super::{
     actions::{Action, End, plan},
@@ -69,6 +69,7 @@ pub struct Life {
     operator: Operator,
     users: Vec<String>,
     crashes: usize,
+    truth: TruthMonitor,
     /// What passes by itself.
     pub passing: JoinSet<()>,
 }
@@ -111,6 +112,7 @@ impl Life {
             None
         };
         let operator = world.operator();
+        let truth = TruthMonitor::start(&world.client, &world.namespace, None);
         let life = Self {
             users: vec![operator.user.clone()],
             token: if based.is_some() { "".into() } else { sim.owner_token() },
@@ -123,6 +125,7 @@ impl Life {
             image: 0,
             operator,
             crashes: 0,
+            truth,
             passing: JoinSet::new(),
         };
         life.tell_hosts();
@@ -135,6 +138,7 @@ impl Life {
     fn tell_hosts(&self) {
         let host = format!("coder.{}.svc.cluster.local", self.world.namespace);
         self.operator.host(&host, self.sim.address());
+        self.truth.host(&host, self.sim.address());
     }
 
     pub fn api<K>(&self) -> Api<K>
