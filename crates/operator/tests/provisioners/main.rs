@@ -25,6 +25,7 @@ mod keys {
     mod material;
     mod secrecy;
     mod takeover;
+    mod truth;
     mod workspaces;
 }
 

@@ -25,6 +25,7 @@ mod limits;
 mod rest;
 mod secrecy;
 mod takeover;
+mod truth;
 
 use coder_k8s_scenes::Installation;
 
