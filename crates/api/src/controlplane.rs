@@ -289,6 +289,13 @@ pub struct CoderControlPlaneStatus {
     /// The token that the operator generated, from just before it is created until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_token: Option<OperatorTokenStatus>,
+    /// Deployments that accepted tokens of the operator, the newest first. A token is sent to its own deployment only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub credential_bindings: Vec<CredentialBinding>,
+    /// What conditions about coderd were last verified for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub verified: Vec<VerifiedInputs>,
     /// Whether coderd has accepted the operator token. Transient failures do not reset it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_access_ready: Option<bool>,
@@ -313,6 +320,28 @@ pub struct CoderControlPlaneStatus {
     /// Entitlement to external provisioners: `entitled`, `grace_period`, `not_entitled` or `unknown`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_provisioner_daemons_entitlement: Option<String>,
+}
+
+/// The inputs that a condition was verified for: the spec fields and Secret contents that it depends on. A condition is True
+/// only while these are the present ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+pub struct VerifiedInputs {
+    /// Type of the condition.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// Salted hash of the inputs.
+    pub inputs: String,
+}
+
+/// A credential and the deployment that accepted it. The operator sends the credential to no other deployment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CredentialBinding {
+    /// Salted hash of the credential.
+    pub content: String,
+    /// UUID of the deployment.
+    #[serde(rename = "deploymentID")]
+    pub deployment_id: String,
 }
 
 /// A token that the operator generated or is about to generate. Recorded before the token exists, so that a restart

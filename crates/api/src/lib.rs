@@ -23,9 +23,9 @@ mod workspaceproxy;
 pub use access::WorkspaceRbac;
 pub use condition::WorkloadStatus;
 pub use controlplane::{
-    AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, DEFAULT_IMAGE,
-    EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, OperatorTokenStatus, ReplacedToken,
-    Scaling, Tls,
+    AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, CredentialBinding,
+    DEFAULT_IMAGE, EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, OperatorTokenStatus,
+    ReplacedToken, Scaling, Tls, VerifiedInputs,
 };
 pub use crd::{crds, field_paths, fields, own_field_paths};
 pub use network::{

@@ -24,6 +24,7 @@ pub mod service;
 pub mod sources;
 pub mod steps;
 pub mod target;
+pub mod verified;
 pub mod version;
 pub mod workload;
 pub mod workspace_access;
