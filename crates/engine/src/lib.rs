@@ -13,7 +13,6 @@ pub mod cache;
 pub mod client;
 pub mod crds;
 pub mod events;
-pub mod failure;
 pub mod fence;
 pub mod health;
 pub mod index;

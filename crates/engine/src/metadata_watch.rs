@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
     backoff::{Backoff, jitter},
-    failure,
+    client,
     health::ReadyCheck,
     intervals::{
         WATCH_IDLE_TIMEOUT, WATCH_REOPEN_DELAY, WATCH_RETRY_BASE, WATCH_RETRY_MAX,
@@ -64,7 +64,7 @@ where
                 continue;
             };
             self.metrics.watch_restarts(&failures.resource);
-            let why = crate::client::describe(&error);
+            let why = client::describe(&error);
             match &error {
                 kube::Error::Api(status) if status.code == 403 => self.synced.forbidden(&why),
                 _ => self.synced.note(&why),
@@ -142,7 +142,7 @@ impl WatchFailures {
             self.last = why;
         }
         let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
-        let retry_after = match failure::from_kube("watch", error).retry {
+        let retry_after = match client::blocker("watch", error).retry {
             Retry::After(least) => Some(least),
             Retry::Soon | Retry::Backoff | Retry::OnChange => None,
         };

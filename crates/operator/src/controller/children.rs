@@ -14,7 +14,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{
     apply::{Applied, Child, Owner, OwnerMark},
-    failure,
+    client,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Resource, ResourceExt};
@@ -52,7 +52,7 @@ pub(crate) async fn apply<K: Child>(
         )),
         Ok(Applied::Foreign(foreign)) => done.foreign.push(foreign),
         Err(error) => {
-            done.failures.push(failure::from_kube(&format!("write {kind} {name}"), &error));
+            done.failures.push(client::blocker(&format!("write {kind} {name}"), &error));
             // The existing child keeps running, so that the status still reports it.
             return cached;
         }
@@ -67,7 +67,7 @@ pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, cached: &K, d
     match ctx.applier.remove(owner, cached).await {
         Ok(true) => tracing::info!("removed {kind} {name}"),
         Ok(false) => {}
-        Err(error) => done.failures.push(failure::from_kube(&format!("remove {kind} {name}"), &error)),
+        Err(error) => done.failures.push(client::blocker(&format!("remove {kind} {name}"), &error)),
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) async fn apply_accounts(accounts: &Accounts, owner: &Owner, ctx: &Con
     for account in &accounts.detached {
         if let Err(error) = ctx.applier.detach(owner, &**account).await {
             let what = format!("give up ServiceAccount {}", account.name_any());
-            done.failures.push(failure::from_kube(&what, &error));
+            done.failures.push(client::blocker(&what, &error));
         }
     }
 }

@@ -25,7 +25,6 @@ use coder_k8s_engine::{
     cache::ObjectKey,
     client,
     events::Events,
-    failure,
     fence::Fence,
     index::ReferenceIndex,
     metrics::{Metrics, ReconcileOutcome},
@@ -332,7 +331,7 @@ impl Context {
             Err(error) if client::is_not_leading(&error) => {
                 return Action::RequeueAfter(REQUEUE_NOT_LEADING);
             }
-            Err(error) => done.failures.push(failure::from_kube("write the status", &error)),
+            Err(error) => done.failures.push(client::blocker("write the status", &error)),
         }
         let Some(first) = done.failures.first() else {
             if !done.foreign.is_empty() {

@@ -16,7 +16,7 @@ use coder_k8s_core::{
 use coder_k8s_engine::{
     apply::{Child, Owner},
     cache::ObjectKey,
-    failure,
+    client,
 };
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -93,7 +93,7 @@ pub(crate) async fn all_removed(grantee: &Grantee, ctx: &Context, done: &mut Act
     let left = match (count::<RoleBinding>(grantee, ctx).await, count::<Role>(grantee, ctx).await) {
         (Ok(bindings), Ok(roles)) => bindings + roles,
         (Err(error), _) | (_, Err(error)) => {
-            done.failures.push(failure::from_kube(
+            done.failures.push(client::blocker(
                 "list the Roles and RoleBindings of workspaces in other namespaces",
                 &error,
             ));
