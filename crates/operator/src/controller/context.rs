@@ -21,15 +21,12 @@ use coder_k8s_core::{
 use coder_k8s_engine::{
     apply::Applier,
     backoff::Failures,
-    cache::Cache,
-    cache::ObjectKey,
+    cache::{Cache, ObjectKey, ReferenceIndex},
     client,
-    events::Events,
     fence::Fence,
-    index::ReferenceIndex,
     metrics::{Metrics, ReconcileOutcome},
     queue::{Action, Queue},
-    status::{self, StatusWrite},
+    status::{self, Events, StatusWrite},
 };
 use jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, Resource, ResourceExt};
