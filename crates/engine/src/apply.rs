@@ -34,8 +34,8 @@ use crate::intervals::MAX_WATCH_LAG;
 
 use desired::DesiredObject;
 
-/// A kind that can be a child. Implemented for every namespaced kind with a static type.
-pub trait Child:
+/// A namespaced kind with a static type, such as that of a child. Implemented for each.
+pub trait NamespacedKind:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
     + Debug
@@ -47,7 +47,7 @@ pub trait Child:
 {
 }
 
-impl<K> Child for K where
+impl<K> NamespacedKind for K where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
         + Debug
@@ -183,7 +183,7 @@ impl Applier {
     }
 
     /// Makes the child equal to `desired`. `cached` is the child as a watch last delivered it, if it did.
-    pub async fn apply<K: Child>(
+    pub async fn apply<K: NamespacedKind>(
         &self,
         owner: &Owner,
         desired: K,
@@ -193,18 +193,12 @@ impl Applier {
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
         let newer = self.newer_than(&owner.namespace, &desired.name, cached);
         match newer.as_deref().or(cached) {
-            Some(live) => match self.update(&api, owner, &desired, live).await? {
-                Applied::Unchanged(_) => Ok(Applied::Unchanged(newer.as_deref().cloned())),
-                other => Ok(other),
-            },
+            Some(live) => self.update(&api, owner, &desired, live, newer.is_some()).await,
             None => match self.send(&api, &desired, Precondition::Absent).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {
                     // The object exists, or was deleted this moment. Then the conflict is returned, and retried.
                     match api.get_opt(&desired.name).await? {
-                        Some(live) => match self.update(&api, owner, &desired, &live).await? {
-                            Applied::Unchanged(_) => Ok(Applied::Unchanged(Some(live))),
-                            other => Ok(other),
-                        },
+                        Some(live) => self.update(&api, owner, &desired, &live, true).await,
                         None => Err(kube::Error::Api(status)),
                     }
                 }
@@ -217,7 +211,7 @@ impl Applier {
     ///
     /// For children that are marked by an annotation the caller has decided that they are to go; then the deletion holds
     /// only for the version that the caller saw. Returns whether anything was deleted.
-    pub async fn remove<K: Child>(&self, owner: &Owner, live: &K) -> kube::Result<bool> {
+    pub async fn remove<K: NamespacedKind>(&self, owner: &Owner, live: &K) -> kube::Result<bool> {
         let decided_by_caller = matches!(owner.mark, OwnerMark::UidAnnotation(_));
         if !(decided_by_caller || owner.owns(live)) || live.meta().deletion_timestamp.is_some() {
             return Ok(false);
@@ -233,7 +227,7 @@ impl Applier {
     }
 
     /// Releases a child: it stays and no longer belongs to the owner. An annotation lets the owner take it back later.
-    pub async fn detach<K: Child>(&self, owner: &Owner, live: &K) -> kube::Result<()> {
+    pub async fn detach<K: NamespacedKind>(&self, owner: &Owner, live: &K) -> kube::Result<()> {
         if !owner.owns(live) {
             return Ok(());
         }
@@ -268,12 +262,14 @@ impl Applier {
         api.patch(&live.name_any(), &params, &Patch::Apply(&patch)).await.map(|_| ())
     }
 
-    async fn update<K: Child>(
+    /// Makes `live` equal to `desired`, if it belongs to the owner. `newer` says whether it is newer than the cached one.
+    async fn update<K: NamespacedKind>(
         &self,
         api: &Api<K>,
         owner: &Owner,
         desired: &DesiredObject,
         live: &K,
+        newer: bool,
     ) -> kube::Result<Applied<K>> {
         if owner.owned_before(live) {
             return Ok(Applied::Leftover);
@@ -296,7 +292,7 @@ impl Applier {
         if applied_hash == Some(&desired.hash)
             && (self.is_last_written(live, desired) || desired.is_in(live)?)
         {
-            return Ok(Applied::Unchanged(None));
+            return Ok(Applied::Unchanged(newer.then(|| live.clone())));
         }
         if applied_hash.is_none() {
             migrate_managed_fields(api, &desired.name).await?;
@@ -310,7 +306,7 @@ impl Applier {
         Ok(Applied::Written(written))
     }
 
-    async fn send<K: Child>(
+    async fn send<K: NamespacedKind>(
         &self,
         api: &Api<K>,
         desired: &DesiredObject,
@@ -338,7 +334,12 @@ impl Applier {
 
     /// The response to the last write, if it is newer than the cached object. The cache lags behind by the delay of the
     /// watch, and deciding by an older object would send the same write again.
-    fn newer_than<K: Child>(&self, namespace: &str, name: &str, cached: Option<&K>) -> Option<Arc<K>> {
+    fn newer_than<K: NamespacedKind>(
+        &self,
+        namespace: &str,
+        name: &str,
+        cached: Option<&K>,
+    ) -> Option<Arc<K>> {
         let mut all = self.last_written.lock();
         let last = all.get_mut(&key_of::<K>(Some(namespace), name))?;
         let (object, since) = last.undelivered.as_ref()?;
@@ -352,7 +353,7 @@ impl Applier {
     }
 
     /// Whether `live` is exactly what the server made of the last write of the same desired object.
-    fn is_last_written<K: Child>(&self, live: &K, desired: &DesiredObject) -> bool {
+    fn is_last_written<K: NamespacedKind>(&self, live: &K, desired: &DesiredObject) -> bool {
         let all = self.last_written.lock();
         let last = all.get(&key_of::<K>(live.namespace().as_deref(), &desired.name));
         last.is_some_and(|last| {
@@ -398,7 +399,7 @@ fn has_updates<K: Resource>(object: &K) -> bool {
 /// An object that the field manager wrote by create or update lists its fields under an `Update` entry. Server-side
 /// apply does not take fields from that entry, and so never removes a field that is no longer desired. With an `Apply`
 /// entry the next apply owns, and removes, those fields. The object itself does not change.
-async fn migrate_managed_fields<K: Child>(api: &Api<K>, name: &str) -> kube::Result<()> {
+async fn migrate_managed_fields<K: NamespacedKind>(api: &Api<K>, name: &str) -> kube::Result<()> {
     let Some(live) = api.get_opt(name).await? else { return Ok(()) };
     if !has_updates(&live) {
         return Ok(());

@@ -219,19 +219,16 @@ impl ReadyCheck {
     }
 
     /// Sets why the check does not pass yet. A check that has passed is not changed: a watch that was synced once and is
-    /// interrupted still has its cache.
-    pub fn note(&self, why: &str) {
+    /// interrupted still has its cache. If it is `forbidden`, it cannot pass until a permission is granted, and the rest of
+    /// the process need not wait for it.
+    pub fn note(&self, why: &str, forbidden: bool) {
+        if forbidden {
+            self.forbidden.store(true, Ordering::SeqCst);
+        }
         if let Some(known) = &mut *self.failing.lock() {
             why.clone_into(known);
         }
         self.changed();
-    }
-
-    /// As [`note`](Self::note), for a check that cannot pass until a permission is granted. The rest of the process need
-    /// not wait for it.
-    pub fn forbidden(&self, why: &str) {
-        self.forbidden.store(true, Ordering::SeqCst);
-        self.note(why);
     }
 
     /// Whether there is nothing to wait for: the check passed, or only a permission can make it pass.

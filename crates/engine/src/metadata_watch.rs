@@ -65,10 +65,7 @@ where
             };
             self.metrics.watch_restarts(&failures.resource);
             let why = client::describe(&error);
-            match &error {
-                kube::Error::Api(status) if status.code == 403 => self.synced.forbidden(&why),
-                _ => self.synced.note(&why),
-            }
+            self.synced.note(&why, matches!(&error, kube::Error::Api(status) if status.code == 403));
             sleep(failures.delay_after(why, &error)).await;
         }
     }
@@ -80,7 +77,9 @@ where
         failures: &mut WatchFailures,
         notify: &impl Fn(MetadataEvent<'_>),
     ) -> kube::Result<()> {
-        let mut version = self.current_version().await?;
+        // The list is only there for its version, so that one object is enough.
+        let list = self.api.list(&ListParams::default().limit(1)).await?;
+        let mut version = list.metadata.resource_version.unwrap_or_default();
         let params = WatchParams::default().timeout(WATCH_SERVER_TIMEOUT_SECONDS);
         let mut started = false;
         loop {
@@ -119,11 +118,6 @@ where
             // A server that ends every watch at once must not be called in a tight loop.
             sleep_until(opened + WATCH_REOPEN_DELAY).await;
         }
-    }
-
-    async fn current_version(&self) -> kube::Result<String> {
-        let list = self.api.list(&ListParams::default().limit(1)).await?;
-        Ok(list.metadata.resource_version.unwrap_or_default())
     }
 }
 

@@ -8,14 +8,16 @@ use std::fmt::Debug;
 
 use coder_k8s_api::names::FIELD_MANAGER;
 use coder_k8s_core::outcome::EventNote;
-use k8s_openapi::{NamespaceResourceScope, api::core::v1::ObjectReference};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, ResourceExt,
     api::{Patch, PatchParams},
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use serde_json::json;
+
+use crate::apply::NamespacedKind;
 
 /// The result of a status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +38,7 @@ pub async fn write<K, S>(
     next: &S,
 ) -> kube::Result<StatusWrite>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    K: NamespacedKind,
     S: Serialize + Debug + PartialEq,
 {
     if current == Some(next) {

@@ -71,11 +71,20 @@ pub const PERMISSIONS: [Permission; 19] = [
     ),
     watched(
         "coder.com",
-        &["codercontrolplanes/finalizers", "coderprovisioners/finalizers", "coderworkspaceproxies/finalizers"],
+        &[
+            "codercontrolplanes/finalizers",
+            "coderprovisioners/finalizers",
+            "coderworkspaceproxies/finalizers",
+        ],
         &["update"],
         "creating children that block the deletion of their owner, in clusters that check this permission",
     ),
-    watched("", &["serviceaccounts", "services"], MANAGE, "managing the identity and the address of the pods"),
+    watched(
+        "",
+        &["serviceaccounts", "services"],
+        MANAGE,
+        "managing the identity and the address of the pods",
+    ),
     watched(
         "apps",
         &["deployments"],
@@ -114,7 +123,12 @@ pub const PERMISSIONS: [Permission; 19] = [
         &["create", "delete", "patch"],
         "storing the operator token, the keys of pools and the tokens of proxies; a foreign Secret is never written",
     ),
-    watched("events.k8s.io", &["events"], &["create", "patch"], "publishing events on transitions of conditions"),
+    watched(
+        "events.k8s.io",
+        &["events"],
+        &["create", "patch"],
+        "publishing events on transitions of conditions",
+    ),
     Permission {
         within: Within::ClusterIfAll,
         ..watched(

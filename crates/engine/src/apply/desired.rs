@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{Child, Owner, OwnerMark};
+use super::{NamespacedKind, Owner, OwnerMark};
 
 /// A child with namespace, owner, labels and hash added.
 pub(super) struct DesiredObject {
@@ -24,7 +24,7 @@ pub(super) struct DesiredObject {
 }
 
 impl DesiredObject {
-    pub(super) fn new<K: Child>(owner: &Owner, mut desired: K) -> kube::Result<Self> {
+    pub(super) fn new<K: NamespacedKind>(owner: &Owner, mut desired: K) -> kube::Result<Self> {
         let name = desired.name_any();
         desired.meta_mut().namespace = Some(owner.namespace.clone());
         desired.meta_mut().owner_references = match owner.mark {
@@ -56,7 +56,7 @@ impl DesiredObject {
     }
 
     /// Whether a live object contains every desired field.
-    pub(super) fn is_in<K: Child>(&self, live: &K) -> kube::Result<bool> {
+    pub(super) fn is_in<K: NamespacedKind>(&self, live: &K) -> kube::Result<bool> {
         Ok(contains("", &typed(live)?, &self.object))
     }
 
@@ -78,7 +78,7 @@ impl Debug for Unprintable {
 }
 
 /// An object as JSON with apiVersion and kind, which typed objects do not serialize.
-fn typed<K: Child>(object: &K) -> kube::Result<Value> {
+fn typed<K: NamespacedKind>(object: &K) -> kube::Result<Value> {
     let object = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
     let object = with(object, &["apiVersion"], json!(K::api_version(&())));
     Ok(with(object, &["kind"], json!(K::kind(&()))))

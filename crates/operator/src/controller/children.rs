@@ -13,7 +13,7 @@ use coder_k8s_core::{
     outcome::{ActResult, Blocker},
 };
 use coder_k8s_engine::{
-    apply::{Applied, Child, Owner, OwnerMark},
+    apply::{Applied, NamespacedKind, Owner, OwnerMark},
     client,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -30,7 +30,7 @@ pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &st
 }
 
 /// Applies a child and returns it as it is now. None: it does not exist, or somebody else owns it.
-pub(crate) async fn apply<K: Child>(
+pub(crate) async fn apply<K: NamespacedKind>(
     ctx: &Context,
     owner: &Owner,
     desired: K,
@@ -61,7 +61,12 @@ pub(crate) async fn apply<K: Child>(
 }
 
 /// Removes a child that is no longer desired, if it is ours.
-pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, cached: &K, done: &mut ActResult) {
+pub(crate) async fn remove<K: NamespacedKind>(
+    ctx: &Context,
+    owner: &Owner,
+    cached: &K,
+    done: &mut ActResult,
+) {
     let name = cached.name_any();
     let kind = K::kind(&());
     match ctx.applier.remove(owner, cached).await {

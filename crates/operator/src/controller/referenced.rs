@@ -36,19 +36,11 @@ enum Known {
 }
 
 impl ReferencedObjects {
-    /// Forgets `target`, which has changed.
-    pub(crate) fn changed(&self, referrer: &ObjectKey, target: &ObjectKey) {
+    /// Forgets a target that has changed, or all targets of its kind if the watch missed events and `target` is None.
+    pub(crate) fn changed(&self, referrer: &ObjectKey, kind: ReferencedKind, target: Option<&ObjectKey>) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         if let Some(known) = self.known.lock().get_mut(referrer) {
-            known.remove(target);
-        }
-    }
-
-    /// Forgets everything of a kind, because the watch missed events.
-    pub(crate) fn watch_gap(&self, referrer: &ObjectKey, kind: ReferencedKind) {
-        self.changes.fetch_add(1, Ordering::SeqCst);
-        if let Some(known) = self.known.lock().get_mut(referrer) {
-            known.retain(|target, _| target.kind != kind.as_str());
+            known.retain(|key, _| target.map_or(key.kind != kind.as_str(), |target| key != target));
         }
     }
 
