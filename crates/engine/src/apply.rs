@@ -32,7 +32,7 @@ use tokio::time::Instant;
 
 use crate::intervals::MAX_WATCH_LAG;
 
-use desired::DesiredObject;
+use desired::{DesiredObject, Unprintable};
 
 /// A namespaced kind with a static type, such as that of a child. Implemented for each.
 pub trait NamespacedKind:
@@ -194,7 +194,7 @@ impl Applier {
         let newer = self.newer_than(&owner.namespace, &desired.name, cached);
         match newer.as_deref().or(cached) {
             Some(live) => self.update(&api, owner, &desired, live, newer.is_some()).await,
-            None => match self.send(&api, &desired, Precondition::Absent).await {
+            None => match self.send(&api, &desired, desired.if_absent()).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {
                     // The object exists, or was deleted this moment. Then the conflict is returned, and retried.
                     match api.get_opt(&desired.name).await? {
@@ -233,6 +233,7 @@ impl Applier {
         }
         let others: Vec<_> =
             live.owner_references().iter().filter(|o| o.uid != owner.reference.uid).cloned().collect();
+        // A merge patch replaces the whole list: the version protects an owner that somebody else has added meanwhile.
         let patch = json!({"metadata": {
             "resourceVersion": live.resource_version(),
             "ownerReferences": others,
@@ -297,11 +298,11 @@ impl Applier {
         if applied_hash.is_none() {
             migrate_managed_fields(api, &desired.name).await?;
         }
-        let mut written = self.send(api, desired, Precondition::Incarnation(live.uid())).await?;
+        let mut written = self.send(api, desired, desired.if_incarnation(live.uid())).await?;
         // A cached object has no managed fields: only the response shows whether fields must be migrated.
         if has_updates(&written) {
             migrate_managed_fields(api, &desired.name).await?;
-            written = self.send(api, desired, Precondition::Incarnation(live.uid())).await?;
+            written = self.send(api, desired, desired.if_incarnation(live.uid())).await?;
         }
         Ok(Applied::Written(written))
     }
@@ -310,15 +311,10 @@ impl Applier {
         &self,
         api: &Api<K>,
         desired: &DesiredObject,
-        precondition: Precondition,
+        patch: Unprintable,
     ) -> kube::Result<K> {
-        let object = match precondition {
-            // No object has version 1: the server creates the object, or responds with 409 if it exists.
-            Precondition::Absent => desired.with_precondition("resourceVersion", json!("1")),
-            Precondition::Incarnation(uid) => desired.with_precondition("uid", json!(uid)),
-        };
         let written = api
-            .patch(&desired.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(object))
+            .patch(&desired.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(patch))
             .await?;
         if let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) {
             let response: Arc<dyn Any + Send + Sync> = Arc::new(written.clone());
@@ -376,14 +372,6 @@ impl Applier {
 /// Parameters of the few patches that are not server-side apply.
 fn merge_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
-}
-
-/// What must hold on the server for a write to take effect.
-enum Precondition {
-    /// There is no object of this name.
-    Absent,
-    /// The object has this uid.
-    Incarnation(Option<String>),
 }
 
 const UPDATE: &str = "Update";

@@ -189,6 +189,7 @@ pub async fn run(
         elector.renew_until_lost(since).await
     };
     let ended = tokio::select! {
+        // A stop and a loss at the same moment count as a stop: the lease may still be ours to release.
         biased;
         () = stop.cancelled() => None,
         loss = term => Some(loss),

@@ -4,7 +4,7 @@
 //! thousand Secrets cost as much memory and traffic as one. In return it does not know the state before it started.
 //! Whenever it starts without a version to resume from it reports a gap, and the caller reads the objects it needs.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt::Debug, sync::Arc};
 
 use coder_k8s_core::outcome::Retry;
 use futures::StreamExt;
@@ -56,17 +56,20 @@ where
 {
     /// Watches until the future is dropped, and calls `notify` for every event.
     pub async fn run(self, notify: impl Fn(MetadataEvent<'_>) + Send) {
-        let mut failures =
-            WatchFailures { resource: K::plural(&()).into_owned(), in_a_row: 0, last: String::new() };
+        let mut failures = WatchFailures::new(K::plural(&()), None, &self.synced, &self.metrics);
         loop {
             let Err(error) = self.watch(&mut failures, &notify).await else {
                 sleep(WATCH_REOPEN_DELAY).await;
                 continue;
             };
-            self.metrics.watch_restarts(&failures.resource);
-            let why = client::describe(&error);
-            self.synced.note(&why, matches!(&error, kube::Error::Api(status) if status.code == 403));
-            sleep(failures.delay_after(why, &error)).await;
+            let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
+            failures.failed(client::describe(&error), forbidden);
+            let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
+            let retry_after = match client::blocker("watch", &error).retry {
+                Retry::After(least) => Some(least),
+                Retry::Soon | Retry::Backoff | Retry::OnChange => None,
+            };
+            sleep(backoff.delay(failures.in_a_row, retry_after, jitter())).await;
         }
     }
 
@@ -74,7 +77,7 @@ where
     /// version seen (410), so that the caller starts over.
     async fn watch(
         &self,
-        failures: &mut WatchFailures,
+        failures: &mut WatchFailures<'_>,
         notify: &impl Fn(MetadataEvent<'_>),
     ) -> kube::Result<()> {
         // The list is only there for its version, so that one object is enough.
@@ -95,7 +98,7 @@ where
                 // Opening a watch succeeds even where reading from it fails: only an event proves that it works, be it
                 // a bookmark.
                 if let Ok(Some(Ok(_))) = event {
-                    failures.reset();
+                    failures.works();
                 }
                 match event {
                     Ok(Some(Ok(
@@ -122,31 +125,41 @@ where
 }
 
 /// The failures in a row of one watch. Logs a failure when its text changes, and the first success after it.
-struct WatchFailures {
-    resource: String,
+pub(crate) struct WatchFailures<'a> {
+    resource: Cow<'static, str>,
+    /// The namespace that the watch is limited to, if any.
+    namespace: Option<&'a str>,
+    synced: &'a ReadyCheck,
+    metrics: &'a Metrics,
     in_a_row: u32,
-    last: String,
+    last: Option<String>,
 }
 
-impl WatchFailures {
-    fn delay_after(&mut self, why: String, error: &kube::Error) -> Duration {
-        self.in_a_row += 1;
-        if self.last != why {
-            tracing::warn!(resource = self.resource, "watch failed, retrying: {why}");
-            self.last = why;
-        }
-        let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
-        let retry_after = match client::blocker("watch", error).retry {
-            Retry::After(least) => Some(least),
-            Retry::Soon | Retry::Backoff | Retry::OnChange => None,
-        };
-        backoff.delay(self.in_a_row, retry_after, jitter())
+impl<'a> WatchFailures<'a> {
+    pub(crate) fn new(
+        resource: Cow<'static, str>,
+        namespace: Option<&'a str>,
+        synced: &'a ReadyCheck,
+        metrics: &'a Metrics,
+    ) -> Self {
+        Self { resource, namespace, synced, metrics, in_a_row: 0, last: None }
     }
 
-    fn reset(&mut self) {
-        if !self.last.is_empty() {
-            tracing::info!(resource = self.resource, "watch works again");
+    pub(crate) fn failed(&mut self, why: String, forbidden: bool) {
+        self.in_a_row += 1;
+        self.metrics.watch_restarts(&self.resource);
+        self.synced.note(&why, forbidden);
+        if self.last.as_ref() != Some(&why) {
+            let Self { resource, namespace, .. } = self;
+            tracing::warn!(%resource, namespace, "watch failed, retrying: {why}");
+            self.last = Some(why);
         }
-        (self.in_a_row, self.last) = (0, String::new());
+    }
+
+    pub(crate) fn works(&mut self) {
+        self.in_a_row = 0;
+        if self.last.take().is_some() {
+            tracing::info!(resource = %self.resource, "watch works again");
+        }
     }
 }

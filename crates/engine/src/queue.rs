@@ -176,6 +176,7 @@ impl Queue {
             }
             let next_due = self.next_due();
             tokio::select! {
+                // The stop comes first, so that a queue that never empties stops too.
                 biased;
                 () = stop.cancelled() => break,
                 Some(_) = running.join_next() => {}

@@ -110,6 +110,7 @@ pub enum SecretOwnership {
 #[derive(Deserialize)]
 struct Body {
     metadata: Meta,
+    // The API server leaves out empty maps and lists, here and in the metadata.
     #[serde(default)]
     data: Option<BTreeMap<String, ByteString>>,
     #[serde(default)]

@@ -52,6 +52,7 @@ where
         "status": next,
     });
     let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
+    // Forced: a status field that another client applied would be a conflict for ever otherwise.
     match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await {
         Ok(_) => Ok(StatusWrite::Changed),
         Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {
@@ -83,6 +84,7 @@ impl Events {
             type_: if event.warning { EventType::Warning } else { EventType::Normal },
             reason: event.reason.to_string(),
             note: Some(truncated(&event.message)),
+            // The API server requires an action for events of events.k8s.io/v1.
             action: "Reconcile".to_owned(),
             secondary: None,
         };

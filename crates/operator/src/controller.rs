@@ -84,6 +84,7 @@ pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
             never = stopping => never,
         }
     });
+    // Does not wait for a DNS lookup that hangs, which tokio runs on a thread of its own.
     runtime.shutdown_background();
     outcome
 }

@@ -130,6 +130,7 @@ fn deployment(install: &Install) -> Value {
                 "metadata": {"labels": labels()},
                 "spec": {
                     "serviceAccountName": NAME,
+                    // Longer than the default of --shutdown-timeout and the release of the lease together.
                     "terminationGracePeriodSeconds": 30,
                     "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
                     "containers": [{

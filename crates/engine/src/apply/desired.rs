@@ -60,9 +60,14 @@ impl DesiredObject {
         Ok(contains("", &typed(live)?, &self.object))
     }
 
-    /// The object with a precondition in its metadata.
-    pub(super) fn with_precondition(&self, field: &str, value: Value) -> Unprintable {
-        Unprintable(with(self.object.clone(), &["metadata", field], value))
+    /// The patch that creates the object, and is refused with 409 if it exists: no object has version 1.
+    pub(super) fn if_absent(&self) -> Unprintable {
+        Unprintable(with(self.object.clone(), &["metadata", "resourceVersion"], json!("1")))
+    }
+
+    /// The patch that changes this incarnation of the object, and is refused if it was deleted since.
+    pub(super) fn if_incarnation(&self, uid: Option<String>) -> Unprintable {
+        Unprintable(with(self.object.clone(), &["metadata", "uid"], json!(uid)))
     }
 }
 

@@ -24,6 +24,7 @@ use super::Context;
 /// The object as the controlling owner of its children. None: the object has no UID, because the API server never stored it.
 pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &str) -> Option<Owner> {
     let mut reference = object.controller_owner_ref(&())?;
+    // A foreground deletion of the owner waits for children that have this.
     reference.block_owner_deletion = Some(true);
     let labels = object::selector(object, component);
     Some(Owner { namespace: object.namespace()?, reference, labels, mark: OwnerMark::ControllerReference })
