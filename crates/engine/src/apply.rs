@@ -298,11 +298,11 @@ impl Applier {
         if applied_hash.is_none() {
             migrate_managed_fields(api, &desired.name).await?;
         }
-        let mut written = self.send(api, desired, desired.if_incarnation(live.uid())).await?;
+        let mut written = self.send(api, desired, desired.if_same(live)).await?;
         // A cached object has no managed fields: only the response shows whether fields must be migrated.
         if has_updates(&written) {
             migrate_managed_fields(api, &desired.name).await?;
-            written = self.send(api, desired, desired.if_incarnation(live.uid())).await?;
+            written = self.send(api, desired, desired.if_same(live)).await?;
         }
         Ok(Applied::Written(written))
     }

@@ -95,10 +95,10 @@ pub fn access(install: &Install) -> Vec<Value> {
 fn granted(namespace: Option<&str>, name: &str, rules: &[PolicyRule], of: &str) -> [Value; 2] {
     const API: &str = "rbac.authorization.k8s.io";
     let role = if namespace.is_some() { "Role" } else { "ClusterRole" };
-    let mut metadata = json!({"name": name, "labels": labels()});
-    if let Some(namespace) = namespace {
-        metadata["namespace"] = json!(namespace);
-    }
+    let metadata = namespace.map_or_else(
+        || json!({"name": name, "labels": labels()}),
+        |namespace| json!({"name": name, "namespace": namespace, "labels": labels()}),
+    );
     [
         json!({"apiVersion": format!("{API}/v1"), "kind": role, "metadata": metadata, "rules": rules}),
         json!({

@@ -66,8 +66,8 @@ impl DesiredObject {
     }
 
     /// The patch that changes this incarnation of the object, and is refused if it was deleted since.
-    pub(super) fn if_incarnation(&self, uid: Option<String>) -> Unprintable {
-        Unprintable(with(self.object.clone(), &["metadata", "uid"], json!(uid)))
+    pub(super) fn if_same<K: Resource>(&self, live: &K) -> Unprintable {
+        Unprintable(with(self.object.clone(), &["metadata", "uid"], json!(live.uid())))
     }
 }
 
