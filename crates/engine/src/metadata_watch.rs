@@ -4,7 +4,7 @@
 //! thousand Secrets cost as much memory and traffic as one. In return it does not know the state before it started.
 //! Whenever it starts without a version to resume from it reports a gap, and the caller reads the objects it needs.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt::Debug, sync::Arc};
 
 use coder_k8s_core::outcome::Retry;
 use futures::StreamExt;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
     backoff::{Backoff, jitter},
-    failure,
+    client,
     health::ReadyCheck,
     intervals::{
         WATCH_IDLE_TIMEOUT, WATCH_REOPEN_DELAY, WATCH_RETRY_BASE, WATCH_RETRY_MAX,
@@ -56,20 +56,20 @@ where
 {
     /// Watches until the future is dropped, and calls `notify` for every event.
     pub async fn run(self, notify: impl Fn(MetadataEvent<'_>) + Send) {
-        let mut failures =
-            WatchFailures { resource: K::plural(&()).into_owned(), in_a_row: 0, last: String::new() };
+        let mut failures = WatchFailures::new(K::plural(&()), None, &self.synced, &self.metrics);
         loop {
             let Err(error) = self.watch(&mut failures, &notify).await else {
                 sleep(WATCH_REOPEN_DELAY).await;
                 continue;
             };
-            self.metrics.watch_restarts(&failures.resource);
-            let why = crate::client::describe(&error);
-            match &error {
-                kube::Error::Api(status) if status.code == 403 => self.synced.forbidden(&why),
-                _ => self.synced.note(&why),
-            }
-            sleep(failures.delay_after(why, &error)).await;
+            let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
+            failures.failed(client::describe(&error), forbidden);
+            let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
+            let retry_after = match client::blocker("watch", &error).retry {
+                Retry::After(least) => Some(least),
+                Retry::Soon | Retry::Backoff | Retry::OnChange => None,
+            };
+            sleep(backoff.delay(failures.in_a_row, retry_after, jitter())).await;
         }
     }
 
@@ -77,10 +77,12 @@ where
     /// version seen (410), so that the caller starts over.
     async fn watch(
         &self,
-        failures: &mut WatchFailures,
+        failures: &mut WatchFailures<'_>,
         notify: &impl Fn(MetadataEvent<'_>),
     ) -> kube::Result<()> {
-        let mut version = self.current_version().await?;
+        // The list is only there for its version, so that one object is enough.
+        let list = self.api.list(&ListParams::default().limit(1)).await?;
+        let mut version = list.metadata.resource_version.unwrap_or_default();
         let params = WatchParams::default().timeout(WATCH_SERVER_TIMEOUT_SECONDS);
         let mut started = false;
         loop {
@@ -96,7 +98,7 @@ where
                 // Opening a watch succeeds even where reading from it fails: only an event proves that it works, be it
                 // a bookmark.
                 if let Ok(Some(Ok(_))) = event {
-                    failures.reset();
+                    failures.works();
                 }
                 match event {
                     Ok(Some(Ok(
@@ -120,39 +122,44 @@ where
             sleep_until(opened + WATCH_REOPEN_DELAY).await;
         }
     }
-
-    async fn current_version(&self) -> kube::Result<String> {
-        let list = self.api.list(&ListParams::default().limit(1)).await?;
-        Ok(list.metadata.resource_version.unwrap_or_default())
-    }
 }
 
 /// The failures in a row of one watch. Logs a failure when its text changes, and the first success after it.
-struct WatchFailures {
-    resource: String,
+pub(crate) struct WatchFailures<'a> {
+    resource: Cow<'static, str>,
+    /// The namespace that the watch is limited to, if any.
+    namespace: Option<&'a str>,
+    synced: &'a ReadyCheck,
+    metrics: &'a Metrics,
     in_a_row: u32,
-    last: String,
+    last: Option<String>,
 }
 
-impl WatchFailures {
-    fn delay_after(&mut self, why: String, error: &kube::Error) -> Duration {
-        self.in_a_row += 1;
-        if self.last != why {
-            tracing::warn!(resource = self.resource, "watch failed, retrying: {why}");
-            self.last = why;
-        }
-        let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
-        let retry_after = match failure::from_kube("watch", error).retry {
-            Retry::After(least) => Some(least),
-            Retry::Soon | Retry::Backoff | Retry::OnChange => None,
-        };
-        backoff.delay(self.in_a_row, retry_after, jitter())
+impl<'a> WatchFailures<'a> {
+    pub(crate) fn new(
+        resource: Cow<'static, str>,
+        namespace: Option<&'a str>,
+        synced: &'a ReadyCheck,
+        metrics: &'a Metrics,
+    ) -> Self {
+        Self { resource, namespace, synced, metrics, in_a_row: 0, last: None }
     }
 
-    fn reset(&mut self) {
-        if !self.last.is_empty() {
-            tracing::info!(resource = self.resource, "watch works again");
+    pub(crate) fn failed(&mut self, why: String, forbidden: bool) {
+        self.in_a_row += 1;
+        self.metrics.watch_restarts(&self.resource);
+        self.synced.note(&why, forbidden);
+        if self.last.as_ref() != Some(&why) {
+            let Self { resource, namespace, .. } = self;
+            tracing::warn!(%resource, namespace, "watch failed, retrying: {why}");
+            self.last = Some(why);
         }
-        (self.in_a_row, self.last) = (0, String::new());
+    }
+
+    pub(crate) fn works(&mut self) {
+        self.in_a_row = 0;
+        if self.last.take().is_some() {
+            tracing::info!(resource = %self.resource, "watch works again");
+        }
     }
 }

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use crate::{
     cache::{Cache, ObjectKey},
     health::ReadyCheck,
+    metadata_watch::WatchFailures,
     metrics::Metrics,
 };
 
@@ -59,31 +60,19 @@ where
         let mut events =
             watcher(self.api.clone(), self.config.clone()).backoff(WithoutReset::default()).boxed();
         let mut listed = HashSet::new();
-        let mut last_failure: Option<String> = None;
-        let resource = K::plural(&());
+        let namespace = self.namespace.as_deref();
+        let mut failures = WatchFailures::new(K::plural(&()), namespace, &self.synced, &self.metrics);
         loop {
             match events.try_next().await {
                 Ok(Some(event)) => {
                     // `Init` only announces that a list will be requested; it proves nothing.
-                    if !matches!(event, watcher::Event::Init) && last_failure.take().is_some() {
-                        tracing::info!(%resource, "watch works again");
+                    if !matches!(event, watcher::Event::Init) {
+                        failures.works();
                     }
                     self.handle(event, &mut listed, &notify);
                 }
                 Ok(None) => return,
-                Err(error) => {
-                    self.metrics.watch_restarts(&resource);
-                    let why = explain(&error);
-                    if is_forbidden(&error) {
-                        self.synced.forbidden(&why);
-                    } else {
-                        self.synced.note(&why);
-                    }
-                    if last_failure.as_ref() != Some(&why) {
-                        tracing::warn!(%resource, namespace = self.namespace, "watch failed, retrying: {why}");
-                        last_failure = Some(why);
-                    }
-                }
+                Err(error) => failures.failed(explain(&error), is_forbidden(&error)),
             }
         }
     }

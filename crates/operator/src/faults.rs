@@ -13,23 +13,20 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 /// The environment variable with the path of the faults.
-pub(crate) const VARIABLE: &str = "CODER_K8S_FAULTS";
+const VARIABLE: &str = "CODER_K8S_FAULTS";
 
 /// The faults for calls to Kubernetes. None: the variable is not set.
 pub(crate) fn from_env() -> Option<Arc<dyn Faults>> {
-    let file = PathBuf::from(std::env::var_os(VARIABLE)?);
-    tracing::debug!("faults of {} are injected", file.display());
-    Some(Arc::new(FaultsFile { file, used: Mutex::default() }))
+    let faults = FaultsFile::from_env()?;
+    tracing::debug!("faults of {} are injected", faults.file.display());
+    Some(Arc::new(faults))
 }
 
 /// Adds faults and addresses to the settings of coderd's clients. In a fault `VERB` is `coderd`, and `RESOURCE` the name of
 /// the call with dashes. `CODER_K8S_HOSTS` names a file with lines `HOST ADDRESS:PORT`, because the DNS names of Services do
 /// not resolve outside a cluster.
 pub(crate) fn of_coderd(settings: Settings) -> Settings {
-    let listed = std::env::var_os(VARIABLE).map(|file| {
-        Arc::new(FaultsFile { file: file.into(), used: Mutex::default() })
-            as Arc<dyn coder_k8s_coderd::Faults>
-    });
+    let listed = FaultsFile::from_env().map(|faults| Arc::new(faults) as Arc<dyn coder_k8s_coderd::Faults>);
     let hosts = std::env::var_os("CODER_K8S_HOSTS")
         .map(|file| Arc::new(HostsFile { file: file.into() }) as Arc<dyn coder_k8s_coderd::Resolve>);
     Settings { faults: listed, resolver: hosts.or(settings.resolver.clone()), ..settings }
@@ -79,15 +76,20 @@ struct FaultsFile {
 
 impl Faults for FaultsFile {
     fn before(&self, call: &Call) -> Option<Fault> {
-        self.find("before", call.verb.as_str(), &call.resource, call.path())
+        self.find("before", call.verb, &call.resource, &call.path)
     }
 
     fn after(&self, call: &Call) -> Option<Fault> {
-        self.find("after", call.verb.as_str(), &call.resource, call.path())
+        self.find("after", call.verb, &call.resource, &call.path)
     }
 }
 
 impl FaultsFile {
+    fn from_env() -> Option<Self> {
+        let file = PathBuf::from(std::env::var_os(VARIABLE)?);
+        Some(Self { file, used: Mutex::default() })
+    }
+
     fn find(&self, when: &str, verb: &str, resource: &str, path: &str) -> Option<Fault> {
         let text = fs::read_to_string(&self.file).ok()?;
         let line = text.lines().find(|line| applies(line, when, verb, resource, path))?;

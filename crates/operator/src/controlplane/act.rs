@@ -13,7 +13,7 @@ use coder_k8s_core::{
     rollout::Rollout,
     service,
 };
-use coder_k8s_engine::{apply::Owner, failure, queue::Action};
+use coder_k8s_engine::{apply::Owner, client, queue::Action};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
@@ -129,7 +129,7 @@ async fn roll_out(
         && let Err(error) = ctx.applier.hand_over_replicas(live).await
     {
         let what = format!("hand over the replicas of Deployment {}", live.name_any());
-        done.failures.push(failure::from_kube(&what, &error));
+        done.failures.push(client::blocker(&what, &error));
         return cached;
     }
     apply(ctx, owner, controlplane::deployment::build(observed, sources, ipv6), cached, done).await
