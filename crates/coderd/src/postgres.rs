@@ -25,7 +25,7 @@ use jiff::{SignedDuration, Timestamp};
 use secrecy::SecretString;
 
 pub use dsn::{BadDsn, Dsn, DsnContext};
-pub use error::{DatabaseErrorKind, Error};
+pub use error::{DatabaseError, DatabaseErrorKind};
 
 use self::session::{Scope, Session};
 use crate::{Call, Faults, Observer, Resolve};
@@ -149,20 +149,20 @@ impl Postgres {
     }
 
     /// Checks whether the connection URL and the CA are usable, without connecting.
-    pub fn examine(&self, dsn: &Dsn, ca: Option<&[u8]>) -> Result<(), Error> {
+    pub fn examine(&self, dsn: &Dsn, ca: Option<&[u8]>) -> Result<(), DatabaseError> {
         tls::Tls::of(dsn, ca).map(drop).map_err(|kind| Scope::new(&self.settings, dsn).error(CONNECT, kind))
     }
 
     /// Makes sure that the account, its memberships and a token exist. Writes only what differs.
     ///
     /// `ca` is the CA of the database as PEM. An error means that nothing changed, except if the answer to the commit
-    /// was lost ([`Error::may_have_happened`]). The next call recovers from either.
+    /// was lost ([`DatabaseError::may_have_happened`]). The next call recovers from either.
     pub async fn ensure(
         &self,
         dsn: &Dsn,
         ca: Option<&[u8]>,
         request: &TokenRequest<'_>,
-    ) -> Result<Ensured, Error> {
+    ) -> Result<Ensured, DatabaseError> {
         let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
         let ensured = session.step(ENSURE, ensure::ensure(&session, request)).await?;
         if !ensured.changes.is_empty() {
@@ -174,7 +174,7 @@ impl Postgres {
 
     /// Deletes the tokens of this name, and suspends the account if no other token of an operator is left. Returns
     /// the number of deleted tokens. Zero is a success too, as is a database that coderd never migrated.
-    pub async fn revoke(&self, dsn: &Dsn, ca: Option<&[u8]>, token_name: &str) -> Result<u64, Error> {
+    pub async fn revoke(&self, dsn: &Dsn, ca: Option<&[u8]>, token_name: &str) -> Result<u64, DatabaseError> {
         let names = token::TokenNames::of(token_name);
         let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
         let (removed, written) = session.step(REVOKE, revoke::revoke(&session, &names)).await?;

@@ -1,6 +1,6 @@
 //! Errors of the database.
 //!
-//! [`Error::reason`] is for conditions and metrics, [`Error::retry`] for the requeue, [`Error::stalled`] says whether
+//! [`DatabaseError::reason`] is for conditions and metrics, [`DatabaseError::retry`] for the requeue, [`DatabaseError::stalled`] says whether
 //! a person has to act, and `Display` is for people. Of an error of the server only its SQLSTATE and the names of
 //! tables, columns and constraints are kept: its messages quote values.
 
@@ -8,12 +8,12 @@ use coder_k8s_api::Reason;
 use std::time::Duration;
 
 use super::dsn::BadDsn;
-use crate::Retry;
+use crate::RetryAdvice;
 
 /// A call to the database that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} at {server}: {kind}")]
-pub struct Error {
+pub struct DatabaseError {
     /// Name of the step, as in metrics.
     pub call: &'static str,
     /// Host, port and database.
@@ -98,18 +98,18 @@ pub enum DatabaseErrorKind {
     Unexpected(&'static str),
 }
 
-impl Error {
+impl DatabaseError {
     /// The reason for conditions and metrics.
     pub fn reason(&self) -> Reason {
         self.kind.reason()
     }
 
     /// When to retry.
-    pub fn retry(&self) -> Retry {
+    pub fn retry(&self) -> RetryAdvice {
         match self.kind {
-            DatabaseErrorKind::BadUrl(_) | DatabaseErrorKind::BadAuthorities(_) => Retry::OnChange,
+            DatabaseErrorKind::BadUrl(_) | DatabaseErrorKind::BadAuthorities(_) => RetryAdvice::OnChange,
             // The database can change without an event in Kubernetes, so everything else is retried.
-            _ => Retry::Backoff,
+            _ => RetryAdvice::Backoff,
         }
     }
 

@@ -19,7 +19,7 @@ use tokio_postgres::{Client, Config, NoTls, Row};
 
 use super::classify;
 use super::dsn::Dsn;
-use super::error::{DatabaseErrorKind, Error};
+use super::error::{DatabaseError, DatabaseErrorKind};
 use super::tls::Tls;
 use super::{COMMIT, CONNECT, PostgresSettings};
 use crate::{Call, EXIT_CODE, Fault};
@@ -52,7 +52,7 @@ impl<'a> Scope<'a> {
         Self { settings, dsn, until: Instant::now() + settings.whole }
     }
 
-    pub(super) fn error(&self, call: Call, kind: DatabaseErrorKind) -> Error {
+    pub(super) fn error(&self, call: Call, kind: DatabaseErrorKind) -> DatabaseError {
         let uncertain = call == COMMIT
             && matches!(
                 kind,
@@ -60,7 +60,7 @@ impl<'a> Scope<'a> {
                     | DatabaseErrorKind::Unreachable(_)
                     | DatabaseErrorKind::Unexpected(_)
             );
-        Error { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain }
+        DatabaseError { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain }
     }
 
     /// Runs one step within the deadline of the whole call, with the faults that tests inject.
@@ -68,7 +68,7 @@ impl<'a> Scope<'a> {
         &self,
         call: Call,
         work: impl Future<Output = Result<T, DatabaseErrorKind>>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, DatabaseError> {
         let mut timer = StepTimer {
             settings: self.settings,
             call,
@@ -89,14 +89,14 @@ impl<'a> Scope<'a> {
         timer.outcome = result.as_ref().map_or_else(|kind| kind.reason().as_str(), |_| "ok");
         result.map_err(|kind| {
             let error = self.error(call, kind);
-            Error { uncertain: error.uncertain && sent, ..error }
+            DatabaseError { uncertain: error.uncertain && sent, ..error }
         })
     }
 }
 
 impl<'a> Session<'a> {
     /// Connects. The transaction begins with [`Session::begin`].
-    pub(super) async fn open(scope: Scope<'a>, ca: Option<&[u8]>) -> Result<Self, Error> {
+    pub(super) async fn open(scope: Scope<'a>, ca: Option<&[u8]>) -> Result<Self, DatabaseError> {
         let Scope { settings, dsn, .. } = scope;
         let allowed = dsn.connect_timeout.map_or(settings.connect, |asked| asked.min(settings.connect));
         let connected = async {
@@ -115,7 +115,7 @@ impl<'a> Session<'a> {
         &self,
         call: Call,
         work: impl Future<Output = Result<T, DatabaseErrorKind>>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, DatabaseError> {
         self.scope.step(call, work).await
     }
 
@@ -159,7 +159,7 @@ impl<'a> Session<'a> {
     }
 
     /// Commits the transaction.
-    pub(super) async fn commit(&self) -> Result<(), Error> {
+    pub(super) async fn commit(&self) -> Result<(), DatabaseError> {
         self.step(COMMIT, self.bounded("commit", self.client.batch_execute("COMMIT"))).await
     }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use coder_k8s_coderd::postgres::{Dsn, DsnContext, Ensured, Error, Postgres, PostgresSettings, TokenRequest};
+use coder_k8s_coderd::postgres::{
+    DatabaseError, Dsn, DsnContext, Ensured, Postgres, PostgresSettings, TokenRequest,
+};
 use coder_k8s_testbed::postgres::{Client, Database, migrated};
 use jiff::{SignedDuration, Timestamp, Unit};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -66,15 +68,15 @@ impl Scene {
         TokenRequest { token_name: NAME, existing, lifetime: LIFETIME, now: self.now, replace: false }
     }
 
-    pub async fn ensure(&self, existing: Option<&SecretString>) -> Result<Ensured, Error> {
+    pub async fn ensure(&self, existing: Option<&SecretString>) -> Result<Ensured, DatabaseError> {
         self.ensure_as(&self.wanted(existing)).await
     }
 
-    pub async fn ensure_as(&self, wanted: &TokenRequest<'_>) -> Result<Ensured, Error> {
+    pub async fn ensure_as(&self, wanted: &TokenRequest<'_>) -> Result<Ensured, DatabaseError> {
         self.operator.ensure(&self.dsn, None, wanted).await
     }
 
-    pub async fn revoke(&self, name: &str) -> Result<u64, Error> {
+    pub async fn revoke(&self, name: &str) -> Result<u64, DatabaseError> {
         self.operator.revoke(&self.dsn, None, name).await
     }
 
