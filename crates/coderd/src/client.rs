@@ -30,7 +30,8 @@ const SESSION_TOKEN: &str = "coder-session-token";
 const PROVISIONER_KEY: &str = "coder-provisioner-daemon-key";
 const PROXY_TOKEN: &str = "coder-external-proxy-token";
 const BYPASS_RATE_LIMIT: &str = "x-coder-bypass-ratelimit";
-/// The answer to a bypass that the caller may not use.
+/// The answer to a bypass that the caller may not use. coderd grants it to owners alone, and answers 428 to others instead
+/// of ignoring the header, so that the request has to be sent again without it.
 const BYPASS_REFUSED: u16 = 428;
 
 /// A client of one coderd. Outside this crate only an [`crate::IdentifiedServer`] makes one with a token.
@@ -184,6 +185,7 @@ impl Client {
         }
         let mut url = self.origin.url.clone();
         if self.is_rerouted() {
+            // A port in the URL would replace the one of the resolved address.
             url.set_port(None).ok()?;
         }
         url.path_segments_mut().ok()?.clear().extend(&request.path);
@@ -211,6 +213,7 @@ impl Client {
         let mut message =
             self.pool.request(request.method.clone(), url).header(header::ACCEPT, "application/json");
         if self.is_rerouted() {
+            // The URL has no port now; the server sees the address that it was asked by.
             message = message.header(header::HOST, &self.origin.authority);
         }
         if let Some((name, secret)) = self.credential(request) {

@@ -1,9 +1,9 @@
 //! The HTTP client of coderd.
 //!
 //! A [`Connector`] is made once a process. [`Connector::server`] gives a [`Server`], which, once it is identified, gives a
-//! [`Client`] with a credential. Every call passes one narrow place, which names and counts it, gives it a deadline, holds it to the server's request budget
-//! (`request_budget`) and can make it fail on purpose ([`Faults`]). Answers become types, refusals become an
-//! [`CoderdError`] that says why and when to try again.
+//! [`Client`] with a credential. Every call passes one narrow place (`client`), which names and counts it, gives it a
+//! deadline, holds it to the server's request budget and can make it fail on purpose ([`Faults`]). Answers become types,
+//! refusals become a [`CoderdError`] that says why and when to try again.
 //!
 //! [`postgres`] is the way in where nobody has a token yet: the operator's own account in coderd's database.
 //!
@@ -34,4 +34,4 @@ pub use provisioning::{
 pub use proxies::{Proxy, ProxyHealth, ProxySettings, RegisteredProxy};
 pub use request::Call;
 pub use server::{BadTarget, BoundToken, CredentialError, IdentifiedServer, Server, Target, is_same_server};
-pub use users::{BuildInfo, FirstUser, NewFirstUser, NewToken, NewUser, Organization, Token, User};
+pub use users::{BuildInfo, FirstUser, IssuedToken, NewFirstUser, NewUser, Organization, Token, User};

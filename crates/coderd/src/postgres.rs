@@ -82,7 +82,7 @@ impl Default for PostgresSettings {
 
 /// The token that a control plane needs.
 #[derive(Clone, Copy, Debug)]
-pub struct TokenRequest<'a> {
+pub struct DatabaseTokenRequest<'a> {
     /// Name of the token, unique for each control plane.
     pub token_name: &'a str,
     /// The token that the operator has, if any.
@@ -161,7 +161,7 @@ impl Postgres {
         &self,
         dsn: &Dsn,
         ca: Option<&[u8]>,
-        request: &TokenRequest<'_>,
+        request: &DatabaseTokenRequest<'_>,
     ) -> Result<Ensured, DatabaseError> {
         self.transact(dsn, ca, ENSURE, async |session| access::ensure(session, request).await).await
     }

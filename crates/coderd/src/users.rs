@@ -129,7 +129,7 @@ pub struct Token {
 
 /// A token that was just created. coderd shows it once.
 #[derive(Clone, Debug)]
-pub struct NewToken {
+pub struct IssuedToken {
     /// The public half, by which the token is deleted.
     pub id: String,
     /// The complete token.
@@ -241,14 +241,19 @@ impl Client {
     /// Creates a token with all permissions of its user. `user` is a UUID, a name, or `me`.
     ///
     /// `Invalid`: the lifetime exceeds [`Self::longest_token_lifetime`]. `Duplicate`: the name is taken.
-    pub async fn create_token(&self, user: &str, name: &str, lifetime: Option<Duration>) -> Result<NewToken> {
+    pub async fn create_token(
+        &self,
+        user: &str,
+        name: &str,
+        lifetime: Option<Duration>,
+    ) -> Result<IssuedToken> {
         // coderd expects nanoseconds, and takes zero for its own default lifetime.
         let lifetime = lifetime.map_or(0, |lifetime| i64::try_from(lifetime.as_nanos()).unwrap_or(i64::MAX));
         let body = json!({ "token_name": name, "lifetime": lifetime });
         let request = Request::post("create token", &["users", user, "keys", "tokens"], &body);
         let created: CreatedToken = self.fetch(request.on(Surface::HidesForbidden)).await?;
         let id = created.key.expose_secret().split('-').next().unwrap_or_default().to_owned();
-        Ok(NewToken { id, secret: created.key })
+        Ok(IssuedToken { id, secret: created.key })
     }
 
     /// The longest lifetime that coderd allows for a token of this user.

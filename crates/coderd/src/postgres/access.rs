@@ -9,13 +9,16 @@ use super::plan::{self, AccessPlan, AccountPlan, ObservedAccount, TokenNames, To
 use super::rows::{self, Statements};
 use super::schema::Catalog;
 use super::session::Session;
-use super::{Change, Ensured, TokenRequest};
+use super::{Change, DatabaseTokenRequest, Ensured};
 
 /// Makes sure of the account, its memberships and a token. Also returns whether anything was written.
-pub(super) async fn ensure(session: &Session<'_>, request: &TokenRequest<'_>) -> Result<(Ensured, bool)> {
+pub(super) async fn ensure(
+    session: &Session<'_>,
+    request: &DatabaseTokenRequest<'_>,
+) -> Result<(Ensured, bool)> {
     // Postgres stores microseconds. Rounding first makes a time that is read back equal to the one that was written.
     let now = request.now.round(Unit::Microsecond).unwrap_or(request.now);
-    let request = &TokenRequest { now, ..*request };
+    let request = &DatabaseTokenRequest { now, ..*request };
     let schema = Catalog::read(session).await?.check()?;
     let names = &TokenNames::of(request.token_name);
     let rows = &Statements { session, schema, names, now };
@@ -55,7 +58,7 @@ pub(super) async fn revoke(session: &Session<'_>, names: &TokenNames) -> Result<
 }
 
 /// The existing token, which stays.
-fn kept(observed: &ObservedAccount, id: &str, request: &TokenRequest<'_>) -> Result<CurrentToken> {
+fn kept(observed: &ObservedAccount, id: &str, request: &DatabaseTokenRequest<'_>) -> Result<CurrentToken> {
     let row = observed.tokens.iter().find(|token| token.id == id);
     let (row, existing) = row.zip(request.existing).ok_or(DatabaseErrorKind::Unexpected("keep its token"))?;
     // A Secret that a person created may end with a newline, which a header cannot contain.
@@ -66,7 +69,7 @@ fn kept(observed: &ObservedAccount, id: &str, request: &TokenRequest<'_>) -> Res
 
 async fn write(
     rows: &Statements<'_>,
-    request: &TokenRequest<'_>,
+    request: &DatabaseTokenRequest<'_>,
     make_account: bool,
     changes: &mut Vec<Change>,
 ) -> Result<CurrentToken> {

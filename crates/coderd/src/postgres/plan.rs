@@ -10,7 +10,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
 use super::error::{DatabaseErrorKind, Result};
-use super::{EMAIL, TokenRequest, USERNAME};
+use super::{DatabaseTokenRequest, EMAIL, USERNAME};
 
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 /// The largest multiple of 62 in a byte. Larger bytes are skipped, because they would make some characters more
@@ -135,7 +135,7 @@ impl AccessPlan {
 }
 
 /// Decides what to write. Fails if a person has the account, or if there is no organization yet.
-pub(super) fn plan(observed: &ObservedAccount, request: &TokenRequest<'_>) -> Result<AccessPlan> {
+pub(super) fn plan(observed: &ObservedAccount, request: &DatabaseTokenRequest<'_>) -> Result<AccessPlan> {
     let ObservedAccount { accounts, is_admin, tokens } = observed;
     let account = account(accounts)?;
     if is_admin.is_empty() {
@@ -158,7 +158,7 @@ fn account(accounts: &[Account]) -> Result<AccountPlan> {
     })
 }
 
-fn token(tokens: &[TokenRow], names: &TokenNames, request: &TokenRequest<'_>) -> TokenPlan {
+fn token(tokens: &[TokenRow], names: &TokenNames, request: &DatabaseTokenRequest<'_>) -> TokenPlan {
     let brought = request.existing.and_then(TokenParts::of);
     let valid = tokens.iter().find(|token| {
         let same = |parts: &TokenParts| token.id == parts.id && token.digest == parts.digest;

@@ -24,7 +24,7 @@ fn row(id: &str, name: &str, created: i32) -> TokenRow {
 
 fn decide(tokens: &[TokenRow], existing: Option<&str>, replace: bool) -> TokenPlan {
     let existing = existing.map(|id| SecretString::from(format!("{id}-{id}")));
-    let request = TokenRequest {
+    let request = DatabaseTokenRequest {
         token_name: NAME,
         existing: existing.as_ref(),
         lifetime: HOUR * 30,
