@@ -41,35 +41,12 @@ pub struct Proxy {
     pub version: String,
 }
 
-/// Result of a health check of coderd.
+/// Result of a health check of coderd. The problems that it found are left out: the status names the state alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ProxyHealth {
     /// `ok`, `unreachable`, `unhealthy`, `unregistered`, or `unknown` before the first check.
     #[serde(default, deserialize_with = "answer::or_default")]
     pub status: String,
-    /// Problems that the check found.
-    #[serde(default, deserialize_with = "answer::or_default")]
-    report: HealthReport,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-struct HealthReport {
-    #[serde(default, deserialize_with = "answer::or_default")]
-    errors: Vec<String>,
-    #[serde(default, deserialize_with = "answer::or_default")]
-    warnings: Vec<String>,
-}
-
-impl ProxyHealth {
-    /// Problems that make the proxy unhealthy.
-    pub fn errors(&self) -> &[String] {
-        &self.report.errors
-    }
-
-    /// Problems that do not make the proxy unhealthy.
-    pub fn warnings(&self) -> &[String] {
-        &self.report.warnings
-    }
 }
 
 /// How a proxy appears. All fields are required: coderd refuses to update a proxy with an empty one.
