@@ -1,20 +1,37 @@
-//! An HTTP response of the server, read completely and within bounds. What it means is decided in [`crate::classify`]
-//! and [`crate::decode`].
+//! An HTTP response of the server: read completely and within bounds, decoded, or classified as a refusal. Pure but for
+//! [`Answer::read`].
+//!
+//! Decoding: a null or missing field becomes its default and an unknown field is ignored, so that other releases of coderd
+//! can be read.
+//!
+//! Refusals: coderd answers in JSON with a `message`. Its text is the only way to tell a missing route from a missing
+//! object, and a missing license from a missing permission. A refusal that is not JSON comes from a proxy or gateway in
+//! between and says nothing about coderd. A 404 counts only if coderd itself sent it: the 404 of a gateway, which may
+//! be JSON as well, must not look like a deleted object.
 
 use std::time::Duration;
 
 use http::{HeaderMap, header};
+use jiff::Timestamp;
 use reqwest::Response;
-use secrecy::zeroize::Zeroizing;
+use secrecy::{SecretString, zeroize::Zeroizing};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, IgnoredAny},
+};
+use url::Url;
 
-use crate::error::{ErrorKind, Outage, Unexpected};
+use crate::{
+    error::{ErrorKind, Outage, Unexpected},
+    intervals::{MAX_BODY_BYTES, MAX_MESSAGE_CHARS, RATE_LIMIT_DELAY_DEFAULT},
+    request::Surface,
+    server,
+};
 
-/// The largest body in bytes. A longer one is an error, whoever sends it.
-pub(crate) const MAX_BODY: usize = 4 * 1024 * 1024;
 /// A header that coderd sets on every response, and a proxy or gateway in front of it does not.
 const CODERD_HEADER: &str = "x-coder-build-version";
-/// Delay after a 429 without a usable `Retry-After`.
-const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(30);
+/// Shorter parts of a secret are not removed from messages: they match ordinary words and reveal nothing.
+const MIN_SECRET_PART: usize = 8;
 
 /// Content type, as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,20 +44,23 @@ pub(crate) enum Media {
 /// Status, the headers that matter, and the body.
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    pub(crate) media: Media,
-    pub(crate) retry_after: Option<Duration>,
-    pub(crate) location: Option<String>,
+    media: Media,
+    retry_after: Option<Duration>,
+    location: Option<String>,
     /// Whether coderd itself answered, by its header.
-    pub(crate) from_coderd: bool,
+    from_coderd: bool,
     /// May contain a credential, so it is zeroed on drop.
     pub(crate) body: Zeroizing<Vec<u8>>,
 }
 
 impl Answer {
-    /// The answer that coderd would give with this status, for injected faults.
-    pub(crate) fn injected(status: u16) -> Self {
+    /// What the caller gets for an injected fault: the answer that coderd would give with this status, or a broken
+    /// connection.
+    pub(crate) fn injected(status: Option<u16>) -> Result<Self, ErrorKind> {
+        let broken = || ErrorKind::Transient(Outage::Broken("injected fault".to_owned()));
+        let status = status.ok_or_else(broken)?;
         let body = Zeroizing::new(br#"{"message":"injected fault"}"#.to_vec());
-        Self { status, media: Media::Json, retry_after: None, location: None, from_coderd: true, body }
+        Ok(Self { status, media: Media::Json, retry_after: None, location: None, from_coderd: true, body })
     }
 
     /// Reads the response to its end. Fails if the body exceeds the cap.
@@ -49,29 +69,116 @@ impl Answer {
         let headers = response.headers();
         let media = media(headers);
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        let retry_after = text(header::RETRY_AFTER).and_then(|text| text.trim().parse().ok());
+        let seconds = text(header::RETRY_AFTER).and_then(|text| text.trim().parse().ok());
+        let retry_after = seconds.map(Duration::from_secs);
         let location = text(header::LOCATION).map(str::to_owned);
         let from_coderd = headers.contains_key(CODERD_HEADER);
         let mut body = Zeroizing::new(Vec::new());
-        while let Some(chunk) = response.chunk().await.map_err(|error| broken(&error))? {
-            if body.len() + chunk.len() > MAX_BODY {
+        let broken = |error| ErrorKind::Transient(Outage::Broken(cause(&error)));
+        while let Some(chunk) = response.chunk().await.map_err(broken)? {
+            if body.len() + chunk.len() > MAX_BODY_BYTES {
                 return Err(ErrorKind::UnexpectedAnswer { status, what: Unexpected::TooLarge });
             }
             body.extend_from_slice(&chunk);
         }
-        Ok(Self {
-            status,
-            media,
-            retry_after: retry_after.map(Duration::from_secs),
-            location,
-            from_coderd,
-            body,
+        Ok(Self { status, media, retry_after, location, from_coderd, body })
+    }
+
+    /// Decodes a body that must be an object.
+    pub(crate) fn object<T: DeserializeOwned>(&self) -> Result<T, ErrorKind> {
+        // serde accepts a list for a struct, field by field, so a list must be refused before.
+        if self.media == Media::Json && self.body.trim_ascii_start().first() != Some(&b'{') {
+            return Err(self.unexpected(Unexpected::Undecodable { line: 1, column: 1 }));
+        }
+        self.json()
+    }
+
+    /// Decodes a body that must be a list. coderd writes an empty list as `null` on some routes.
+    pub(crate) fn list<T: DeserializeOwned>(&self) -> Result<Vec<T>, ErrorKind> {
+        self.json::<Option<Vec<T>>>().map(Option::unwrap_or_default)
+    }
+
+    /// Accepts an answer whose body carries no information.
+    pub(crate) fn nothing(&self) -> Result<(), ErrorKind> {
+        if self.body.is_empty() { Ok(()) } else { self.json::<IgnoredAny>().map(drop) }
+    }
+
+    fn json<T: DeserializeOwned>(&self) -> Result<T, ErrorKind> {
+        match self.media {
+            Media::Html | Media::Other => Err(self.unexpected(Unexpected::ContentType)),
+            // The text of serde quotes the value, which may be secret. The position is enough.
+            Media::Json => serde_json::from_slice(&self.body).map_err(|error| {
+                self.unexpected(Unexpected::Undecodable { line: error.line(), column: error.column() })
+            }),
+        }
+    }
+
+    pub(crate) fn unexpected(&self, what: Unexpected) -> ErrorKind {
+        ErrorKind::UnexpectedAnswer { status: self.status, what }
+    }
+
+    /// Why the answer is not a success, or `None` if it is one. A web page is never a success, whatever its status: a
+    /// login page of a proxy has status 200.
+    pub(crate) fn refusal<'a>(
+        &self,
+        surface: Surface,
+        own: &Url,
+        secrets: impl Iterator<Item = &'a str>,
+    ) -> Option<ErrorKind> {
+        Some(match (self.status, self.media) {
+            (200..=299, Media::Json | Media::Other) => return None,
+            (300..=399, _) => self.redirect(own),
+            (429, _) => {
+                ErrorKind::RateLimited { retry_after: self.retry_after.unwrap_or(RATE_LIMIT_DELAY_DEFAULT) }
+            }
+            (..500, Media::Html) => self.unexpected(Unexpected::WebPage),
+            (..500, Media::Other) => self.unexpected(Unexpected::ContentType),
+            (_, Media::Json) => self.classify(&self.json().unwrap_or_default(), surface, secrets),
+            (500.., _) => self.classify(&Refusal::default(), surface, secrets),
         })
     }
 
-    /// How long to wait before the next request, after a 429.
-    pub(crate) fn retry_delay(&self) -> Duration {
-        self.retry_after.unwrap_or(DEFAULT_RETRY_AFTER)
+    fn classify<'a>(
+        &self,
+        refusal: &Refusal,
+        surface: Surface,
+        secrets: impl Iterator<Item = &'a str>,
+    ) -> ErrorKind {
+        let status = self.status;
+        let text = format!("{} {}", refusal.message, refusal.detail).to_lowercase();
+        let says = |marks: &[&str]| marks.iter().any(|mark| text.contains(mark));
+        let message = refusal.message_without(secrets, status);
+        match (status, surface) {
+            // coderd does not map the unique violation: it answers 500 and quotes the database.
+            (_, Surface::AddsLicense) if says(&["licenses_jwt_key", "duplicate key", "already exists"]) => {
+                ErrorKind::Duplicate(message)
+            }
+            (400 | 413 | 422, Surface::AddsLicense) => ErrorKind::InvalidLicense(message),
+            (401, _) => ErrorKind::Unauthenticated(message),
+            (403, _) if says(&["contact sales"]) => ErrorKind::NotEntitled(message),
+            (403, _) => ErrorKind::Forbidden(message),
+            (404, _) if !self.from_coderd => self.unexpected(Unexpected::NotCoderd),
+            (404, _) if refusal.message == "Route not found." => ErrorKind::NotSupported,
+            (404, _) => ErrorKind::NotFound(message),
+            (409, _) => ErrorKind::Duplicate(message),
+            (428, _) => self.unexpected(Unexpected::Status),
+            // Some create handlers of coderd answer 500 instead of 403 if the token lacks a permission.
+            (500, Surface::HidesForbidden) if says(&["unauthorized", "rbac: forbidden"]) => {
+                ErrorKind::Forbidden(message)
+            }
+            (408 | 500..=599, _) => ErrorKind::Transient(Outage::Server { status, message }),
+            (400..=499, _) => ErrorKind::Invalid(message),
+            _ => self.unexpected(Unexpected::Status),
+        }
+    }
+
+    /// A redirect is reported by host and port only. The rest of the location may contain a token.
+    fn redirect(&self, own: &Url) -> ErrorKind {
+        let to = self.location.as_deref().and_then(|location| own.join(location).ok());
+        match to.as_ref().and_then(server::authority) {
+            Some(to) => ErrorKind::Redirected { to },
+            None => self.unexpected(Unexpected::Status),
+        }
     }
 }
 
@@ -84,20 +191,8 @@ fn media(headers: &HeaderMap) -> Media {
     }
 }
 
-/// Classifies an error before the first byte of an answer. The text has no URL, because a URL may carry secrets.
-pub(crate) fn unsent(error: &reqwest::Error) -> ErrorKind {
-    ErrorKind::Transient(if error.is_connect() {
-        Outage::Unreachable(cause(error))
-    } else {
-        Outage::Broken(cause(error))
-    })
-}
-
-fn broken(error: &reqwest::Error) -> ErrorKind {
-    ErrorKind::Transient(Outage::Broken(cause(error)))
-}
-
-/// The innermost cause. The outer errors of reqwest only say that a request failed, and name its URL.
+/// The innermost cause. The outer errors of reqwest only say that a request failed, and name its URL, which may carry
+/// secrets.
 pub(crate) fn cause(error: &reqwest::Error) -> String {
     let mut last: &dyn std::error::Error = error;
     while let Some(source) = last.source() {
@@ -105,3 +200,71 @@ pub(crate) fn cause(error: &reqwest::Error) -> String {
     }
     last.to_string()
 }
+
+/// The JSON body of every refusal of coderd.
+#[derive(Default, Deserialize)]
+struct Refusal {
+    #[serde(default, deserialize_with = "or_default")]
+    message: String,
+    #[serde(default, deserialize_with = "or_default")]
+    detail: String,
+    #[serde(default, deserialize_with = "or_default")]
+    validations: Vec<Validation>,
+}
+
+#[derive(Deserialize)]
+struct Validation {
+    #[serde(default, deserialize_with = "or_default")]
+    field: String,
+}
+
+impl Refusal {
+    /// The message of coderd for people: one short line, without anything that was sent.
+    fn message_without<'a>(&self, secrets: impl Iterator<Item = &'a str>, status: u16) -> String {
+        let mut text = self.message.clone();
+        if text.trim().is_empty() {
+            return format!("status {status} without a message");
+        }
+        // The names of fields are safe to show. Their details may quote what was sent.
+        let fields: Vec<_> = self.validations.iter().map(|validation| validation.field.as_str()).collect();
+        if !fields.is_empty() {
+            text = format!("{text} ({})", fields.join(", "));
+        }
+        for secret in secrets.map(str::trim).filter(|secret| !secret.is_empty()) {
+            // coderd may quote a part only: the id of a token, a section of a license, the secret of a proxy token.
+            let parts = secret.split(['.', '-', ':']).filter(|part| part.len() >= MIN_SECRET_PART);
+            text = [secret].into_iter().chain(parts).fold(text, |text, part| text.replace(part, "[hidden]"));
+        }
+        let mut line: String =
+            text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect();
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+/// The value, or the default for `null`.
+pub(crate) fn or_default<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+/// A timestamp, or `None` for `null` and for text that is not a timestamp.
+pub(crate) fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
+    let text: Option<String> = Option::deserialize(from)?;
+    Ok(text.and_then(|text| text.parse().ok()))
+}
+
+/// A credential. An empty one is an error: it would be stored as if it worked.
+pub(crate) fn secret<'de, D: Deserializer<'de>>(from: D) -> Result<SecretString, D::Error> {
+    let text = String::deserialize(from)?;
+    if text.is_empty() {
+        return Err(serde::de::Error::custom("an empty credential"));
+    }
+    Ok(text.into())
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,65 +9,46 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use http::{HeaderValue, header};
 use secrecy::{ExposeSecret, SecretString};
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use url::Url;
 
 use crate::{
     answer::{self, Answer},
-    call::{Auth, Call, Request},
-    classify,
-    connector::Shared,
-    decode,
-    error::{Error, ErrorKind, Outage},
-    faults::{EXIT_CODE, Fault},
-    servers::{Budget, CallOutcome, Hold, Permit, Why},
-    target::{BadTarget, Origin},
+    connector::{CallTimer, Shared, inject},
+    error::{CoderdError, ErrorKind, Outage, Result},
+    request::{Auth, Call, Request},
+    request_budget::{CallOutcome, Permit, RequestBudget},
+    server::{BadTarget, Origin, Target},
 };
 
 const SESSION_TOKEN: &str = "coder-session-token";
 const PROVISIONER_KEY: &str = "coder-provisioner-daemon-key";
 const PROXY_TOKEN: &str = "coder-external-proxy-token";
 const BYPASS_RATE_LIMIT: &str = "x-coder-bypass-ratelimit";
-/// The answer to a bypass that the caller may not use.
+/// The answer to a bypass that the caller may not use. coderd grants it to owners alone, and answers 428 to others instead
+/// of ignoring the header, so that the request has to be sent again without it.
 const BYPASS_REFUSED: u16 = 428;
 
-/// A client of one coderd. Outside this crate every client has a credential: see [`crate::IdentifiedServer`].
+/// A client of one coderd. Outside this crate only an [`crate::IdentifiedServer`] makes one with a token.
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<Shared>,
     origin: Arc<Origin>,
-    /// Whether the port is found by the resolver and must not be in the URL.
-    rerouted: bool,
-    budget: Arc<Budget>,
+    budget: Arc<RequestBudget>,
     pool: Arc<reqwest::Client>,
-    credential: Option<Credential>,
-    /// Whether the rate-limit bypass was refused to this credential.
-    limited: Arc<AtomicBool>,
-    deadline: Duration,
+    /// The session token, which a header can hold.
+    token: Option<SecretString>,
+    /// Whether the rate-limit bypass was refused to this token.
+    bypass_refused: Arc<AtomicBool>,
 }
 
-/// A session token, ready to be sent.
-#[derive(Clone)]
-struct Credential {
-    header: HeaderValue,
-    secret: SecretString,
-}
-
-impl Credential {
-    fn new(token: &SecretString) -> Result<Self, BadTarget> {
-        let secret: SecretString = token.expose_secret().trim().into();
-        let header = sensitive(&secret).ok_or(BadTarget::Token)?;
-        Ok(Self { header, secret })
-    }
-}
-
-fn sensitive(secret: &SecretString) -> Option<HeaderValue> {
+/// The secret as a header that is never logged. `None` if it is empty or no header can hold it.
+fn header_value(secret: &SecretString) -> Option<HeaderValue> {
     let text = Some(secret.expose_secret()).filter(|text| !text.is_empty())?;
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
@@ -78,27 +59,26 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("server", &self.origin.url.as_str())
-            .field("authenticated", &self.credential.is_some())
+            .field("authenticated", &self.token.is_some())
             .finish_non_exhaustive()
     }
 }
 
 impl Client {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        origin: Origin,
-        rerouted: bool,
-        budget: Arc<Budget>,
-        pool: Arc<reqwest::Client>,
-    ) -> Self {
-        let credential = None;
-        let (origin, limited, deadline) = (Arc::new(origin), Arc::default(), shared.settings.deadline);
-        Self { shared, origin, rerouted, budget, pool, credential, limited, deadline }
+    /// A client without a token. Sends nothing.
+    pub(crate) fn anonymous(shared: &Arc<Shared>, target: &Target) -> Result<Self, BadTarget> {
+        let origin = Origin::parse(&target.url)?;
+        let pool = shared.pool(&origin, target.ca.as_deref());
+        let pool = pool.map_err(|error| BadTarget::Authorities(answer::cause(&error)))?;
+        let budget = shared.budgets.get(origin.url.as_str());
+        let (shared, origin, bypass_refused) = (shared.clone(), Arc::new(origin), Arc::default());
+        Ok(Self { shared, origin, budget, pool, token: None, bypass_refused })
     }
 
     pub(crate) fn with_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
-        let credential = Some(Credential::new(token)?);
-        Ok(Self { credential, limited: Arc::default(), ..self.clone() })
+        let token: SecretString = token.expose_secret().trim().into();
+        header_value(&token).ok_or(BadTarget::Token)?;
+        Ok(Self { token: Some(token), bypass_refused: Arc::default(), ..self.clone() })
     }
 
     /// The same server with any token that a test likes, whoever the server is.
@@ -107,68 +87,51 @@ impl Client {
         self.with_token(token)
     }
 
-    /// The same with another deadline for each call.
-    #[must_use]
-    pub fn with_deadline(self, deadline: Duration) -> Self {
-        Self { deadline, ..self }
+    /// Sends a request whose answer is an object.
+    pub(crate) async fn fetch<T: DeserializeOwned>(&self, request: Request) -> Result<T> {
+        self.call(request, Answer::object).await
     }
 
-    /// Host and port of the server.
-    pub fn server(&self) -> &str {
-        &self.origin.authority
-    }
-
-    /// Sends a request and reads its answer as a type.
-    pub(crate) async fn fetch<T: DeserializeOwned>(&self, request: Request) -> Result<T, Error> {
-        let call = request.call;
-        let answer = self.send(request).await?;
-        decode::object(&answer).map_err(|kind| self.error(call, kind))
-    }
-
-    /// Sends a request whose answer may be null for an empty list.
-    pub(crate) async fn list<T: DeserializeOwned>(&self, request: Request) -> Result<Vec<T>, Error> {
-        let call = request.call;
-        let answer = self.send(request).await?;
-        decode::list(&answer).map_err(|kind| self.error(call, kind))
+    /// Sends a request whose answer is a list, or null for an empty one.
+    pub(crate) async fn list<T: DeserializeOwned>(&self, request: Request) -> Result<Vec<T>> {
+        self.call(request, Answer::list).await
     }
 
     /// Sends a request whose answer says nothing.
-    pub(crate) async fn perform(&self, request: Request) -> Result<(), Error> {
-        let call = request.call;
-        let answer = self.send(request).await?;
-        decode::nothing(&answer).map_err(|kind| self.error(call, kind))
+    pub(crate) async fn perform(&self, request: Request) -> Result<()> {
+        self.call(request, Answer::nothing).await
     }
 
-    /// Sends a request; gives a success of any shape.
-    pub(crate) async fn send(&self, mut request: Request) -> Result<Answer, Error> {
-        let call = request.call;
-        if request.auth == Auth::Session {
-            let Some(credential) = &self.credential else {
-                let message = "this call needs a session token".to_owned();
-                return Err(self.error(call, ErrorKind::Unauthenticated { message }));
-            };
-            request.secrets.push(credential.secret.clone());
+    /// Sends a request and reads a success with `read`.
+    pub(crate) async fn call<T>(
+        &self,
+        request: Request,
+        read: impl Fn(&Answer) -> Result<T, ErrorKind>,
+    ) -> Result<T> {
+        let fail = |kind| self.error(request.call, kind);
+        let session = matches!(request.auth, Auth::Session);
+        if session && self.token.is_none() {
+            return Err(fail(ErrorKind::Unauthenticated("this call needs a session token".to_owned())));
         }
-        let until = Instant::now() + self.deadline;
-        let bypass = request.auth == Auth::Session && !self.limited.load(Ordering::Relaxed);
+        let until = Instant::now() + self.shared.settings.deadline;
+        let bypass = session && !self.bypass_refused.load(Ordering::Relaxed);
         let mut result = self.attempt(&request, until, bypass).await;
         if bypass && matches!(&result, Ok(answer) if answer.status == BYPASS_REFUSED) {
-            self.limited.store(true, Ordering::Relaxed);
+            self.bypass_refused.store(true, Ordering::Relaxed);
             result = self.attempt(&request, until, false).await;
         }
-        result.map_err(|kind| self.error(call, kind))
+        result.and_then(|answer| read(&answer)).map_err(fail)
     }
 
-    pub(crate) fn error(&self, call: Call, kind: ErrorKind) -> Error {
-        Error { call: call.name, server: self.origin.authority.clone(), kind }
+    pub(crate) fn error(&self, call: Call, kind: ErrorKind) -> CoderdError {
+        CoderdError { call: call.name, server: self.origin.authority.clone(), kind }
     }
 
     /// One exchange with the server, counted and reported to its budget. A refused bypass is not yet an error.
     async fn attempt(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, ErrorKind> {
-        let mut ticket =
-            Ticket { shared: &self.shared, call: request.call, started: Instant::now(), outcome: "canceled" };
+        let mut timer = CallTimer::start(self.shared.settings.observer.as_ref(), request.call);
         let result = self.admitted(request, until, bypass).await;
-        ticket.outcome = match &result {
+        timer.outcome = match &result {
             Ok(answer) if answer.status == BYPASS_REFUSED => "BypassRefused",
             Ok(_) => "ok",
             Err(ErrorKind::Transient(Outage::HeldOff { .. })) => "HeldOff",
@@ -178,62 +141,51 @@ impl Client {
     }
 
     async fn admitted(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, ErrorKind> {
-        let timeout = || ErrorKind::Transient(Outage::Timeout(self.deadline));
+        let timeout = |_| ErrorKind::Transient(Outage::Timeout(self.shared.settings.deadline));
         let message = self.message(request, bypass)?;
-        let permit = timeout_at(until, self.budget.admit()).await.map_err(|_| timeout())?;
-        let permit = permit.map_err(|hold| self.not_sent(hold))?;
+        let permit = timeout_at(until, self.budget.admit()).await.map_err(timeout)??;
         let exchange = timeout_at(until, self.exchange(request.call, message)).await;
-        let result = exchange.unwrap_or_else(|_| Err(timeout())).and_then(|answer| {
+        let result = exchange.map_err(timeout).flatten().and_then(|answer| {
             if bypass && answer.status == BYPASS_REFUSED {
                 return Ok(answer);
             }
-            let secrets = request.secret_texts();
-            match classify::refusal(&answer, request.surface, &self.origin.url, secrets) {
-                None => Ok(answer),
-                Some(kind) => Err(kind),
-            }
+            let credential = self.credential(request).map(|(_, secret)| secret.expose_secret());
+            let secrets = request.secret_texts().chain(credential);
+            answer.refusal(request.surface, &self.origin.url, secrets).map_or(Ok(answer), Err)
         });
-        let (outcome, outage) = call_outcome(&permit, &result);
-        permit.report(outcome, outage);
+        let outcome = call_outcome(&permit, &result);
+        permit.report(outcome);
         result
-    }
-
-    /// The error of a call that is not sent because the server is left alone.
-    fn not_sent(&self, hold: Hold) -> ErrorKind {
-        let Hold { why, remaining: retry_after } = hold;
-        match why {
-            Why::RateLimited => ErrorKind::RateLimited { retry_after },
-            Why::OutOfReach => {
-                let last =
-                    self.budget.last_outage().unwrap_or(Outage::Unreachable("out of reach".to_owned()));
-                ErrorKind::Transient(Outage::HeldOff { retry_after, last: Box::new(last) })
-            }
-        }
     }
 
     async fn exchange(&self, call: Call, message: reqwest::Request) -> Result<Answer, ErrorKind> {
         let faults = self.shared.settings.faults.as_ref();
-        match faults.and_then(|faults| faults.before(&call)) {
-            None => {}
-            Some(Fault::Delay(delay)) => sleep(delay).await,
-            Some(fault) => return instead(fault),
+        if let Err(status) = inject(faults.and_then(|faults| faults.before(&call))).await {
+            return Answer::injected(status);
         }
-        let response = self.pool.execute(message).await.map_err(|error| answer::unsent(&error))?;
+        let response = self.pool.execute(message).await.map_err(|error| {
+            let outage = if error.is_connect() { Outage::Unreachable } else { Outage::Broken };
+            ErrorKind::Transient(outage(answer::cause(&error)))
+        })?;
         let answer = Answer::read(response).await;
-        match faults.and_then(|faults| faults.after(&call)) {
-            None => {}
-            Some(Fault::Delay(delay)) => sleep(delay).await,
-            Some(fault) => return instead(fault),
+        match inject(faults.and_then(|faults| faults.after(&call))).await {
+            Ok(()) => answer,
+            Err(status) => Answer::injected(status),
         }
-        answer
+    }
+
+    /// Whether a given resolver finds the port, so that it must not be in the URL.
+    fn is_rerouted(&self) -> bool {
+        self.origin.named && self.shared.settings.resolver.is_some()
     }
 
     fn url(&self, request: &Request) -> Option<Url> {
-        if request.bad_part() {
+        if request.has_bad_part() {
             return None;
         }
         let mut url = self.origin.url.clone();
-        if self.rerouted {
+        if self.is_rerouted() {
+            // A port in the URL would replace the one of the resolved address.
             url.set_port(None).ok()?;
         }
         url.path_segments_mut().ok()?.clear().extend(&request.path);
@@ -243,26 +195,33 @@ impl Client {
         Some(url)
     }
 
+    /// The credential of a request, and the header that carries it.
+    fn credential<'a>(&'a self, request: &'a Request) -> Option<(&'static str, &'a SecretString)> {
+        match &request.auth {
+            Auth::Nobody => None,
+            Auth::Session => self.token.as_ref().map(|token| (SESSION_TOKEN, token)),
+            Auth::ProvisionerKey(key) => Some((PROVISIONER_KEY, key)),
+            Auth::Proxy(token) => Some((PROXY_TOKEN, token)),
+        }
+    }
+
     /// The message as it goes over the wire.
     fn message(&self, request: &Request, bypass: bool) -> Result<reqwest::Request, ErrorKind> {
-        let invalid = |message: &str| ErrorKind::Invalid { message: message.to_owned() };
+        let invalid = |message: &str| ErrorKind::Invalid(message.to_owned());
         let url = self.url(request);
         let url = url.ok_or_else(|| invalid("a name in the request is empty or consists of dots"))?;
         let mut message =
             self.pool.request(request.method.clone(), url).header(header::ACCEPT, "application/json");
-        if self.rerouted {
+        if self.is_rerouted() {
+            // The URL has no port now; the server sees the address that it was asked by.
             message = message.header(header::HOST, &self.origin.authority);
         }
-        if let (Auth::Session, Some(credential)) = (request.auth, &self.credential) {
-            message = message.header(SESSION_TOKEN, credential.header.clone());
+        if let Some((name, secret)) = self.credential(request) {
+            let value = header_value(secret).ok_or_else(|| invalid("the key or token cannot be sent"))?;
+            message = message.header(name, value);
         }
         if bypass {
             message = message.header(BYPASS_RATE_LIMIT, "true");
-        }
-        if let Some(key) = &request.key {
-            let key = sensitive(key).ok_or_else(|| invalid("the key or token cannot be sent"))?;
-            let name = if request.auth == Auth::Proxy { PROXY_TOKEN } else { PROVISIONER_KEY };
-            message = message.header(name, key);
         }
         if let Some(body) = &request.body {
             message = message.header(header::CONTENT_TYPE, "application/json").body(body.to_vec());
@@ -272,45 +231,16 @@ impl Client {
 }
 
 /// What an exchange shows about the server.
-fn call_outcome(permit: &Permit, result: &Result<Answer, ErrorKind>) -> (CallOutcome, Option<Outage>) {
+fn call_outcome(permit: &Permit, result: &Result<Answer, ErrorKind>) -> CallOutcome {
     match result {
-        Err(ErrorKind::RateLimited { retry_after }) => (CallOutcome::RateLimited(*retry_after), None),
+        Err(ErrorKind::RateLimited { retry_after }) => CallOutcome::RateLimited(*retry_after),
         // A call that waited long for its slot had little time left; that is not the server's fault.
         Err(ErrorKind::Transient(Outage::Timeout(deadline))) if permit.elapsed() < *deadline / 2 => {
-            (CallOutcome::Nothing, None)
+            CallOutcome::Nothing
         }
-        Err(ErrorKind::Transient(outage)) if classify::is_out_of_order(outage) => {
-            (CallOutcome::Unreachable, Some(outage.clone()))
+        Err(ErrorKind::Transient(outage)) if outage.is_of_server() => {
+            CallOutcome::Unreachable(outage.clone())
         }
-        Err(_) | Ok(_) => (CallOutcome::Answered, None),
-    }
-}
-
-/// What the caller gets in place of an answer.
-fn instead(fault: Fault) -> Result<Answer, ErrorKind> {
-    match fault {
-        Fault::Error | Fault::Delay(_) => {
-            Err(ErrorKind::Transient(Outage::Broken("injected fault".to_owned())))
-        }
-        Fault::Status(code) => Ok(Answer::injected(code)),
-        Fault::Exit => std::process::exit(EXIT_CODE),
-    }
-}
-
-/// Measures one attempt and counts it when dropped.
-struct Ticket<'a> {
-    shared: &'a Shared,
-    call: Call,
-    started: Instant,
-    outcome: &'static str,
-}
-
-impl Drop for Ticket<'_> {
-    fn drop(&mut self) {
-        let (call, outcome, took) = (self.call.name, self.outcome, self.started.elapsed());
-        if let Some(observer) = &self.shared.settings.observer {
-            observer.called(call, outcome, took);
-        }
-        tracing::debug!(call, outcome, ms = took.as_millis(), "called coderd");
+        Err(_) | Ok(_) => CallOutcome::Answered,
     }
 }

@@ -1,22 +1,118 @@
-//! What all clients of a process share.
+//! What all clients of a process share: settings, hooks of tests, connection pools and request budgets.
+//!
+//! There is one reqwest client for each set of trusted certificates and, with a resolver, for each port. A server behind
+//! plain HTTP loads no root certificates at all. A CA that is given for a server is the only one trusted for it, as with
+//! `caBundle` in Kubernetes.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use reqwest::{
+    Certificate,
+    dns::{Addrs, Name, Resolving},
+    redirect, retry,
+};
+use sha2::{Digest, Sha256};
+use tokio::time::sleep;
 
 use crate::{
-    answer,
     client::Client,
-    faults::Faults,
-    pools::{ConnectionPools, Trust},
-    resolve::Resolve,
-    server::Server,
-    servers::Servers,
-    target::{BadTarget, Origin, Target},
+    intervals::{
+        CODERD_CALL_DEADLINE, CODERD_CONNECT_TIMEOUT, CODERD_IDLE_CONNECTION_TIMEOUT, MAX_IDLE_CONNECTIONS,
+        UNUSED_SERVER_TTL,
+    },
+    request::Call,
+    request_budget::RequestBudgets,
+    server::{BadTarget, Origin, Server, Target},
 };
+
+const USER_AGENT: &str = concat!("coder-k8s/", env!("CARGO_PKG_VERSION"));
+/// Exit code of [`Fault::Exit`]. The engine uses the same for faults of Kubernetes calls.
+pub const EXIT_CODE: i32 = 86;
 
 /// Told of every call when it ends.
 pub trait Observer: Send + Sync {
     /// A call ended: `ok`, the reason of its error, or `canceled`.
     fn called(&self, call: &'static str, outcome: &str, elapsed: Duration);
+}
+
+/// Resolves the address of a server. Called for names only, never for a literal address. The operator uses the system;
+/// `dev` and tests supply their own resolver, because names of Services resolve inside a cluster only.
+pub trait Resolve: Send + Sync {
+    /// Returns the addresses for a host and a port. A returned port other than 0 replaces the given one, as the
+    /// target port of a Service does.
+    fn resolve(&self, host: String, port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>>;
+}
+
+/// Decides which calls fail. Tests give one to the connector and to Postgres; an operator in production has none.
+pub trait Faults: Send + Sync {
+    /// Called before a request is sent. A fault other than a delay keeps the request from the server.
+    fn before(&self, call: &Call) -> Option<Fault>;
+
+    /// Called after the server has answered. A fault other than a delay replaces the answer, as if it were lost on
+    /// the way: the effect has happened.
+    fn after(&self, call: &Call) -> Option<Fault>;
+}
+
+/// How a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The connection breaks.
+    Error,
+    /// An answer with this HTTP status.
+    Status(u16),
+    /// The call takes this much longer. Its deadline still applies.
+    Delay(Duration),
+    /// The process exits at once with [`EXIT_CODE`].
+    Exit,
+}
+
+/// Applies an injected fault. An error is what the caller gets in place of an answer: this HTTP status, or a broken
+/// connection for `None`.
+pub(crate) async fn inject(fault: Option<Fault>) -> Result<(), Option<u16>> {
+    match fault {
+        None => Ok(()),
+        Some(Fault::Delay(delay)) => {
+            sleep(delay).await;
+            Ok(())
+        }
+        Some(Fault::Error) => Err(None),
+        Some(Fault::Status(code)) => Err(Some(code)),
+        Some(Fault::Exit) => std::process::exit(EXIT_CODE),
+    }
+}
+
+/// Measures one call and reports it when dropped, so that a canceled call is counted too.
+pub(crate) struct CallTimer<'a> {
+    observer: Option<&'a dyn Observer>,
+    call: &'static str,
+    started: Instant,
+    pub(crate) outcome: &'static str,
+}
+
+impl<'a> CallTimer<'a> {
+    pub(crate) fn start(observer: Option<&'a Arc<dyn Observer>>, call: Call) -> Self {
+        let observer = observer.map(AsRef::as_ref);
+        Self { observer, call: call.name, started: Instant::now(), outcome: "canceled" }
+    }
+}
+
+impl Drop for CallTimer<'_> {
+    fn drop(&mut self) {
+        let (call, outcome, took) = (self.call, self.outcome, self.started.elapsed());
+        if let Some(observer) = self.observer {
+            observer.called(call, outcome, took);
+        }
+        tracing::debug!(call, outcome, ms = took.as_millis(), "called coderd or its database");
+    }
 }
 
 /// How clients behave.
@@ -34,7 +130,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(10), resolver: None, observer: None, faults: None }
+        Self { deadline: CODERD_CALL_DEADLINE, resolver: None, observer: None, faults: None }
     }
 }
 
@@ -46,20 +142,20 @@ pub struct Connector {
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
-    pub(crate) servers: Servers,
-    pools: ConnectionPools,
+    pub(crate) budgets: RequestBudgets,
+    pools: Mutex<UnusedCache<PoolKey, reqwest::Client>>,
 }
 
 impl Connector {
     /// A connector with these settings.
     pub fn new(settings: Settings) -> Self {
-        let pools = ConnectionPools::new(settings.resolver.clone());
-        Self { shared: Arc::new(Shared { settings, servers: Servers::default(), pools }) }
+        let (budgets, pools) = (RequestBudgets::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { settings, budgets, pools }) }
     }
 
     /// The server at an address. Sends nothing.
     pub fn server(&self, target: &Target) -> Result<Server, BadTarget> {
-        self.anonymous(target).map(Server::new)
+        Client::anonymous(&self.shared, target).map(Server::new)
     }
 
     /// A client without a credential, to which tests attach any credential that they like.
@@ -69,27 +165,178 @@ impl Connector {
         target: &Target,
         token: Option<&secrecy::SecretString>,
     ) -> Result<Client, BadTarget> {
-        let client = self.anonymous(target)?;
+        let client = Client::anonymous(&self.shared, target)?;
         token.map_or(Ok(client.clone()), |token| client.with_token(token))
     }
 
-    fn anonymous(&self, target: &Target) -> Result<Client, BadTarget> {
-        let Target { url, ca } = target;
-        let origin = Origin::parse(url)?;
-        let trust = match ca.as_deref() {
-            _ if !origin.https => Trust::Plain,
-            None => Trust::System,
-            Some(pem) => Trust::Only(pem),
+    /// How many servers have a request budget.
+    pub fn server_count(&self) -> usize {
+        self.shared.budgets.len()
+    }
+}
+
+/// Identity of a connection pool.
+#[derive(PartialEq, Eq, Hash)]
+struct PoolKey {
+    https: bool,
+    /// Digest of the only CA that is trusted. `None`: those of the system.
+    ca: Option<[u8; 32]>,
+    /// Only with a resolver, which resolves a host and a port.
+    port: Option<u16>,
+}
+
+impl Shared {
+    /// Returns the connection pool for an origin and a CA as PEM. Fails if the CA cannot be read.
+    pub(crate) fn pool(&self, origin: &Origin, ca: Option<&[u8]>) -> reqwest::Result<Arc<reqwest::Client>> {
+        let ca = ca.filter(|_| origin.https);
+        let resolver =
+            self.settings.resolver.clone().map(|resolver| PortResolver { resolver, port: origin.port });
+        let key = PoolKey {
+            https: origin.https,
+            ca: ca.map(|pem| Sha256::digest(pem).into()),
+            port: resolver.as_ref().map(|resolver| resolver.port),
         };
-        let pool = self.shared.pools.get(trust, origin.port);
-        let pool = pool.map_err(|error| BadTarget::Authorities(answer::cause(&error)))?;
-        let budget = self.shared.servers.get(origin.url.as_str());
-        let rerouted = origin.named && self.shared.pools.resolves();
-        Ok(Client::new(self.shared.clone(), origin, rerouted, budget, pool))
+        self.pools.lock().get(key, Instant::now(), || build_pool(origin.https, ca, resolver))
+    }
+}
+
+fn build_pool(
+    https: bool,
+    ca: Option<&[u8]>,
+    resolver: Option<PortResolver>,
+) -> reqwest::Result<reqwest::Client> {
+    let mut builder = reqwest::Client::builder()
+        .user_agent(USER_AGENT)
+        .http1_only()
+        .redirect(redirect::Policy::none())
+        .referer(false)
+        .retry(retry::never())
+        // A proxy in the environment is for the internet. It does not reach Services, and over plain HTTP it would
+        // read every token.
+        .no_proxy()
+        .connect_timeout(CODERD_CONNECT_TIMEOUT)
+        .pool_idle_timeout(CODERD_IDLE_CONNECTION_TIMEOUT)
+        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS);
+    builder = match ca {
+        Some(pem) => builder.tls_certs_only(Certificate::from_pem_bundle(pem)?),
+        None if https => builder,
+        None => builder.tls_certs_only([]),
+    };
+    if let Some(resolver) = resolver {
+        builder = builder.dns_resolver(Arc::new(resolver));
+    }
+    builder.build()
+}
+
+/// Adapts a [`Resolve`] to reqwest, which resolves hosts without their port.
+struct PortResolver {
+    resolver: Arc<dyn Resolve>,
+    port: u16,
+}
+
+impl reqwest::dns::Resolve for PortResolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let (resolver, port) = (self.resolver.clone(), self.port);
+        Box::pin(async move {
+            let found = resolve_with(resolver.as_ref(), name.as_str(), port).await?;
+            Ok(Box::new(found.into_iter()) as Addrs)
+        })
+    }
+}
+
+/// Resolves a name with a given resolver. An address without a port gets the one that was asked for: for port 0 reqwest
+/// would use the port of the scheme instead of the port of the URL.
+pub(crate) async fn resolve_with(
+    resolver: &dyn Resolve,
+    host: &str,
+    port: u16,
+) -> io::Result<Vec<SocketAddr>> {
+    let mut found = resolver.resolve(host.to_owned(), port).await?;
+    for address in found.iter_mut().filter(|address| address.port() == 0) {
+        address.set_port(port);
+    }
+    Ok(found)
+}
+
+/// Shared values by key. An entry is removed when nobody has used it for [`UNUSED_SERVER_TTL`]. It bounds what servers of
+/// deleted objects cost.
+pub(crate) struct UnusedCache<K, V> {
+    all: HashMap<K, (Arc<V>, Instant)>,
+    swept: Option<Instant>,
+}
+
+impl<K, V> Default for UnusedCache<K, V> {
+    fn default() -> Self {
+        Self { all: HashMap::new(), swept: None }
+    }
+}
+
+impl<K: Eq + Hash, V> UnusedCache<K, V> {
+    /// Returns the value of a key, and creates it first if there is none.
+    pub(crate) fn get<E>(
+        &mut self,
+        key: K,
+        now: Instant,
+        make: impl FnOnce() -> Result<V, E>,
+    ) -> Result<Arc<V>, E> {
+        self.sweep(now);
+        if let Some((kept, used)) = self.all.get_mut(&key) {
+            *used = now;
+            return Ok(kept.clone());
+        }
+        let made = Arc::new(make()?);
+        self.all.insert(key, (made.clone(), now));
+        Ok(made)
     }
 
-    /// The request budgets.
-    pub fn servers(&self) -> &Servers {
-        &self.shared.servers
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Removes entries that nobody holds and that nobody asked for in time. Runs at most every tenth of that time.
+    fn sweep(&mut self, now: Instant) {
+        let age = |then| now.saturating_duration_since(then);
+        if self.swept.is_some_and(|last| age(last) < UNUSED_SERVER_TTL / 10) {
+            return;
+        }
+        self.swept = Some(now);
+        self.all.retain(|_, (kept, used)| {
+            if Arc::strong_count(kept) > 1 {
+                *used = now;
+            }
+            age(*used) < UNUSED_SERVER_TTL
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[test]
+    fn unused_things_are_forgotten_and_held_ones_are_not() {
+        let (mut kept, start) = (UnusedCache::default(), Instant::now());
+        let make = |value: u32| move || Ok::<_, Infallible>(value);
+        let held = kept.get("held", start, make(1)).unwrap();
+        drop(kept.get("left", start, make(2)).unwrap());
+
+        let later = start + UNUSED_SERVER_TTL * 2;
+        kept.get("new", later, make(3)).unwrap();
+        assert_eq!(kept.len(), 2, "the one that nobody holds is gone");
+        assert!(Arc::ptr_eq(&held, &kept.get("held", later, make(9)).unwrap()));
+
+        drop(held);
+        kept.get("other", later + UNUSED_SERVER_TTL * 2, make(4)).unwrap();
+        assert_eq!(kept.len(), 1);
+    }
+
+    #[test]
+    fn a_thing_in_use_is_the_same_for_everybody() {
+        let (mut kept, now) = (UnusedCache::default(), Instant::now());
+        let one = kept.get(1, now, || Ok::<_, Infallible>(String::new())).unwrap();
+        let other = kept.get(1, now + UNUSED_SERVER_TTL / 2, || Ok::<_, Infallible>(String::new())).unwrap();
+        assert!(Arc::ptr_eq(&one, &other));
     }
 }

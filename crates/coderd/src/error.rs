@@ -1,7 +1,7 @@
 //! Why a call to coderd did not do what it was meant to.
 //!
-//! An error answers what a controller asks: [`Error::reason`] for the condition and the metric, [`Error::retry`]
-//! for the requeue, `Display` for a person. Of what coderd said only `message` is kept, shortened and freed of
+//! An error answers what a controller asks: [`CoderdError::reason`] for the condition and the metric,
+//! [`CoderdError::retry`] for the requeue, `Display` for a person. Of what coderd said only `message` is kept, shortened and freed of
 //! whatever was sent: `detail` may quote a request and is used for classification alone.
 
 use coder_k8s_api::Reason;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} at {server}: {kind}")]
-pub struct Error {
+pub struct CoderdError {
     /// The name of the call, as in metrics.
     pub call: &'static str,
     /// Host and port of the server.
@@ -19,36 +19,24 @@ pub struct Error {
     pub kind: ErrorKind,
 }
 
-/// What went wrong.
+/// What went wrong. A variant with a text holds what coderd said.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ErrorKind {
     /// The server has no such route: an AGPL build, or one of another age.
     #[error("this server does not support it")]
     NotSupported,
     /// No such object, or none that this credential may see: coderd tells no difference.
-    #[error("not found: {message}")]
-    NotFound {
-        /// What coderd said.
-        message: String,
-    },
+    #[error("not found: {0}")]
+    NotFound(String),
     /// The credential is good and may not do this.
-    #[error("not permitted: {message}")]
-    Forbidden {
-        /// What coderd said.
-        message: String,
-    },
+    #[error("not permitted: {0}")]
+    Forbidden(String),
     /// The credential is missing, unknown, expired, or that of a suspended user.
-    #[error("the credential is not accepted: {message}")]
-    Unauthenticated {
-        /// What coderd said.
-        message: String,
-    },
+    #[error("the credential is not accepted: {0}")]
+    Unauthenticated(String),
     /// The license does not include the feature.
-    #[error("not licensed: {message}")]
-    NotEntitled {
-        /// What coderd said.
-        message: String,
-    },
+    #[error("not licensed: {0}")]
+    NotEntitled(String),
     /// The server asked to be left alone, or is being left alone because it did.
     #[error("the server asks for fewer requests")]
     RateLimited {
@@ -56,23 +44,14 @@ pub enum ErrorKind {
         retry_after: Duration,
     },
     /// It is there already.
-    #[error("exists already: {message}")]
-    Duplicate {
-        /// What coderd said.
-        message: String,
-    },
+    #[error("exists already: {0}")]
+    Duplicate(String),
     /// coderd does not accept the license.
-    #[error("the license is refused: {message}")]
-    InvalidLicense {
-        /// What coderd said.
-        message: String,
-    },
+    #[error("the license is refused: {0}")]
+    InvalidLicense(String),
     /// coderd does not accept the request, or it could not be sent as it is.
-    #[error("the request is refused: {message}")]
-    Invalid {
-        /// What coderd said.
-        message: String,
-    },
+    #[error("the request is refused: {0}")]
+    Invalid(String),
     /// The server sends elsewhere. It was not followed, so the credential stayed here.
     #[error("redirected to {to}, which is not followed")]
     Redirected {
@@ -151,7 +130,19 @@ pub enum Outage {
     },
 }
 
+/// The result of a call.
+pub(crate) type Result<T, E = CoderdError> = std::result::Result<T, E>;
+
 impl Outage {
+    /// Whether the whole server is out of order rather than one request, so that other requests should wait.
+    pub(crate) fn is_of_server(&self) -> bool {
+        match self {
+            Self::Server { status, .. } => matches!(status, 502..=504),
+            Self::Unreachable(_) | Self::Broken(_) | Self::Timeout(_) => true,
+            Self::HeldOff { .. } => false,
+        }
+    }
+
     fn reason(&self) -> Reason {
         match self {
             Self::Server { .. } => Reason::ServerError,
@@ -164,7 +155,7 @@ impl Outage {
 
 /// When to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retry {
+pub enum RetryAdvice {
     /// When the object, its Secret or the server changed: the same request gets the same answer.
     OnChange,
     /// After a growing delay.
@@ -173,29 +164,29 @@ pub enum Retry {
     After(Duration),
 }
 
-impl Error {
+impl CoderdError {
     /// One stable word, for conditions and metrics.
     pub fn reason(&self) -> Reason {
         self.kind.reason()
     }
 
     /// When to try again.
-    pub fn retry(&self) -> Retry {
+    pub fn retry(&self) -> RetryAdvice {
         self.kind.retry()
     }
 
     /// Whether the object is not there, or not to be seen.
     pub fn is_not_found(&self) -> bool {
-        matches!(self.kind, ErrorKind::NotFound { .. })
+        matches!(self.kind, ErrorKind::NotFound(_))
     }
 
-    /// Whether the server may have done what it was asked to although it failed.
+    /// Whether the server may have done what it was asked to although the call failed.
     pub fn may_have_happened(&self) -> bool {
-        match &self.kind {
-            ErrorKind::Transient(Outage::Unreachable(_) | Outage::HeldOff { .. }) => false,
-            ErrorKind::Transient(_) | ErrorKind::UnexpectedAnswer { .. } => true,
-            _ => false,
-        }
+        use Outage::{Broken, Server, Timeout};
+        matches!(
+            self.kind,
+            ErrorKind::Transient(Broken(_) | Timeout(_) | Server { .. }) | ErrorKind::UnexpectedAnswer { .. }
+        )
     }
 }
 
@@ -204,14 +195,14 @@ impl ErrorKind {
     pub fn reason(&self) -> Reason {
         match self {
             Self::NotSupported => Reason::NotSupported,
-            Self::NotFound { .. } => Reason::NotFound,
-            Self::Forbidden { .. } => Reason::Forbidden,
-            Self::Unauthenticated { .. } => Reason::Unauthenticated,
-            Self::NotEntitled { .. } => Reason::NotEntitled,
+            Self::NotFound(_) => Reason::NotFound,
+            Self::Forbidden(_) => Reason::Forbidden,
+            Self::Unauthenticated(_) => Reason::Unauthenticated,
+            Self::NotEntitled(_) => Reason::NotEntitled,
             Self::RateLimited { .. } => Reason::RateLimited,
-            Self::Duplicate { .. } => Reason::Duplicate,
-            Self::InvalidLicense { .. } => Reason::InvalidLicense,
-            Self::Invalid { .. } => Reason::Invalid,
+            Self::Duplicate(_) => Reason::Duplicate,
+            Self::InvalidLicense(_) => Reason::InvalidLicense,
+            Self::Invalid(_) => Reason::Invalid,
             Self::Redirected { .. } => Reason::Redirected,
             Self::UnexpectedAnswer { .. } => Reason::UnexpectedAnswer,
             Self::Transient(trouble) => trouble.reason(),
@@ -219,21 +210,21 @@ impl ErrorKind {
     }
 
     /// When to try again.
-    pub fn retry(&self) -> Retry {
+    pub fn retry(&self) -> RetryAdvice {
         match self {
             Self::RateLimited { retry_after } | Self::Transient(Outage::HeldOff { retry_after, .. }) => {
-                Retry::After(*retry_after)
+                RetryAdvice::After(*retry_after)
             }
-            Self::Transient(_) | Self::UnexpectedAnswer { .. } => Retry::Backoff,
+            Self::Transient(_) | Self::UnexpectedAnswer { .. } => RetryAdvice::Backoff,
             Self::NotSupported
-            | Self::NotFound { .. }
-            | Self::Forbidden { .. }
-            | Self::Unauthenticated { .. }
-            | Self::NotEntitled { .. }
-            | Self::Duplicate { .. }
-            | Self::InvalidLicense { .. }
-            | Self::Invalid { .. }
-            | Self::Redirected { .. } => Retry::OnChange,
+            | Self::NotFound(_)
+            | Self::Forbidden(_)
+            | Self::Unauthenticated(_)
+            | Self::NotEntitled(_)
+            | Self::Duplicate(_)
+            | Self::InvalidLicense(_)
+            | Self::Invalid(_)
+            | Self::Redirected { .. } => RetryAdvice::OnChange,
         }
     }
 }

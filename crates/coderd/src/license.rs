@@ -13,10 +13,10 @@ use serde::{Deserialize, Deserializer};
 use serde_json::json;
 
 use crate::{
-    call::{Request, Surface},
+    answer,
     client::Client,
-    decode,
-    error::{Error, ErrorKind},
+    error::{CoderdError, ErrorKind, Result},
+    request::{Auth, Request, Surface},
 };
 
 /// The claims of a license that identify it. A claim that is missing or has another type is empty.
@@ -104,14 +104,71 @@ pub struct License {
     /// Number that identifies the license in requests.
     pub id: i32,
     /// The `jti` of the license if it is a UUID, else a random UUID.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub uuid: String,
-    /// When the license was added.
-    #[serde(default, deserialize_with = "decode::time")]
-    pub uploaded_at: Option<Timestamp>,
     /// The claims of the license. coderd also lists licenses that are expired or that it cannot verify.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub claims: Claims,
+}
+
+/// What a deployment may use.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Entitlements {
+    /// Whether a valid license is installed.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub has_license: bool,
+    /// Whether the license is a trial.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub trial: bool,
+    /// Features by name. Required: an answer without features is not one of coderd.
+    pub features: BTreeMap<String, Feature>,
+    /// Warnings for administrators, such as an expiry soon.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub warnings: Vec<String>,
+    /// Problems of the licenses.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub errors: Vec<String>,
+    /// When coderd last computed the entitlements: at least every ten minutes, and after a license is added.
+    #[serde(default, deserialize_with = "answer::time")]
+    pub refreshed_at: Option<Timestamp>,
+}
+
+/// One feature.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Feature {
+    /// What the licenses say.
+    pub entitlement: Entitlement,
+    /// Whether the feature works. coderd itself checks this, and not `entitlement`.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub enabled: bool,
+    /// Upper bound for features that are counted, such as `user_limit`.
+    #[serde(default)]
+    pub limit: Option<i64>,
+}
+
+/// What the licenses say about a feature.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entitlement {
+    /// The license includes the feature.
+    Entitled,
+    /// The license has expired, and its grace period has not.
+    GracePeriod,
+    /// The license does not include the feature.
+    NotEntitled,
+    /// A word that this release does not know.
+    Other(String),
+}
+
+impl<'de> Deserialize<'de> for Entitlement {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let word: String = answer::or_default(from)?;
+        Ok(match word.as_str() {
+            "entitled" => Self::Entitled,
+            "grace_period" => Self::GracePeriod,
+            "not_entitled" => Self::NotEntitled,
+            _ => Self::Other(word),
+        })
+    }
 }
 
 /// Result of [`Client::refresh_entitlements`].
@@ -124,32 +181,37 @@ pub enum Refreshed {
 }
 
 impl Client {
+    /// Reads the entitlements. Needs no credential. `NotSupported`: an AGPL build, which has no such route.
+    pub async fn entitlements(&self) -> Result<Entitlements> {
+        self.fetch(Request::get("get entitlements", &["entitlements"]).by(Auth::Nobody)).await
+    }
+
     /// Lists all licenses. Without the permission to read them, coderd answers with an empty list instead of a
     /// refusal.
-    pub async fn licenses(&self) -> Result<Vec<License>, Error> {
-        self.list(Request::get("list licenses").at("licenses")).await
+    pub async fn licenses(&self) -> Result<Vec<License>> {
+        self.list(Request::get("list licenses", &["licenses"])).await
     }
 
     /// Adds a license. `Duplicate`: exactly this license is installed. `InvalidLicense`: coderd does not accept it.
-    pub async fn add_license(&self, license: &SecretString) -> Result<License, Error> {
+    pub async fn add_license(&self, license: &SecretString) -> Result<License> {
         let body = json!({ "license": license.expose_secret().trim() });
-        let request = Request::post("add license").at("licenses").json(&body).hiding(license);
+        let request = Request::post("add license", &["licenses"], &body).hiding(license);
         self.fetch(request.on(Surface::AddsLicense)).await
     }
 
     /// Deletes a license by its number.
-    pub async fn delete_license(&self, id: i32) -> Result<(), Error> {
-        self.perform(Request::delete("delete license").at("licenses").part(&id.to_string())).await
+    pub async fn delete_license(&self, id: i32) -> Result<()> {
+        self.perform(Request::delete("delete license", &["licenses", &id.to_string()])).await
     }
 
     /// Makes coderd compute the entitlements again. It does so by itself after a license is added.
-    pub async fn refresh_entitlements(&self) -> Result<Refreshed, Error> {
-        let request = Request::post("refresh entitlements").at("licenses/refresh-entitlements");
-        match self.perform(request).await {
+    pub async fn refresh_entitlements(&self) -> Result<Refreshed> {
+        let path = ["licenses", "refresh-entitlements"];
+        match self.perform(Request::new(http::Method::POST, "refresh entitlements", &path)).await {
             Ok(()) => Ok(Refreshed::Now),
             // coderd answers 400, not 429, if it refreshed less than 60 s ago. Recent entitlements are as good as new
             // ones.
-            Err(Error { kind: ErrorKind::Invalid { .. }, .. }) => Ok(Refreshed::Lately),
+            Err(CoderdError { kind: ErrorKind::Invalid(_), .. }) => Ok(Refreshed::Lately),
             Err(error) => Err(error),
         }
     }
@@ -161,13 +223,13 @@ where
     D: Deserializer<'de>,
     T: serde::de::DeserializeOwned + Default,
 {
-    let value: serde_json::Value = decode::or_default(from)?;
+    let value: serde_json::Value = answer::or_default(from)?;
     Ok(serde_json::from_value(value).unwrap_or_default())
 }
 
 /// A time in Unix seconds, which coderd may write with a fraction.
 fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
-    let value: serde_json::Value = decode::or_default(from)?;
+    let value: serde_json::Value = answer::or_default(from)?;
     #[allow(clippy::cast_possible_truncation)]
     let whole = value.as_i64().or_else(|| value.as_f64().map(|seconds| seconds as i64));
     Ok(whole.and_then(|seconds| Timestamp::from_second(seconds).ok()))
@@ -236,5 +298,17 @@ mod tests {
         assert_eq!(found(&nameless), Some(2));
         assert_eq!(found(&json!({ "account_id": "B" })), None);
         assert_eq!(found(&json!({ "jti": "other", "account_id": "B", "exp": 1 })), None);
+    }
+
+    #[test]
+    fn unknown_words_and_missing_fields_are_borne_and_missing_features_are_not() {
+        let text = r#"{"features":{"new":{"entitlement":"someday"},"user_limit":{"entitlement":"entitled",
+            "enabled":true,"limit":100,"actual":null,"usage_period":{}}},"warnings":null,"refreshed_at":"soon"}"#;
+        let found: Entitlements = serde_json::from_str(text).unwrap();
+        assert_eq!(found.features["new"].entitlement, Entitlement::Other("someday".to_owned()));
+        assert_eq!(found.features["user_limit"].limit, Some(100));
+        assert!(found.warnings.is_empty() && found.refreshed_at.is_none() && !found.has_license);
+        assert!(serde_json::from_str::<Entitlements>(r#"{"features":null}"#).is_err());
+        assert!(serde_json::from_str::<Entitlements>("{}").is_err());
     }
 }

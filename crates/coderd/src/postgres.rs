@@ -6,17 +6,14 @@
 //! closes the connection; if nothing has to change, it only reads. No error, log line or `Debug` output contains a
 //! password, a token or a value of the database.
 
-mod classify;
+mod access;
 mod dsn;
-mod ensure;
 mod error;
 mod plan;
-mod revoke;
 mod rows;
 mod schema;
 mod session;
 mod tls;
-mod token;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,9 +22,11 @@ use jiff::{SignedDuration, Timestamp};
 use secrecy::SecretString;
 
 pub use dsn::{BadDsn, Dsn, DsnContext};
-pub use error::{DatabaseErrorKind, Error};
+pub use error::{DatabaseError, DatabaseErrorKind};
 
-use self::session::{Scope, Session};
+use self::error::Result;
+use self::session::{CallScope, Session};
+use crate::intervals::{DATABASE_CALL_DEADLINE, DATABASE_CONNECT_TIMEOUT, DATABASE_STATEMENT_TIMEOUT};
 use crate::{Call, Faults, Observer, Resolve};
 
 /// Username and display name of the operator in coderd.
@@ -71,9 +70,9 @@ pub struct PostgresSettings {
 impl Default for PostgresSettings {
     fn default() -> Self {
         Self {
-            connect: Duration::from_secs(5),
-            statement: Duration::from_secs(5),
-            whole: Duration::from_secs(15),
+            connect: DATABASE_CONNECT_TIMEOUT,
+            statement: DATABASE_STATEMENT_TIMEOUT,
+            whole: DATABASE_CALL_DEADLINE,
             resolver: None,
             observer: None,
             faults: None,
@@ -83,7 +82,7 @@ impl Default for PostgresSettings {
 
 /// The token that a control plane needs.
 #[derive(Clone, Copy, Debug)]
-pub struct TokenRequest<'a> {
+pub struct DatabaseTokenRequest<'a> {
     /// Name of the token, unique for each control plane.
     pub token_name: &'a str,
     /// The token that the operator has, if any.
@@ -149,39 +148,50 @@ impl Postgres {
     }
 
     /// Checks whether the connection URL and the CA are usable, without connecting.
-    pub fn examine(&self, dsn: &Dsn, ca: Option<&[u8]>) -> Result<(), Error> {
-        tls::Tls::of(dsn, ca).map(drop).map_err(|kind| Scope::new(&self.settings, dsn).error(CONNECT, kind))
+    pub fn examine(&self, dsn: &Dsn, ca: Option<&[u8]>) -> Result<(), DatabaseError> {
+        let checked = tls::TlsHandshake::of(dsn, ca).map(drop);
+        checked.map_err(|kind| CallScope::new(&self.settings, dsn).error(CONNECT, kind))
     }
 
     /// Makes sure that the account, its memberships and a token exist. Writes only what differs.
     ///
     /// `ca` is the CA of the database as PEM. An error means that nothing changed, except if the answer to the commit
-    /// was lost ([`Error::may_have_happened`]). The next call recovers from either.
+    /// was lost ([`DatabaseError::may_have_happened`]). The next call recovers from either.
     pub async fn ensure(
         &self,
         dsn: &Dsn,
         ca: Option<&[u8]>,
-        request: &TokenRequest<'_>,
-    ) -> Result<Ensured, Error> {
-        let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
-        let ensured = session.step(ENSURE, ensure::ensure(&session, request)).await?;
-        if !ensured.changes.is_empty() {
-            session.commit().await?;
-        }
-        session.close().await;
-        Ok(ensured)
+        request: &DatabaseTokenRequest<'_>,
+    ) -> Result<Ensured, DatabaseError> {
+        self.transact(dsn, ca, ENSURE, async |session| access::ensure(session, request).await).await
     }
 
     /// Deletes the tokens of this name, and suspends the account if no other token of an operator is left. Returns
     /// the number of deleted tokens. Zero is a success too, as is a database that coderd never migrated.
-    pub async fn revoke(&self, dsn: &Dsn, ca: Option<&[u8]>, token_name: &str) -> Result<u64, Error> {
-        let names = token::TokenNames::of(token_name);
-        let session = Session::open(Scope::new(&self.settings, dsn), ca).await?;
-        let (removed, written) = session.step(REVOKE, revoke::revoke(&session, &names)).await?;
+    pub async fn revoke(&self, dsn: &Dsn, ca: Option<&[u8]>, token_name: &str) -> Result<u64, DatabaseError> {
+        let names = plan::TokenNames::of(token_name);
+        self.transact(dsn, ca, REVOKE, async |session| access::revoke(session, &names).await).await
+    }
+
+    /// Does all work of a call in one transaction, and commits it if the work says that it wrote.
+    async fn transact<T>(
+        &self,
+        dsn: &Dsn,
+        ca: Option<&[u8]>,
+        call: Call,
+        work: impl AsyncFnOnce(&Session<'_>) -> Result<(T, bool)>,
+    ) -> Result<T, DatabaseError> {
+        let scope = CallScope::new(&self.settings, dsn);
+        let session = Session::open(scope, ca).await?;
+        let worked = async {
+            session.begin().await?;
+            work(&session).await
+        };
+        let (done, written) = scope.step(call, worked).await?;
         if written {
             session.commit().await?;
         }
         session.close().await;
-        Ok(removed)
+        Ok(done)
     }
 }

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
-    call::{Request, Surface},
+    answer,
     client::Client,
-    decode,
-    error::{Error, ErrorKind},
+    error::{CoderdError, ErrorKind, Result},
+    request::{Auth, Request, Surface},
 };
 
 /// A workspace proxy.
@@ -22,60 +22,31 @@ pub struct Proxy {
     /// Unique among proxies that are not deleted.
     pub name: String,
     /// Name for people.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub display_name: String,
     /// Path or URL of the icon.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub icon_url: String,
-    /// Whether the last health check succeeded.
-    #[serde(default, deserialize_with = "decode::or_default")]
-    pub healthy: bool,
     /// Result of the last health check.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub status: ProxyHealth,
     /// When the proxy was registered.
-    #[serde(default, deserialize_with = "decode::time")]
+    #[serde(default, deserialize_with = "answer::time")]
     pub created_at: Option<Timestamp>,
     /// Whether the proxy was deleted. A deleted proxy is still found by its UUID.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub deleted: bool,
     /// Version of the proxy. Empty until its first registration.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub version: String,
 }
 
-/// Result of a health check of coderd.
+/// Result of a health check of coderd. The problems that it found are left out: the status names the state alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ProxyHealth {
     /// `ok`, `unreachable`, `unhealthy`, `unregistered`, or `unknown` before the first check.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub status: String,
-    /// Problems that the check found.
-    #[serde(default, deserialize_with = "decode::or_default")]
-    report: HealthReport,
-    /// When coderd checked.
-    #[serde(default, deserialize_with = "decode::time")]
-    pub checked_at: Option<Timestamp>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-struct HealthReport {
-    #[serde(default, deserialize_with = "decode::or_default")]
-    errors: Vec<String>,
-    #[serde(default, deserialize_with = "decode::or_default")]
-    warnings: Vec<String>,
-}
-
-impl ProxyHealth {
-    /// Problems that make the proxy unhealthy.
-    pub fn errors(&self) -> &[String] {
-        &self.report.errors
-    }
-
-    /// Problems that do not make the proxy unhealthy.
-    pub fn warnings(&self) -> &[String] {
-        &self.report.warnings
-    }
 }
 
 /// How a proxy appears. All fields are required: coderd refuses to update a proxy with an empty one.
@@ -101,7 +72,7 @@ pub struct RegisteredProxy {
 #[derive(Deserialize)]
 struct RegistrationAnswer {
     proxy: Proxy,
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     proxy_token: String,
 }
 
@@ -114,27 +85,27 @@ impl From<RegistrationAnswer> for RegisteredProxy {
 
 #[derive(Deserialize)]
 struct Regions {
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     regions: Vec<Proxy>,
 }
 
 impl Client {
     /// Lists all proxies. The first one is the primary, which is coderd itself.
-    pub async fn proxies(&self) -> Result<Vec<Proxy>, Error> {
-        let found: Regions = self.fetch(Request::get("list workspaceproxies").at("workspaceproxies")).await?;
+    pub async fn proxies(&self) -> Result<Vec<Proxy>> {
+        let found: Regions = self.fetch(Request::get("list workspaceproxies", &["workspaceproxies"])).await?;
         Ok(found.regions)
     }
 
     /// Returns a proxy by UUID or name.
-    pub async fn proxy(&self, proxy: &str) -> Result<Proxy, Error> {
-        self.fetch(Request::get("get workspaceproxy").at("workspaceproxies").part(proxy)).await
+    pub async fn proxy(&self, proxy: &str) -> Result<Proxy> {
+        self.fetch(Request::get("get workspaceproxy", &["workspaceproxies", proxy])).await
     }
 
     /// Registers a proxy and returns its token. `Duplicate`: the name is taken.
-    pub async fn create_proxy(&self, settings: &ProxySettings) -> Result<RegisteredProxy, Error> {
+    pub async fn create_proxy(&self, settings: &ProxySettings) -> Result<RegisteredProxy> {
         let ProxySettings { name, display_name, icon } = settings;
         let body = json!({ "name": name, "display_name": display_name, "icon": icon });
-        let request = Request::post("create workspaceproxy").at("workspaceproxies").json(&body);
+        let request = Request::post("create workspaceproxy", &["workspaceproxies"], &body);
         self.register(request.on(Surface::HidesForbidden), settings).await
     }
 
@@ -144,45 +115,46 @@ impl Client {
         id: &str,
         settings: &ProxySettings,
         regenerate_token: bool,
-    ) -> Result<RegisteredProxy, Error> {
+    ) -> Result<RegisteredProxy> {
         let ProxySettings { name, display_name, icon } = settings;
         let body = json!({
             "id": id, "name": name, "display_name": display_name, "icon": icon,
             "regenerate_token": regenerate_token,
         });
-        let request = Request::new(http::Method::PATCH, "update workspaceproxy").at("workspaceproxies");
-        self.register(request.part(id).json(&body), settings).await
+        let path = ["workspaceproxies", id];
+        let request = Request::new(http::Method::PATCH, "update workspaceproxy", &path).json(&body);
+        self.register(request, settings).await
     }
 
     /// Succeeds if coderd knows the token. Needs no session token. `Unauthenticated`: coderd does not know it.
-    pub async fn prove_proxy_token(&self, token: &SecretString) -> Result<(), Error> {
+    pub async fn prove_proxy_token(&self, token: &SecretString) -> Result<()> {
         // Sent without the required parameter `feature`: coderd checks the token first and then answers 400. A complete
         // request would return the keys that proxies sign with, which the operator must never hold.
-        let request = Request::get("prove workspaceproxy token").at("workspaceproxies/me/crypto-keys");
-        let call = request.call;
+        let request = Request::get("prove workspaceproxy token", &["workspaceproxies", "me", "crypto-keys"]);
         if !token.expose_secret().bytes().all(|byte| byte.is_ascii_graphic()) {
             let message = "the token has characters that no token has".to_owned();
-            return Err(self.error(call, ErrorKind::Unauthenticated { message }));
+            return Err(self.error(request.call, ErrorKind::Unauthenticated(message)));
         }
-        match self.send(request.with_proxy_token(token)).await {
-            Ok(_) => Ok(()),
-            Err(Error { kind: ErrorKind::Invalid { message }, .. }) if message.contains("feature") => Ok(()),
-            Err(error) => Err(error),
+        match self.call(request.by(Auth::Proxy(token.clone())), |_| Ok(())).await {
+            Err(CoderdError { kind: ErrorKind::Invalid(message), .. }) if message.contains("feature") => {
+                Ok(())
+            }
+            result => result,
         }
     }
 
     /// Deletes a proxy by UUID or name. The name is free again and the token is invalid.
-    pub async fn delete_proxy(&self, proxy: &str) -> Result<(), Error> {
-        self.perform(Request::delete("delete workspaceproxy").at("workspaceproxies").part(proxy)).await
+    pub async fn delete_proxy(&self, proxy: &str) -> Result<()> {
+        self.perform(Request::delete("delete workspaceproxy", &["workspaceproxies", proxy])).await
     }
 
     /// Refuses incomplete settings before they are sent: coderd would register the proxy and then never let it be
     /// updated.
-    async fn register(&self, request: Request, settings: &ProxySettings) -> Result<RegisteredProxy, Error> {
+    async fn register(&self, request: Request, settings: &ProxySettings) -> Result<RegisteredProxy> {
         let ProxySettings { name, display_name, icon } = settings;
         if [name, display_name, icon].iter().any(|text| text.trim().is_empty()) {
             let message = "a workspace proxy needs a name, a display name and an icon".to_owned();
-            return Err(self.error(request.call, ErrorKind::Invalid { message }));
+            return Err(self.error(request.call, ErrorKind::Invalid(message)));
         }
         self.fetch::<RegistrationAnswer>(request).await.map(RegisteredProxy::from)
     }

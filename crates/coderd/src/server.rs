@@ -11,16 +11,105 @@
 use std::fmt;
 
 use secrecy::SecretString;
+use url::{Host, Url};
 
-use crate::{
-    basics::BuildInfo,
-    client::Client,
-    entitlements::Entitlements,
-    error::Error,
-    provisionerkeys::ProvisionerKey,
-    target::BadTarget,
-    users::{FirstUser, NewFirstUser},
-};
+use crate::{client::Client, error::Result, license::Entitlements, users::BuildInfo};
+
+/// Where a coderd is, and which certificates prove it. `Debug` shows scheme, host and port alone.
+#[derive(Clone)]
+pub struct Target {
+    /// `http` or `https`, host and port. A path is left out: coderd has none.
+    pub url: String,
+    /// Certificate authorities as PEM. With them, only they are trusted; without, those of the system.
+    pub ca: Option<Vec<u8>>,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url, ca } = self;
+        let url = Origin::parse(url).map_or_else(|bad| format!("({bad})"), |origin| origin.url.to_string());
+        f.debug_struct("Target").field("url", &url).field("ca", &ca.is_some()).finish()
+    }
+}
+
+impl Target {
+    /// A server at this URL, without a credential.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), ca: None }
+    }
+}
+
+/// Why a target cannot be used. Does not quote it: a URL may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadTarget {
+    /// Not a URL.
+    #[error("not a URL: {0}")]
+    Url(url::ParseError),
+    /// Neither `http` nor `https`, or no host.
+    #[error("the URL needs http or https and a host")]
+    Scheme,
+    /// User and password in the URL.
+    #[error("the URL holds a user name or password")]
+    Credentials,
+    /// An empty token, or one that no header can hold.
+    #[error("the token is empty or has characters that a token does not have")]
+    Token,
+    /// The certificate authorities cannot be used.
+    #[error("the certificate authorities cannot be read: {0}")]
+    Authorities(String),
+}
+
+/// Scheme, host and port: what tells servers apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The URL with nothing but scheme, host and port.
+    pub(crate) url: Url,
+    /// Host and port, for people and the `Host` header.
+    pub(crate) authority: String,
+    pub(crate) port: u16,
+    pub(crate) https: bool,
+    /// Whether the host is a name, not an address.
+    pub(crate) named: bool,
+}
+
+impl Origin {
+    pub(crate) fn parse(text: &str) -> Result<Self, BadTarget> {
+        let mut url = Url::parse(text.trim()).map_err(BadTarget::Url)?;
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(BadTarget::Credentials);
+        }
+        let https = match url.scheme() {
+            "http" => false,
+            "https" => true,
+            _ => return Err(BadTarget::Scheme),
+        };
+        let port = url.port_or_known_default().ok_or(BadTarget::Scheme)?;
+        let named = match url.host() {
+            Some(Host::Domain(name)) if !name.is_empty() => true,
+            Some(Host::Ipv4(_) | Host::Ipv6(_)) => false,
+            _ => return Err(BadTarget::Scheme),
+        };
+        url.set_path("");
+        url.set_query(None);
+        url.set_fragment(None);
+        let authority = authority(&url).ok_or(BadTarget::Scheme)?;
+        Ok(Self { url, authority, port, https, named })
+    }
+}
+
+/// Whether two URLs lead to one server: the same scheme, host and port.
+pub fn is_same_server(one: &str, two: &str) -> bool {
+    match (Origin::parse(one), Origin::parse(two)) {
+        (Ok(one), Ok(two)) => one == two,
+        _ => false,
+    }
+}
+
+/// Host and, where it is not the scheme's own, port.
+pub(crate) fn authority(url: &Url) -> Option<String> {
+    let host = url.host_str()?;
+    Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
+}
 
 /// A coderd at an address. It is called without a credential.
 #[derive(Clone, Debug)]
@@ -34,13 +123,13 @@ impl Server {
     }
 
     /// Asks the server which deployment it is. One call.
-    pub async fn identify(&self) -> Result<IdentifiedServer, Error> {
+    pub async fn identify(&self) -> Result<IdentifiedServer> {
         let info = self.client.build_info().await?;
         Ok(IdentifiedServer { client: self.client.clone(), info })
     }
 
     /// What the license allows. coderd answers this to anybody.
-    pub async fn entitlements(&self) -> Result<Entitlements, Error> {
+    pub async fn entitlements(&self) -> Result<Entitlements> {
         self.client.entitlements().await
     }
 }
@@ -108,33 +197,42 @@ impl IdentifiedServer {
         Ok(self.client.with_token(token)?)
     }
 
-    /// What the license allows.
-    pub async fn entitlements(&self) -> Result<Entitlements, Error> {
-        self.client.entitlements().await
+    /// A client for calls that need no session token: those that anybody may make, and those whose credential is an
+    /// argument, such as a password or the material of a key.
+    pub fn anonymous(&self) -> &Client {
+        &self.client
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_told_apart_by_scheme_host_and_port_alone() {
+        let origin = |text| Origin::parse(text).unwrap();
+        assert_eq!(origin("http://Coder.example:80/x?y#z"), origin(" http://coder.example "));
+        assert_ne!(origin("http://coder.example"), origin("https://coder.example"));
+        assert_ne!(origin("http://coder.example"), origin("http://coder.example:8080"));
+        assert_eq!(origin("http://[::1]:7080/").authority, "[::1]:7080");
+        assert!(!origin("http://127.0.0.1").named && origin("https://coder").named);
+        assert!(is_same_server("http://coder.example:80/x", "http://CODER.example"));
+        assert!(!is_same_server("http://coder.example", "http://coder.example.evil.test"));
+        assert!(!is_same_server("nonsense", "nonsense"));
     }
 
-    /// Whether the deployment has a user yet.
-    pub async fn has_first_user(&self) -> Result<bool, Error> {
-        self.client.has_first_user().await
-    }
-
-    /// Creates the first user. See [`Client::create_first_user`].
-    pub async fn create_first_user(&self, user: &NewFirstUser) -> Result<FirstUser, Error> {
-        self.client.create_first_user(user).await
-    }
-
-    /// Logs in with a password. See [`Client::log_in`].
-    pub async fn log_in(&self, email: &str, password: &SecretString) -> Result<SecretString, Error> {
-        self.client.log_in(email, password).await
-    }
-
-    /// The key that this material belongs to. The material itself is the credential.
-    pub async fn provisioner_key_details(&self, material: &SecretString) -> Result<ProvisionerKey, Error> {
-        self.client.provisioner_key_details(material).await
-    }
-
-    /// Whether coderd accepts the token of a workspace proxy. The token itself is the credential.
-    pub async fn prove_proxy_token(&self, token: &SecretString) -> Result<(), Error> {
-        self.client.prove_proxy_token(token).await
+    #[test]
+    fn targets_that_cannot_work_are_refused_without_quoting_them() {
+        for (text, expected) in [
+            ("coder.example", BadTarget::Url(url::ParseError::RelativeUrlWithoutBase)),
+            ("ftp://coder.example", BadTarget::Scheme),
+            ("unix:/run/coder", BadTarget::Scheme),
+            ("https://admin:hunter2@coder.example", BadTarget::Credentials),
+        ] {
+            let error = Origin::parse(text).unwrap_err();
+            assert_eq!(error, expected, "{text}");
+            let shown = format!("{error} {:?}", Target::new(text));
+            assert!(!shown.contains("hunter2"), "{shown}");
+        }
     }
 }

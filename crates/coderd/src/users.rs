@@ -1,15 +1,33 @@
-//! Users and organizations, and how the first user of a deployment is created.
+//! What a server tells about itself without a credential, its users and organizations, and the session tokens of users.
+//!
+//! The expiry of a token never slides, and coderd by default limits it to a week for tokens of an owner.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
-    call::{Auth, Request},
+    answer::{self, Answer},
     client::Client,
-    decode,
-    error::Error,
+    error::{Result, Unexpected},
+    request::{Auth, Request, Surface},
 };
+
+/// Identity of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct BuildInfo {
+    /// Version with a leading `v`, such as `v2.30.0`.
+    pub version: String,
+    /// UUID of the deployment, stored in its database. Empty for a workspace proxy, which is no deployment.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub deployment_id: String,
+    /// Whether a workspace proxy answered instead of coderd.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub workspace_proxy: bool,
+}
 
 /// A user.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -19,28 +37,25 @@ pub struct User {
     /// Unique name of the user.
     pub username: String,
     /// Empty for a service account.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub email: String,
     /// `active`, `dormant` or `suspended`.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub status: String,
-    /// How the user logs in, such as `password` or `none`.
-    #[serde(default, deserialize_with = "decode::or_default")]
-    pub login_type: String,
     /// Whether the user is a service account, which needs a license.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub is_service_account: bool,
     /// UUIDs of the organizations that the user is a member of.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub organization_ids: Vec<String>,
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     roles: Vec<Role>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct Role {
     name: String,
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     organization_id: String,
 }
 
@@ -59,11 +74,8 @@ pub struct Organization {
     pub id: String,
     /// Unique name of the organization.
     pub name: String,
-    /// Name for people.
-    #[serde(default, deserialize_with = "decode::or_default")]
-    pub display_name: String,
     /// Whether this is the organization that `default` stands for in requests.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub is_default: bool,
 }
 
@@ -82,11 +94,8 @@ pub struct NewFirstUser {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct FirstUser {
     /// UUID of the user. Empty if coderd created the user and failed afterwards.
-    #[serde(default, deserialize_with = "decode::or_default")]
+    #[serde(default, deserialize_with = "answer::or_default")]
     pub user_id: String,
-    /// UUID of the default organization.
-    #[serde(default, deserialize_with = "decode::or_default")]
-    pub organization_id: String,
 }
 
 /// A user to create.
@@ -102,16 +111,68 @@ pub struct NewUser {
     pub organization_ids: Vec<String>,
 }
 
+/// A token, without its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Token {
+    /// The public half of the token, ten characters.
+    pub id: String,
+    /// Unique among the tokens of the user, including expired ones.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub token_name: String,
+    /// When the token was created.
+    #[serde(default, deserialize_with = "answer::time")]
+    pub created_at: Option<Timestamp>,
+    /// When the token expires.
+    #[serde(default, deserialize_with = "answer::time")]
+    pub expires_at: Option<Timestamp>,
+}
+
+/// A token that was just created. coderd shows it once.
+#[derive(Clone, Debug)]
+pub struct IssuedToken {
+    /// The public half, by which the token is deleted.
+    pub id: String,
+    /// The complete token.
+    pub secret: SecretString,
+}
+
 #[derive(Deserialize)]
-struct Session {
-    #[serde(deserialize_with = "decode::secret")]
+struct CreatedToken {
+    #[serde(deserialize_with = "answer::secret")]
+    key: SecretString,
+}
+
+#[derive(Deserialize)]
+struct TokenConfig {
+    max_token_lifetime: u64,
+}
+
+#[derive(Deserialize)]
+struct CreatedSession {
+    #[serde(deserialize_with = "answer::secret")]
     session_token: SecretString,
 }
 
 impl Client {
+    /// Asks the server who it is. Sends no credential, so it is safe before the server is identified.
+    pub async fn build_info(&self) -> Result<BuildInfo> {
+        self.fetch(Request::get("get buildinfo", &["buildinfo"]).by(Auth::Nobody)).await
+    }
+
+    /// Succeeds if the HTTP server of coderd runs. Says nothing about its database.
+    pub async fn healthz(&self) -> Result<()> {
+        let mut request = Request::get("get healthz", &[]).by(Auth::Nobody);
+        request.path = vec!["healthz".to_owned()];
+        let is_ok = |answer: &Answer| answer.body.trim_ascii() == b"OK";
+        let read = |answer: &Answer| {
+            if is_ok(answer) { Ok(()) } else { Err(answer.unexpected(Unexpected::ContentType)) }
+        };
+        self.call(request, read).await
+    }
+
     /// Whether the deployment has a user.
-    pub async fn has_first_user(&self) -> Result<bool, Error> {
-        match self.perform(Request::get("get first user").at("users/first").by(Auth::Nobody)).await {
+    pub async fn has_first_user(&self) -> Result<bool> {
+        match self.perform(Request::get("get first user", &["users", "first"]).by(Auth::Nobody)).await {
             Ok(()) => Ok(true),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
@@ -121,35 +182,32 @@ impl Client {
     /// Creates the first user. `Duplicate`: there is one.
     ///
     /// Must not run concurrently: coderd checks and inserts in two steps, so that two requests can both succeed.
-    pub async fn create_first_user(&self, user: &NewFirstUser) -> Result<FirstUser, Error> {
+    pub async fn create_first_user(&self, user: &NewFirstUser) -> Result<FirstUser> {
         let NewFirstUser { email, username, password } = user;
         let body = json!({ "email": email, "username": username, "password": password.expose_secret() });
-        let request = Request::post("create first user").at("users/first").by(Auth::Nobody);
-        let request = request.json(&body).hiding(password);
-        let call = request.call;
-        let answer = self.send(request).await?;
+        let request = Request::post("create first user", &["users", "first"], &body).by(Auth::Nobody);
         // An empty 200 means that coderd created the user and then failed to refresh its entitlements.
-        if answer.body.is_empty() {
-            return Ok(FirstUser::default());
-        }
-        decode::object(&answer).map_err(|kind| self.error(call, kind))
+        let read = |answer: &Answer| {
+            if answer.body.is_empty() { Ok(FirstUser::default()) } else { answer.object() }
+        };
+        self.call(request.hiding(password), read).await
     }
 
     /// Logs in with a password. The session expires after a day without use; create a token with it.
-    pub async fn log_in(&self, email: &str, password: &SecretString) -> Result<SecretString, Error> {
+    pub async fn log_in(&self, email: &str, password: &SecretString) -> Result<SecretString> {
         let body = json!({ "email": email, "password": password.expose_secret() });
-        let request = Request::post("log in").at("users/login").by(Auth::Nobody);
-        let session: Session = self.fetch(request.json(&body).hiding(password)).await?;
+        let request = Request::post("log in", &["users", "login"], &body).by(Auth::Nobody);
+        let session: CreatedSession = self.fetch(request.hiding(password)).await?;
         Ok(session.session_token)
     }
 
     /// Returns the user of the token.
-    pub async fn me(&self) -> Result<User, Error> {
-        self.fetch(Request::get("get user").at("users/me")).await
+    pub async fn me(&self) -> Result<User> {
+        self.fetch(Request::get("get user", &["users", "me"])).await
     }
 
     /// Creates an active user. `Duplicate`: the name or e-mail address is taken.
-    pub async fn create_user(&self, user: &NewUser) -> Result<User, Error> {
+    pub async fn create_user(&self, user: &NewUser) -> Result<User> {
         let NewUser { username, login, roles, organization_ids } = user;
         let mut body = json!({
             "username": username, "roles": roles, "organization_ids": organization_ids, "user_status": "active",
@@ -163,7 +221,7 @@ impl Client {
         if let (Some(body), serde_json::Value::Object(fields)) = (body.as_object_mut(), fields) {
             body.extend(fields);
         }
-        let mut request = Request::post("create user").at("users").json(&body);
+        let mut request = Request::post("create user", &["users"], &body);
         if let Some((_, password)) = login {
             request = request.hiding(password);
         }
@@ -171,12 +229,48 @@ impl Client {
     }
 
     /// Lists the organizations that the credential may read.
-    pub async fn organizations(&self) -> Result<Vec<Organization>, Error> {
-        self.list(Request::get("list organizations").at("organizations")).await
+    pub async fn organizations(&self) -> Result<Vec<Organization>> {
+        self.list(Request::get("list organizations", &["organizations"])).await
     }
 
     /// Returns an organization by UUID, by name, or as `default`.
-    pub async fn organization(&self, organization: &str) -> Result<Organization, Error> {
-        self.fetch(Request::get("get organization").at("organizations").part(organization)).await
+    pub async fn organization(&self, organization: &str) -> Result<Organization> {
+        self.fetch(Request::get("get organization", &["organizations", organization])).await
+    }
+
+    /// Creates a token with all permissions of its user. `user` is a UUID, a name, or `me`.
+    ///
+    /// `Invalid`: the lifetime exceeds [`Self::longest_token_lifetime`]. `Duplicate`: the name is taken.
+    pub async fn create_token(
+        &self,
+        user: &str,
+        name: &str,
+        lifetime: Option<Duration>,
+    ) -> Result<IssuedToken> {
+        // coderd expects nanoseconds, and takes zero for its own default lifetime.
+        let lifetime = lifetime.map_or(0, |lifetime| i64::try_from(lifetime.as_nanos()).unwrap_or(i64::MAX));
+        let body = json!({ "token_name": name, "lifetime": lifetime });
+        let request = Request::post("create token", &["users", user, "keys", "tokens"], &body);
+        let created: CreatedToken = self.fetch(request.on(Surface::HidesForbidden)).await?;
+        let id = created.key.expose_secret().split('-').next().unwrap_or_default().to_owned();
+        Ok(IssuedToken { id, secret: created.key })
+    }
+
+    /// The longest lifetime that coderd allows for a token of this user.
+    pub async fn longest_token_lifetime(&self, user: &str) -> Result<Duration> {
+        let request = Request::get("get token config", &["users", user, "keys", "tokens", "tokenconfig"]);
+        let config: TokenConfig = self.fetch(request).await?;
+        Ok(Duration::from_nanos(config.max_token_lifetime))
+    }
+
+    /// Lists the tokens of a user, including expired ones.
+    pub async fn tokens(&self, user: &str) -> Result<Vec<Token>> {
+        let request = Request::get("list tokens", &["users", user, "keys", "tokens"]);
+        self.list(request.query("include_expired", "true")).await
+    }
+
+    /// Deletes a token by its public half.
+    pub async fn delete_token(&self, user: &str, id: &str) -> Result<()> {
+        self.perform(Request::delete("delete token", &["users", user, "keys", id])).await
     }
 }

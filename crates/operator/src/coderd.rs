@@ -12,7 +12,7 @@ pub(crate) mod targets;
 pub(crate) mod verify_schedule;
 
 use coder_k8s_api::Reason;
-use coder_k8s_coderd::{Entitlement, Error, ErrorKind, Feature, postgres};
+use coder_k8s_coderd::{CoderdError, Entitlement, ErrorKind, Feature, RetryAdvice, postgres};
 use coder_k8s_core::{
     entitlements::FeatureState,
     outcome::{Blocker, Retry},
@@ -20,13 +20,13 @@ use coder_k8s_core::{
 use coder_k8s_engine::secret;
 
 /// The blocker for a failed call to the coderd of a control plane.
-pub(crate) fn blocker_of(error: &Error) -> Blocker {
+pub(crate) fn blocker_of(error: &CoderdError) -> Blocker {
     blocker_at(error, "operatorAccess.apiURL")
 }
 
 /// The blocker for a failed call to coderd. `field` is the field of the spec that sets its address. The message is the same
 /// for each attempt, so that a status does not change with every retry.
-pub(crate) fn blocker_at(error: &Error, field: &str) -> Blocker {
+pub(crate) fn blocker_at(error: &CoderdError, field: &str) -> Blocker {
     let message = match &error.kind {
         ErrorKind::Redirected { to } => format!(
             "coderd redirects to {to}, where the operator never sends a token: set {field} to the address that answers"
@@ -37,21 +37,19 @@ pub(crate) fn blocker_at(error: &Error, field: &str) -> Blocker {
 }
 
 /// When to call again. A server may change while nothing in Kubernetes does, so that every failure is retried.
-pub(crate) fn retry_of(error: &Error) -> Retry {
+pub(crate) fn retry_of(error: &CoderdError) -> Retry {
     match error.retry() {
-        coder_k8s_coderd::Retry::After(wait) => Retry::After(wait),
-        coder_k8s_coderd::Retry::OnChange | coder_k8s_coderd::Retry::Backoff => Retry::Backoff,
+        RetryAdvice::After(wait) => Retry::After(wait),
+        RetryAdvice::OnChange | RetryAdvice::Backoff => Retry::Backoff,
     }
 }
 
 /// The blocker for a failure in coderd's database.
 #[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
-pub(crate) fn blocker_of_database(error: postgres::Error) -> Blocker {
+pub(crate) fn blocker_of_database(error: postgres::DatabaseError) -> Blocker {
     match error.retry() {
-        coder_k8s_coderd::Retry::OnChange => Blocker::until_change(error.reason(), error.to_string()),
-        coder_k8s_coderd::Retry::Backoff | coder_k8s_coderd::Retry::After(_) => {
-            Blocker::new(error.reason(), error.to_string())
-        }
+        RetryAdvice::OnChange => Blocker::until_change(error.reason(), error.to_string()),
+        RetryAdvice::Backoff | RetryAdvice::After(_) => Blocker::new(error.reason(), error.to_string()),
     }
 }
 

@@ -14,7 +14,7 @@ mod wire;
 
 use std::{fmt, sync::Arc};
 
-use coder_k8s_coderd::{Client, Connector, Error, NewFirstUser, Settings, Target};
+use coder_k8s_coderd::{Client, CoderdError, Connector, NewFirstUser, Settings, Target};
 use futures::future::BoxFuture;
 use secrecy::SecretString;
 use uuid::Uuid;
@@ -191,7 +191,7 @@ pub async fn set_up(target: &Target) -> Result<SecretString, String> {
 }
 
 #[allow(clippy::needless_pass_by_value)]
-fn text(error: Error) -> String {
+fn text(error: CoderdError) -> String {
     error.to_string()
 }
 
@@ -200,7 +200,7 @@ fn ensure(holds: bool, expectation: &str) -> Finding {
 }
 
 /// Expects a refusal with this reason.
-fn refused<T>(result: Result<T, Error>, reason: &str) -> Finding {
+fn refused<T>(result: Result<T, CoderdError>, reason: &str) -> Finding {
     match result {
         Err(error) if error.reason().as_str() == reason => Ok(()),
         Err(error) => Err(format!("expected {reason}, got {}: {error}", error.reason())),

@@ -4,14 +4,17 @@
 //! operator: no `PG*` variable, no file, no system user. A parameter that names a file is refused, because the file
 //! exists in the pods of coderd and not here.
 
-mod syntax;
-
-use coder_k8s_api::Reason;
+use std::borrow::Cow;
 use std::fmt;
+use std::iter::Peekable;
 use std::net::IpAddr;
+use std::str::Chars;
 use std::time::Duration;
 
+use coder_k8s_api::Reason;
+use percent_encoding::percent_decode_str;
 use secrecy::SecretString;
+use url::form_urlencoded;
 
 const DEFAULT_PORT: u16 = 5432;
 /// Parameters that name a file, or that contain what would be in one.
@@ -127,11 +130,11 @@ impl Dsn {
             return Err(BadDsn::Empty);
         }
         let given = if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            syntax::url(text)?
+            Parameters::of_url(text)?
         } else if text.contains("://") {
             return Err(BadDsn::Syntax("it starts with neither postgres:// nor postgresql://"));
         } else {
-            syntax::pairs(text)?
+            Parameters::of_pairs(text)?
         };
         Self::from_parameters(&given, context)
     }
@@ -188,11 +191,6 @@ impl Dsn {
     pub fn server(&self) -> &str {
         &self.server
     }
-
-    /// Whether the connection uses TLS.
-    pub fn encrypted(&self) -> bool {
-        self.tls != TlsMode::Disable
-    }
 }
 
 /// A name without dots is a Service in the namespace of coderd, which is rarely the namespace of the operator.
@@ -206,6 +204,55 @@ fn dialed(host: &str, namespace: &str) -> String {
 struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
+    /// Reads a URL. Parameters of the query override the parts of the URL.
+    fn of_url(text: &str) -> Result<Self, BadDsn> {
+        let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+        let rest = rest.split_once('#').map_or(rest, |(rest, _)| rest);
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (credentials, place) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+        let (host, port) = host_and_port(place)?;
+
+        let mut given = Self::default();
+        for (name, part) in [("user", user), ("password", password), ("host", host), ("dbname", path)] {
+            given.set(name, decoded(part)?);
+        }
+        given.set("port", port);
+        let mut seen = Vec::new();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            // As in the driver of coderd, the first parameter of a name counts in a query.
+            if !value.is_empty() && !seen.contains(&name) {
+                given.set(name.clone(), value);
+            }
+            seen.push(name);
+        }
+        Ok(given)
+    }
+
+    /// Reads `key=value` pairs, with the quotes and backslashes of libpq.
+    fn of_pairs(text: &str) -> Result<Self, BadDsn> {
+        let mut given = Self::default();
+        let mut rest = text.chars().peekable();
+        loop {
+            skip_space(&mut rest);
+            if rest.peek().is_none() {
+                return Ok(given);
+            }
+            let mut name = String::new();
+            while let Some(c) = rest.next_if(|c| !c.is_whitespace() && *c != '=') {
+                name.push(c);
+            }
+            skip_space(&mut rest);
+            if name.is_empty() || rest.next_if_eq(&'=').is_none() {
+                return Err(BadDsn::Syntax("a parameter has no = after its name"));
+            }
+            skip_space(&mut rest);
+            let value = if rest.next_if_eq(&'\'').is_some() { quoted(&mut rest)? } else { plain(&mut rest)? };
+            given.set(name, value);
+        }
+    }
+
     fn set(&mut self, name: impl Into<String>, value: impl Into<String>) {
         self.0.push((name.into(), value.into()));
     }
@@ -214,6 +261,54 @@ impl Parameters {
         let last = self.0.iter().rev().find(|(key, _)| key == name);
         last.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
     }
+}
+
+fn host_and_port(place: &str) -> Result<(&str, &str), BadDsn> {
+    if place.contains(',') {
+        return Err(BadDsn::SeveralHosts);
+    }
+    if let Some(address) = place.strip_prefix('[') {
+        let unclosed = BadDsn::Syntax("the bracket around its address is not closed");
+        let (address, port) = address.split_once(']').ok_or(unclosed)?;
+        let port = if port.is_empty() { port } else { port.strip_prefix(':').ok_or(BadDsn::Port)? };
+        return Ok((address, port));
+    }
+    Ok(place.split_once(':').unwrap_or((place, "")))
+}
+
+fn decoded(part: &str) -> Result<String, BadDsn> {
+    let bad = || BadDsn::Syntax("it has a % that is not followed by two hexadecimal digits of UTF-8");
+    // The crate keeps a % that begins no escape; the driver of coderd refuses it.
+    let is_escape =
+        |after: &str| after.get(..2).is_some_and(|digits| digits.chars().all(|c| c.is_ascii_hexdigit()));
+    if !part.split('%').skip(1).all(is_escape) {
+        return Err(bad());
+    }
+    percent_decode_str(part).decode_utf8().map(Cow::into_owned).map_err(|_| bad())
+}
+
+fn skip_space(rest: &mut Peekable<Chars<'_>>) {
+    while rest.next_if(|c| c.is_whitespace()).is_some() {}
+}
+
+fn quoted(rest: &mut Peekable<Chars<'_>>) -> Result<String, BadDsn> {
+    let mut value = String::new();
+    loop {
+        match rest.next().ok_or(BadDsn::Syntax("a quote is not closed"))? {
+            '\'' => return Ok(value),
+            '\\' => value.push(rest.next().ok_or(BadDsn::Syntax("a quote is not closed"))?),
+            c => value.push(c),
+        }
+    }
+}
+
+fn plain(rest: &mut Peekable<Chars<'_>>) -> Result<String, BadDsn> {
+    let mut value = String::new();
+    while let Some(c) = rest.next_if(|c| !c.is_whitespace()) {
+        let taken = if c == '\\' { rest.next() } else { Some(c) };
+        value.push(taken.ok_or(BadDsn::Syntax("it ends with a backslash"))?);
+    }
+    Ok(value)
 }
 
 #[cfg(test)]

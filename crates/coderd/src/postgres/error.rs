@@ -1,25 +1,33 @@
 //! Errors of the database.
 //!
-//! [`Error::reason`] is for conditions and metrics, [`Error::retry`] for the requeue, [`Error::stalled`] says whether
+//! [`DatabaseError::reason`] is for conditions and metrics, [`DatabaseError::retry`] for the requeue, [`DatabaseError::stalled`] says whether
 //! a person has to act, and `Display` is for people. Of an error of the server only its SQLSTATE and the names of
 //! tables, columns and constraints are kept: its messages quote values.
 
-use coder_k8s_api::Reason;
+use std::error::Error as _;
+use std::io;
 use std::time::Duration;
 
-use super::dsn::BadDsn;
-use crate::Retry;
+use coder_k8s_api::Reason;
+use tokio_postgres::error::{DbError, SqlState};
+
+use super::dsn::{BadDsn, Dsn};
+use crate::RetryAdvice;
+
+/// The result of a part of a call.
+pub(super) type Result<T, E = DatabaseErrorKind> = std::result::Result<T, E>;
 
 /// A call to the database that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} at {server}: {kind}")]
-pub struct Error {
+pub struct DatabaseError {
     /// Name of the step, as in metrics.
     pub call: &'static str,
     /// Host, port and database.
     pub server: String,
     /// Class of the error.
     pub kind: DatabaseErrorKind,
+    /// Whether the transaction may have been committed.
     pub(super) uncertain: bool,
 }
 
@@ -54,23 +62,17 @@ pub enum DatabaseErrorKind {
     /// The server is a standby, or the database is set to read-only.
     #[error("the database is read-only: the connection URL has to lead to the primary")]
     ReadOnly,
-    /// The user of the URL lacks a permission, so it is not the user of coderd.
-    #[error("the user of the connection URL may not {doing}: it needs the rights of coderd's own user")]
-    PermissionDenied {
-        /// What the operator tried to do.
-        doing: &'static str,
-    },
+    /// The user of the URL lacks a permission to do this, so it is not the user of coderd.
+    #[error("the user of the connection URL may not {0}: it needs the rights of coderd's own user")]
+    PermissionDenied(&'static str),
     /// coderd has not created its tables yet.
     #[error("coderd has not set up its database yet: {0}")]
     NotMigrated(&'static str),
     /// The tables differ from those that this release knows.
     #[error(
-        "coderd's tables are not as expected: {what}. This coderd may be too old or too new for this operator; choose another `operatorAccess.method`"
+        "coderd's tables are not as expected: {0}. This coderd may be too old or too new for this operator; choose another `operatorAccess.method`"
     )]
-    SchemaUnknown {
-        /// What is missing or unknown.
-        what: String,
-    },
+    SchemaUnknown(String),
     /// An account of a person has the name or the e-mail address of the operator.
     #[error(
         "an account that is not the operator's has the {what} `{value}`, and is left alone: rename it in coderd, or \
@@ -98,18 +100,18 @@ pub enum DatabaseErrorKind {
     Unexpected(&'static str),
 }
 
-impl Error {
+impl DatabaseError {
     /// The reason for conditions and metrics.
     pub fn reason(&self) -> Reason {
         self.kind.reason()
     }
 
     /// When to retry.
-    pub fn retry(&self) -> Retry {
+    pub fn retry(&self) -> RetryAdvice {
         match self.kind {
-            DatabaseErrorKind::BadUrl(_) | DatabaseErrorKind::BadAuthorities(_) => Retry::OnChange,
+            DatabaseErrorKind::BadUrl(_) | DatabaseErrorKind::BadAuthorities(_) => RetryAdvice::OnChange,
             // The database can change without an event in Kubernetes, so everything else is retried.
-            _ => Retry::Backoff,
+            _ => RetryAdvice::Backoff,
         }
     }
 
@@ -121,8 +123,8 @@ impl Error {
             | DatabaseErrorKind::AuthFailed { .. }
             | DatabaseErrorKind::Tls(_)
             | DatabaseErrorKind::ReadOnly
-            | DatabaseErrorKind::PermissionDenied { .. }
-            | DatabaseErrorKind::SchemaUnknown { .. }
+            | DatabaseErrorKind::PermissionDenied(_)
+            | DatabaseErrorKind::SchemaUnknown(_)
             | DatabaseErrorKind::AccountTaken { .. } => true,
             DatabaseErrorKind::Unreachable(_)
             | DatabaseErrorKind::Timeout(_)
@@ -151,16 +153,120 @@ impl DatabaseErrorKind {
             Self::AuthFailed { .. } => Reason::DatabaseAuthFailed,
             Self::Tls(_) => Reason::DatabaseTls,
             Self::ReadOnly => Reason::DatabaseReadOnly,
-            Self::PermissionDenied { .. } => Reason::DatabasePermissionDenied,
+            Self::PermissionDenied(_) => Reason::DatabasePermissionDenied,
             Self::NotMigrated(_) => Reason::DatabaseNotMigrated,
-            Self::SchemaUnknown { .. } => Reason::SchemaUnknown,
+            Self::SchemaUnknown(_) => Reason::SchemaUnknown,
             Self::AccountTaken { .. } => Reason::AccountTaken,
             Self::NoOrganization => Reason::NoOrganization,
             Self::Failed { .. } | Self::Unexpected(_) => Reason::DatabaseError,
         }
     }
 
+    /// Whether the server may have received what was sent although the call failed.
+    pub(super) fn may_have_been_received(&self) -> bool {
+        matches!(self, Self::Timeout(_) | Self::Unreachable(_) | Self::Unexpected(_))
+    }
+
     pub(super) fn unknown(what: impl Into<String>) -> Self {
-        Self::SchemaUnknown { what: what.into() }
+        Self::SchemaUnknown(what.into())
+    }
+}
+
+/// Classifies an error of the connection and the authentication.
+pub(super) fn connecting(error: &tokio_postgres::Error, dsn: &Dsn, deadline: Duration) -> DatabaseErrorKind {
+    const DOING: &str = "log in";
+    let auth = |code: &str| DatabaseErrorKind::AuthFailed { user: dsn.user.clone(), code: code.to_owned() };
+    match error.as_db_error() {
+        Some(db) if is_class(db, "28") => auth(db.code().code()),
+        Some(db) if *db.code() == SqlState::INVALID_CATALOG_NAME => {
+            DatabaseErrorKind::Unreachable("there is no such database (SQLSTATE 3D000)".to_owned())
+        }
+        Some(db) => refused(db, DOING, deadline),
+        // The driver fails without an error of the server if the server asks for a password and the URL has none.
+        None if dsn.password.is_none() && !is_network(error) => auth("28000"),
+        None => unanswered(error, DOING),
+    }
+}
+
+fn is_network(error: &tokio_postgres::Error) -> bool {
+    error.is_closed() || error.source().is_some_and(<dyn std::error::Error>::is::<io::Error>)
+}
+
+/// Classifies an error of a statement.
+pub(super) fn running(
+    error: &tokio_postgres::Error,
+    doing: &'static str,
+    deadline: Duration,
+) -> DatabaseErrorKind {
+    match error.as_db_error() {
+        Some(db) => refused(db, doing, deadline),
+        None => unanswered(error, doing),
+    }
+}
+
+fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> DatabaseErrorKind {
+    let code = db.code();
+    let at = |what: &str, name: Option<&str>| {
+        let table = db.table().map(|table| format!(" of {table}")).unwrap_or_default();
+        DatabaseErrorKind::unknown(format!(
+            "{what} {}{table} (SQLSTATE {})",
+            name.unwrap_or("of its own"),
+            code.code()
+        ))
+    };
+    match *code {
+        // The deadlines that the session set on the server.
+        SqlState::QUERY_CANCELED
+        | SqlState::LOCK_NOT_AVAILABLE
+        | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => DatabaseErrorKind::Timeout(deadline),
+        SqlState::READ_ONLY_SQL_TRANSACTION => DatabaseErrorKind::ReadOnly,
+        SqlState::INSUFFICIENT_PRIVILEGE => DatabaseErrorKind::PermissionDenied(doing),
+        SqlState::NOT_NULL_VIOLATION => at("it asks for a value in the column", db.column()),
+        SqlState::CHECK_VIOLATION => at("it has the check", db.constraint()),
+        SqlState::FOREIGN_KEY_VIOLATION => at("it has the foreign key", db.constraint()),
+        SqlState::UNDEFINED_COLUMN
+        | SqlState::UNDEFINED_TABLE
+        | SqlState::UNDEFINED_OBJECT
+        | SqlState::DATATYPE_MISMATCH
+        | SqlState::CANNOT_COERCE
+        | SqlState::INVALID_TEXT_REPRESENTATION => {
+            DatabaseErrorKind::unknown(format!("the server cannot {doing} (SQLSTATE {})", code.code()))
+        }
+        // The server is starting, stopping, or out of connections.
+        _ if is_class(db, "57") || is_class(db, "53") || is_class(db, "08") => {
+            DatabaseErrorKind::Unreachable(format!(
+                "the server does not serve now (SQLSTATE {})",
+                code.code()
+            ))
+        }
+        _ => DatabaseErrorKind::Failed { doing, code: code.code().to_owned() },
+    }
+}
+
+fn is_class(db: &DbError, class: &str) -> bool {
+    db.code().code().starts_with(class)
+}
+
+fn unanswered(error: &tokio_postgres::Error, doing: &'static str) -> DatabaseErrorKind {
+    let source = error.source();
+    if let Some(source) = source.and_then(|source| source.downcast_ref::<io::Error>()) {
+        return broken(source);
+    }
+    if error.is_closed() {
+        DatabaseErrorKind::Unreachable("the connection broke".to_owned())
+    } else {
+        DatabaseErrorKind::Unexpected(doing)
+    }
+}
+
+/// Classifies an error of the network. Only texts of the operating system are kept.
+pub(super) fn broken(error: &io::Error) -> DatabaseErrorKind {
+    match error.kind() {
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+            DatabaseErrorKind::Unexpected("read its answer")
+        }
+        io::ErrorKind::UnexpectedEof => DatabaseErrorKind::Unreachable("the connection broke".to_owned()),
+        _ if error.raw_os_error().is_some() => DatabaseErrorKind::Unreachable(error.to_string()),
+        kind => DatabaseErrorKind::Unreachable(kind.to_string()),
     }
 }

@@ -5,11 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::error::DatabaseErrorKind;
-use super::session::{Session, value};
+use super::error::{DatabaseErrorKind, Result};
+use super::session::{Param, Session, value};
 
 /// One row for each column of the tables as the user sees them, and whether an INSERT must give it a value.
 const COLUMNS: &str = "\
@@ -85,25 +84,21 @@ pub(super) struct Catalog {
 }
 
 impl Catalog {
-    pub(super) async fn read(session: &Session<'_>) -> Result<Self, DatabaseErrorKind> {
+    pub(super) async fn read(session: &Session<'_>) -> Result<Self> {
         const DOING: &str = "look at coderd's tables";
-        let rows = session.query(DOING, COLUMNS, &[(&TABLES.as_slice(), Type::TEXT_ARRAY)]).await?;
+        let read = |row: &_| Ok((value(row, 0)?, value(row, 1)?, value(row, 2)?));
+        let tables: [Param<'_>; 1] = [(&TABLES.as_slice(), Type::TEXT_ARRAY)];
         let mut columns = BTreeMap::<String, BTreeMap<String, bool>>::new();
-        for row in rows {
-            let (table, column, named): (String, String, bool) =
-                (value(&row, 0)?, value(&row, 1)?, value(&row, 2)?);
-            columns.entry(table).or_default().insert(column, named);
+        for (table, column, required) in session.query(DOING, COLUMNS, &tables, read).await? {
+            columns.entry(table).or_default().insert(column, required);
         }
-        let rows = session.query(DOING, LABELS, &[]).await?;
-        let labels = rows.iter().map(|row: &Row| value(row, 0)).collect::<Result<_, _>>()?;
+        let labels = session.query(DOING, LABELS, &[], |row| value(row, 0)).await?;
         Ok(Self { columns, labels })
     }
 
     /// Whether coderd has ever migrated this database.
     pub(super) fn migrated(&self) -> bool {
-        self.columns.contains_key("schema_migrations")
-            && self.columns.contains_key("users")
-            && self.columns.contains_key("api_keys")
+        ["schema_migrations", "users", "api_keys"].iter().all(|table| self.columns.contains_key(*table))
     }
 
     pub(super) fn has(&self, table: &str, column: &str) -> bool {
@@ -115,14 +110,14 @@ impl Catalog {
     }
 
     /// Checks what revocation needs, which is less than creation needs.
-    pub(super) fn check_revocation(&self) -> Result<(), DatabaseErrorKind> {
+    pub(super) fn check_revocation(&self) -> Result<()> {
         self.need("users", &["id", "email", "is_system", "deleted", "status", "rbac_roles", "updated_at"])?;
         self.need("api_keys", &["id", "user_id", "login_type", "token_name", "expires_at"])?;
         self.need_labels(&["user_status.suspended", "login_type.token"])
     }
 
     /// Checks what the creation of an account and a token needs.
-    pub(super) fn check(&self) -> Result<Schema, DatabaseErrorKind> {
+    pub(super) fn check(&self) -> Result<Schema> {
         if !self.migrated() {
             return Err(DatabaseErrorKind::NotMigrated("its tables are not there"));
         }
@@ -145,7 +140,7 @@ impl Catalog {
         })
     }
 
-    fn scopes(&self) -> Result<Scopes, DatabaseErrorKind> {
+    fn scopes(&self) -> Result<Scopes> {
         let everything = ["coder:all", "all"]
             .into_iter()
             .find(|label| self.has_label(&format!("api_key_scope.{label}")))
@@ -158,31 +153,29 @@ impl Catalog {
         Ok(Scopes::One(everything))
     }
 
-    fn need(&self, table: &str, columns: &[&str]) -> Result<(), DatabaseErrorKind> {
-        match columns.iter().find(|column| !self.has(table, column)) {
-            None => Ok(()),
-            Some(column) => Err(DatabaseErrorKind::unknown(format!("there is no column {table}.{column}"))),
-        }
+    fn need(&self, table: &str, columns: &[&str]) -> Result<()> {
+        refuse(columns.iter().find(|column| !self.has(table, column)), |column| {
+            format!("there is no column {table}.{column}")
+        })
     }
 
-    fn need_labels(&self, labels: &[&str]) -> Result<(), DatabaseErrorKind> {
-        match labels.iter().find(|label| !self.has_label(label)) {
-            None => Ok(()),
-            Some(label) => {
-                let (kind, label) = label.split_once('.').unwrap_or_default();
-                Err(DatabaseErrorKind::unknown(format!("the type {kind} has no label `{label}`")))
-            }
-        }
+    fn need_labels(&self, labels: &[&str]) -> Result<()> {
+        refuse(labels.iter().find(|label| !self.has_label(label)), |label| {
+            let (kind, label) = label.split_once('.').unwrap_or_default();
+            format!("the type {kind} has no label `{label}`")
+        })
     }
 
     /// An INSERT is possible only if every column that needs a value is known.
-    fn reject_unknown_required(&self, table: &str, known: &[&str]) -> Result<(), DatabaseErrorKind> {
-        let columns = self.columns.get(table).into_iter().flatten();
-        match columns.filter(|(_, named)| **named).find(|(column, _)| !known.contains(&column.as_str())) {
-            None => Ok(()),
-            Some((column, _)) => Err(DatabaseErrorKind::unknown(format!(
-                "the column {table}.{column} is not known and needs a value"
-            ))),
-        }
+    fn reject_unknown_required(&self, table: &str, known: &[&str]) -> Result<()> {
+        let mut columns = self.columns.get(table).into_iter().flatten();
+        refuse(
+            columns.find(|(column, required)| **required && !known.contains(&column.as_str())),
+            |(column, _)| format!("the column {table}.{column} is not known and needs a value"),
+        )
     }
+}
+
+fn refuse<T>(found: Option<T>, what: impl FnOnce(T) -> String) -> Result<()> {
+    found.map_or(Ok(()), |found| Err(DatabaseErrorKind::unknown(what(found))))
 }

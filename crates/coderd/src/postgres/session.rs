@@ -1,6 +1,6 @@
 //! One connection for one call: opened, used and closed within its deadlines.
 //!
-//! Every step passes [`Session::step`], which counts it and can make it fail before and after its effect. A wait that
+//! Every step passes [`CallScope::step`], which counts it and can make it fail before and after its effect. A wait that
 //! reaches its deadline drops the connection. The server has the same deadlines, so that it does not continue work
 //! whose result nobody waits for.
 
@@ -12,116 +12,101 @@ use secrecy::ExposeSecret as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Client, Config, NoTls, Row};
 
-use super::classify;
 use super::dsn::Dsn;
-use super::error::{DatabaseErrorKind, Error};
-use super::tls::Tls;
+use super::error::{self, DatabaseError, DatabaseErrorKind, Result};
+use super::tls::TlsHandshake;
 use super::{COMMIT, CONNECT, PostgresSettings};
-use crate::{Call, EXIT_CODE, Fault};
+use crate::Call;
+use crate::connector::{CallTimer, inject, resolve_with};
+use crate::intervals::{DATABASE_CLOSE_TIMEOUT, DATABASE_STATEMENT_GRACE};
 
-/// How much later than the server this side gives up. The error of the server says more than a timeout here.
-const GRACE: Duration = Duration::from_millis(250);
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const APPLICATION: &str = "coder-k8s";
 
-/// A value and its type for a statement.
+/// A value and its type for a statement. The type is given so that the driver need not prepare the statement first, which
+/// some poolers do not support.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
-
-/// A connection with an open transaction.
-pub(super) struct Session<'a> {
-    client: Client,
-    driver: Driver,
-    scope: Scope<'a>,
-}
 
 /// What all steps of one call share.
 #[derive(Clone, Copy)]
-pub(super) struct Scope<'a> {
+pub(super) struct CallScope<'a> {
     settings: &'a PostgresSettings,
     dsn: &'a Dsn,
     until: Instant,
 }
 
-impl<'a> Scope<'a> {
+impl<'a> CallScope<'a> {
     pub(super) fn new(settings: &'a PostgresSettings, dsn: &'a Dsn) -> Self {
         Self { settings, dsn, until: Instant::now() + settings.whole }
     }
 
-    pub(super) fn error(&self, call: Call, kind: DatabaseErrorKind) -> Error {
-        let uncertain = call == COMMIT
-            && matches!(
-                kind,
-                DatabaseErrorKind::Timeout(_)
-                    | DatabaseErrorKind::Unreachable(_)
-                    | DatabaseErrorKind::Unexpected(_)
-            );
-        Error { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain }
+    /// The error of a step that wrote nothing.
+    pub(super) fn error(&self, call: Call, kind: DatabaseErrorKind) -> DatabaseError {
+        DatabaseError { call: call.name, server: self.dsn.server().to_owned(), kind, uncertain: false }
     }
 
     /// Runs one step within the deadline of the whole call, with the faults that tests inject.
-    async fn step<T>(
+    pub(super) async fn step<T>(
         &self,
         call: Call,
-        work: impl Future<Output = Result<T, DatabaseErrorKind>>,
-    ) -> Result<T, Error> {
-        let mut timer = StepTimer {
-            settings: self.settings,
-            call,
-            started: std::time::Instant::now(),
-            outcome: "canceled",
-        };
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T, DatabaseError> {
+        let mut timer = CallTimer::start(self.settings.observer.as_ref(), call);
+        let injected = |_| DatabaseErrorKind::Unreachable("injected fault".to_owned());
         let mut sent = false;
         let faulty = async {
             let faults = self.settings.faults.as_ref();
-            inject(faults.and_then(|faults| faults.before(&call))).await?;
+            inject(faults.and_then(|faults| faults.before(&call))).await.map_err(injected)?;
             sent = true;
             let result = work.await;
-            inject(faults.and_then(|faults| faults.after(&call))).await?;
+            inject(faults.and_then(|faults| faults.after(&call))).await.map_err(injected)?;
             result
         };
-        let result = timeout_at(self.until, faulty).await;
-        let result = result.unwrap_or_else(|_| Err(DatabaseErrorKind::Timeout(self.settings.whole)));
+        let timed_out = |_| DatabaseErrorKind::Timeout(self.settings.whole);
+        let result = timeout_at(self.until, faulty).await.map_err(timed_out).flatten();
         timer.outcome = result.as_ref().map_or_else(|kind| kind.reason().as_str(), |_| "ok");
         result.map_err(|kind| {
-            let error = self.error(call, kind);
-            Error { uncertain: error.uncertain && sent, ..error }
+            let uncertain = sent && call == COMMIT && kind.may_have_been_received();
+            DatabaseError { uncertain, ..self.error(call, kind) }
         })
     }
 }
 
+/// A connection with an open transaction.
+pub(super) struct Session<'a> {
+    client: Client,
+    driver: Driver,
+    scope: CallScope<'a>,
+}
+
 impl<'a> Session<'a> {
     /// Connects. The transaction begins with [`Session::begin`].
-    pub(super) async fn open(scope: Scope<'a>, ca: Option<&[u8]>) -> Result<Self, Error> {
-        let Scope { settings, dsn, .. } = scope;
+    pub(super) async fn open(scope: CallScope<'a>, ca: Option<&[u8]>) -> Result<Self, DatabaseError> {
+        let CallScope { settings, dsn, .. } = scope;
         let allowed = dsn.connect_timeout.map_or(settings.connect, |asked| asked.min(settings.connect));
         let connected = async {
-            let tls = Tls::of(dsn, ca)?;
+            let tls = TlsHandshake::of(dsn, ca)?;
             // Boxed: TLS makes this future large, and every caller would carry its size.
-            let connecting = Box::pin(connect(settings, dsn, tls, allowed));
-            let connected = timeout(allowed, connecting).await;
-            connected.unwrap_or(Err(DatabaseErrorKind::Timeout(allowed)))
+            let connecting = Box::pin(async {
+                let stream = dial(settings, dsn, allowed).await?;
+                match tls {
+                    None => log_in(dsn, stream, allowed).await,
+                    Some(tls) => log_in(dsn, tls.connect(stream).await?, allowed).await,
+                }
+            });
+            timeout(allowed, connecting).await.unwrap_or(Err(DatabaseErrorKind::Timeout(allowed)))
         };
         let (client, driver) = scope.step(CONNECT, connected).await?;
         Ok(Self { client, driver, scope })
     }
 
-    /// Runs one step of a call.
-    pub(super) async fn step<T>(
-        &self,
-        call: Call,
-        work: impl Future<Output = Result<T, DatabaseErrorKind>>,
-    ) -> Result<T, Error> {
-        self.scope.step(call, work).await
-    }
-
     /// Begins the transaction. The deadlines and the settings of the URL apply to this transaction only, so that a
     /// pooler in between gets back a clean connection.
-    pub(super) async fn begin(&self) -> Result<(), DatabaseErrorKind> {
+    pub(super) async fn begin(&self) -> Result<()> {
         let PostgresSettings { statement, whole, .. } = self.scope.settings;
         let (limit, idle) = (statement.as_millis().max(1), whole.as_millis().max(1));
         let begin = format!(
@@ -132,35 +117,44 @@ impl<'a> Session<'a> {
         let Dsn { role, search_path, .. } = self.scope.dsn;
         for (name, value) in [("role", role), ("search_path", search_path)] {
             if let Some(value) = value {
-                let params: [Param<'_>; 2] = [(&name, Type::TEXT), (value, Type::TEXT)];
                 let set = "SELECT pg_catalog.set_config($1, $2, true)";
-                self.query("apply the parameters of the connection URL", set, &params).await?;
+                let params: [Param<'_>; 2] = [(&name, Type::TEXT), (value, Type::TEXT)];
+                self.execute("apply the parameters of the connection URL", set, &params).await?;
             }
         }
         Ok(())
     }
 
-    pub(super) async fn query(
+    /// Runs a query and decodes each row with `read`.
+    pub(super) async fn query<T>(
         &self,
         doing: &'static str,
         sql: &str,
         params: &[Param<'_>],
-    ) -> Result<Vec<Row>, DatabaseErrorKind> {
-        self.bounded(doing, self.client.query_typed(sql, params)).await
+        read: impl Fn(&Row) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let rows = self.bounded(doing, self.client.query_typed(sql, params)).await?;
+        rows.iter().map(read).collect()
     }
 
-    pub(super) async fn execute(
+    /// Runs a query for one value. `None` if there is no row.
+    pub(super) async fn query_value<T: for<'r> FromSql<'r>>(
         &self,
         doing: &'static str,
         sql: &str,
         params: &[Param<'_>],
-    ) -> Result<u64, DatabaseErrorKind> {
+    ) -> Result<Option<T>> {
+        Ok(self.query(doing, sql, params, |row| value(row, 0)).await?.into_iter().next())
+    }
+
+    /// Runs a statement and returns the number of its rows.
+    pub(super) async fn execute(&self, doing: &'static str, sql: &str, params: &[Param<'_>]) -> Result<u64> {
         self.bounded(doing, self.client.execute_typed(sql, params)).await
     }
 
     /// Commits the transaction.
-    pub(super) async fn commit(&self) -> Result<(), Error> {
-        self.step(COMMIT, self.bounded("commit", self.client.batch_execute("COMMIT"))).await
+    pub(super) async fn commit(&self) -> Result<(), DatabaseError> {
+        self.scope.step(COMMIT, self.bounded("commit", self.client.batch_execute("COMMIT"))).await
     }
 
     /// Closes the connection. What was not committed is rolled back.
@@ -171,25 +165,24 @@ impl<'a> Session<'a> {
             drop(client);
             let _ = (&mut driver.0).await;
         };
-        let _ = timeout_at((Instant::now() + CLOSE_TIMEOUT).min(scope.until), goodbye).await;
+        let _ = timeout_at((Instant::now() + DATABASE_CLOSE_TIMEOUT).min(scope.until), goodbye).await;
     }
 
     async fn bounded<T>(
         &self,
         doing: &'static str,
         work: impl Future<Output = Result<T, tokio_postgres::Error>>,
-    ) -> Result<T, DatabaseErrorKind> {
+    ) -> Result<T> {
         let limit = self.scope.settings.statement;
-        match timeout(limit + GRACE, work).await {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(classify::running(&error, doing, limit)),
+        match timeout(limit + DATABASE_STATEMENT_GRACE, work).await {
+            Ok(result) => result.map_err(|error| error::running(&error, doing, limit)),
             Err(_) => Err(DatabaseErrorKind::Timeout(limit)),
         }
     }
 }
 
 /// Decodes a value of a row.
-pub(super) fn value<'r, T: FromSql<'r>>(row: &'r Row, index: usize) -> Result<T, DatabaseErrorKind> {
+pub(super) fn value<'r, T: FromSql<'r>>(row: &'r Row, index: usize) -> Result<T> {
     row.try_get(index)
         .map_err(|_| DatabaseErrorKind::unknown("a value is of another type than it always was"))
 }
@@ -203,24 +196,7 @@ impl Drop for Driver {
     }
 }
 
-async fn connect(
-    settings: &PostgresSettings,
-    dsn: &Dsn,
-    tls: Option<Tls>,
-    allowed: Duration,
-) -> Result<(Client, Driver), DatabaseErrorKind> {
-    let stream = dial(settings, dsn, allowed).await?;
-    match tls {
-        None => log_in(dsn, stream, allowed).await,
-        Some(tls) => log_in(dsn, tls.connect(stream).await?, allowed).await,
-    }
-}
-
-async fn dial(
-    settings: &PostgresSettings,
-    dsn: &Dsn,
-    allowed: Duration,
-) -> Result<TcpStream, DatabaseErrorKind> {
+async fn dial(settings: &PostgresSettings, dsn: &Dsn, allowed: Duration) -> Result<TcpStream> {
     let began = Instant::now();
     let addresses = addresses(settings, dsn).await.map_err(|error| {
         let host = &dsn.dial;
@@ -236,7 +212,7 @@ async fn dial(
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
-            Ok(Err(error)) => last = classify::broken(&error),
+            Ok(Err(error)) => last = error::broken(&error),
             Err(_) => last = DatabaseErrorKind::Timeout(allowed),
         }
     }
@@ -250,17 +226,11 @@ async fn addresses(settings: &PostgresSettings, dsn: &Dsn) -> io::Result<Vec<Soc
     }
     match &settings.resolver {
         None => Ok(lookup_host((dial.as_str(), *port)).await?.collect()),
-        Some(resolver) => {
-            let mut found = resolver.resolve(dial.clone(), *port).await?;
-            for address in found.iter_mut().filter(|address| address.port() == 0) {
-                address.set_port(*port);
-            }
-            Ok(found)
-        }
+        Some(resolver) => resolve_with(resolver.as_ref(), dial, *port).await,
     }
 }
 
-async fn log_in<S>(dsn: &Dsn, stream: S, allowed: Duration) -> Result<(Client, Driver), DatabaseErrorKind>
+async fn log_in<S>(dsn: &Dsn, stream: S, allowed: Duration) -> Result<(Client, Driver)>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -275,43 +245,10 @@ where
         config.options(options);
     }
     let connected = config.connect_raw(stream, NoTls).await;
-    let (client, connection) = connected.map_err(|error| classify::connecting(&error, dsn, allowed))?;
+    let (client, connection) = connected.map_err(|error| error::connecting(&error, dsn, allowed))?;
     let driver = tokio::spawn(async move {
         // The error also reaches whoever waits for an answer, so it is ignored here.
         let _ = connection.await;
     });
     Ok((client, Driver(driver)))
-}
-
-/// Applies an injected fault.
-async fn inject(fault: Option<Fault>) -> Result<(), DatabaseErrorKind> {
-    match fault {
-        None => Ok(()),
-        Some(Fault::Delay(delay)) => {
-            sleep(delay).await;
-            Ok(())
-        }
-        Some(Fault::Error | Fault::Status(_)) => {
-            Err(DatabaseErrorKind::Unreachable("injected fault".to_owned()))
-        }
-        Some(Fault::Exit) => std::process::exit(EXIT_CODE),
-    }
-}
-
-/// Reports a step when dropped, so that a cancelled step is counted too.
-struct StepTimer<'a> {
-    settings: &'a PostgresSettings,
-    call: Call,
-    started: std::time::Instant,
-    outcome: &'static str,
-}
-
-impl Drop for StepTimer<'_> {
-    fn drop(&mut self) {
-        let (call, outcome, took) = (self.call.name, self.outcome, self.started.elapsed());
-        if let Some(observer) = &self.settings.observer {
-            observer.called(call, outcome, took);
-        }
-        tracing::debug!(call, outcome, ms = took.as_millis(), "called the database");
-    }
 }

@@ -18,21 +18,20 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::classify;
 use super::dsn::{BadDsn, Dsn, TlsMode};
-use super::error::DatabaseErrorKind;
+use super::error::{self, DatabaseErrorKind, Result};
 
 /// The SSLRequest message of the Postgres protocol: its length, and a code in place of a protocol version.
 const REQUEST: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
 
 /// The configuration of the handshake.
-pub(super) struct Tls {
+pub(super) struct TlsHandshake {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
 }
 
-impl Tls {
-    pub(super) fn of(dsn: &Dsn, ca: Option<&[u8]>) -> Result<Option<Self>, DatabaseErrorKind> {
+impl TlsHandshake {
+    pub(super) fn of(dsn: &Dsn, ca: Option<&[u8]>) -> Result<Option<Self>> {
         if dsn.tls == TlsMode::Disable {
             return Ok(None);
         }
@@ -58,16 +57,13 @@ impl Tls {
     }
 
     /// Asks the server for TLS and performs the handshake.
-    pub(super) async fn connect(
-        self,
-        mut stream: TcpStream,
-    ) -> Result<TlsStream<TcpStream>, DatabaseErrorKind> {
+    pub(super) async fn connect(self, mut stream: TcpStream) -> Result<TlsStream<TcpStream>> {
         let mut answer = [0];
         let asked = async {
             stream.write_all(&REQUEST).await?;
             stream.read_exact(&mut answer).await
         };
-        asked.await.map_err(|error| classify::broken(&error))?;
+        asked.await.map_err(|error| error::broken(&error))?;
         match answer {
             [b'S'] => {}
             [b'N'] => {
@@ -86,11 +82,11 @@ impl Tls {
 fn failed(error: &io::Error) -> DatabaseErrorKind {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(tls) => DatabaseErrorKind::Tls(tls.to_string()),
-        None => classify::broken(error),
+        None => error::broken(error),
     }
 }
 
-fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, DatabaseErrorKind> {
+fn roots(ca: Option<&[u8]>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some(pem) = ca else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

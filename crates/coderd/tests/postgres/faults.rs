@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coder_k8s_coderd::postgres::{Postgres, PostgresSettings};
-use coder_k8s_coderd::{Call, Fault, Faults, Observer, Resolve, Retry};
+use coder_k8s_coderd::{Call, Fault, Faults, Observer, Resolve, RetryAdvice};
 use coder_k8s_testbed::postgres::{Postgres as Server, Proxy, ProxyFault, shared};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -41,7 +41,7 @@ async fn troubles_of_the_network_are_told_in_time_and_got_over() {
         let error = operator.ensure(&through, None, &scene.wanted(Some(&held))).await.unwrap_err();
         assert!(began.elapsed() < AT_MOST, "{trouble:?} took {:?}", began.elapsed());
         let seen = (error.reason().as_str(), error.may_have_happened(), error.retry(), error.stalled());
-        assert_eq!(seen, (reason, uncertain, Retry::Backoff, false), "{trouble:?}: {error}");
+        assert_eq!(seen, (reason, uncertain, RetryAdvice::Backoff, false), "{trouble:?}: {error}");
         assert!(error.to_string().contains(scene.database.name()), "{error}");
         assert_eq!(scene.tokens().await != before, written, "{trouble:?}");
         assert!(scene.accepts(&held).await, "{trouble:?} withdrew what worked");

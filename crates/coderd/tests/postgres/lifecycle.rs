@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coder_k8s_coderd::postgres::{Change, Postgres, PostgresSettings, TokenRequest};
+use coder_k8s_coderd::postgres::{Change, DatabaseTokenRequest, Postgres, PostgresSettings};
 use jiff::SignedDuration;
 use secrecy::{ExposeSecret as _, SecretString};
 
@@ -65,9 +65,9 @@ async fn a_shorter_life_makes_a_token_due_and_a_longer_one_does_not() {
     let mut scene = Scene::new().await;
     let first = scene.ensure(None).await.unwrap();
     scene.now += DAY * 3;
-    let longer = TokenRequest { lifetime: LIFETIME * 12, ..scene.wanted(Some(&first.token)) };
+    let longer = DatabaseTokenRequest { lifetime: LIFETIME * 12, ..scene.wanted(Some(&first.token)) };
     assert!(!scene.ensure_as(&longer).await.unwrap().made);
-    let shorter = TokenRequest { lifetime: DAY, ..scene.wanted(Some(&first.token)) };
+    let shorter = DatabaseTokenRequest { lifetime: DAY, ..scene.wanted(Some(&first.token)) };
     let next = scene.ensure_as(&shorter).await.unwrap();
     assert!(next.made && !next.settled);
     assert_eq!(next.expires, scene.now + DAY);
@@ -77,7 +77,7 @@ async fn a_shorter_life_makes_a_token_due_and_a_longer_one_does_not() {
 async fn a_token_that_coderd_refuses_is_replaced_while_the_old_one_stays() {
     let scene = Scene::new().await;
     let first = scene.ensure(None).await.unwrap();
-    let replaced = TokenRequest { replace: true, ..scene.wanted(Some(&first.token)) };
+    let replaced = DatabaseTokenRequest { replace: true, ..scene.wanted(Some(&first.token)) };
     let next = scene.ensure_as(&replaced).await.unwrap();
     assert!(next.made && !next.settled);
     assert_eq!(scene.token_names().await, [NAME.to_owned(), format!("{NAME}-next")]);
@@ -167,7 +167,7 @@ async fn white_space_around_a_stored_token_does_not_matter_and_goes() {
 #[tokio::test]
 async fn the_token_of_another_control_plane_is_not_accepted_as_ours() {
     let scene = Scene::new().await;
-    let other = TokenRequest { token_name: OTHER, ..scene.wanted(None) };
+    let other = DatabaseTokenRequest { token_name: OTHER, ..scene.wanted(None) };
     let theirs = scene.ensure_as(&other).await.unwrap().token;
     let ours = scene.ensure(Some(&theirs)).await.unwrap();
     assert!(ours.made && scene.accepts(&theirs).await);
@@ -178,8 +178,11 @@ async fn the_token_of_another_control_plane_is_not_accepted_as_ours() {
 async fn control_planes_that_share_a_database_do_not_take_each_others_access() {
     let scene = Scene::new().await;
     let ours = scene.ensure(None).await.unwrap().token;
-    let theirs =
-        scene.ensure_as(&TokenRequest { token_name: OTHER, ..scene.wanted(None) }).await.unwrap().token;
+    let theirs = scene
+        .ensure_as(&DatabaseTokenRequest { token_name: OTHER, ..scene.wanted(None) })
+        .await
+        .unwrap()
+        .token;
     assert_eq!(scene.revoke(NAME).await.unwrap(), 1);
     assert!(!scene.accepts(&ours).await);
     assert!(scene.accepts(&theirs).await, "the account stays active while somebody has a token");
@@ -202,7 +205,7 @@ async fn a_revocation_takes_both_tokens_of_a_renewal() {
 async fn an_expired_token_of_another_control_plane_does_not_keep_the_account_active() {
     let scene = Scene::new().await;
     scene.ensure(None).await.unwrap();
-    scene.ensure_as(&TokenRequest { token_name: OTHER, ..scene.wanted(None) }).await.unwrap();
+    scene.ensure_as(&DatabaseTokenRequest { token_name: OTHER, ..scene.wanted(None) }).await.unwrap();
     scene
         .sql(&format!("UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE token_name = '{OTHER}'"))
         .await;
@@ -280,7 +283,7 @@ async fn operators_that_start_at_once_all_get_a_token_and_one_account() {
     let calls = names.iter().cloned().map(|name| {
         let scene = scene.clone();
         tokio::spawn(async move {
-            let wanted = TokenRequest { token_name: &name, ..scene.wanted(None) };
+            let wanted = DatabaseTokenRequest { token_name: &name, ..scene.wanted(None) };
             Postgres::new(PostgresSettings::default()).ensure(&scene.dsn, None, &wanted).await
         })
     });

@@ -1,6 +1,6 @@
 //! The same life on every release whose tables differ.
 
-use coder_k8s_coderd::postgres::{Change, TokenRequest};
+use coder_k8s_coderd::postgres::{Change, DatabaseTokenRequest};
 use coder_k8s_testbed::postgres::shared;
 
 use super::scene::{DAY, LIFETIME, NAME, OTHER, Scene};
@@ -180,6 +180,6 @@ async fn tables_in_another_schema_are_found_by_the_urls_search_path() {
     assert_eq!(scene.ensure(None).await.unwrap_err().reason().as_str(), "DatabaseNotMigrated");
     let role = scene.database.name().to_owned();
     scene.dsn = super::scene::dsn(&format!("{}&search_path=coder&role={role}", scene.database.url()));
-    let wanted = TokenRequest { token_name: OTHER, ..scene.wanted(None) };
+    let wanted = DatabaseTokenRequest { token_name: OTHER, ..scene.wanted(None) };
     assert!(scene.ensure_as(&wanted).await.unwrap().made);
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use coder_k8s_coderd::postgres::{Dsn, DsnContext, Ensured, Error, Postgres, PostgresSettings, TokenRequest};
+use coder_k8s_coderd::postgres::{
+    DatabaseError, DatabaseTokenRequest, Dsn, DsnContext, Ensured, Postgres, PostgresSettings,
+};
 use coder_k8s_testbed::postgres::{Client, Database, migrated};
 use jiff::{SignedDuration, Timestamp, Unit};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -62,19 +64,19 @@ impl Scene {
         Self { database, dsn, operator, now, client }
     }
 
-    pub fn wanted<'a>(&self, existing: Option<&'a SecretString>) -> TokenRequest<'a> {
-        TokenRequest { token_name: NAME, existing, lifetime: LIFETIME, now: self.now, replace: false }
+    pub fn wanted<'a>(&self, existing: Option<&'a SecretString>) -> DatabaseTokenRequest<'a> {
+        DatabaseTokenRequest { token_name: NAME, existing, lifetime: LIFETIME, now: self.now, replace: false }
     }
 
-    pub async fn ensure(&self, existing: Option<&SecretString>) -> Result<Ensured, Error> {
+    pub async fn ensure(&self, existing: Option<&SecretString>) -> Result<Ensured, DatabaseError> {
         self.ensure_as(&self.wanted(existing)).await
     }
 
-    pub async fn ensure_as(&self, wanted: &TokenRequest<'_>) -> Result<Ensured, Error> {
+    pub async fn ensure_as(&self, wanted: &DatabaseTokenRequest<'_>) -> Result<Ensured, DatabaseError> {
         self.operator.ensure(&self.dsn, None, wanted).await
     }
 
-    pub async fn revoke(&self, name: &str) -> Result<u64, Error> {
+    pub async fn revoke(&self, name: &str) -> Result<u64, DatabaseError> {
         self.operator.revoke(&self.dsn, None, name).await
     }
 

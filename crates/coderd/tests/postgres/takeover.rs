@@ -1,6 +1,6 @@
 //! Rows as the Go operator left them.
 
-use coder_k8s_coderd::postgres::{Change, TokenRequest};
+use coder_k8s_coderd::postgres::{Change, DatabaseTokenRequest};
 use jiff::SignedDuration;
 use secrecy::SecretString;
 use serde_json::Value;
@@ -34,8 +34,8 @@ async fn recorded() -> Scene {
     scene
 }
 
-fn wanted<'a>(scene: &Scene, token: &'a SecretString) -> TokenRequest<'a> {
-    TokenRequest { token_name: TOKEN_NAME, lifetime: YEAR, ..scene.wanted(Some(token)) }
+fn wanted<'a>(scene: &Scene, token: &'a SecretString) -> DatabaseTokenRequest<'a> {
+    DatabaseTokenRequest { token_name: TOKEN_NAME, lifetime: YEAR, ..scene.wanted(Some(token)) }
 }
 
 #[tokio::test]
@@ -65,7 +65,7 @@ async fn it_is_renewed_in_time_without_a_gap() {
 async fn a_lost_secret_costs_one_token_and_nothing_else() {
     let scene = recorded().await;
     let token = SecretString::from(TOKEN);
-    let lost = TokenRequest { existing: None, ..wanted(&scene, &token) };
+    let lost = DatabaseTokenRequest { existing: None, ..wanted(&scene, &token) };
     let ensured = scene.ensure_as(&lost).await.unwrap();
     assert_eq!(ensured.changes, [Change::TokensRemoved(1), Change::TokenMade]);
 }

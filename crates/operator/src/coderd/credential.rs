@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc};
 
-use coder_k8s_coderd::{Client, Error, IdentifiedServer};
+use coder_k8s_coderd::{Client, CoderdError, IdentifiedServer};
 use coder_k8s_core::{
     credential::{Decision, Effect, NextStep},
     outcome::{Blocker, EventNote, Retry},
@@ -73,7 +73,7 @@ pub(crate) trait CredentialReconciler {
     fn makes(effect: &Self::Effect) -> bool;
     fn state(&mut self) -> &mut StepState<Self::Kind>;
     /// What a failed call means for the object. The same from try to try.
-    fn blocker_of(&self, error: &Error) -> Blocker;
+    fn blocker_of(&self, error: &CoderdError) -> Blocker;
     /// Answers a query and notes the answer. A failure is an answer too.
     async fn ask(&mut self, query: Self::Query);
     /// Performs an effect in coderd. False: the reconcile must end.
@@ -114,7 +114,7 @@ pub(crate) trait CredentialReconciler {
     }
 
     /// Notes a failed call to coderd, so that the object is retried, and not before coderd asks for.
-    fn failed(&mut self, error: &Error) -> Blocker {
+    fn failed(&mut self, error: &CoderdError) -> Blocker {
         let state = self.state();
         state.retry = Some(later(state.retry, retry_of(error)));
         self.blocker_of(error)

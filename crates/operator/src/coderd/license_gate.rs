@@ -4,7 +4,7 @@
 //! coderd is asked here only where no control plane publishes it. What follows is decided in `core::license_gate`.
 
 use coder_k8s_api::{CoderControlPlane, Reason};
-use coder_k8s_coderd::{Entitlements, Error, ErrorKind};
+use coder_k8s_coderd::{CoderdError, Entitlements, ErrorKind};
 use coder_k8s_core::{
     entitlements::FeatureState,
     license_gate::{self, EntitlementAnswer, Feature, GateDecision, LicenseGate, Published},
@@ -55,7 +55,7 @@ pub(crate) fn answered(
 }
 
 /// The answer of coderd for one feature. An AGPL server has no entitlements and is not a failure.
-pub(crate) fn answer(feature: Feature, entitlements: Result<Entitlements, Error>) -> EntitlementAnswer {
+pub(crate) fn answer(feature: Feature, entitlements: Result<Entitlements, CoderdError>) -> EntitlementAnswer {
     match entitlements {
         Ok(all) => {
             let state = all.features.get(feature.name());

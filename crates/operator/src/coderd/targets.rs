@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use coder_k8s_api::{CoderControlPlane, ProxyBootstrap, Reason, SecretKeyRef};
 use coder_k8s_coderd::{
-    BoundToken, Client, CredentialError, Error, IdentifiedServer, Server, Target, is_same_server,
+    BoundToken, Client, CoderdError, CredentialError, IdentifiedServer, Server, Target, is_same_server,
 };
 use coder_k8s_core::{
     controlplane::access_url,
@@ -29,7 +29,7 @@ pub(crate) enum TargetError {
     /// Something in Kubernetes is missing, and coderd was not called.
     Blocked(Blocker),
     /// The identification failed.
-    Failed(Error),
+    Failed(CoderdError),
 }
 
 impl From<Blocker> for TargetError {
@@ -38,8 +38,8 @@ impl From<Blocker> for TargetError {
     }
 }
 
-impl From<Error> for TargetError {
-    fn from(error: Error) -> Self {
+impl From<CoderdError> for TargetError {
+    fn from(error: CoderdError) -> Self {
         Self::Failed(error)
     }
 }
@@ -219,7 +219,11 @@ impl Connections {
     }
 
     /// Identifies a server and keeps it under `key`, the name of its control plane or its address.
-    pub(crate) async fn identify(&mut self, key: String, server: &Server) -> Result<IdentifiedServer, Error> {
+    pub(crate) async fn identify(
+        &mut self,
+        key: String,
+        server: &Server,
+    ) -> Result<IdentifiedServer, CoderdError> {
         let identified = server.identify().await?;
         self.servers.insert(key, identified.clone());
         Ok(identified)

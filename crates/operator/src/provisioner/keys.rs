@@ -9,7 +9,7 @@ use coder_k8s_api::{
     CoderProvisioner, Reason,
     names::{annotation, component, finalizer},
 };
-use coder_k8s_coderd::{Error, ErrorKind};
+use coder_k8s_coderd::{CoderdError, ErrorKind};
 use coder_k8s_core::{
     object,
     provisioner::{
@@ -118,7 +118,7 @@ impl credential::CredentialReconciler for KeyReconciler {
         &mut self.state
     }
 
-    fn blocker_of(&self, error: &Error) -> Blocker {
+    fn blocker_of(&self, error: &CoderdError) -> Blocker {
         let message = match error.kind {
             ErrorKind::RateLimited { .. } => {
                 "Coder API rate limited while reconciling provisioner key".to_owned()

@@ -9,7 +9,7 @@ use coder_k8s_api::{
     CoderWorkspaceProxy,
     names::{component, finalizer},
 };
-use coder_k8s_coderd::{Error, ErrorKind};
+use coder_k8s_coderd::{CoderdError, ErrorKind};
 use coder_k8s_core::{
     object,
     outcome::Blocker,
@@ -128,7 +128,7 @@ impl credential::CredentialReconciler for RegistrationReconciler {
         &mut self.state
     }
 
-    fn blocker_of(&self, error: &Error) -> Blocker {
+    fn blocker_of(&self, error: &CoderdError) -> Blocker {
         let field = match &self.state.object.spec.bootstrap {
             Some(_) => "bootstrap.coderURL",
             None => "operatorAccess.apiURL of the control plane",

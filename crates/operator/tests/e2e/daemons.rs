@@ -6,7 +6,7 @@ use std::{
 };
 
 use coder_k8s_api::CoderProvisioner;
-use coder_k8s_coderd::{Daemon, DaemonStatus, Daemons};
+use coder_k8s_coderd::{Daemon, DaemonFilter, ListedDaemonStatus};
 use coder_k8s_testbed::{
     Exit,
     binaries::CODER_VERSION,
@@ -50,8 +50,8 @@ async fn joined(place: &Simulated, pools: Pools<'_>, count: usize) -> String {
 
 /// The names of the daemons that coderd lists as idle with a key.
 async fn idle(place: &Simulated, key: &str) -> BTreeSet<String> {
-    let all = place.owner().provisioner_daemons("default", Daemons::default()).await.unwrap();
-    let ours = |daemon: &Daemon| daemon.key_id == key && daemon.status == Some(DaemonStatus::Idle);
+    let all = place.owner().provisioner_daemons("default", DaemonFilter::default()).await.unwrap();
+    let ours = |daemon: &Daemon| daemon.key_id == key && daemon.status == Some(ListedDaemonStatus::Idle);
     all.into_iter().filter(ours).map(|daemon| daemon.name).collect()
 }
 
@@ -99,7 +99,7 @@ async fn a_rotation_brings_daemons_with_the_new_key_and_cuts_no_session() {
     let place = Simulated::new("rotated").await;
     let pools = pool(&place, 2).await;
     let (first, old) = (place.open(), place.sim().keys().remove(0).id);
-    for daemon in place.owner().provisioner_daemons("default", Daemons::default()).await.unwrap() {
+    for daemon in place.owner().provisioner_daemons("default", DaemonFilter::default()).await.unwrap() {
         assert_eq!((daemon.version.as_str(), daemon.tags["round"].as_str()), (CODER_VERSION, "first"));
     }
     pools.edit(POOL, json!({"tags": {"round": "second"}})).await;

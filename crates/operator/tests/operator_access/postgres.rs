@@ -8,7 +8,7 @@ mod sources;
 use std::time::Duration;
 
 use coder_k8s_api::{AccessMethod, CoderControlPlane, names::finalizer};
-use coder_k8s_coderd::postgres::{Dsn, DsnContext, Postgres, PostgresSettings, TokenRequest};
+use coder_k8s_coderd::postgres::{DatabaseTokenRequest, Dsn, DsnContext, Postgres, PostgresSettings};
 use coder_k8s_testbed::{
     codersim::Mode,
     eventually,
@@ -292,7 +292,7 @@ async fn what_the_go_operator_left_is_used_and_not_replaced() {
     let context = DsnContext { namespace: "x" };
     let dsn = Dsn::parse(&based.database.url(), &context).unwrap();
     let name = coder_k8s_core::names::operator_token(&scene.namespace, "coder");
-    let request = TokenRequest {
+    let request = DatabaseTokenRequest {
         token_name: &name,
         existing: None,
         lifetime: jiff::SignedDuration::from_hours(365 * 24),

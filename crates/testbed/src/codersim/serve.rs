@@ -152,7 +152,7 @@ async fn answer(stream: Stream, session: &Session) -> io::Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use coder_k8s_coderd::{Connector, Daemon, DaemonStatus, Daemons, Settings, Target};
+    use coder_k8s_coderd::{Connector, Daemon, DaemonFilter, ListedDaemonStatus, Settings, Target};
     use secrecy::{ExposeSecret, SecretString};
     use serde_json::{Value, json};
 
@@ -185,7 +185,7 @@ mod tests {
     async fn listed(sim: &CoderSim, organization: &str) -> Vec<Daemon> {
         let (target, token) = (Target::new(sim.url()), sim.owner_token());
         let owner = Connector::new(Settings::default()).client(&target, Some(&token)).unwrap();
-        owner.provisioner_daemons(organization, Daemons { offline: true }).await.unwrap()
+        owner.provisioner_daemons(organization, DaemonFilter { offline: true }).await.unwrap()
     }
 
     fn ends(sim: &CoderSim) -> Vec<Option<SessionEnd>> {
@@ -206,7 +206,10 @@ mod tests {
         let [daemon] = &listed(&sim, "default").await[..] else { panic!("one daemon") };
         let key = sim.keys().remove(0);
         assert_eq!((daemon.name.as_str(), daemon.version.as_str()), ("one", "v2.35.0"));
-        assert_eq!((daemon.key_id.as_str(), daemon.status), (key.id.as_str(), Some(DaemonStatus::Idle)));
+        assert_eq!(
+            (daemon.key_id.as_str(), daemon.status),
+            (key.id.as_str(), Some(ListedDaemonStatus::Idle))
+        );
         assert_eq!(daemon.tags["size"], "large");
         let shown = sim.requests().into_iter().find(|entry| entry.path.ends_with("/serve")).unwrap();
         assert_eq!(shown.status, Some(101));
@@ -230,13 +233,13 @@ mod tests {
         let (sim, material) = sim().await;
         let mut client = join(&sim, &material, "one").await;
         assert!(sim.set_busy("one", true));
-        assert_eq!(listed(&sim, "default").await[0].status, Some(DaemonStatus::Busy));
+        assert_eq!(listed(&sim, "default").await[0].status, Some(ListedDaemonStatus::Busy));
         client.wire.send(Kind::Message, 1, &[]).await.unwrap();
         let early = tokio::time::timeout(Duration::from_millis(300), client.wire.next()).await;
         assert!(early.is_err(), "{early:?}");
         assert!(sim.set_busy("one", false));
         assert_eq!(client.wire.next().await.unwrap().unwrap().kind, Kind::Message);
-        assert_eq!(listed(&sim, "default").await[0].status, Some(DaemonStatus::Idle));
+        assert_eq!(listed(&sim, "default").await[0].status, Some(ListedDaemonStatus::Idle));
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coder_k8s_coderd::{Daemons, JobStatus, Jobs};
+use coder_k8s_coderd::{DaemonFilter, JobFilter, JobStatus};
 use uuid::Uuid;
 
 use super::{Bench, Check, Finding, Needs, ensure, member, refused, text, unique};
@@ -44,26 +44,27 @@ async fn default_organization(bench: Arc<Bench>) -> Finding {
 async fn unknown_organization(bench: Arc<Bench>) -> Finding {
     for name in [unique("org"), Uuid::new_v4().to_string(), "a/b c?d#e%".to_owned()] {
         refused(bench.owner.organization(&name).await, "NotFound")?;
-        refused(bench.owner.provisioner_daemons(&name, Daemons::default()).await, "NotFound")?;
+        refused(bench.owner.provisioner_daemons(&name, DaemonFilter::default()).await, "NotFound")?;
     }
     Ok(())
 }
 
 async fn lists_work(bench: Arc<Bench>) -> Finding {
-    let alive = bench.owner.provisioner_daemons("default", Daemons::default()).await.map_err(text)?;
-    let all = bench.owner.provisioner_daemons("default", Daemons { offline: true }).await.map_err(text)?;
+    let alive = bench.owner.provisioner_daemons("default", DaemonFilter::default()).await.map_err(text)?;
+    let all =
+        bench.owner.provisioner_daemons("default", DaemonFilter { offline: true }).await.map_err(text)?;
     ensure(alive.len() <= all.len(), "no fewer daemons with the offline ones")?;
-    let jobs = bench.owner.provisioner_jobs("default", &Jobs::default()).await.map_err(text)?;
-    let waiting = Jobs { status: vec![JobStatus::Pending] };
-    let pending = bench.owner.provisioner_jobs("default", &waiting).await.map_err(text)?;
+    let jobs = bench.owner.provisioner_jobs("default", JobFilter::default()).await.map_err(text)?;
+    let waiting = JobFilter { pending_only: true };
+    let pending = bench.owner.provisioner_jobs("default", waiting).await.map_err(text)?;
     ensure(pending.iter().all(|job| job.status == JobStatus::Pending), "only pending jobs")?;
     ensure(pending.len() <= jobs.len(), "no more pending jobs than jobs")
 }
 
 async fn hides_work(bench: Arc<Bench>) -> Finding {
     let member = member(&bench).await?;
-    refused(member.provisioner_daemons("default", Daemons::default()).await, "NotFound")?;
-    refused(member.provisioner_jobs("default", &Jobs::default()).await, "NotFound")
+    refused(member.provisioner_daemons("default", DaemonFilter::default()).await, "NotFound")?;
+    refused(member.provisioner_jobs("default", JobFilter::default()).await, "NotFound")
 }
 
 async fn agpl_lacks_routes(bench: Arc<Bench>) -> Finding {

@@ -1,5 +1,4 @@
-use secrecy::SecretString;
-use sha2::{Digest as _, Sha256};
+use std::collections::BTreeSet;
 
 use super::*;
 
@@ -11,8 +10,8 @@ fn at(hours: i32) -> Timestamp {
 }
 
 /// A token of 30 hours whose secret is its id.
-fn row(id: &str, name: &str, created: i32) -> Token {
-    Token {
+fn row(id: &str, name: &str, created: i32) -> TokenRow {
+    TokenRow {
         id: id.to_owned(),
         digest: Sha256::digest(id).to_vec(),
         name: name.to_owned(),
@@ -23,9 +22,9 @@ fn row(id: &str, name: &str, created: i32) -> Token {
     }
 }
 
-fn decide(tokens: &[Token], existing: Option<&str>, replace: bool) -> TokenPlan {
+fn decide(tokens: &[TokenRow], existing: Option<&str>, replace: bool) -> TokenPlan {
     let existing = existing.map(|id| SecretString::from(format!("{id}-{id}")));
-    let request = TokenRequest {
+    let request = DatabaseTokenRequest {
         token_name: NAME,
         existing: existing.as_ref(),
         lifetime: HOUR * 30,
@@ -114,7 +113,7 @@ fn a_token_counts_only_with_its_secret() {
 
 #[test]
 fn a_token_that_may_not_do_everything_is_renewed() {
-    let narrow = Token { unrestricted: false, ..row("a", "n", -1) };
+    let narrow = TokenRow { unrestricted: false, ..row("a", "n", -1) };
     assert_eq!(decide(&[narrow], Some("a"), false), make("n-next", &[], true));
 }
 
@@ -139,4 +138,36 @@ fn only_the_account_with_both_marks_is_ours() {
     assert_eq!(super::account(&[]), Ok(AccountPlan::Make));
     let broken = Account { is_correct: false, ..account(EMAIL, true) };
     assert_eq!(super::account(&[broken]), Ok(AccountPlan::Repair { id: "1".to_owned() }));
+}
+
+#[test]
+fn a_token_has_the_shape_of_coderds_own() {
+    let mut seen = BTreeSet::new();
+    for _ in 0..300 {
+        let token = random_token().unwrap();
+        let (id, secret) = token.expose_secret().split_once('-').unwrap();
+        assert_eq!((id.len(), secret.len()), (ID_CHARS, SECRET_CHARS));
+        assert!(id.chars().chain(secret.chars()).all(|c| c.is_ascii_alphanumeric()));
+        seen.extend(secret.chars());
+    }
+    assert_eq!(seen.len(), ALPHABET.len(), "every character comes up");
+    assert_eq!(usize::from(UNBIASED_BYTES) % ALPHABET.len(), 0, "and none more often than another");
+}
+
+#[test]
+fn a_token_is_taken_apart_at_its_first_dash() {
+    let parts = |text: &str| TokenParts::of(&SecretString::from(text));
+    let whole = parts(" id-sec-ret\n").unwrap();
+    assert_eq!(whole.id, "id");
+    assert_eq!(whole.digest, <[u8; 32]>::from(Sha256::digest("sec-ret")));
+    for text in ["", "id", "id-", "-secret", "-"] {
+        assert!(parts(text).is_none(), "{text}");
+    }
+}
+
+#[test]
+fn the_other_name_is_always_the_one_that_is_free() {
+    let names = TokenNames::of("a");
+    assert_eq!(names.both(), ["a", "a-next"]);
+    assert_eq!((names.other("a"), names.other("a-next")), ("a-next", "a"));
 }

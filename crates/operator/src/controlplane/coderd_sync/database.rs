@@ -4,7 +4,7 @@
 //! revoke a token, and closed right after. The address, which holds a password, is read each time and not kept.
 
 use coder_k8s_api::{CoderControlPlane, Reason};
-use coder_k8s_coderd::postgres::{Dsn, DsnContext, Ensured, TokenRequest as DatabaseRequest};
+use coder_k8s_coderd::postgres::{DatabaseTokenRequest, Dsn, DsnContext, Ensured};
 use coder_k8s_core::{controlplane::database, names, outcome::Blocker};
 use coder_k8s_engine::cache::ObjectKey;
 use jiff::Timestamp;
@@ -82,7 +82,7 @@ async fn ensure(
     replace: bool,
 ) -> Result<Ensured, Blocker> {
     let name = names::operator_token(&request.key.namespace, &request.key.name);
-    let desired = DatabaseRequest {
+    let desired = DatabaseTokenRequest {
         token_name: &name,
         existing,
         lifetime: request.lifetime(),

@@ -111,9 +111,9 @@ async fn mint(
 pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, Blocker> {
     let user = read(request).await?;
     let server = request.server;
-    let has_user = server.has_first_user().await.map_err(|error| blocker_of(&error))?;
+    let has_user = server.anonymous().has_first_user().await.map_err(|error| blocker_of(&error))?;
     if !has_user {
-        match server.create_first_user(&user).await {
+        match server.anonymous().create_first_user(&user).await {
             Ok(_) => tracing::info!("created the first user {}", user.username),
             // Somebody else created the user, or the response to an earlier attempt was lost: the login shows which.
             Err(error) if matches!(error.kind, ErrorKind::Duplicate { .. }) => {}
@@ -125,7 +125,7 @@ pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, B
             Err(error) => return Err(blocker_of(&error)),
         }
     }
-    match server.log_in(&user.email, &user.password).await {
+    match server.anonymous().log_in(&user.email, &user.password).await {
         Ok(session) => Ok(session),
         Err(error)
             if matches!(error.kind, ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. }) =>

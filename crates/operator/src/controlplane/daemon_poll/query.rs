@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason};
 use coder_k8s_coderd::{
-    BoundToken, Client, DaemonStatus, Daemons, Error, ErrorKind, IdentifiedServer, Job, JobStatus, Jobs,
-    Server,
+    BoundToken, Client, CoderdError, DaemonFilter, ErrorKind, IdentifiedServer, Job, JobFilter, JobStatus,
+    ListedDaemonStatus, Server,
 };
 use coder_k8s_core::{
     daemon_listing,
@@ -47,8 +47,8 @@ impl From<Blocker> for PollFailure {
     }
 }
 
-impl From<Error> for PollFailure {
-    fn from(error: Error) -> Self {
+impl From<CoderdError> for PollFailure {
+    fn from(error: CoderdError) -> Self {
         Self { retry: Some(retry_of(&error)), blocker: blocker_of(&error) }
     }
 }
@@ -136,10 +136,10 @@ async fn daemons(
 }
 
 /// Without `offline` coderd lists only daemons that sent a heartbeat in the last 90 seconds.
-async fn alive(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Daemon>, Error> {
-    let listed = client.provisioner_daemons(organization, Daemons { offline: false }).await?;
+async fn alive(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Daemon>, CoderdError> {
+    let listed = client.provisioner_daemons(organization, DaemonFilter { offline: false }).await?;
     let daemons = listed.into_iter().map(|daemon| daemon_listing::Daemon {
-        busy: daemon.status == Some(DaemonStatus::Busy),
+        busy: daemon.status == Some(ListedDaemonStatus::Busy),
         name: daemon.name,
         key: daemon.key_id,
         version: daemon.version,
@@ -151,9 +151,8 @@ async fn alive(client: &Client, organization: &str) -> Result<Vec<daemon_listing
     Ok(daemons)
 }
 
-async fn pending(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Job>, Error> {
-    let which = Jobs { status: vec![JobStatus::Pending] };
-    let listed = client.provisioner_jobs(organization, &which).await?;
+async fn pending(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Job>, CoderdError> {
+    let listed = client.provisioner_jobs(organization, JobFilter { pending_only: true }).await?;
     // Filtered here too: the answer is not trusted to respect the filter.
     let is_pending = |job: &Job| job.status == JobStatus::Pending;
     Ok(listed

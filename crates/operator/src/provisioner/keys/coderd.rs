@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use coder_k8s_api::Reason;
-use coder_k8s_coderd::{Daemon, Daemons, Error, ErrorKind, ProvisionerKey};
+use coder_k8s_coderd::{CoderdError, Daemon, DaemonFilter, ErrorKind, ListedProvisionerKey};
 use coder_k8s_core::provisioner::{
     deployment::run_of,
     keys::{
@@ -46,7 +46,7 @@ impl KeyReconciler {
             Ok(server) => server,
             Err(blocker) => return KeyProof::Unknown(blocker.unwrap_or_else(other_deployment)),
         };
-        match server.provisioner_key_details(&material).await {
+        match server.anonymous().provisioner_key_details(&material).await {
             Ok(key) => KeyProof::Is(found(&key)),
             Err(error) => match error.kind {
                 ErrorKind::Unauthenticated { .. } | ErrorKind::Invalid { .. } => KeyProof::Refused,
@@ -68,7 +68,7 @@ impl KeyReconciler {
             Ok(keys) => keys,
             Err(error) => return Listing::Unknown(self.failed(&error)),
         };
-        let daemons = match client.provisioner_daemons(organization, Daemons { offline: true }).await {
+        let daemons = match client.provisioner_daemons(organization, DaemonFilter { offline: true }).await {
             Ok(daemons) => daemons,
             Err(error) => return Listing::Unknown(self.failed(&error)),
         };
@@ -76,7 +76,7 @@ impl KeyReconciler {
         for daemon in &daemons {
             by_key.entry(&daemon.key_id).or_default().push(daemon);
         }
-        let listed = |key: &ProvisionerKey| {
+        let listed = |key: &ListedProvisionerKey| {
             let daemons = by_key.get(key.id.as_str());
             ListedKey {
                 key: found(key),
@@ -153,7 +153,7 @@ impl KeyReconciler {
         &mut self,
         name: &str,
         material: &SecretString,
-        listed: Result<Vec<ProvisionerKey>, Error>,
+        listed: Result<Vec<ListedProvisionerKey>, CoderdError>,
         place: &SecretDataRef,
         version: &Version,
         mut marks: KeyMarks,
@@ -211,7 +211,7 @@ impl KeyReconciler {
     }
 }
 
-fn found(key: &ProvisionerKey) -> FoundKey {
-    let ProvisionerKey { id, name, organization, tags, created_at: _ } = key;
+fn found(key: &ListedProvisionerKey) -> FoundKey {
+    let ListedProvisionerKey { id, name, organization, tags, created_at: _ } = key;
     FoundKey { id: id.clone(), name: name.clone(), organization: organization.clone(), tags: tags.clone() }
 }

@@ -47,7 +47,7 @@ impl RegistrationReconciler {
             Ok(server) => server,
             Err(blocker) => return TokenProof::Unknown(blocker.unwrap_or_else(other_deployment)),
         };
-        match server.prove_proxy_token(&token).await {
+        match server.anonymous().prove_proxy_token(&token).await {
             Ok(()) => TokenProof::Good,
             Err(error) => match error.kind {
                 ErrorKind::Unauthenticated { .. } => TokenProof::Refused,

@@ -1,10 +1,8 @@
-use std::time::Duration;
-
 use coder_k8s_api::Reason;
 use secrecy::zeroize::Zeroizing;
 
 use super::*;
-use crate::error::Retry;
+use crate::error::RetryAdvice;
 
 fn answer(status: u16, media: Media, body: &str) -> Answer {
     let body = Zeroizing::new(body.as_bytes().to_vec());
@@ -13,7 +11,7 @@ fn answer(status: u16, media: Media, body: &str) -> Answer {
 
 fn of(answer: &Answer, surface: Surface, secrets: &[&str]) -> Option<ErrorKind> {
     let own = Url::parse("http://coder.example:7080").unwrap();
-    refusal(answer, surface, &own, secrets.iter().copied())
+    answer.refusal(surface, &own, secrets.iter().copied())
 }
 
 fn says(status: u16, message: &str, detail: &str, surface: Surface) -> ErrorKind {
@@ -80,7 +78,7 @@ fn who_is_not_coderd_is_not_taken_for_it() {
         for (media, what) in [(Media::Html, Unexpected::WebPage), (Media::Other, Unexpected::ContentType)] {
             let kind = of(&answer(status, media, page), Surface::AddsLicense, &[]).unwrap();
             assert_eq!(kind, ErrorKind::UnexpectedAnswer { status, what });
-            assert_eq!(kind.retry(), Retry::Backoff);
+            assert_eq!(kind.retry(), RetryAdvice::Backoff);
         }
     }
     let mut gateway = answer(404, Media::Json, r#"{"message":"no Route matched with those values"}"#);
@@ -112,9 +110,9 @@ fn the_retry_delay_is_what_the_server_asked_for() {
     let mut limited = answer(429, Media::Json, "{}");
     limited.retry_after = Some(Duration::from_mins(1));
     let kind = of(&limited, Surface::Plain, &[]).unwrap();
-    assert_eq!(kind.retry(), Retry::After(Duration::from_mins(1)));
+    assert_eq!(kind.retry(), RetryAdvice::After(Duration::from_mins(1)));
     limited.retry_after = None;
-    assert!(matches!(of(&limited, Surface::Plain, &[]).unwrap().retry(), Retry::After(_)));
+    assert!(matches!(of(&limited, Surface::Plain, &[]).unwrap().retry(), RetryAdvice::After(_)));
 }
 
 #[test]
@@ -131,7 +129,7 @@ fn a_message_is_short_and_free_of_what_was_sent() {
     for part in [token, jwt, "klmnopqrstuvwxyz012345", "eyJqdGkiOiJm", "the detail", "\n"] {
         assert!(!text.contains(part), "{part} in {text}");
     }
-    let ErrorKind::Invalid { message } = kind else { panic!("{kind:?}") };
+    let ErrorKind::Invalid(message) = kind else { panic!("{kind:?}") };
     assert!(message.starts_with("bad [hidden] and [hidden] or [hidden] xxx"), "{message}");
     assert!(message.len() <= MAX_MESSAGE_CHARS);
 }
@@ -140,8 +138,8 @@ fn a_message_is_short_and_free_of_what_was_sent() {
 fn the_fields_of_a_failed_validation_are_named_without_their_details() {
     let body = r#"{"message":"Validation failed.","validations":[{"field":"name","detail":"S3CR3T"}]}"#;
     let kind = of(&answer(400, Media::Json, body), Surface::Plain, &[]).unwrap();
-    assert_eq!(kind, ErrorKind::Invalid { message: "Validation failed. (name)".to_owned() });
+    assert_eq!(kind, ErrorKind::Invalid("Validation failed. (name)".to_owned()));
     let odd = r#"{"message":null,"validations":null}"#;
     let kind = of(&answer(400, Media::Json, odd), Surface::Plain, &[]).unwrap();
-    assert_eq!(kind, ErrorKind::Invalid { message: "status 400 without a message".to_owned() });
+    assert_eq!(kind, ErrorKind::Invalid("status 400 without a message".to_owned()));
 }

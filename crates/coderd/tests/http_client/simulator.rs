@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use coder_k8s_coderd::{DaemonStatus, Daemons, Entitlement, JobStatus, Jobs, Refreshed, license};
+use coder_k8s_coderd::{DaemonFilter, Entitlement, JobFilter, ListedDaemonStatus, Refreshed, license};
 use coder_k8s_testbed::{
     CoderSim,
     codersim::{DaemonSeed, JobSeed, Mode, SimFault},
@@ -112,20 +112,20 @@ async fn daemons_age_and_leave_with_their_key() {
         busy,
     };
     sim.set_daemons(&[daemon("idle", 1, false), daemon("old", 120, false), daemon("lost", 600, true)]);
-    let alive = client.provisioner_daemons("default", Daemons::default()).await.unwrap();
+    let alive = client.provisioner_daemons("default", DaemonFilter::default()).await.unwrap();
     assert_eq!(alive.len(), 1);
-    assert_eq!((alive[0].status, alive[0].key_name.as_str()), (Some(DaemonStatus::Idle), "pool"));
+    assert_eq!((alive[0].status, alive[0].key_name.as_str()), (Some(ListedDaemonStatus::Idle), "pool"));
     assert_eq!(alive[0].tags["scope"], "organization");
-    let all = client.provisioner_daemons("default", Daemons { offline: true }).await.unwrap();
+    let all = client.provisioner_daemons("default", DaemonFilter { offline: true }).await.unwrap();
     let status: BTreeMap<_, _> = all.iter().map(|daemon| (daemon.name.as_str(), daemon.status)).collect();
-    assert_eq!(status["old"], Some(DaemonStatus::Offline));
-    assert_eq!(status["lost"], Some(DaemonStatus::Busy), "dead with a job is busy");
+    assert_eq!(status["old"], Some(ListedDaemonStatus::Offline));
+    assert_eq!(status["lost"], Some(ListedDaemonStatus::Busy), "dead with a job is busy");
     let with_key = client.provisioner_key_daemons("default").await.unwrap();
     let entry = with_key.iter().find(|entry| entry.key.name == "pool").unwrap();
     assert_eq!(entry.daemons.len(), 2, "seen in the last three minutes");
     assert!(entry.daemons.iter().all(|daemon| daemon.status.is_none()));
     client.delete_provisioner_key("default", "pool").await.unwrap();
-    assert!(client.provisioner_daemons("default", Daemons { offline: true }).await.unwrap().is_empty());
+    assert!(client.provisioner_daemons("default", DaemonFilter { offline: true }).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -139,10 +139,10 @@ async fn jobs_are_listed_newest_first_by_status() {
         worker_id: None,
     };
     let ids = sim.set_jobs(&[job("pending", 90), job("running", 5), job("pending", 10)]);
-    let pending = Jobs { status: vec![JobStatus::Pending] };
-    let found = client.provisioner_jobs("default", &pending).await.unwrap();
+    let pending = JobFilter { pending_only: true };
+    let found = client.provisioner_jobs("default", pending).await.unwrap();
     assert_eq!(found.iter().map(|job| &job.id).collect::<Vec<_>>(), [&ids[2], &ids[0]]);
-    assert_eq!(client.provisioner_jobs("default", &Jobs::default()).await.unwrap().len(), 3);
+    assert_eq!(client.provisioner_jobs("default", JobFilter::default()).await.unwrap().len(), 3);
 }
 
 #[tokio::test]

@@ -1,6 +1,4 @@
-//! One request before it is sent.
-
-use std::borrow::Cow;
+//! One request before it is sent: who asks, for what, and what must not come back in an error.
 
 use http::Method;
 use secrecy::{ExposeSecret, SecretString, zeroize::Zeroizing};
@@ -15,17 +13,15 @@ pub struct Call {
     pub writes: bool,
 }
 
-/// Who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The credential of a request. Each kind has a header of its own.
 pub(crate) enum Auth {
-    /// Anybody.
+    /// None.
     Nobody,
-    /// The bearer of the session token.
+    /// The session token of the client.
     Session,
-    /// The bearer of a provisioner key.
-    ProvisionerKey,
-    /// The bearer of the token of a workspace proxy.
-    Proxy,
+    ProvisionerKey(SecretString),
+    /// The token of a workspace proxy.
+    Proxy(SecretString),
 }
 
 /// Peculiarities of a route's refusals.
@@ -44,56 +40,40 @@ pub(crate) struct Request {
     pub(crate) call: Call,
     pub(crate) method: Method,
     /// Each one is a part of the path, encoded when sent.
-    pub(crate) path: Vec<Cow<'static, str>>,
+    pub(crate) path: Vec<String>,
     pub(crate) query: Vec<(&'static str, String)>,
     pub(crate) body: Option<Zeroizing<Vec<u8>>>,
     pub(crate) auth: Auth,
     pub(crate) surface: Surface,
-    /// What was put into the request and must not come back in an error.
-    pub(crate) secrets: Vec<SecretString>,
-    /// A provisioner key, or the token of a workspace proxy.
-    pub(crate) key: Option<SecretString>,
+    secrets: Vec<SecretString>,
 }
 
 impl Request {
-    /// A request below `/api/v2`, by the bearer of the session token.
-    pub(crate) fn new(method: Method, name: &'static str) -> Self {
+    /// A request below `/api/v2`, with the session token.
+    pub(crate) fn new(method: Method, name: &'static str, path: &[&str]) -> Self {
         let writes = method != Method::GET;
         Self {
             call: Call { name, writes },
             method,
-            path: vec!["api".into(), "v2".into()],
+            path: ["api", "v2"].iter().chain(path).map(|part| (*part).to_owned()).collect(),
             query: Vec::new(),
             body: None,
             auth: Auth::Session,
             surface: Surface::Plain,
             secrets: Vec::new(),
-            key: None,
         }
     }
 
-    pub(crate) fn get(name: &'static str) -> Self {
-        Self::new(Method::GET, name)
+    pub(crate) fn get(name: &'static str, path: &[&str]) -> Self {
+        Self::new(Method::GET, name, path)
     }
 
-    pub(crate) fn post(name: &'static str) -> Self {
-        Self::new(Method::POST, name)
+    pub(crate) fn post(name: &'static str, path: &[&str], body: &impl Serialize) -> Self {
+        Self::new(Method::POST, name, path).json(body)
     }
 
-    pub(crate) fn delete(name: &'static str) -> Self {
-        Self::new(Method::DELETE, name)
-    }
-
-    /// Fixed parts of the path.
-    pub(crate) fn at(mut self, parts: &'static str) -> Self {
-        self.path.extend(parts.split('/').map(Cow::Borrowed));
-        self
-    }
-
-    /// A part of the path that comes from outside.
-    pub(crate) fn part(mut self, part: &str) -> Self {
-        self.path.push(part.to_owned().into());
-        self
+    pub(crate) fn delete(name: &'static str, path: &[&str]) -> Self {
+        Self::new(Method::DELETE, name, path)
     }
 
     pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
@@ -107,34 +87,22 @@ impl Request {
         self
     }
 
-    pub(crate) fn by(mut self, auth: Auth) -> Self {
-        self.auth = auth;
-        self
+    pub(crate) fn by(self, auth: Auth) -> Self {
+        Self { auth, ..self }
     }
 
-    pub(crate) fn on(mut self, surface: Surface) -> Self {
-        self.surface = surface;
-        self
+    pub(crate) fn on(self, surface: Surface) -> Self {
+        Self { surface, ..self }
     }
 
-    /// Names something that was sent and must not come back in an error.
+    /// Names something that is part of the body and must not come back in an error.
     pub(crate) fn hiding(mut self, secret: &SecretString) -> Self {
         self.secrets.push(secret.clone());
         self
     }
 
-    pub(crate) fn with_key(mut self, key: &SecretString) -> Self {
-        self.key = Some(key.clone());
-        self.hiding(key).by(Auth::ProvisionerKey)
-    }
-
-    pub(crate) fn with_proxy_token(mut self, token: &SecretString) -> Self {
-        self.key = Some(token.clone());
-        self.hiding(token).by(Auth::Proxy)
-    }
-
-    /// Parts that a URL would drop or read as another place. They name nothing in coderd.
-    pub(crate) fn bad_part(&self) -> bool {
+    /// Whether a URL would drop a part of the path or read it as another place. Such a part names nothing in coderd.
+    pub(crate) fn has_bad_part(&self) -> bool {
         self.path.iter().any(|part| matches!(part.trim(), "" | "." | ".."))
     }
 

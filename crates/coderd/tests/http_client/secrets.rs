@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
 use coder_k8s_coderd::{
-    BoundToken, Client, Connector, Error, NewFirstUser, NewUser, ProxySettings, Target, license::Claims,
+    BoundToken, Client, CoderdError, Connector, NewFirstUser, NewUser, ProxySettings, Target, license::Claims,
 };
 use coder_k8s_testbed::codersim::{Mode, SimFault};
 use secrecy::{ExposeSecret, SecretString};
@@ -31,13 +31,13 @@ fn check(what: &str, shown: &str) {
     }
 }
 
-fn text(error: &Error) -> String {
+fn text(error: &CoderdError) -> String {
     format!("{error} {error:?} {:?}", error.kind)
 }
 
 /// Every call that sends a secret. Only the errors are of interest. Each has a client of its own, so that none is
 /// held back by the one before.
-async fn errors(client: impl Fn() -> Client) -> Vec<Error> {
+async fn errors(client: impl Fn() -> Client) -> Vec<CoderdError> {
     let login = Some(("a@example.com".to_owned(), SecretString::from(PASSWORD)));
     let user = NewUser { username: "a".to_owned(), login, roles: vec![], organization_ids: vec![] };
     let first = NewFirstUser {

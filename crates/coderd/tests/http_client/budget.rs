@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use coder_k8s_coderd::{Connector, ErrorKind, Outage, Retry, Settings, Target, servers::IN_FLIGHT};
+use coder_k8s_coderd::{
+    Connector, ErrorKind, Outage, RetryAdvice, Settings, Target, intervals::MAX_REQUESTS_IN_FLIGHT,
+};
 use coder_k8s_testbed::{
     codersim::{Mode, SimFault},
     eventually,
@@ -22,7 +24,7 @@ async fn a_server_that_asks_for_patience_is_left_alone_by_everybody() {
     let mark = busy.mark();
     let two = connector.client(&Target::new(format!("{}/path", busy.url())), None).unwrap();
     let error = two.build_info().await.unwrap_err();
-    let Retry::After(left) = error.retry() else { panic!("{error}") };
+    let RetryAdvice::After(left) = error.retry() else { panic!("{error}") };
     assert!(left > Duration::from_secs(50) && error.reason().as_str() == "RateLimited");
     assert!(busy.since(mark).is_empty(), "it does not hear of it");
 
@@ -45,7 +47,7 @@ async fn a_server_out_of_reach_fails_calls_at_once_and_is_found_when_it_is_back(
         (failed.reason().as_str(), failed.to_string()),
         "it reads the same"
     );
-    assert!(!held.may_have_happened() && matches!(held.retry(), Retry::After(_)));
+    assert!(!held.may_have_happened() && matches!(held.retry(), RetryAdvice::After(_)));
 
     sim.restart().await.unwrap();
     eventually(Duration::from_secs(5), || client.build_info()).await.unwrap();
@@ -64,8 +66,8 @@ async fn a_slow_server_takes_no_more_than_its_share() {
     assert!(started.elapsed() < Duration::from_secs(2), "the twenty do not wait one after the other");
     assert!(results.iter().all(Result::is_err));
     connector.client(&Target::new(quick.url()), None).unwrap().build_info().await.unwrap();
-    assert_eq!(slow.requests().len(), IN_FLIGHT, "its share reached it, and no more");
-    assert_eq!(connector.servers().len(), 2);
+    assert_eq!(slow.requests().len(), MAX_REQUESTS_IN_FLIGHT, "its share reached it, and no more");
+    assert_eq!(connector.server_count(), 2);
 }
 
 #[tokio::test]
@@ -75,7 +77,8 @@ async fn calls_beyond_the_share_wait_for_their_turn() {
     sim.fault("*", "/**", SimFault::Latency(latency), None);
     let client = super::nobody(&sim);
     let started = std::time::Instant::now();
-    let results = futures::future::join_all((0..3 * IN_FLIGHT).map(|_| client.build_info())).await;
+    let results =
+        futures::future::join_all((0..3 * MAX_REQUESTS_IN_FLIGHT).map(|_| client.build_info())).await;
     assert!(results.iter().all(Result::is_ok));
     assert!(started.elapsed() >= latency * 3, "in three turns");
 }

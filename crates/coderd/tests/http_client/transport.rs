@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use coder_k8s_coderd::{
-    BadTarget, Connector, ErrorKind, Outage, Resolve, Retry, Settings, Target, Unexpected,
+    BadTarget, Connector, ErrorKind, Outage, Resolve, RetryAdvice, Settings, Target, Unexpected,
 };
 use coder_k8s_testbed::{
     CoderSim,
@@ -23,7 +23,7 @@ async fn a_redirect_is_not_followed_and_the_credential_stays() {
     let license = CoderSim::license().build();
     for error in [client.licenses().await.unwrap_err(), client.add_license(&license).await.unwrap_err()] {
         assert_eq!(error.kind, ErrorKind::Redirected { to: there.address().to_string() });
-        assert_eq!(error.retry(), Retry::OnChange);
+        assert_eq!(error.retry(), RetryAdvice::OnChange);
         assert!(!error.to_string().contains("hunter2"));
     }
     assert!(there.requests().is_empty(), "nothing went to the other host");

@@ -1,0 +1,60 @@
+//! Every fixed delay, time-out and bound of this crate in one table. Each is named after what it delays or bounds.
+//! Values that a user can set with a flag appear here as defaults.
+
+use std::time::Duration;
+
+/// Default deadline of a call to coderd: the wait for a slot, the connection, and the whole answer.
+pub const CODERD_CALL_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Longest time that a connection to coderd may take to open. Half of [`CODERD_CALL_DEADLINE`], so that a server that
+/// accepts no connection is told apart from one that does not answer.
+pub const CODERD_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long an idle connection to coderd stays open for the next call.
+pub const CODERD_IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Idle connections that are kept for each host.
+pub const MAX_IDLE_CONNECTIONS: usize = 2;
+
+/// Requests that may be under way to one server. Further calls wait for a slot.
+pub const MAX_REQUESTS_IN_FLIGHT: usize = 4;
+
+/// How long a request budget or connection pool stays after its last use. Bounds what deleted objects cost.
+pub const UNUSED_SERVER_TTL: Duration = Duration::from_mins(10);
+
+/// First delay after a server could not be reached. It doubles with each failure in a row.
+pub const UNREACHABLE_DELAY_MIN: Duration = Duration::from_millis(500);
+
+/// Longest delay after a server could not be reached.
+pub const UNREACHABLE_DELAY_MAX: Duration = Duration::from_secs(30);
+
+/// Delay of calls that come while one request probes whether the server is back.
+pub const PROBE_DELAY: Duration = Duration::from_millis(500);
+
+/// Delay after a 429 without a usable `Retry-After`.
+pub const RATE_LIMIT_DELAY_DEFAULT: Duration = Duration::from_secs(30);
+
+/// Longest delay that a server gets by a `Retry-After`, so that a wrong header does not stop the operator for a day.
+pub const RATE_LIMIT_DELAY_MAX: Duration = Duration::from_mins(5);
+
+/// Largest body of an answer in bytes, whoever sends it.
+pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
+
+/// Characters of a message of coderd that are kept in an error. It ends up in a condition.
+pub const MAX_MESSAGE_CHARS: usize = 200;
+
+/// Deadline for a connection to the database, including TLS and authentication. A shorter `connect_timeout` in the
+/// connection URL replaces it.
+pub const DATABASE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Deadline for one statement. The server enforces it too.
+pub const DATABASE_STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Deadline for a whole call to the database.
+pub const DATABASE_CALL_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How much later than the server the operator gives up a statement. The error of the server says more than a timeout.
+pub const DATABASE_STATEMENT_GRACE: Duration = Duration::from_millis(250);
+
+/// Longest time that the end of a connection to the database may take.
+pub const DATABASE_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
