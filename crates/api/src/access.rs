@@ -6,37 +6,34 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use kube::{KubeSchema, core::ObjectMeta};
+use kube::core::ObjectMeta;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     names::{GROUP, label},
-    pod::yes,
     schema::role_rules,
     text::NamespaceName,
 };
 
 /// Permissions to run workspaces.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct WorkspaceRbac {
     /// Whether the operator creates a Role and a RoleBinding for workspaces. Defaults to true.
-    #[serde(default = "yes")]
     pub workspace_perms: bool,
     /// Whether workspaces may be Deployments. Defaults to true.
-    #[serde(default = "yes")]
     pub enable_deployments: bool,
     /// Whether workspaces may run in the namespace of this object, next to its Secrets. Defaults to true.
-    #[serde(default = "yes")]
     pub own_namespace: bool,
     /// Additional rules of the Role. A rule never grants Secrets, RBAC or tokens of ServiceAccounts, unless the
     /// operator runs with `--allow-privileged-workspace-rules`, and never more than the operator itself may do.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "role_rules")]
     pub extra_rules: Vec<PolicyRule>,
     /// Additional namespaces in which workspaces may run. Each of them must consent with the label
     /// `workspaces.coder.com/<namespace of this object>: allow`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub workspace_namespaces: Vec<NamespaceName>,
 }
@@ -44,9 +41,9 @@ pub struct WorkspaceRbac {
 impl Default for WorkspaceRbac {
     fn default() -> Self {
         Self {
-            workspace_perms: yes(),
-            enable_deployments: yes(),
-            own_namespace: yes(),
+            workspace_perms: true,
+            enable_deployments: true,
+            own_namespace: true,
             extra_rules: Vec::new(),
             workspace_namespaces: Vec::new(),
         }
