@@ -12,41 +12,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     names::{GROUP, label},
-    schema::role_rules,
+    pod::yes,
+    schema::{defaults, role_rules},
     text::NamespaceName,
 };
 
 /// Permissions to run workspaces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(rename_all = "camelCase")]
 pub struct WorkspaceRbac {
     /// Whether the operator creates a Role and a RoleBinding for workspaces. Defaults to true.
+    #[serde(default = "yes")]
     pub workspace_perms: bool,
     /// Whether workspaces may be Deployments. Defaults to true.
+    #[serde(default = "yes")]
     pub enable_deployments: bool,
     /// Whether workspaces may run in the namespace of this object, next to its Secrets. Defaults to true.
+    #[serde(default = "yes")]
     pub own_namespace: bool,
     /// Additional rules of the Role. A rule never grants Secrets, RBAC or tokens of ServiceAccounts, unless the
     /// operator runs with `--allow-privileged-workspace-rules`, and never more than the operator itself may do.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "role_rules")]
     pub extra_rules: Vec<PolicyRule>,
     /// Additional namespaces in which workspaces may run. Each of them must consent with the label
     /// `workspaces.coder.com/<namespace of this object>: allow`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub workspace_namespaces: Vec<NamespaceName>,
 }
 
 impl Default for WorkspaceRbac {
     fn default() -> Self {
-        Self {
-            workspace_perms: true,
-            enable_deployments: true,
-            own_namespace: true,
-            extra_rules: Vec::new(),
-            workspace_namespaces: Vec::new(),
-        }
+        defaults()
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     network::{Expose, ServiceSettings},
     pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings, yes},
     refs::{ReportedSecretRef, SecretKeyRef, SecretRef},
+    schema::defaults,
     text::{ClusterDomain, HttpUrl, ImageRef, ObjectName},
 };
 
@@ -135,26 +136,7 @@ pub struct CoderControlPlaneSpec {
 
 impl Default for CoderControlPlaneSpec {
     fn default() -> Self {
-        Self {
-            image: default_image(),
-            replicas: default_replicas(),
-            scaling: Scaling::default(),
-            service: ServiceSettings::default(),
-            operator_access: OperatorAccess::default(),
-            license_secret_ref: None,
-            license: LicenseSettings::default(),
-            service_account: ServiceAccountSettings::default(),
-            rbac: WorkspaceRbac::default(),
-            tls: Tls::default(),
-            readiness_probe: readiness_probe(),
-            liveness_probe: liveness_probe(),
-            env_use_cluster_access_url: yes(),
-            expose: None,
-            pod_disruption_budget: None,
-            prometheus: Prometheus::default(),
-            cluster_domain: cluster_domain(),
-            pod: PodSettings::default(),
-        }
+        defaults()
     }
 }
 

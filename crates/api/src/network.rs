@@ -9,7 +9,7 @@ use serde_with::skip_serializing_none;
 
 use crate::{
     pod::yes,
-    schema::string_map,
+    schema::{defaults, string_map},
     text::{HostName, NamespaceName, ObjectName, WildcardHost},
 };
 
@@ -67,18 +67,7 @@ pub struct ServiceSettings {
 
 impl Default for ServiceSettings {
     fn default() -> Self {
-        Self {
-            type_: ServiceType::default(),
-            port: service_port(),
-            annotations: BTreeMap::new(),
-            session_affinity: None,
-            external_traffic_policy: None,
-            load_balancer_ip: None,
-            load_balancer_class: None,
-            load_balancer_source_ranges: Vec::new(),
-            http_node_port: None,
-            https_node_port: None,
-        }
+        defaults()
     }
 }
 

@@ -21,8 +21,8 @@ use serde_with::skip_serializing_none;
 use crate::{
     refs::SecretKey,
     schema::{
-        add_rule, arguments, containers, embed, embed_list, env_from, env_vars, pull_secrets, string_map,
-        volume_mounts, volumes,
+        add_rule, arguments, containers, defaults, embed, embed_list, env_from, env_vars, pull_secrets,
+        string_map, volume_mounts, volumes,
     },
     text::ObjectName,
 };
@@ -30,35 +30,35 @@ use crate::{
 /// Settings of the pods and of their Deployment. Flattened into the `spec` of each kind.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(rename_all = "camelCase")]
 pub struct PodSettings {
     /// Arguments that are appended to those of the operator.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "arguments")]
     pub extra_args: Vec<String>,
 
     /// Environment variables of the container. A variable that the operator sets is replaced by one of the same name.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "env_vars")]
     pub extra_env: Vec<EnvVar>,
 
     /// ConfigMaps and Secrets of the same namespace whose keys become environment variables.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "env_from")]
     pub env_from: Vec<EnvFromSource>,
 
     /// Volumes that are added to those of the operator.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "volumes")]
     pub volumes: Vec<Volume>,
 
     /// Volume mounts that are added to those of the operator.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "volume_mounts")]
     pub volume_mounts: Vec<VolumeMount>,
 
     /// Additional CA certificates that the container trusts.
-    #[serde(skip_serializing_if = "Certs::is_empty")]
+    #[serde(default, skip_serializing_if = "Certs::is_empty")]
     pub certs: Certs,
 
     /// When the kubelet pulls the image. Defaults to `Always` for the tag `latest` and to `IfNotPresent` for others,
@@ -66,47 +66,52 @@ pub struct PodSettings {
     pub image_pull_policy: Option<PullPolicy>,
 
     /// Secrets with the credentials of the image registry.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pull_secrets")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
 
     /// Resource requests and limits of the container.
+    #[serde(default)]
     #[schemars(schema_with = "embed::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
 
     /// Security context of the container. It replaces the default of the operator as a whole.
+    #[serde(default)]
     #[schemars(schema_with = "embed::<SecurityContext>")]
     pub security_context: Option<SecurityContext>,
 
     /// Security context of the pod. It replaces the default of the operator as a whole.
+    #[serde(default)]
     #[schemars(schema_with = "embed::<PodSecurityContext>")]
     pub pod_security_context: Option<PodSecurityContext>,
 
     /// Containers that run to completion, one after another, before the main container starts.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "containers")]
     pub init_containers: Vec<Container>,
 
     /// Lifecycle hooks of the container. They replace the default of the operator as a whole.
+    #[serde(default)]
     #[schemars(schema_with = "embed::<Lifecycle>")]
     pub lifecycle: Option<Lifecycle>,
 
     /// Labels that a node must have to run the pods.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub node_selector: BTreeMap<String, String>,
 
     /// Tolerations of the pods.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "embed_list::<Toleration>")]
     pub tolerations: Vec<Toleration>,
 
     /// Affinity of the pods. It replaces the default of the operator as a whole.
+    #[serde(default)]
     #[schemars(schema_with = "embed::<Affinity>")]
     pub affinity: Option<Affinity>,
 
     /// How the pods spread across nodes and zones.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "embed_list::<TopologySpreadConstraint>")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
 
@@ -120,31 +125,32 @@ pub struct PodSettings {
     pub runtime_class_name: Option<ObjectName>,
 
     /// Additional entries of the hosts file of the pods.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "embed_list::<HostAlias>")]
     pub host_aliases: Vec<HostAlias>,
 
     /// Annotations of the Deployment.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
 
     /// Labels of the Deployment, in addition to those of the operator.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "extra_labels")]
     pub labels: BTreeMap<String, String>,
 
     /// Annotations of the pods.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub pod_annotations: BTreeMap<String, String>,
 
     /// Labels of the pods, in addition to those of the operator.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "extra_labels")]
     pub pod_labels: BTreeMap<String, String>,
 
     /// How the Deployment replaces pods. Defaults to a rolling update.
+    #[serde(default)]
     #[schemars(schema_with = "strategy")]
     pub strategy: Option<DeploymentStrategy>,
 
@@ -157,47 +163,18 @@ pub struct PodSettings {
     pub min_ready_seconds: Option<i32>,
 
     /// Seconds without progress after which a rollout counts as failed. Defaults to 600.
+    #[serde(default = "progress_deadline")]
     #[schemars(range(min = 1))]
     pub progress_deadline_seconds: i32,
 
     /// Whether the pods restart when a Secret or ConfigMap changes that they read at their start. Defaults to true.
+    #[serde(default = "yes")]
     pub restart_on_config_change: bool,
 }
 
 impl Default for PodSettings {
     fn default() -> Self {
-        Self {
-            extra_args: Vec::new(),
-            extra_env: Vec::new(),
-            env_from: Vec::new(),
-            volumes: Vec::new(),
-            volume_mounts: Vec::new(),
-            certs: Certs::default(),
-            image_pull_policy: None,
-            image_pull_secrets: Vec::new(),
-            resources: None,
-            security_context: None,
-            pod_security_context: None,
-            init_containers: Vec::new(),
-            lifecycle: None,
-            node_selector: BTreeMap::new(),
-            tolerations: Vec::new(),
-            affinity: None,
-            topology_spread_constraints: Vec::new(),
-            priority_class_name: None,
-            scheduler_name: None,
-            runtime_class_name: None,
-            host_aliases: Vec::new(),
-            annotations: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            pod_annotations: BTreeMap::new(),
-            pod_labels: BTreeMap::new(),
-            strategy: None,
-            termination_grace_period_seconds: None,
-            min_ready_seconds: None,
-            progress_deadline_seconds: 600,
-            restart_on_config_change: true,
-        }
+        defaults()
     }
 }
 
@@ -319,12 +296,16 @@ pub struct Prometheus {
 
 impl Default for Prometheus {
     fn default() -> Self {
-        Self { enabled: false, port: prometheus_port(), scrape_annotations: yes() }
+        defaults()
     }
 }
 
 pub(crate) const fn yes() -> bool {
     true
+}
+
+const fn progress_deadline() -> i32 {
+    600
 }
 
 const fn prometheus_port() -> i32 {

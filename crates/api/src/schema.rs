@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 /// Upper bound of lists of containers, volumes, mounts and references.
@@ -163,6 +164,13 @@ pub(crate) fn arguments(_: &mut SchemaGenerator) -> Schema {
     }))
 }
 
+/// The value that the API server stores for `{}`: every default is stated once, in the attribute of its field.
+#[expect(clippy::expect_used, reason = "a type with a required field has no default, and a test says so")]
+pub(crate) fn defaults<T: DeserializeOwned>() -> T {
+    // invariant: the types that call this have no required field.
+    serde_json::from_value(json!({})).expect("every field has a default")
+}
+
 /// Converts a JSON object literal into a schema.
 pub(crate) fn schema(value: Value) -> Schema {
     match value {
@@ -250,6 +258,16 @@ fn strip_descriptions(object: &mut Map<String, Value>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_type_with_defaults_can_be_left_out() {
+        let spec = crate::CoderControlPlaneSpec::default();
+        assert_eq!((spec.replicas, spec.service.port, spec.prometheus.port), (1, 80, 2112));
+        assert_eq!((spec.pod.progress_deadline_seconds, spec.pod.restart_on_config_change), (600, true));
+        assert!(spec.rbac.workspace_perms && spec.rbac.enable_deployments && spec.rbac.own_namespace);
+        assert_eq!(spec.rbac, crate::WorkspaceRbac::default());
+        assert_eq!(spec.image.as_str(), crate::DEFAULT_IMAGE);
+    }
 
     #[test]
     fn a_property_called_description_survives_the_stripping() {

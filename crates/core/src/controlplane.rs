@@ -24,14 +24,14 @@ use k8s_openapi::api::{
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, paused, status};
+pub use crate::workload::Children;
 use crate::{
     account::{self, Accounts},
-    disruption,
     exposure::{self, route::HTTPRoute},
-    jobs::Jobs,
+    jobs::JobsVerdict,
     object,
     outcome::Blocker,
-    service,
+    pod, service,
     sources::SourceContents,
     workspace_access::{self, Consent, Existing, Grantee},
 };
@@ -54,26 +54,7 @@ pub struct Observed {
     /// The report of exchanges with coderd.
     pub coderd: coderd::CoderdReport,
     /// Whether jobs have daemons that could run them.
-    pub jobs: Jobs,
-}
-
-/// Children as last seen.
-#[derive(Clone, Debug, Default)]
-pub struct Children {
-    /// The Deployment.
-    pub deployment: Option<Arc<Deployment>>,
-    /// The Service.
-    pub service: Option<Arc<Service>>,
-    /// The Ingress.
-    pub ingress: Option<Arc<Ingress>>,
-    /// The route.
-    pub route: Option<Arc<HTTPRoute>>,
-    /// The disruption budget.
-    pub budget: Option<Arc<PodDisruptionBudget>>,
-    /// ServiceAccounts that belong to the object, of whatever name.
-    pub service_accounts: Vec<Arc<ServiceAccount>>,
-    /// Roles and RoleBindings of workspaces.
-    pub rbac: Existing,
+    pub jobs: JobsVerdict,
 }
 
 /// What is to be done.
@@ -194,7 +175,7 @@ fn desired(observed: &Observed) -> Desired {
             && observed.children.deployment.is_some()
             && !handed_over,
         exposure: exposure::desired(&name, spec.expose.as_ref(), &name, port, observed.gateway_api),
-        budget: disruption::budget(
+        budget: pod::disruption_budget(
             &name,
             spec.pod_disruption_budget.as_ref(),
             observed.replicas(),

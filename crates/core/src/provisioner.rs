@@ -17,11 +17,13 @@ use kube::ResourceExt;
 
 pub use self::status::{Outcome, control_plane, paused, status};
 pub use crate::license_gate;
+pub use crate::workload::Children;
 use crate::{
     account::{self, Accounts},
     controlplane::access_url,
-    disruption, object,
+    object,
     outcome::Blocker,
+    pod,
     sources::SourceContents,
     workload,
     workspace_access::{self, Consent, Existing, Grantee},
@@ -50,19 +52,6 @@ pub struct Observed {
     pub credentials: Result<(), keys::Blocker>,
     /// What is known of its daemons.
     pub daemons: daemons::ObservedDaemons,
-}
-
-/// Children as last seen.
-#[derive(Clone, Debug, Default)]
-pub struct Children {
-    /// The Deployment.
-    pub deployment: Option<Arc<Deployment>>,
-    /// The disruption budget.
-    pub budget: Option<Arc<PodDisruptionBudget>>,
-    /// ServiceAccounts that belong to the object, of whatever name.
-    pub service_accounts: Vec<Arc<ServiceAccount>>,
-    /// Roles and RoleBindings of workspaces.
-    pub rbac: Existing,
 }
 
 /// What is to be done, besides what concerns the key.
@@ -156,7 +145,7 @@ pub fn decide(observed: &Observed) -> Plan {
             &observed.children.service_accounts,
             moved,
         ),
-        budget: disruption::budget(
+        budget: pod::disruption_budget(
             &names::deployment(&observed.object.name_any()),
             spec.pod_disruption_budget.as_ref(),
             // A budget is made only when it is asked for: an evicted daemon finishes its build in its grace period.

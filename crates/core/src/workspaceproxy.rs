@@ -5,7 +5,6 @@
 //! registration and the license are doing.
 
 pub mod deployment;
-pub mod names;
 pub mod registration;
 mod status;
 
@@ -21,14 +20,15 @@ use k8s_openapi::api::{
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, control_plane, paused, status};
+pub use crate::workload::Children;
 use crate::{
     account::{self, Accounts},
     controlplane::access_url::{self, Defaults},
-    disruption,
     exposure::{self, route::HTTPRoute},
     license_gate::LicenseGate,
-    object,
+    names, object,
     outcome::Blocker,
+    pod,
     provisioner::daemon_url,
     service,
     sources::SourceContents,
@@ -61,23 +61,6 @@ pub struct Observed {
     pub credentials: Option<Result<(), Blocker>>,
 }
 
-/// Children as last seen.
-#[derive(Clone, Debug, Default)]
-pub struct Children {
-    /// The Deployment.
-    pub deployment: Option<Arc<Deployment>>,
-    /// The Service.
-    pub service: Option<Arc<Service>>,
-    /// The Ingress.
-    pub ingress: Option<Arc<Ingress>>,
-    /// The route.
-    pub route: Option<Arc<HTTPRoute>>,
-    /// The disruption budget.
-    pub budget: Option<Arc<PodDisruptionBudget>>,
-    /// ServiceAccounts that belong to the object, of whatever name.
-    pub service_accounts: Vec<Arc<ServiceAccount>>,
-}
-
 /// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once there is a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
@@ -99,7 +82,7 @@ impl Observed {
 
     /// The name of the pods' ServiceAccount.
     pub fn service_account(&self) -> String {
-        account::name(&self.object.spec.service_account, || names::child(&self.object.name_any()))
+        account::name(&self.object.spec.service_account, || names::proxy_child(&self.object.name_any()))
     }
 
     /// The image of the proxy. With a control plane it follows what that has rolled out; until that is known, what runs
@@ -155,7 +138,7 @@ pub fn wanted_registration(object: &CoderWorkspaceProxy) -> Option<registration:
         secret: SecretDataRef {
             name: generated_token_secret_name
                 .as_ref()
-                .map_or_else(|| names::secret(&name), ToString::to_string),
+                .map_or_else(|| names::proxy_secret(&name), ToString::to_string),
             key: TOKEN.to_owned(),
         },
     })
@@ -166,7 +149,7 @@ pub fn addresses(object: &CoderWorkspaceProxy) -> Defaults {
     let spec = &object.spec;
     let exposed = access_url::exposed(spec.expose.as_ref());
     let namespace = object.namespace().unwrap_or_default();
-    let host = format!("{}.{namespace}.svc.{}", names::child(&object.name_any()), spec.cluster_domain);
+    let host = format!("{}.{namespace}.svc.{}", names::proxy_child(&object.name_any()), spec.cluster_domain);
     let of_service = || access_url::of_service(&host, &spec.service, !spec.tls.secret_names.is_empty());
     let given = spec.access_url.as_ref().map(ToString::to_string);
     let url =
@@ -181,7 +164,7 @@ pub fn decide(observed: &Observed) -> Option<Desired> {
         return None;
     }
     let (spec, name, selector) =
-        (&observed.object.spec, names::child(&observed.object.name_any()), observed.selector());
+        (&observed.object.spec, names::proxy_child(&observed.object.name_any()), observed.selector());
     let tls = !spec.tls.secret_names.is_empty();
     let port = service::http_port(&spec.service, tls);
     let account = observed.service_account();
@@ -195,7 +178,7 @@ pub fn decide(observed: &Observed) -> Option<Desired> {
         ),
         service: service::service(&name, &spec.service, HTTP, tls, &selector),
         exposure: exposure::desired(&name, spec.expose.as_ref(), &name, port, observed.gateway_api),
-        budget: disruption::budget(&name, spec.pod_disruption_budget.as_ref(), spec.replicas, &selector),
+        budget: pod::disruption_budget(&name, spec.pod_disruption_budget.as_ref(), spec.replicas, &selector),
     })
 }
 

@@ -24,7 +24,7 @@ fn observed(spec: Value) -> Observed {
         gateway_api: true,
         privileged_rules: false,
         coderd: coderd::CoderdReport::default(),
-        jobs: Jobs::NotPolledYet,
+        jobs: JobsVerdict::NotPolledYet,
     }
 }
 

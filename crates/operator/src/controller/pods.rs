@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use coder_k8s_core::object;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
@@ -17,7 +18,7 @@ pub(crate) async fn failure_message(
     namespace: &str,
     selector: &BTreeMap<String, String>,
 ) -> Option<String> {
-    let labels = selector.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
+    let labels = object::selector_text(selector);
     let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let mut pods = api.list(&ListParams::default().labels(&labels).limit(MAX_PODS)).await.ok()?.items;
     pods.sort_by_key(|pod| std::cmp::Reverse(pod.creation_timestamp().map(|time| time.0)));

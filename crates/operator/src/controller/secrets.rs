@@ -10,6 +10,7 @@ use coder_k8s_api::{
     names::{annotation, label},
 };
 use coder_k8s_core::{
+    object,
     outcome::Blocker,
     target::{Obstacle, SecretDataRef, Version},
 };
@@ -81,7 +82,7 @@ pub(crate) fn check_writable(name: &str, data: &SecretData, owner: &Owner) -> Re
 pub(crate) async fn marked(owner: &Owner, annotation: &str, ctx: &Context) -> Vec<PartialObjectMeta<Secret>> {
     // Ownership is checked by UID below, so that the label of the manager is not part of the selector.
     let selector = owner.labels.iter().filter(|(name, _)| *name != label::MANAGED_BY);
-    let selector = selector.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
+    let selector = object::selector_text(selector);
     let api: Api<Secret> = Api::namespaced(ctx.client.clone(), &owner.namespace);
     let Ok(found) = api.list_metadata(&ListParams::default().labels(&selector)).await else {
         return Vec::new();
