@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::Value;
 
-use crate::outcome::{ActResult, EventNote};
+use crate::outcome::{ActResult, Blocker, EventNote};
 
 /// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,35 +83,31 @@ impl<'a> Conditions<'a> {
             )
         });
         let conflict = conflict.collect::<Vec<_>>().join("; ");
-        let failure = done.failures.first();
-        let refused = done.failures.iter().find(|failure| failure.reason == Reason::Invalid);
+        let cause = |blocker: &Blocker| (blocker.reason, blocker.message.clone());
         let foreign = (!done.foreign.is_empty()).then_some((Reason::ForeignObject, conflict));
-        let failed = failure.map(|failure| (failure.reason, failure.message.clone()));
+        let failed = done.failures.first().map(cause);
+        let refused = done.failures.iter().find(|failure| failure.reason == Reason::Invalid).map(cause);
         let verdict = (ready.reason, ready.message);
-        // Only a person can help: kstatus calls an object failed that is Stalled, so that it must not be Reconciling too.
-        let stalled = foreign
-            .clone()
-            .or_else(|| refused.map(|refused| (refused.reason, refused.message.clone())))
-            .or_else(|| (failed.is_none() && ready.progress == Progress::Stalled).then(|| verdict.clone()));
-        let is_working = failed.is_some() || ready.progress == Progress::Working;
-        let reconciling = failed.clone().unwrap_or_else(|| verdict.clone());
-        match &stalled {
-            None if is_working => self.set(kind::RECONCILING, true, reconciling.0, reconciling.1),
-            _ => self.set(kind::RECONCILING, false, Reason::Reconciled, "there is nothing left to do"),
-        }
+        let is_stalled = failed.is_none() && ready.progress == Progress::Stalled;
+        let stalled = foreign.clone().or(refused).or_else(|| is_stalled.then(|| verdict.clone()));
+        let is_working = ready.progress == Progress::Working;
+        let working = failed.clone().or_else(|| is_working.then(|| verdict.clone()));
+        // kstatus reports an object as failed only if it is Stalled and not Reconciling.
+        let working = working.filter(|_| stalled.is_none());
+        self.set_present(kind::RECONCILING, working, "there is nothing left to do");
         match foreign.clone().or(failed) {
             Some((reason, message)) => self.set(kind::READY, false, reason, message),
             None => self.set(kind::READY, ready.ready, verdict.0, verdict.1),
         }
-        let none = |message: &str| (Reason::Reconciled, message.to_owned());
-        for (type_, problem, good) in [
-            (kind::STALLED, stalled, "nothing waits for a person"),
-            (kind::CONFLICT, foreign, "no object of others is in the way"),
-        ] {
-            let is_bad = problem.is_some();
-            let (reason, message) = problem.unwrap_or_else(|| none(good));
-            self.set(type_, is_bad, reason, message);
-        }
+        self.set_present(kind::STALLED, stalled, "nothing waits for a person");
+        self.set_present(kind::CONFLICT, foreign, "no object of others is in the way");
+    }
+
+    /// Sets a condition to True for a cause, or to False.
+    fn set_present(&mut self, type_: &str, cause: Option<(Reason, String)>, otherwise: &str) {
+        let is_present = cause.is_some();
+        let (reason, message) = cause.unwrap_or_else(|| (Reason::Reconciled, otherwise.to_owned()));
+        self.set(type_, is_present, reason, message);
     }
 
     /// The condition as this reconcile set it, else as it was before.

@@ -15,25 +15,20 @@ use coder_k8s_api::{
     CoderControlPlane, Scaling,
     names::{annotation, component},
 };
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{Service, ServiceAccount},
-    networking::v1::Ingress,
-    policy::v1::PodDisruptionBudget,
-};
+use k8s_openapi::api::{core::v1::Service, policy::v1::PodDisruptionBudget};
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, paused, status};
 pub use crate::workload::Children;
 use crate::{
     account::{self, Accounts},
-    exposure::{self, route::HTTPRoute},
+    exposure,
     jobs::JobsVerdict,
     object,
     outcome::Blocker,
     pod, service,
     sources::SourceContents,
-    workspace_access::{self, Consent, Existing, Grantee},
+    workspace_access::{self, Consent, Grantee},
 };
 
 /// What was observed.
@@ -96,13 +91,7 @@ impl Observed {
 
     /// For whom workspaces are granted access.
     pub fn grantee(&self) -> Grantee {
-        Grantee {
-            namespace: self.object.namespace().unwrap_or_default(),
-            name: self.object.name_any(),
-            uid: self.object.uid().unwrap_or_default(),
-            service_account: self.service_account(),
-            kind: workspace_access::Kind::ControlPlane,
-        }
+        Grantee::of(&*self.object, workspace_access::Kind::ControlPlane, self.service_account())
     }
 
     /// Whether the object is being deleted.

@@ -129,11 +129,11 @@ pub fn deployment(settings: &PodSettings, needs: Needs<'_>) -> Deployment {
     container.security_context = Some(security_context.clone().unwrap_or_else(secure));
     container.lifecycle = lifecycle.clone().or_else(|| server.and_then(|_| drain(grace)));
     let Files { volumes: own_volumes, mounts } = files::certificates(tls, &certs.secrets, volumes);
-    container.volume_mounts = some(files::mounts(mounts, volume_mounts));
+    container.volume_mounts = some(files::replaced(mounts, volume_mounts, |mount| &mount.mount_path));
     let pod = PodSpec {
         containers: vec![container],
         init_containers: some(init_containers.clone()),
-        volumes: some(files::volumes(own_volumes, volumes)),
+        volumes: some(files::replaced(own_volumes, volumes, |volume| &volume.name)),
         service_account_name: Some(needs.service_account),
         image_pull_secrets: some(image_pull_secrets.clone()),
         security_context: pod_security_context.clone(),

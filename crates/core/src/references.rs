@@ -26,9 +26,9 @@ pub enum Reference {
     ControlPlane(String),
 }
 
-/// Objects that refer to others.
+/// An object that refers to others.
 pub trait References: Resource<DynamicType = ()> {
-    /// All that this one refers to.
+    /// Everything that this object refers to.
     fn references(&self) -> BTreeSet<Reference>;
 }
 

@@ -16,7 +16,7 @@ pub const HTTP: i32 = 8080;
 /// Port on which the pods serve HTTPS.
 pub const HTTPS: i32 = 8443;
 
-/// Port of the Service that leads to HTTP: routes, and the operator itself, use it.
+/// Port of the Service for HTTP, which routes and the operator itself use. 443 is HTTPS as soon as there is a certificate.
 pub fn http_port(settings: &ServiceSettings, tls: bool) -> i32 {
     if tls && settings.port == 443 { 80 } else { settings.port }
 }

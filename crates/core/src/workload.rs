@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coder_k8s_api::{Reason, WorkloadStatus, condition::kind, names::annotation};
+use coder_k8s_api::{CoderControlPlane, Reason, WorkloadStatus, condition::kind, names::annotation};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -168,8 +168,17 @@ impl Release {
 /// The names of the main containers of our kinds.
 const MAIN: [&str; 3] = ["coder", "provisioner", "workspace-proxy"];
 
+/// The image that a control plane has rolled out. Until that is known, the one that the pods already have.
+pub(crate) fn followed_image(
+    plane: Option<&CoderControlPlane>,
+    deployment: Option<&Deployment>,
+) -> Option<String> {
+    let rolled_out = plane.and_then(|plane| plane.status.as_ref()?.workload.image.clone());
+    rolled_out.or_else(|| image(deployment?))
+}
+
 /// The image of the main container.
-pub(crate) fn image(deployment: &Deployment) -> Option<String> {
+fn image(deployment: &Deployment) -> Option<String> {
     let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
     pod.containers.iter().find(|container| MAIN.contains(&container.name.as_str()))?.image.clone()
 }

@@ -179,6 +179,17 @@ pub fn decide(
 }
 
 impl Grantee {
+    /// For an object whose pods run as `service_account`.
+    pub fn of<K: Resource>(object: &K, kind: Kind, service_account: String) -> Self {
+        Self {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            uid: object.uid().unwrap_or_default(),
+            service_account,
+            kind,
+        }
+    }
+
     /// The labels by which its Roles and RoleBindings are found.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let (name, namespace) = match self.kind {

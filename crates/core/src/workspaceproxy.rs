@@ -1,8 +1,7 @@
-//! What becomes of a CoderWorkspaceProxy: a registration in coderd, the Secret with its token, the pods that run with it
-//! and what leads to them.
+//! Decides about a CoderWorkspaceProxy: its children, its addresses, and how it is to be registered.
 //!
-//! The registration has a protocol of its own ([`registration`]). The rest is decided here, and goes on whatever the
-//! registration and the license are doing.
+//! The registration ([`registration`]) and the license are decided apart. Nothing here waits for them, except that the
+//! Deployment needs a token.
 
 pub mod deployment;
 pub mod registration;
@@ -11,12 +10,7 @@ mod status;
 use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy, DEFAULT_IMAGE, Registration, names::component};
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{Service, ServiceAccount},
-    networking::v1::Ingress,
-    policy::v1::PodDisruptionBudget,
-};
+use k8s_openapi::api::{core::v1::Service, policy::v1::PodDisruptionBudget};
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, control_plane, paused, status};
@@ -24,7 +18,7 @@ pub use crate::workload::Children;
 use crate::{
     account::{self, Accounts},
     controlplane::access_url::{self, Defaults},
-    exposure::{self, route::HTTPRoute},
+    exposure,
     license_gate::LicenseGate,
     names, object,
     outcome::Blocker,
@@ -49,7 +43,7 @@ pub struct Observed {
     pub object: Arc<CoderWorkspaceProxy>,
     /// The control plane that it names.
     pub control_plane: Option<Arc<CoderControlPlane>>,
-    /// Its children, as far as they bear our label.
+    /// Its children with the label of the operator.
     pub children: Children,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.
     pub sources: Result<SourceContents, Blocker>,
@@ -61,10 +55,10 @@ pub struct Observed {
     pub credentials: Option<Result<(), Blocker>>,
 }
 
-/// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once there is a token.
+/// The desired children, besides the Deployment, which [`deployment::build`] builds once there is a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
-    /// The ServiceAccount, and what becomes of others.
+    /// The ServiceAccount, and those to give up or remove.
     pub accounts: Accounts,
     /// The Service.
     pub service: Service,
@@ -75,7 +69,7 @@ pub struct Desired {
 }
 
 impl Observed {
-    /// The labels that all children bear and that select the pods.
+    /// The labels of all children, which also select the pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
         object::selector(&*self.object, component::WORKSPACE_PROXY)
     }
@@ -85,17 +79,16 @@ impl Observed {
         account::name(&self.object.spec.service_account, || names::proxy_child(&self.object.name_any()))
     }
 
-    /// The image of the proxy. With a control plane it follows what that has rolled out; until that is known, what runs
-    /// stays.
+    /// The image of the proxy. Without one in the spec it is the image that the control plane has rolled out. Until that is
+    /// known, the pods keep their image.
     pub fn image(&self) -> Option<String> {
         let spec = &self.object.spec;
         let given = spec.image.as_ref().map(ToString::to_string);
         if spec.control_plane_ref.is_none() {
             return given.or_else(|| Some(DEFAULT_IMAGE.to_owned()));
         }
-        let rolled_out =
-            || self.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.workload.image.clone());
-        given.or_else(rolled_out).or_else(|| workload::image(self.children.deployment.as_deref()?))
+        let (plane, deployment) = (self.control_plane.as_deref(), self.children.deployment.as_deref());
+        given.or_else(|| workload::followed_image(plane, deployment))
     }
 }
 
@@ -144,7 +137,7 @@ pub fn wanted_registration(object: &CoderWorkspaceProxy) -> Option<registration:
     })
 }
 
-/// The addresses that the proxy believes to have: those that are given, else the exposed ones, else the Service.
+/// The addresses of the proxy: those of the spec, else the exposed ones, else the Service.
 pub fn addresses(object: &CoderWorkspaceProxy) -> Defaults {
     let spec = &object.spec;
     let exposed = access_url::exposed(spec.expose.as_ref());
@@ -158,7 +151,7 @@ pub fn addresses(object: &CoderWorkspaceProxy) -> Defaults {
     Defaults { url: Some(url), wildcard: wildcard.or_else(|| exposed.and_then(|exposed| exposed.wildcard)) }
 }
 
-/// Decides which children are wanted. None: the object is going.
+/// Decides which children are desired. None: the object is being deleted.
 pub fn decide(observed: &Observed) -> Option<Desired> {
     if object::is_deleting(&*observed.object) {
         return None;
