@@ -254,7 +254,7 @@ impl<'a> Facts<'a> {
     /// A daemon still has time to connect.
     fn connecting(&self, missing: &[DaemonPod]) -> Option<Finding> {
         let longest =
-            missing.iter().map(|pod| self.time_left(pod)).max().filter(|left| left.is_positive())?;
+            missing.iter().map(|pod| self.time_left(pod)).max().filter(SignedDuration::is_positive)?;
         let again = Duration::try_from(longest).ok();
         Some(Finding { again, ..Finding::failing(Reason::Connecting, CONNECTING) })
     }
