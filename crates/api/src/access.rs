@@ -6,18 +6,19 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use kube::{KubeSchema, core::ObjectMeta};
+use kube::core::ObjectMeta;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     names::{GROUP, label},
     pod::yes,
-    schema::role_rules,
+    schema::{defaults, role_rules},
     text::NamespaceName,
 };
 
 /// Permissions to run workspaces.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkspaceRbac {
     /// Whether the operator creates a Role and a RoleBinding for workspaces. Defaults to true.
@@ -43,13 +44,7 @@ pub struct WorkspaceRbac {
 
 impl Default for WorkspaceRbac {
     fn default() -> Self {
-        Self {
-            workspace_perms: yes(),
-            enable_deployments: yes(),
-            own_namespace: yes(),
-            extra_rules: Vec::new(),
-            workspace_namespaces: Vec::new(),
-        }
+        defaults()
     }
 }
 

@@ -6,29 +6,25 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 /// The part of a status that all kinds have in common. It is flattened: its fields are at the top level of the
 /// status.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadStatus {
     /// The `metadata.generation` that this status was computed for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Number of pods of the Deployment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
     /// Number of pods that are ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
     /// Label selector of the pods, as the scale subresource and autoscalers read it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
     /// `Ready` if at least one pod is ready, else `Pending`. The conditions say more.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// Image of the last complete rollout.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Conditions of the object, one for each type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 use std::collections::BTreeMap;
 
 use crate::{
@@ -12,6 +13,7 @@ use crate::{
     network::{Expose, ServiceSettings},
     pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings, yes},
     refs::{ReportedSecretRef, SecretKeyRef, SecretRef},
+    schema::defaults,
     text::{ClusterDomain, HttpUrl, ImageRef, ObjectName},
 };
 
@@ -19,6 +21,7 @@ use crate::{
 pub const DEFAULT_IMAGE: &str = "ghcr.io/coder/coder:latest";
 
 /// Desired state of a Coder server.
+#[skip_serializing_none]
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "coder.com",
@@ -81,7 +84,6 @@ pub struct CoderControlPlaneSpec {
     pub operator_access: OperatorAccess,
 
     /// Secret with the license. `key` defaults to `license`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license_secret_ref: Option<SecretKeyRef>,
 
     /// How the operator handles licenses.
@@ -114,11 +116,9 @@ pub struct CoderControlPlaneSpec {
     pub env_use_cluster_access_url: bool,
 
     /// Exposure outside the cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expose: Option<Expose>,
 
     /// The PodDisruptionBudget of the pods. By default, there is one if there is more than one replica.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<DisruptionBudget>,
 
     /// Metrics of coderd.
@@ -136,26 +136,7 @@ pub struct CoderControlPlaneSpec {
 
 impl Default for CoderControlPlaneSpec {
     fn default() -> Self {
-        Self {
-            image: default_image(),
-            replicas: default_replicas(),
-            scaling: Scaling::default(),
-            service: ServiceSettings::default(),
-            operator_access: OperatorAccess::default(),
-            license_secret_ref: None,
-            license: LicenseSettings::default(),
-            service_account: ServiceAccountSettings::default(),
-            rbac: WorkspaceRbac::default(),
-            tls: Tls::default(),
-            readiness_probe: readiness_probe(),
-            liveness_probe: liveness_probe(),
-            env_use_cluster_access_url: yes(),
-            expose: None,
-            pod_disruption_budget: None,
-            prometheus: Prometheus::default(),
-            cluster_domain: cluster_domain(),
-            pod: PodSettings::default(),
-        }
+        defaults()
     }
 }
 
@@ -170,11 +151,11 @@ pub enum Scaling {
 }
 
 /// TLS certificates of the server itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Tls {
     /// Names of Secrets with `tls.crt` and `tls.key`. At least one makes the server serve HTTPS.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub secret_names: Vec<ObjectName>,
 }
@@ -186,6 +167,7 @@ impl Tls {
 }
 
 /// How the operator gets its own access to coderd.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -209,34 +191,29 @@ pub struct OperatorAccess {
     pub method: AccessMethod,
 
     /// Name of the Secret that the operator stores its token in. Defaults to `<name>-operator-token`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated_token_secret_name: Option<ObjectName>,
 
     /// Secret with the token for the method `TokenSecret`. `key` defaults to `token`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_secret_ref: Option<SecretKeyRef>,
 
     /// Secret with `username`, `email` and `password` of the first administrator for the method `FirstUser`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_user_secret_ref: Option<SecretRef>,
 
     /// URL at which the operator calls coderd. Defaults to the Service.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "apiURL")]
+    #[serde(rename = "apiURL")]
     pub api_url: Option<HttpUrl>,
 
     /// Secret with the CA that signed the certificate of coderd. If set, the operator calls the Service by HTTPS.
     /// `key` defaults to `ca.crt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretKeyRef>,
 
     /// Secret with the CA that signed the certificate of the database, for the method `Postgres`. `key` defaults to
     /// `ca.crt`. File paths in the database URL are paths in the pods of coderd, so the operator refuses them.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "databaseCASecretRef")]
+    #[serde(rename = "databaseCASecretRef")]
     pub database_ca_secret_ref: Option<SecretKeyRef>,
 
     /// Lifetime of a generated token in days. The operator replaces a token after two thirds of its lifetime.
     /// Defaults to 365, or less if coderd allows less.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3650))]
     pub token_lifetime_days: Option<i32>,
 }
@@ -255,16 +232,16 @@ pub enum AccessMethod {
 }
 
 /// How the operator handles licenses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct LicenseSettings {
     /// Whether the operator removes a license that it applied as soon as coderd accepts its successor. Defaults to
     /// false.
-    #[serde(default)]
     pub remove_replaced: bool,
 }
 
 /// Observed state of a Coder server.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderControlPlaneStatus {
@@ -272,22 +249,18 @@ pub struct CoderControlPlaneStatus {
     #[serde(flatten)]
     pub workload: WorkloadStatus,
     /// URL of the Service inside the cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// URL at which people use Coder.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "accessURL")]
+    #[serde(rename = "accessURL")]
     pub access_url: Option<String>,
     /// Version that coderd reports.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// UUID of the deployment that coderd reports. It is stored in the database, so it changes with the database.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
+    #[serde(rename = "deploymentID")]
     pub deployment_id: Option<String>,
     /// Secret with the token that the operator uses.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_token_secret_ref: Option<ReportedSecretRef>,
     /// The token that the operator generated, from just before it is created until it is revoked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_token: Option<OperatorTokenStatus>,
     /// Deployments that accepted tokens of the operator, the newest first. A token is sent to its own deployment only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -297,28 +270,20 @@ pub struct CoderControlPlaneStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub verified: Vec<VerifiedInputs>,
     /// Whether coderd has accepted the operator token. Transient failures do not reset it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator_access_ready: Option<bool>,
     /// When coderd last accepted the license of the Secret.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license_last_applied: Option<Time>,
     /// SHA-256 of the license that coderd last accepted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license_last_applied_hash: Option<String>,
     /// Tier of the license: `none`, `trial`, `enterprise`, `premium` or `unknown`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license_tier: Option<String>,
     /// The license that the operator applied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license: Option<LicenseStatus>,
     /// What the installed licenses allow, as coderd reports it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entitlements: Option<EntitlementsStatus>,
     /// When the entitlements were last read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entitlements_last_checked: Option<Time>,
     /// Entitlement to external provisioners: `entitled`, `grace_period`, `not_entitled` or `unknown`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_provisioner_daemons_entitlement: Option<String>,
 }
 
@@ -346,87 +311,75 @@ pub struct CredentialBinding {
 
 /// A token that the operator generated or is about to generate. Recorded before the token exists, so that a restart
 /// cannot lose it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct OperatorTokenStatus {
     /// Method that generated the token. It is revoked by the same method.
-    #[serde(default)]
     pub method: AccessMethod,
     /// UUID of the user in coderd that the token belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "userID")]
+    #[serde(rename = "userID")]
     pub user_id: Option<String>,
     /// When the token expires.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Time>,
     /// When the operator replaces the token.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renew_after: Option<Time>,
     /// A token of an earlier method that is still to be revoked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<ReplacedToken>,
 }
 
 /// A token of an earlier method that is still to be revoked.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct ReplacedToken {
     /// Method that generated the token. It is revoked by the same method.
-    #[serde(default)]
     pub method: AccessMethod,
     /// UUID of the user in coderd that the token belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "userID")]
+    #[serde(rename = "userID")]
     pub user_id: Option<String>,
 }
 
 /// The license that the operator applied.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LicenseStatus {
     /// Number of the license in coderd.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<i64>,
     /// UUID of the license in coderd.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
     /// Account that the license was issued to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
     /// Tier of the license.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<String>,
     /// When the license expires.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Time>,
     /// Whole days until the license expires.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub days_left: Option<i64>,
     /// Mark of a license and of the coderd version that refused it. The operator does not send that license again
     /// until one of them changes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     /// UUID of the replaced license that is still to be removed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<String>,
 }
 
 /// What the installed licenses allow, as coderd reports it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct EntitlementsStatus {
     /// Whether coderd has a valid license.
-    #[serde(default)]
     pub has_license: bool,
     /// Whether the license is a trial.
-    #[serde(default)]
     pub trial: bool,
     /// `entitled` or `grace_period` for each feature. Features that are not entitled are left out.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub features: BTreeMap<String, String>,
     /// Warnings of coderd about its licenses.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Errors of coderd about its licenses.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
 }
 

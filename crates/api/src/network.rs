@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     pod::yes,
-    schema::string_map,
+    schema::{defaults, string_map},
     text::{HostName, NamespaceName, ObjectName, WildcardHost},
 };
 
 /// The Service in front of the pods.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -38,18 +40,15 @@ pub struct ServiceSettings {
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
     /// Whether connections of one client go to the same pod.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_affinity: Option<SessionAffinity>,
     /// Whether external traffic may be forwarded to pods on other nodes. Requires type `NodePort` or `LoadBalancer`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_traffic_policy: Option<TrafficPolicy>,
     /// IP address to request for the load balancer. Requires type `LoadBalancer`.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "loadBalancerIP")]
+    #[serde(rename = "loadBalancerIP")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = Rule::new("isIP(self)").message("loadBalancerIP must be an IP address"))]
     pub load_balancer_ip: Option<String>,
     /// Class of the load balancer. Requires type `LoadBalancer`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub load_balancer_class: Option<String>,
     /// CIDRs of the clients that the load balancer admits. Requires type `LoadBalancer`.
@@ -59,29 +58,16 @@ pub struct ServiceSettings {
         .message("loadBalancerSourceRanges must be CIDRs such as 10.0.0.0/8"))]
     pub load_balancer_source_ranges: Vec<String>,
     /// Node port for HTTP. Requires type `NodePort` or `LoadBalancer`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub http_node_port: Option<i32>,
     /// Node port for HTTPS. Requires type `NodePort` or `LoadBalancer`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub https_node_port: Option<i32>,
 }
 
 impl Default for ServiceSettings {
     fn default() -> Self {
-        Self {
-            type_: ServiceType::default(),
-            port: service_port(),
-            annotations: BTreeMap::new(),
-            session_affinity: None,
-            external_traffic_policy: None,
-            load_balancer_ip: None,
-            load_balancer_class: None,
-            load_balancer_source_ranges: Vec::new(),
-            http_node_port: None,
-            https_node_port: None,
-        }
+        defaults()
     }
 }
 
@@ -120,6 +106,7 @@ pub enum TrafficPolicy {
 }
 
 /// Exposure outside the cluster by an Ingress or an HTTPRoute.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.ingress) && has(self.gateway))")
@@ -130,62 +117,55 @@ pub struct Expose {
     #[serde(default = "yes", rename = "setAccessURL")]
     pub set_access_url: bool,
     /// Exposure by an Ingress. Mutually exclusive with `gateway`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<IngressExposure>,
     /// Exposure by an HTTPRoute of the Gateway API. Mutually exclusive with `ingress`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<GatewayExposure>,
 }
 
 /// Exposure by an Ingress.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.tls) || !has(self.tls.wildcardSecretName) || has(self.wildcardHost)")
     .message("expose.ingress.tls.wildcardSecretName needs expose.ingress.wildcardHost"))]
 pub struct IngressExposure {
     /// Name of the IngressClass. Defaults to the default class of the cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class_name: Option<ObjectName>,
     /// Host name of Coder, such as `coder.example.com`.
     pub host: HostName,
     /// Wildcard host name of workspace applications, such as `*.coder.example.com`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wildcard_host: Option<WildcardHost>,
     /// Scheme of the access URL. Defaults to `https` if `tls.secretName` is set, else `http`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<Scheme>,
     /// Annotations of the Ingress. Annotations that others set are kept.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
     /// TLS certificates of the Ingress.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<IngressTls>,
 }
 
 /// TLS certificates of an Ingress.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct IngressTls {
     /// Name of the Secret with the certificate for `host`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<ObjectName>,
     /// Name of the Secret with the certificate for `wildcardHost`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wildcard_secret_name: Option<ObjectName>,
 }
 
 /// Exposure by an HTTPRoute of the Gateway API.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayExposure {
     /// Host name of Coder, such as `coder.example.com`.
     pub host: HostName,
     /// Wildcard host name of workspace applications, such as `*.coder.example.com`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wildcard_host: Option<WildcardHost>,
     /// Scheme of the access URL. Defaults to `https`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<Scheme>,
     /// Annotations of the HTTPRoute. Annotations that others set are kept.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -197,6 +177,7 @@ pub struct GatewayExposure {
 }
 
 /// A Gateway that an HTTPRoute attaches to.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayRef {
@@ -204,10 +185,8 @@ pub struct GatewayRef {
     pub name: ObjectName,
     /// Namespace of the Gateway, which must allow routes from this namespace. Defaults to the namespace of this
     /// object.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<NamespaceName>,
     /// Name of a listener of the Gateway. Defaults to all listeners that match.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub section_name: Option<ObjectName>,
 }
 

@@ -16,18 +16,20 @@ use k8s_openapi::api::{
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     refs::SecretKey,
     schema::{
-        add_rule, arguments, containers, embed, embed_list, env_from, env_vars, pull_secrets, string_map,
-        volume_mounts, volumes,
+        add_rule, arguments, containers, defaults, embed, embed_list, env_from, env_vars, pull_secrets,
+        string_map, volume_mounts, volumes,
     },
     text::ObjectName,
 };
 
 /// Settings of the pods and of their Deployment. Flattened into the `spec` of each kind.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSettings {
     /// Arguments that are appended to those of the operator.
@@ -61,7 +63,6 @@ pub struct PodSettings {
 
     /// When the kubelet pulls the image. Defaults to `Always` for the tag `latest` and to `IfNotPresent` for others,
     /// as Kubernetes does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<PullPolicy>,
 
     /// Secrets with the credentials of the image registry.
@@ -70,17 +71,17 @@ pub struct PodSettings {
     pub image_pull_secrets: Vec<LocalObjectReference>,
 
     /// Resource requests and limits of the container.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "embed::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
 
     /// Security context of the container. It replaces the default of the operator as a whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "embed::<SecurityContext>")]
     pub security_context: Option<SecurityContext>,
 
     /// Security context of the pod. It replaces the default of the operator as a whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "embed::<PodSecurityContext>")]
     pub pod_security_context: Option<PodSecurityContext>,
 
@@ -90,7 +91,7 @@ pub struct PodSettings {
     pub init_containers: Vec<Container>,
 
     /// Lifecycle hooks of the container. They replace the default of the operator as a whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "embed::<Lifecycle>")]
     pub lifecycle: Option<Lifecycle>,
 
@@ -105,7 +106,7 @@ pub struct PodSettings {
     pub tolerations: Vec<Toleration>,
 
     /// Affinity of the pods. It replaces the default of the operator as a whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "embed::<Affinity>")]
     pub affinity: Option<Affinity>,
 
@@ -115,15 +116,12 @@ pub struct PodSettings {
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
 
     /// Name of the PriorityClass of the pods.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<ObjectName>,
 
     /// Name of the scheduler of the pods. Defaults to the default scheduler of the cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<ObjectName>,
 
     /// Name of the RuntimeClass of the pods.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime_class_name: Option<ObjectName>,
 
     /// Additional entries of the hosts file of the pods.
@@ -152,17 +150,15 @@ pub struct PodSettings {
     pub pod_labels: BTreeMap<String, String>,
 
     /// How the Deployment replaces pods. Defaults to a rolling update.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "strategy")]
     pub strategy: Option<DeploymentStrategy>,
 
     /// Seconds that a pod has to stop before it is killed. The default depends on the kind.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub termination_grace_period_seconds: Option<i64>,
 
     /// Seconds that a pod must be ready before it counts as available. Defaults to 0.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub min_ready_seconds: Option<i32>,
 
@@ -178,47 +174,16 @@ pub struct PodSettings {
 
 impl Default for PodSettings {
     fn default() -> Self {
-        Self {
-            extra_args: Vec::new(),
-            extra_env: Vec::new(),
-            env_from: Vec::new(),
-            volumes: Vec::new(),
-            volume_mounts: Vec::new(),
-            certs: Certs::default(),
-            image_pull_policy: None,
-            image_pull_secrets: Vec::new(),
-            resources: None,
-            security_context: None,
-            pod_security_context: None,
-            init_containers: Vec::new(),
-            lifecycle: None,
-            node_selector: BTreeMap::new(),
-            tolerations: Vec::new(),
-            affinity: None,
-            topology_spread_constraints: Vec::new(),
-            priority_class_name: None,
-            scheduler_name: None,
-            runtime_class_name: None,
-            host_aliases: Vec::new(),
-            annotations: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            pod_annotations: BTreeMap::new(),
-            pod_labels: BTreeMap::new(),
-            strategy: None,
-            termination_grace_period_seconds: None,
-            min_ready_seconds: None,
-            progress_deadline_seconds: progress_deadline(),
-            restart_on_config_change: yes(),
-        }
+        defaults()
     }
 }
 
 /// Additional CA certificates that the container trusts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Certs {
     /// Keys of Secrets, each of which holds a PEM file.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub secrets: Vec<SecretKey>,
 }
@@ -241,30 +206,25 @@ pub enum PullPolicy {
 }
 
 /// An HTTP probe of the container.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Probe {
     /// Whether the container has the probe.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Seconds between the start of the container and the first probe. Defaults to 0.
-    #[serde(default)]
     #[schemars(range(min = 0))]
     pub initial_delay_seconds: i32,
     /// Seconds between probes. Defaults to 10.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub period_seconds: Option<i32>,
     /// Seconds after which a probe without an answer counts as failed. Defaults to 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub timeout_seconds: Option<i32>,
     /// Consecutive successes after which a failed probe counts as successful. Defaults to 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub success_threshold: Option<i32>,
     /// Consecutive failures after which the probe counts as failed. Defaults to 3.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub failure_threshold: Option<i32>,
 }
@@ -277,41 +237,40 @@ impl Probe {
 }
 
 /// The ServiceAccount of the pods.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct ServiceAccountSettings {
     /// Whether the pods use an existing ServiceAccount instead of one that the operator creates. Defaults to false.
-    #[serde(default)]
     pub disable_create: bool,
     /// Name of the ServiceAccount. Defaults to a name derived from that of the object.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<ObjectName>,
     /// Annotations of the ServiceAccount, such as the cloud identity of the pods.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub annotations: BTreeMap<String, String>,
     /// Labels of the ServiceAccount, in addition to those of the operator.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "string_map")]
     pub labels: BTreeMap<String, String>,
 }
 
 /// The PodDisruptionBudget of the pods. Without `minAvailable` and `maxUnavailable`, one pod may be disrupted at a
 /// time.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.minAvailable) && has(self.maxUnavailable))")
     .message("a disruption budget has either minAvailable or maxUnavailable, not both"))]
 pub struct DisruptionBudget {
     /// Whether the operator creates a PodDisruptionBudget. Defaults to true if there is more than one replica.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Number or percentage of pods that must stay available.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "count_or_percent")]
     pub min_available: Option<k8s_openapi::apimachinery::pkg::util::intstr::IntOrString>,
     /// Number or percentage of pods that may be disrupted at a time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "count_or_percent")]
     pub max_unavailable: Option<k8s_openapi::apimachinery::pkg::util::intstr::IntOrString>,
 }
@@ -337,7 +296,7 @@ pub struct Prometheus {
 
 impl Default for Prometheus {
     fn default() -> Self {
-        Self { enabled: false, port: prometheus_port(), scrape_annotations: yes() }
+        defaults()
     }
 }
 

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     access::WorkspaceRbac,
@@ -20,6 +21,7 @@ use crate::{
 };
 
 /// Desired state of a pool of provisioner daemons.
+#[skip_serializing_none]
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "coder.com",
@@ -84,15 +86,12 @@ pub struct CoderProvisionerSpec {
     pub control_plane_ref: ControlPlaneRef,
 
     /// Organization of the key, by name or UUID. Defaults to the default organization of coderd.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<OrganizationName>,
 
     /// The provisioner key and the Secret that holds it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<ProvisionerKey>,
 
     /// Credentials to manage keys with. Defaults to the operator token of the control plane.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<ProvisionerBootstrap>,
 
     /// Tags of the key, by which coderd routes jobs. A change rotates the key.
@@ -105,7 +104,6 @@ pub struct CoderProvisionerSpec {
     pub on_entitlement_lost: OnEntitlementLost,
 
     /// Image of the daemons. Defaults to the image that the control plane has rolled out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageRef>,
 
     /// Number of daemons. Defaults to 1.
@@ -122,7 +120,6 @@ pub struct CoderProvisionerSpec {
     pub rbac: WorkspaceRbac,
 
     /// The PodDisruptionBudget of the daemons. By default, there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<DisruptionBudget>,
 
     /// Metrics of the daemons.
@@ -135,18 +132,16 @@ pub struct CoderProvisionerSpec {
 }
 
 /// The provisioner key and the Secret that holds it.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProvisionerKey {
     /// Name of the key in coderd, which converts it to lower case. Defaults to a name derived from that of the
     /// object.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<KeyName>,
     /// Name of the Secret. Defaults to a name derived from that of the object.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<ObjectName>,
     /// Key in the data of the Secret. Defaults to `key`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_key: Option<DataKey>,
 }
 
@@ -169,6 +164,7 @@ pub enum OnEntitlementLost {
 }
 
 /// Observed state of a pool.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderProvisionerStatus {
@@ -176,172 +172,146 @@ pub struct CoderProvisionerStatus {
     #[serde(flatten)]
     pub workload: WorkloadStatus,
     /// UUID of the organization of the key.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
+    #[serde(rename = "organizationID")]
     pub organization_id: Option<String>,
     /// Name of the organization of the key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<String>,
     /// UUID of the key in use.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "provisionerKeyID")]
+    #[serde(rename = "provisionerKeyID")]
     pub provisioner_key_id: Option<String>,
     /// Name of the key in use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provisioner_key_name: Option<String>,
     /// Hash of the tags of the key in use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags_hash: Option<String>,
     /// Name of the control plane that the key belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
     /// URL that the daemons connect to.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "controlPlaneURL")]
+    #[serde(rename = "controlPlaneURL")]
     pub control_plane_url: Option<String>,
     /// UUID of the coderd deployment that the key belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
+    #[serde(rename = "deploymentID")]
     pub deployment_id: Option<String>,
     /// Secret that holds the key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<ReportedSecretRef>,
     /// Credentials that the key was created with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
     /// The key that is being created. Recorded before coderd is asked to create it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_key: Option<PendingKey>,
     /// Replaced keys that are still to be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stale_keys: Vec<StaleKey>,
     /// Daemons of the pool that are connected to coderd.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub daemons: Option<DaemonsStatus>,
 }
 
 /// Where the credentials come from that can manage a key or registration.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CredentialsSource {
     /// `Operator` for the token of the control plane, `Bootstrap` for the Secret in `bootstrap`.
-    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "type")]
     pub type_: Option<String>,
     /// Secret with the token.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<ReportedSecretRef>,
 }
 
 /// A key that is being created.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingKey {
     /// Name of the key.
     pub name: String,
     /// UUID of the key, after it is created and before the Secret holds it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// UUID of the organization of the key.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
+    #[serde(rename = "organizationID")]
     pub organization_id: Option<String>,
     /// Name of the organization of the key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<String>,
     /// Hash of the tags of the key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags_hash: Option<String>,
     /// Name of the control plane in which the key is created.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
     /// URL of the coderd in which the key is created.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "controlPlaneURL")]
+    #[serde(rename = "controlPlaneURL")]
     pub control_plane_url: Option<String>,
     /// UUID of the coderd deployment in which the key is created.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
+    #[serde(rename = "deploymentID")]
     pub deployment_id: Option<String>,
     /// Credentials that the key is created with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
     /// Why the key is created, such as `TagsChanged`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// When the operator decided to create the key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 }
 
 /// A replaced key that is still to be deleted.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StaleKey {
     /// Name of the key.
     pub name: String,
     /// UUID of the key. Unset if it is not known whether coderd has created it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// UUID of the organization of the key.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "organizationID")]
+    #[serde(rename = "organizationID")]
     pub organization_id: Option<String>,
     /// Name of the organization of the key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization_name: Option<String>,
     /// Hash of the tags of the key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags_hash: Option<String>,
     /// Name of the control plane that the key belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
     /// URL of the coderd that the key belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "controlPlaneURL")]
+    #[serde(rename = "controlPlaneURL")]
     pub control_plane_url: Option<String>,
     /// UUID of the coderd deployment that the key belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
+    #[serde(rename = "deploymentID")]
     pub deployment_id: Option<String>,
     /// Credentials that can delete the key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
     /// When the key was replaced. For a key without a UUID: when the operator decided to create it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
     /// When the last pod that could use the key was gone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unused_since: Option<Time>,
 }
 
 /// Daemons of a pool, as coderd lists them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
 pub struct DaemonsStatus {
     /// Number of connected daemons.
-    #[serde(default)]
     pub connected: i32,
     /// Number of connected daemons that run a job.
-    #[serde(default)]
     pub busy: i32,
     /// Number of connected daemons without a job.
-    #[serde(default)]
     pub idle: i32,
     /// Number of connected daemons with another major or minor version than coderd.
-    #[serde(default)]
     pub outdated: i32,
     /// When coderd was asked. Only changes together with another field, so that polling does not write the status.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of: Option<Time>,
     /// The first twenty connected daemons by name.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub list: Vec<DaemonStatus>,
 }
 
 /// A connected daemon.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonStatus {
     /// Name of the daemon. By default, the name of its pod.
     pub name: String,
     /// Version of the daemon.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// `Busy` or `Idle`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
     /// When coderd last heard from the daemon before `asOf`. coderd records this once a minute.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Time>,
 }
 

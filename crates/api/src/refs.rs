@@ -5,17 +5,18 @@
 
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::text::{DataKey, ObjectName};
 
 /// A key of a Secret in the same namespace.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretKeyRef {
     /// Name of the Secret.
     pub name: ObjectName,
     /// Key in the data of the Secret. The field that holds the reference documents the default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<DataKey>,
 }
 
@@ -49,12 +50,12 @@ pub struct ControlPlaneRef {
 ///
 /// The parts are plain strings without validation: the value may stem from another release, and a status that fails
 /// validation could not be written any more.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportedSecretRef {
     /// Name of the Secret.
     pub name: String,
     /// Key in the data of the Secret.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }

@@ -10,29 +10,21 @@ pub struct Sample {
     pub yaml: &'static str,
 }
 
-/// All samples. A control plane comes before the objects that refer to it.
-pub const SAMPLES: [Sample; 8] = [
-    Sample {
-        file: "controlplane-image-only.yaml",
-        yaml: include_str!("../samples/controlplane-image-only.yaml"),
-    },
-    Sample {
-        file: "controlplane-licensed.yaml",
-        yaml: include_str!("../samples/controlplane-licensed.yaml"),
-    },
-    Sample { file: "controlplane-token.yaml", yaml: include_str!("../samples/controlplane-token.yaml") },
-    Sample { file: "provisioner.yaml", yaml: include_str!("../samples/provisioner.yaml") },
-    Sample {
-        file: "provisioner-bootstrap.yaml",
-        yaml: include_str!("../samples/provisioner-bootstrap.yaml"),
-    },
-    Sample {
-        file: "workspaceproxy-controlplane.yaml",
-        yaml: include_str!("../samples/workspaceproxy-controlplane.yaml"),
-    },
-    Sample { file: "workspaceproxy.yaml", yaml: include_str!("../samples/workspaceproxy.yaml") },
-    Sample {
-        file: "workspaceproxy-bootstrap.yaml",
-        yaml: include_str!("../samples/workspaceproxy-bootstrap.yaml"),
-    },
-];
+macro_rules! samples {
+    ($($file:literal)+) => {
+        /// All samples. A control plane comes before the objects that refer to it.
+        pub const SAMPLES: &[Sample] =
+            &[$(Sample { file: $file, yaml: include_str!(concat!("../samples/", $file)) }),+];
+    };
+}
+
+samples! {
+    "controlplane-image-only.yaml"
+    "controlplane-licensed.yaml"
+    "controlplane-token.yaml"
+    "provisioner.yaml"
+    "provisioner-bootstrap.yaml"
+    "workspaceproxy-controlplane.yaml"
+    "workspaceproxy.yaml"
+    "workspaceproxy-bootstrap.yaml"
+}

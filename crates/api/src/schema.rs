@@ -10,17 +10,22 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 /// Upper bound of lists of containers, volumes, mounts and references.
 const MAX_ITEMS: u32 = 128;
 /// Upper bound of lists of environment variables.
 const MAX_ENV: u32 = 512;
+/// CEL rule for the name of a volume or container.
+const DNS_LABEL: &str = "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')";
 
 /// The schema of an embedded Kubernetes type, without descriptions.
 pub(crate) fn embed<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = generator.subschema_for::<T>();
-    strip_descriptions(&mut schema);
+    if let Some(object) = schema.as_object_mut() {
+        strip_descriptions(object);
+    }
     schema
 }
 
@@ -32,9 +37,12 @@ pub(crate) fn embed_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> Sche
 /// Environment variables: unique by name, each with a value or exactly one source.
 pub(crate) fn env_vars(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<EnvVar>(generator);
-    bound_name(&mut entry, 253, "an environment variable needs a name, and the name has no '='", |name| {
-        format!("size({name}.trim()) > 0 && !{name}.contains('=')")
-    });
+    bound_name(
+        &mut entry,
+        253,
+        "size(self.trim()) > 0 && !self.contains('=')",
+        "an environment variable needs a name, and the name has no '='",
+    );
     if let Some(source) = property(&mut entry, "valueFrom") {
         source.insert("minProperties".into(), json!(1));
         source.insert("maxProperties".into(), json!(1));
@@ -52,9 +60,7 @@ pub(crate) fn env_vars(generator: &mut SchemaGenerator) -> Schema {
         "!has(self.valueFrom) || !has(self.value) || self.value == ''",
         "an environment variable has either a value or a valueFrom, not both",
     );
-    let mut schema = list(&entry, MAX_ENV);
-    keyed_by(&mut schema, "name");
-    schema
+    keyed_list(&entry, MAX_ENV, "name")
 }
 
 /// `envFrom` entries, each with exactly one of a ConfigMap and a Secret.
@@ -84,30 +90,25 @@ pub(crate) fn volumes(generator: &mut SchemaGenerator) -> Schema {
     bound_name(
         &mut entry,
         63,
+        DNS_LABEL,
         "a volume's name is a DNS label: lower-case letters, digits and '-', at most 63 characters",
-        |name| format!("{name}.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"),
     );
     if let Some(volume) = entry.as_object_mut() {
         // The name and one source: Kubernetes has no other way to say "at most one source".
         volume.insert("maxProperties".into(), json!(2));
     }
-    let mut schema = list(&entry, MAX_ITEMS);
-    keyed_by(&mut schema, "name");
-    schema
+    keyed_list(&entry, MAX_ITEMS, "name")
 }
 
 /// Volume mounts, unique by mount path.
 pub(crate) fn volume_mounts(generator: &mut SchemaGenerator) -> Schema {
     let mut entry = embed::<VolumeMount>(generator);
-    if let Some(path) = property(&mut entry, "mountPath") {
-        path.insert("minLength".into(), json!(1));
+    for field in ["mountPath", "name"] {
+        if let Some(text) = property(&mut entry, field) {
+            text.insert("minLength".into(), json!(1));
+        }
     }
-    if let Some(name) = property(&mut entry, "name") {
-        name.insert("minLength".into(), json!(1));
-    }
-    let mut schema = list(&entry, MAX_ITEMS);
-    keyed_by(&mut schema, "mountPath");
-    schema
+    keyed_list(&entry, MAX_ITEMS, "mountPath")
 }
 
 /// Init containers, unique by name.
@@ -116,12 +117,10 @@ pub(crate) fn containers(generator: &mut SchemaGenerator) -> Schema {
     bound_name(
         &mut entry,
         63,
+        DNS_LABEL,
         "a container's name is a DNS label: lower-case letters, digits and '-', at most 63 characters",
-        |name| format!("{name}.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"),
     );
-    let mut schema = list(&entry, MAX_ITEMS);
-    keyed_by(&mut schema, "name");
-    schema
+    keyed_list(&entry, MAX_ITEMS, "name")
 }
 
 /// References to image pull Secrets, unique by name.
@@ -130,9 +129,7 @@ pub(crate) fn pull_secrets(generator: &mut SchemaGenerator) -> Schema {
     if let Some(object) = entry.as_object_mut() {
         require_name(object);
     }
-    let mut schema = list(&entry, MAX_ITEMS);
-    keyed_by(&mut schema, "name");
-    schema
+    keyed_list(&entry, MAX_ITEMS, "name")
 }
 
 /// Rules that a Role accepts: no `nonResourceURLs`, and at least one verb, API group and resource.
@@ -167,6 +164,13 @@ pub(crate) fn arguments(_: &mut SchemaGenerator) -> Schema {
     }))
 }
 
+/// The value that the API server stores for `{}`: every default is stated once, in the attribute of its field.
+#[expect(clippy::expect_used, reason = "a type with a required field has no default, and a test says so")]
+pub(crate) fn defaults<T: DeserializeOwned>() -> T {
+    // invariant: the types that call this have no required field.
+    serde_json::from_value(json!({})).expect("every field has a default")
+}
+
 /// Converts a JSON object literal into a schema.
 pub(crate) fn schema(value: Value) -> Schema {
     match value {
@@ -193,18 +197,22 @@ fn list(items: &Schema, max: u32) -> Schema {
     schema(json!({"type": "array", "maxItems": max, "items": items}))
 }
 
-fn keyed_by(schema: &mut Schema, key: &str) {
-    if let Some(object) = schema.as_object_mut() {
-        object.insert("x-kubernetes-list-type".into(), json!("map"));
-        object.insert("x-kubernetes-list-map-keys".into(), json!([key]));
-    }
+/// A list whose entries differ in `key`, by which server-side apply merges them.
+fn keyed_list(items: &Schema, max: u32, key: &str) -> Schema {
+    schema(json!({
+        "type": "array",
+        "maxItems": max,
+        "items": items,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": [key],
+    }))
 }
 
-/// Bounds the `name` of a list entry and adds a rule. `rule` receives the CEL expression that reads the name.
-fn bound_name(entry: &mut Schema, max: u32, message: &str, rule: impl FnOnce(&str) -> String) {
+/// Bounds the `name` of a list entry and adds a CEL rule, which reads the name as `self`.
+fn bound_name(entry: &mut Schema, max: u32, rule: &str, message: &str) {
     if let Some(name) = property(entry, "name") {
         name.insert("maxLength".into(), json!(max));
-        push_rule(name, &rule("self"), message);
+        push_rule(name, rule, message);
     }
 }
 
@@ -215,9 +223,7 @@ fn require_name(reference: &mut Map<String, Value>) {
         Some(_) => {}
         None => drop(reference.insert("required".into(), json!(["name"]))),
     }
-    if let Some(name) =
-        reference.get_mut("properties").and_then(|p| p.get_mut("name")).and_then(Value::as_object_mut)
-    {
+    if let Some(name) = nested(reference, "name") {
         name.remove("default");
         name.insert("maxLength".into(), json!(253));
         push_rule(name, "size(self.trim()) > 0", "the name of the referenced object is missing");
@@ -232,24 +238,18 @@ fn property<'a>(schema: &'a mut Schema, name: &str) -> Option<&'a mut Map<String
     nested(schema.as_object_mut()?, name)
 }
 
-fn strip_descriptions(schema: &mut Schema) {
-    if let Some(object) = schema.as_object_mut() {
-        strip(object);
-    }
-}
-
 /// Removes descriptions recursively. The keys of `properties` are names of fields, so a field called `description`
 /// stays.
-fn strip(object: &mut Map<String, Value>) {
+fn strip_descriptions(object: &mut Map<String, Value>) {
     object.remove("description");
     for (keyword, value) in object.iter_mut() {
         match (keyword.as_str(), value) {
             ("properties", Value::Object(properties)) => {
                 for property in properties.values_mut().filter_map(Value::as_object_mut) {
-                    strip(property);
+                    strip_descriptions(property);
                 }
             }
-            ("items" | "additionalProperties", Value::Object(inner)) => strip(inner),
+            ("items" | "additionalProperties", Value::Object(inner)) => strip_descriptions(inner),
             _ => {}
         }
     }
@@ -260,13 +260,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_type_with_defaults_can_be_left_out() {
+        let spec = crate::CoderControlPlaneSpec::default();
+        assert_eq!((spec.replicas, spec.service.port, spec.prometheus.port), (1, 80, 2112));
+        assert_eq!((spec.pod.progress_deadline_seconds, spec.pod.restart_on_config_change), (600, true));
+        assert!(spec.rbac.workspace_perms && spec.rbac.enable_deployments && spec.rbac.own_namespace);
+        assert_eq!(spec.rbac, crate::WorkspaceRbac::default());
+        assert_eq!(spec.image.as_str(), crate::DEFAULT_IMAGE);
+    }
+
+    #[test]
     fn a_property_called_description_survives_the_stripping() {
         let mut object = json!({
             "description": "gone",
             "properties": {"description": {"type": "string", "description": "gone"}},
             "items": {"description": "gone", "type": "string"},
         });
-        strip(object.as_object_mut().unwrap());
+        strip_descriptions(object.as_object_mut().unwrap());
         assert_eq!(
             object,
             json!({"properties": {"description": {"type": "string"}}, "items": {"type": "string"}})

@@ -6,6 +6,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     condition::WorkloadStatus,
@@ -18,6 +19,7 @@ use crate::{
 };
 
 /// Desired state of a workspace proxy.
+#[skip_serializing_none]
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "coder.com",
@@ -67,32 +69,28 @@ use crate::{
 )]
 pub struct CoderWorkspaceProxySpec {
     /// CoderControlPlane that the operator registers the proxy in, with its own token. The recommended way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref: Option<ControlPlaneRef>,
 
     /// How the proxy appears in coderd. Only with `controlPlaneRef`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registration: Option<Registration>,
 
     /// Registration in a coderd at a given URL, with credentials from a Secret.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<ProxyBootstrap>,
 
     /// Secret with a proxy token that a person supplies. The operator then registers nothing. `key` defaults to
     /// `token`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_session_token_secret_ref: Option<SecretKeyRef>,
 
     /// URL of the coderd that the proxy connects to. Defaults to the coderd that holds the registration.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "primaryAccessURL")]
+    #[serde(rename = "primaryAccessURL")]
     pub primary_access_url: Option<HttpUrl>,
 
     /// URL at which browsers and coderd reach the proxy. Defaults to the exposed host, else to the Service.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "accessURL")]
+    #[serde(rename = "accessURL")]
     pub access_url: Option<HttpUrl>,
 
     /// Wildcard host of workspace applications behind the proxy. Defaults to the exposed wildcard host.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "wildcardAccessURL")]
+    #[serde(rename = "wildcardAccessURL")]
     pub wildcard_access_url: Option<WildcardAccess>,
 
     /// Whether the proxy only relays connections between clients and workspaces. Defaults to false.
@@ -100,7 +98,6 @@ pub struct CoderWorkspaceProxySpec {
     pub derp_only: bool,
 
     /// Image of the proxy. Defaults to the image that the control plane has rolled out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageRef>,
 
     /// Number of pods. Defaults to 1.
@@ -113,7 +110,6 @@ pub struct CoderWorkspaceProxySpec {
     pub service: ServiceSettings,
 
     /// Exposure outside the cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expose: Option<Expose>,
 
     /// The ServiceAccount of the proxy.
@@ -133,7 +129,6 @@ pub struct CoderWorkspaceProxySpec {
     pub liveness_probe: Probe,
 
     /// The PodDisruptionBudget of the pods.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<DisruptionBudget>,
 
     /// Metrics of the proxy.
@@ -150,25 +145,23 @@ pub struct CoderWorkspaceProxySpec {
 }
 
 /// How a proxy appears in coderd.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Registration {
     /// Name of the proxy in coderd. Defaults to the name of the object.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_name: Option<ProxyName>,
     /// Name that coderd shows to people. Defaults to `proxyName`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_name: Option<Line>,
     /// Icon that coderd shows to people: a URL or a path such as `/emojis/1f310.png`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub icon: Option<Line>,
     /// Name of the Secret that the operator stores the token of the proxy in. Defaults to a name derived from that of
     /// the object.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated_token_secret_name: Option<ObjectName>,
 }
 
 /// Registration in a coderd at a given URL.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProxyBootstrap {
@@ -179,7 +172,6 @@ pub struct ProxyBootstrap {
     /// Secret with a session token of a user who may register proxies. `key` defaults to `token`.
     pub credentials_secret_ref: SecretKeyRef,
     /// Secret with the CA that signed the certificate of coderd. `key` defaults to `ca.crt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretKeyRef>,
     /// How the proxy appears in coderd.
     #[serde(flatten)]
@@ -187,6 +179,7 @@ pub struct ProxyBootstrap {
 }
 
 /// Observed state of a workspace proxy.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoderWorkspaceProxyStatus {
@@ -194,43 +187,34 @@ pub struct CoderWorkspaceProxyStatus {
     #[serde(flatten)]
     pub workload: WorkloadStatus,
     /// Whether the operator has registered the proxy and the Secret holds its token.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registered: Option<bool>,
     /// Secret with the token of the proxy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_token_secret_ref: Option<ReportedSecretRef>,
     /// UUID of the registration.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "proxyID")]
+    #[serde(rename = "proxyID")]
     pub proxy_id: Option<String>,
     /// Name of the registration.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_name: Option<String>,
     /// URL of the coderd that holds the registration.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "coderURL")]
+    #[serde(rename = "coderURL")]
     pub coder_url: Option<String>,
     /// UUID of the coderd deployment that holds the registration.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
+    #[serde(rename = "deploymentID")]
     pub deployment_id: Option<String>,
     /// URL at which browsers and coderd reach the proxy.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "accessURL")]
+    #[serde(rename = "accessURL")]
     pub access_url: Option<String>,
     /// Health that coderd reports: `ok`, `unreachable`, `unhealthy`, `unregistered` or `unknown`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<String>,
     /// When this health and version were first read. Later reads of the same values do not change it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_last_checked: Option<Time>,
     /// Version that the proxy reports to coderd.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Name of the control plane that holds the registration.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
     /// Credentials that the registration was created with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
     /// The registration, or the token of it, that is being created. Recorded before coderd is asked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_registration: Option<PendingRegistration>,
     /// Replaced registrations that are still to be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -238,30 +222,26 @@ pub struct CoderWorkspaceProxyStatus {
 }
 
 /// A registration that is being created, is getting another token, or is still to be deleted.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingRegistration {
     /// Name of the registration.
     pub name: String,
     /// UUID of the registration, after it is created.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Name of the control plane that the registration belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref_name: Option<String>,
     /// URL of the coderd that the registration belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "coderURL")]
+    #[serde(rename = "coderURL")]
     pub coder_url: Option<String>,
     /// UUID of the coderd deployment that the registration belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "deploymentID")]
+    #[serde(rename = "deploymentID")]
     pub deployment_id: Option<String>,
     /// Credentials that can change or delete the registration.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_source: Option<CredentialsSource>,
     /// Why the registration or token is created, such as `TokenLost`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// When the operator decided to create or delete it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 }

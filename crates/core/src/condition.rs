@@ -1,11 +1,11 @@
-//! Conditions: computed anew in every reconcile. `lastTransitionTime` moves only when a status flips.
+//! Conditions: every reconcile computes all of them. `lastTransitionTime` changes only when a status flips.
 
 use coder_k8s_api::{Reason, condition::kind};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::Value;
 
-use crate::outcome::{ActResult, EventNote};
+use crate::outcome::{ActResult, Blocker, EventNote};
 
 /// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl<'a> Conditions<'a> {
         let status = state.into().as_str();
         let same = self.before.iter().find(|c| c.type_ == type_ && c.status == status);
         let since = same.map_or_else(|| Time(whole_seconds(self.now)), |c| c.last_transition_time.clone());
-        self.all.retain(|said| said.type_ != type_);
+        self.all.retain(|set| set.type_ != type_);
         self.all.push(Condition {
             type_: type_.to_owned(),
             status: status.to_owned(),
@@ -83,43 +83,31 @@ impl<'a> Conditions<'a> {
             )
         });
         let conflict = conflict.collect::<Vec<_>>().join("; ");
-        let failure = done.failures.first();
-        let refused = done.failures.iter().find(|failure| failure.reason == Reason::Invalid);
-        let stalled = match (done.foreign.is_empty(), refused, ready.progress) {
-            (false, _, _) => Some((Reason::ForeignObject, conflict.clone())),
-            (true, Some(refused), _) => Some((refused.reason, refused.message.clone())),
-            (true, None, Progress::Stalled) if failure.is_none() => {
-                Some((ready.reason, ready.message.clone()))
-            }
-            (true, None, _) => None,
-        };
-        match (failure, ready.progress) {
-            // What a person must see to is not worked on, so that tools call it failed.
-            _ if stalled.is_some() => {
-                self.set(kind::RECONCILING, false, Reason::Reconciled, "there is nothing left to do");
-            }
-            (Some(failure), _) => self.set(kind::RECONCILING, true, failure.reason, failure.message.clone()),
-            (None, Progress::Working) => {
-                self.set(kind::RECONCILING, true, ready.reason, ready.message.clone());
-            }
-            (None, _) => {
-                self.set(kind::RECONCILING, false, Reason::Reconciled, "there is nothing left to do");
-            }
+        let cause = |blocker: &Blocker| (blocker.reason, blocker.message.clone());
+        let foreign = (!done.foreign.is_empty()).then_some((Reason::ForeignObject, conflict));
+        let failed = done.failures.first().map(cause);
+        let refused = done.failures.iter().find(|failure| failure.reason == Reason::Invalid).map(cause);
+        let verdict = (ready.reason, ready.message);
+        let is_stalled = failed.is_none() && ready.progress == Progress::Stalled;
+        let stalled = foreign.clone().or(refused).or_else(|| is_stalled.then(|| verdict.clone()));
+        let is_working = ready.progress == Progress::Working;
+        let working = failed.clone().or_else(|| is_working.then(|| verdict.clone()));
+        // kstatus reports an object as failed only if it is Stalled and not Reconciling.
+        let working = working.filter(|_| stalled.is_none());
+        self.set_present(kind::RECONCILING, working, "there is nothing left to do");
+        match foreign.clone().or(failed) {
+            Some((reason, message)) => self.set(kind::READY, false, reason, message),
+            None => self.set(kind::READY, ready.ready, verdict.0, verdict.1),
         }
-        match (done.foreign.is_empty(), failure) {
-            (false, _) => self.set(kind::READY, false, Reason::ForeignObject, conflict.clone()),
-            (true, Some(failure)) => self.set(kind::READY, false, failure.reason, failure.message.clone()),
-            (true, None) => self.set(kind::READY, ready.ready, ready.reason, ready.message),
-        }
-        match stalled {
-            Some((reason, message)) => self.set(kind::STALLED, true, reason, message),
-            None => self.set(kind::STALLED, false, Reason::Reconciled, "nothing waits for a person"),
-        }
-        if done.foreign.is_empty() {
-            self.set(kind::CONFLICT, false, Reason::Reconciled, "no object of others is in the way");
-        } else {
-            self.set(kind::CONFLICT, true, Reason::ForeignObject, conflict);
-        }
+        self.set_present(kind::STALLED, stalled, "nothing waits for a person");
+        self.set_present(kind::CONFLICT, foreign, "no object of others is in the way");
+    }
+
+    /// Sets a condition to True for a cause, or to False.
+    fn set_present(&mut self, type_: &str, cause: Option<(Reason, String)>, otherwise: &str) {
+        let is_present = cause.is_some();
+        let (reason, message) = cause.unwrap_or_else(|| (Reason::Reconciled, otherwise.to_owned()));
+        self.set(type_, is_present, reason, message);
     }
 
     /// The condition as this reconcile set it, else as it was before.
@@ -150,33 +138,28 @@ impl<'a> Conditions<'a> {
 /// Whether an object is as its spec asks, if nothing failed.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// The answer.
+    /// The status of `Ready`.
     pub ready: bool,
-    /// Whether anything is still to come.
+    /// The source of `Reconciling` and `Stalled`.
     pub progress: Progress,
-    /// The reason, one word.
+    /// The reason of all three.
     pub reason: Reason,
-    /// The sentence.
+    /// The message of all three.
     pub message: String,
 }
 
 /// Whether anything is still to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing is.
+    /// Nothing is left to do.
     Settled,
-    /// It is being worked on, or waited for.
+    /// The operator works on it or waits for something.
     Working,
-    /// Only a person helps.
+    /// Nothing happens until a person changes something.
     Stalled,
 }
 
-/// `Ready` if a pod is ready, else `Pending`: as the Go operator sets it.
-pub fn phase(ready_replicas: Option<i32>) -> String {
-    if ready_replicas.unwrap_or(0) > 0 { "Ready" } else { "Pending" }.to_owned()
-}
-
-/// A status without its times, to compare what it says.
+/// A status without its times, for comparisons.
 pub fn timeless(mut status: Value) -> Value {
     fn strip(value: &mut Value) {
         match value {
@@ -209,7 +192,7 @@ const EVENT_CONDITIONS: [(&str, Reason); 10] = [
 
 /// The events after a reconcile: `Ready` flipped or has another reason, or one of [`EVENT_CONDITIONS`] turned bad or good.
 ///
-/// A new object that is on its way is no news.
+/// A new object whose rollout progresses is no event.
 pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<EventNote> {
     let find = |all: &[Condition], type_: &str| all.iter().find(|c| c.type_ == type_).cloned();
     let same = |a: &Condition, b: &Condition| a.status == b.status && a.reason == b.reason;
@@ -249,7 +232,7 @@ fn event(warning: bool, condition: Condition) -> Option<EventNote> {
     Some(EventNote { warning, reason, message: condition.message })
 }
 
-/// Reasons that are no news: on its way, or as it was asked for.
+/// Reasons that are no event: the step is in progress, or the spec asks for it.
 const EXPECTED_REASONS: [Reason; 7] = [
     Reason::Pending,
     Reason::Disabled,
@@ -260,7 +243,7 @@ const EXPECTED_REASONS: [Reason; 7] = [
     Reason::NoPodsReady,
 ];
 
-/// Whether a condition, other than `Ready`, is something a person should know of.
+/// Whether a condition other than `Ready` is a problem that a person should know of.
 fn is_bad(condition: &Condition) -> bool {
     match &*condition.type_ {
         kind::DOWNGRADE | kind::LICENSE_EXPIRING | kind::PAUSED => condition.status == "True",

@@ -15,25 +15,20 @@ use coder_k8s_api::{
     CoderControlPlane, Scaling,
     names::{annotation, component},
 };
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{Service, ServiceAccount},
-    networking::v1::Ingress,
-    policy::v1::PodDisruptionBudget,
-};
+use k8s_openapi::api::{core::v1::Service, policy::v1::PodDisruptionBudget};
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, paused, status};
+pub use crate::workload::Children;
 use crate::{
     account::{self, Accounts},
-    disruption,
-    exposure::{self, route::HTTPRoute},
-    jobs::Jobs,
+    exposure,
+    jobs::JobsVerdict,
     object,
     outcome::Blocker,
-    service,
+    pod, service,
     sources::SourceContents,
-    workspace_access::{self, Consent, Existing, Grantee},
+    workspace_access::{self, Consent, Grantee},
 };
 
 /// What was observed.
@@ -54,26 +49,7 @@ pub struct Observed {
     /// The report of exchanges with coderd.
     pub coderd: coderd::CoderdReport,
     /// Whether jobs have daemons that could run them.
-    pub jobs: Jobs,
-}
-
-/// Children as last seen.
-#[derive(Clone, Debug, Default)]
-pub struct Children {
-    /// The Deployment.
-    pub deployment: Option<Arc<Deployment>>,
-    /// The Service.
-    pub service: Option<Arc<Service>>,
-    /// The Ingress.
-    pub ingress: Option<Arc<Ingress>>,
-    /// The route.
-    pub route: Option<Arc<HTTPRoute>>,
-    /// The disruption budget.
-    pub budget: Option<Arc<PodDisruptionBudget>>,
-    /// ServiceAccounts that belong to the object, of whatever name.
-    pub service_accounts: Vec<Arc<ServiceAccount>>,
-    /// Roles and RoleBindings of workspaces.
-    pub rbac: Existing,
+    pub jobs: JobsVerdict,
 }
 
 /// What is to be done.
@@ -115,13 +91,7 @@ impl Observed {
 
     /// For whom workspaces are granted access.
     pub fn grantee(&self) -> Grantee {
-        Grantee {
-            namespace: self.object.namespace().unwrap_or_default(),
-            name: self.object.name_any(),
-            uid: self.object.uid().unwrap_or_default(),
-            service_account: self.service_account(),
-            kind: workspace_access::Kind::ControlPlane,
-        }
+        Grantee::of(&*self.object, workspace_access::Kind::ControlPlane, self.service_account())
     }
 
     /// Whether the object is being deleted.
@@ -194,7 +164,7 @@ fn desired(observed: &Observed) -> Desired {
             && observed.children.deployment.is_some()
             && !handed_over,
         exposure: exposure::desired(&name, spec.expose.as_ref(), &name, port, observed.gateway_api),
-        budget: disruption::budget(
+        budget: pod::disruption_budget(
             &name,
             spec.pod_disruption_budget.as_ref(),
             observed.replicas(),

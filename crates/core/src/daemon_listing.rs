@@ -1,4 +1,4 @@
-//! What coderd says of an organization: the daemons that are alive there, and the jobs that wait for one.
+//! What coderd reports about an organization: its connected daemons and its pending jobs.
 
 use std::collections::BTreeMap;
 
@@ -6,59 +6,59 @@ use jiff::Timestamp;
 
 use crate::provisioner::keys::Blocker;
 
-/// Tags of a job or a daemon. coderd stores every set with `scope` and `owner`.
-pub type Tags = BTreeMap<String, String>;
+/// Tags of a job or daemon, as coderd stores them: always with `scope` and `owner`.
+pub type DaemonTags = BTreeMap<String, String>;
 
-/// What coderd said when it was last asked.
+/// The result of the last polls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DaemonListing {
-    /// The daemons that gave a sign of life in the last 90 seconds, whosever they are, by name.
-    pub daemons: Vec<Daemon>,
-    /// The jobs that wait; none: they could not be listed, though the daemons could.
-    pub jobs: Option<Vec<Job>>,
-    /// Why the jobs, or nothing at all any more, can be listed.
+    /// The daemons of every owner that gave a sign of life in the last 90 seconds, by name.
+    pub daemons: Vec<ListedDaemon>,
+    /// The pending jobs. None: they could not be listed, though the daemons could.
+    pub jobs: Option<Vec<PendingJob>>,
+    /// Why the last poll failed, or its part about jobs. None: it succeeded.
     pub blocker: Option<Blocker>,
-    /// Whether that has lasted so long that what is here no longer counts.
+    /// Whether polls have failed for so long that the listing no longer counts.
     pub outdated: bool,
 }
 
-/// A daemon.
+/// A daemon that is connected to coderd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Daemon {
-    /// Its name, which only one daemon of an organization has.
+pub struct ListedDaemon {
+    /// Unique in the organization.
     pub name: String,
-    /// UUID of the key that it came with.
+    /// UUID of the key that it connected with.
     pub key: String,
     /// Its version.
     pub version: String,
     /// Its tags.
-    pub tags: Tags,
+    pub tags: DaemonTags,
     /// Whether it runs a job.
     pub busy: bool,
     /// Its last sign of life.
     pub last_seen: Option<Timestamp>,
 }
 
-/// A job that waits.
+/// A job that no daemon has taken yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Job {
+pub struct PendingJob {
     /// The tags that a daemon needs.
-    pub tags: Tags,
-    /// Since when it waits.
+    pub tags: DaemonTags,
+    /// When it was created.
     pub since: Option<Timestamp>,
 }
 
 /// Key, version and activity of each daemon, by name. Times are left out: a change of a time alone enqueues no pool.
-pub type Part = BTreeMap<String, (String, String, bool)>;
+pub type PoolDaemons = BTreeMap<String, (String, String, bool)>;
 
 impl DaemonListing {
-    /// What it says of the daemons that came with these keys.
-    pub fn part(&self, keys: &[String]) -> Part {
+    /// The daemons that connected with one of these keys.
+    pub fn of_keys(&self, keys: &[String]) -> PoolDaemons {
         let ours = self.daemons.iter().filter(|daemon| keys.contains(&daemon.key));
-        let said = ours.map(|daemon| {
-            let Daemon { name, key, version, busy, tags: _, last_seen: _ } = daemon;
+        ours.map(|daemon| {
+            let ListedDaemon { name, key, version, busy, tags: _, last_seen: _ } = daemon;
             (name.clone(), (key.clone(), version.clone(), *busy))
-        });
-        said.collect()
+        })
+        .collect()
     }
 }

@@ -1,29 +1,30 @@
 //! Exposure to the outside: the Ingress or route, the addresses that follow from it, and whether it is in force.
 
 pub mod route;
-mod state;
 
-use coder_k8s_api::{Expose, GatewayExposure, IngressExposure, Scheme};
+use coder_k8s_api::{Expose, GatewayExposure, IngressExposure, ObjectName, Reason, Scheme, condition::kind};
 use k8s_openapi::api::networking::v1::{
     HTTPIngressPath, HTTPIngressRuleValue, Ingress, IngressBackend, IngressRule, IngressServiceBackend,
     IngressSpec, IngressTLS, ServiceBackendPort,
 };
 use kube::core::ObjectMeta;
 
-use self::route::{BackendRef, HTTPRoute, HTTPRouteSpec, Match, ParentRef, PathMatch, Rule};
-pub use self::state::Exposure;
-use crate::pod::{some, some_map};
+use self::route::{Acceptance, BackendRef, HTTPRoute, HTTPRouteSpec, Match, ParentRef, PathMatch, RouteRule};
+use crate::{
+    condition::{ConditionStatus, Conditions, Progress, Verdict},
+    pod::{some, some_map},
+};
 
 /// The addresses that an exposure gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Addresses {
+pub struct ExposedAddresses {
     /// For people.
     pub url: String,
     /// For workspace applications, as coderd reads it.
     pub wildcard: Option<String>,
 }
 
-/// What is written for an exposure. At most one of both.
+/// What is written for an exposure. At most one of the two.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DesiredExposure {
     /// The Ingress.
@@ -53,7 +54,7 @@ pub fn desired(
 }
 
 /// The addresses of an exposure. None: nothing is exposed.
-pub fn addresses(expose: &Expose) -> Option<Addresses> {
+pub fn addresses(expose: &Expose) -> Option<ExposedAddresses> {
     let (scheme, host, wildcard) = match (&expose.ingress, &expose.gateway) {
         (Some(ingress), _) => {
             let encrypted = ingress.tls.as_ref().is_some_and(|tls| tls.secret_name.is_some());
@@ -69,7 +70,7 @@ pub fn addresses(expose: &Expose) -> Option<Addresses> {
         Scheme::Http => "http",
         Scheme::Https => "https",
     };
-    Some(Addresses {
+    Some(ExposedAddresses {
         url: format!("{scheme}://{host}"),
         wildcard: wildcard.as_ref().map(ToString::to_string),
     })
@@ -81,12 +82,9 @@ pub fn addresses(expose: &Expose) -> Option<Addresses> {
 pub fn ingress(name: &str, settings: &IngressExposure, service: &str, port: i32) -> Ingress {
     let IngressExposure { class_name, host, wildcard_host, scheme: _, annotations, tls } = settings;
     let wildcard = wildcard_host.as_ref().map(|host| routable(host.as_str()));
-    let backend = || IngressBackend {
-        service: Some(IngressServiceBackend {
-            name: service.to_owned(),
-            port: Some(ServiceBackendPort { number: Some(port), name: None }),
-        }),
-        resource: None,
+    let backend = IngressServiceBackend {
+        name: service.to_owned(),
+        port: Some(ServiceBackendPort { number: Some(port), name: None }),
     };
     let rule = |host: &str| IngressRule {
         host: Some(host.to_owned()),
@@ -94,24 +92,18 @@ pub fn ingress(name: &str, settings: &IngressExposure, service: &str, port: i32)
             paths: vec![HTTPIngressPath {
                 path: Some("/".to_owned()),
                 path_type: "Prefix".to_owned(),
-                backend: backend(),
+                backend: IngressBackend { service: Some(backend.clone()), resource: None },
             }],
         }),
     };
-    let certificate = |secret: &str, host: &str| IngressTLS {
-        secret_name: Some(secret.to_owned()),
+    let certificate = |(secret, host): (&ObjectName, &str)| IngressTLS {
+        secret_name: Some(secret.to_string()),
         hosts: Some(vec![host.to_owned()]),
     };
-    let mut certificates = Vec::new();
-    if let Some(tls) = tls {
-        certificates.extend(tls.secret_name.iter().map(|secret| certificate(secret.as_str(), host.as_str())));
-        certificates.extend(
-            tls.wildcard_secret_name
-                .iter()
-                .zip(&wildcard)
-                .map(|(secret, host)| certificate(secret.as_str(), host)),
-        );
-    }
+    let tls = tls.as_ref();
+    let plain = tls.and_then(|tls| tls.secret_name.as_ref()).zip(Some(host.as_str()));
+    let wild = tls.and_then(|tls| tls.wildcard_secret_name.as_ref()).zip(wildcard.as_deref());
+    let certificates = plain.into_iter().chain(wild).map(certificate).collect();
     let spec = IngressSpec {
         ingress_class_name: class_name.as_ref().map(ToString::to_string),
         rules: Some(std::iter::once(host.as_str()).chain(wildcard.as_deref()).map(rule).collect()),
@@ -136,7 +128,7 @@ pub fn http_route(name: &str, settings: &GatewayExposure, service: &str, port: i
     });
     let hostnames =
         std::iter::once(host.to_string()).chain(wildcard_host.iter().map(|host| routable(host.as_str())));
-    let rule = Rule {
+    let rule = RouteRule {
         matches: vec![Match { path: PathMatch { type_: "PathPrefix".to_owned(), value: "/".to_owned() } }],
         backend_refs: vec![BackendRef {
             group: String::new(),
@@ -158,6 +150,62 @@ fn routable(host: &str) -> String {
     match host.split_once('.') {
         Some((first, rest)) if first.starts_with('*') => format!("*.{rest}"),
         _ => host.to_owned(),
+    }
+}
+
+/// What became of the exposure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Exposure {
+    /// None is asked for.
+    #[default]
+    NotRequested,
+    /// It could not be written; the failure is on another condition.
+    Unwritten,
+    /// The Ingress is written.
+    Ingress,
+    /// The route is written; what the Gateways say.
+    Route(Acceptance),
+    /// The cluster has no Gateway API.
+    GatewayApiMissing,
+}
+
+const GATEWAY_API_MISSING: &str = "expose.gateway needs the Gateway API, which this cluster does not have; install its CRDs, or use expose.ingress";
+
+impl Exposure {
+    /// Why an object with this exposure is not ready yet. None: it does not stand in the way.
+    pub fn verdict(&self) -> Option<Verdict> {
+        let (reason, message) = match self {
+            Self::GatewayApiMissing => (Reason::GatewayApiMissing, GATEWAY_API_MISSING),
+            Self::Unwritten => (Reason::Pending, "the exposure is not written yet"),
+            Self::NotRequested | Self::Ingress | Self::Route(_) => return None,
+        };
+        Some(Verdict { ready: false, progress: Progress::Working, reason, message: message.to_owned() })
+    }
+
+    /// Sets the condition `Exposed`.
+    pub fn set_conditions(&self, expose: Option<&Expose>, conditions: &mut Conditions<'_>) {
+        let url = expose.and_then(addresses).map(|addresses| addresses.url).unwrap_or_default();
+        let not_yet = "the exposure is not written yet".to_owned();
+        let (state, reason, message) = match self {
+            Self::NotRequested => (ConditionStatus::False, Reason::Disabled, "nothing is exposed".to_owned()),
+            Self::Unwritten => (ConditionStatus::False, Reason::Pending, not_yet),
+            Self::Ingress => {
+                (ConditionStatus::True, Reason::Exposed, format!("the Ingress for {url} is written"))
+            }
+            Self::Route(Acceptance::Accepted) => {
+                (ConditionStatus::True, Reason::Exposed, format!("a Gateway accepts the route for {url}"))
+            }
+            Self::Route(Acceptance::Pending) => {
+                (ConditionStatus::Unknown, Reason::Pending, format!("no Gateway has answered for {url} yet"))
+            }
+            Self::Route(Acceptance::Refused(why)) => {
+                (ConditionStatus::False, Reason::RouteNotAccepted, why.clone())
+            }
+            Self::GatewayApiMissing => {
+                (ConditionStatus::False, Reason::GatewayApiMissing, GATEWAY_API_MISSING.to_owned())
+            }
+        };
+        conditions.set(kind::EXPOSED, state, reason, message);
     }
 }
 

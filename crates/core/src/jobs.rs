@@ -1,54 +1,46 @@
-//! Jobs that nobody can run: they wait, and no daemon that is alive has the tags for them.
+//! Finds pending jobs that no connected daemon can run, because none has the tags for them.
 //!
-//! coderd's own queue positions count the whole deployment and its list of workers holds dead ones, so that both are
-//! computed here, from the jobs and daemons of one organization.
+//! Computed from the jobs and daemons of one organization, because coderd does not answer this: its queue positions count
+//! the whole deployment, and its list of workers includes dead ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_api::{Reason, condition::kind};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use crate::{
     condition::{ConditionStatus, Conditions},
-    daemon_listing::{DaemonListing, Job, Tags},
+    daemon_listing::{DaemonListing, DaemonTags, PendingJob},
+    intervals::{JOB_PENDING, MAX_JOB_QUEUES, MAX_TAG_SETS_IN_MESSAGE, MAX_TAGS_LENGTH},
     provisioner::keys::Blocker,
 };
 
-/// How long a job waits before it is worth a word: a daemon may be about to take it.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(60);
-/// The most sets of tags that are named.
-const NAMED: usize = 5;
-/// The most characters that are shown of one set of tags.
-const SHOWN: usize = 200;
-/// The most sets of tags of one organization that are counted apart.
-const COUNTED: usize = 20;
-
-/// The tags as coderd stores those of a daemon with a key: empty ones dropped, `scope` and `owner` its own.
-pub fn normal(tags: &Tags) -> Tags {
+/// The tags as coderd stores those of a daemon with a key: without empty ones, and with its own `scope` and `owner`.
+pub fn normal(tags: &DaemonTags) -> DaemonTags {
     let given = tags.iter().filter(|(_, value)| !value.is_empty());
-    let mut all: Tags = given.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut all: DaemonTags = given.map(|(name, value)| (name.clone(), value.clone())).collect();
     all.extend(untagged());
     all
 }
 
-/// The tags of what has none.
-fn untagged() -> Tags {
+/// What coderd stores for a job or daemon without tags.
+fn untagged() -> DaemonTags {
     [("scope", "organization"), ("owner", "")].map(|(name, value)| (name.to_owned(), value.to_owned())).into()
 }
 
-/// Whether a daemon with these tags may run a job with those, both as coderd stores them. What is untagged runs only on
-/// what is untagged; else the daemon needs every tag of the job and may have more.
-pub fn can_run(job: &Tags, daemon: &Tags) -> bool {
+/// Whether a daemon with these tags may run a job with those, both as coderd stores them. A job without tags runs only on
+/// daemons without tags. Otherwise the daemon needs every tag of the job and may have more.
+pub fn can_run(job: &DaemonTags, daemon: &DaemonTags) -> bool {
     if *job == untagged() {
         return job == daemon;
     }
     job.iter().all(|(name, value)| daemon.get(name) == Some(value))
 }
 
-/// An organization that has been asked.
+/// An organization that has been polled.
 #[derive(Clone, Copy, Debug)]
-pub struct Organization<'a> {
-    /// Its UUID.
+pub struct ListedOrganization<'a> {
+    /// UUID of the organization.
     pub id: &'a str,
     /// Its name.
     pub name: &'a str,
@@ -56,36 +48,36 @@ pub struct Organization<'a> {
     pub listing: &'a DaemonListing,
 }
 
-/// A pool of ours.
+/// A CoderProvisioner, as far as it could run jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct TaggedPool {
     /// Its name.
     pub name: String,
     /// UUID of its organization.
     pub organization: String,
-    /// Its tags, as its spec has them.
-    pub tags: Tags,
-    /// Whether it is to have no pods.
+    /// `spec.tags`.
+    pub tags: DaemonTags,
+    /// Whether no pod is desired.
     pub is_scaled_to_zero: bool,
 }
 
-/// Whether jobs can run.
+/// Whether every pending job can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Jobs {
-    /// No pool exists, so that coderd is not asked.
+pub enum JobsVerdict {
+    /// No pool exists, so that coderd is not polled.
     NotRequested,
     /// Not polled yet in this process. Keeps the previous condition.
     NotPolledYet,
-    /// All that wait can run.
+    /// Every pending job has a daemon that can run it.
     Runnable,
-    /// Some can not.
+    /// Some have none; the message.
     Stuck(String),
-    /// It could not be asked.
+    /// The last poll failed.
     Unknown(Blocker),
 }
 
-impl Jobs {
-    /// Says it.
+impl JobsVerdict {
+    /// Sets the condition `JobsRunnable`.
     pub fn set_conditions(&self, conditions: &mut Conditions<'_>) {
         let type_ = kind::JOBS_RUNNABLE;
         match self {
@@ -108,7 +100,7 @@ impl Jobs {
 }
 
 /// Whether all jobs of these organizations can run.
-pub fn judge(organizations: &[Organization<'_>], pools: &[Pool], now: Timestamp) -> Jobs {
+pub fn judge(organizations: &[ListedOrganization<'_>], pools: &[TaggedPool], now: Timestamp) -> JobsVerdict {
     let mut sentences = BTreeSet::new();
     let mut unknown = None;
     for organization in organizations {
@@ -120,26 +112,26 @@ pub fn judge(organizations: &[Organization<'_>], pools: &[Pool], now: Timestamp)
             _ => unknown = unknown.or_else(|| organization.listing.blocker.clone()),
         }
     }
-    let more = sentences.len() > NAMED;
+    let more = sentences.len() > MAX_TAG_SETS_IN_MESSAGE;
     if !sentences.is_empty() {
-        let mut text = sentences.into_iter().take(NAMED).collect::<Vec<_>>().join("; ");
+        let mut text = sentences.into_iter().take(MAX_TAG_SETS_IN_MESSAGE).collect::<Vec<_>>().join("; ");
         if more {
             text.push_str("; and jobs with other tags");
         }
-        return Jobs::Stuck(text);
+        return JobsVerdict::Stuck(text);
     }
-    unknown.map_or(Jobs::Runnable, Jobs::Unknown)
+    unknown.map_or(JobsVerdict::Runnable, JobsVerdict::Unknown)
 }
 
-/// The tags of jobs that wait too long and that nobody who is alive can run.
-fn stuck<'a>(jobs: &'a [Job], listing: &DaemonListing, now: Timestamp) -> BTreeSet<&'a Tags> {
-    let waits = |job: &&Job| job.since.is_none_or(|since| now.duration_since(since) > PATIENCE);
-    let nobody = |job: &&Job| !listing.daemons.iter().any(|daemon| can_run(&job.tags, &daemon.tags));
+/// The tags of jobs that are pending for too long and that no connected daemon can run.
+fn stuck<'a>(jobs: &'a [PendingJob], listing: &DaemonListing, now: Timestamp) -> BTreeSet<&'a DaemonTags> {
+    let waits = |job: &&PendingJob| job.since.is_none_or(|since| now.duration_since(since) > JOB_PENDING);
+    let nobody = |job: &&PendingJob| !listing.daemons.iter().any(|daemon| can_run(&job.tags, &daemon.tags));
     jobs.iter().filter(waits).filter(nobody).map(|job| &job.tags).collect()
 }
 
-fn sentence(tags: &Tags, organization: &Organization<'_>, pools: &[Pool]) -> String {
-    let Organization { id, name, listing: _ } = organization;
+fn sentence(tags: &DaemonTags, organization: &ListedOrganization<'_>, pools: &[TaggedPool]) -> String {
+    let ListedOrganization { id, name, listing: _ } = organization;
     let called = match shown(tags) {
         None => "without tags".to_owned(),
         Some(tags) => format!("with the tags {tags}"),
@@ -152,10 +144,10 @@ fn sentence(tags: &Tags, organization: &Organization<'_>, pools: &[Pool]) -> Str
     let mut matching: Vec<_> = matching.collect();
     matching.sort_by_key(|pool| (pool.is_scaled_to_zero, &pool.name));
     match (matching.first(), shown(tags)) {
-        (Some(Pool { name, is_scaled_to_zero: true, .. }), _) => {
+        (Some(TaggedPool { name, is_scaled_to_zero: true, .. }), _) => {
             format!("{what}: CoderProvisioner {name} would run them, but is scaled to zero")
         }
-        (Some(Pool { name, .. }), _) => {
+        (Some(TaggedPool { name, .. }), _) => {
             format!("{what}: CoderProvisioner {name} would run them, but no daemon of it is connected")
         }
         (None, None) => format!("{what}: a CoderProvisioner without tags would run them"),
@@ -163,43 +155,43 @@ fn sentence(tags: &Tags, organization: &Organization<'_>, pools: &[Pool]) -> Str
     }
 }
 
-/// Tags for people, without what coderd adds; none: there are no others.
-fn shown(tags: &Tags) -> Option<String> {
+/// DaemonTags for people, without those that coderd adds. None: there are no others.
+fn shown(tags: &DaemonTags) -> Option<String> {
     let own = tags.iter().filter(|(name, value)| match name.as_str() {
         "scope" => *value != "organization",
         "owner" => !value.is_empty(),
         _ => true,
     });
     let text = own.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(MAX_TAGS_LENGTH) {
         Some((end, _)) => Some(format!("{}…", text.get(..end).unwrap_or_default())),
         None => Some(text).filter(|text| !text.is_empty()),
     }
 }
 
-/// How many jobs with the same tags wait.
+/// The pending jobs with the same tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Queue {
+pub struct TagQueue {
     /// Their tags, `none`, or `other` for all sets of tags that are too many to be counted apart.
     pub tags: String,
-    /// How many.
+    /// Number of jobs.
     pub pending: usize,
-    /// Since when the first of them waits.
+    /// When the first of them was created.
     pub since: Option<Timestamp>,
 }
 
 /// The queues of an organization, the longest first.
-pub fn queues(jobs: &[Job]) -> Vec<Queue> {
-    let mut by_tags: BTreeMap<String, Queue> = BTreeMap::new();
+pub fn queues(jobs: &[PendingJob]) -> Vec<TagQueue> {
+    let mut by_tags: BTreeMap<String, TagQueue> = BTreeMap::new();
     for job in jobs {
         let tags = shown(&job.tags).unwrap_or_else(|| "none".to_owned());
-        let queue = by_tags.entry(tags.clone()).or_insert(Queue { tags, pending: 0, since: None });
+        let queue = by_tags.entry(tags.clone()).or_insert(TagQueue { tags, pending: 0, since: None });
         queue.add(1, job.since);
     }
     let mut all: Vec<_> = by_tags.into_values().collect();
     all.sort_by(|one, two| two.pending.cmp(&one.pending).then_with(|| one.tags.cmp(&two.tags)));
-    let rest = all.split_off(all.len().min(COUNTED));
-    let mut other = Queue { tags: "other".to_owned(), pending: 0, since: None };
+    let rest = all.split_off(all.len().min(MAX_JOB_QUEUES));
+    let mut other = TagQueue { tags: "other".to_owned(), pending: 0, since: None };
     for queue in &rest {
         other.add(queue.pending, queue.since);
     }
@@ -207,7 +199,7 @@ pub fn queues(jobs: &[Job]) -> Vec<Queue> {
     all
 }
 
-impl Queue {
+impl TagQueue {
     fn add(&mut self, pending: usize, since: Option<Timestamp>) {
         self.pending += pending;
         self.since = [self.since, since].into_iter().flatten().min();

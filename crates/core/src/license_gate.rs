@@ -9,12 +9,11 @@ use std::time::Duration;
 use coder_k8s_api::{OnEntitlementLost, Reason};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::{condition::ConditionStatus, entitlements::FeatureState};
-
-/// How long an answer of the control plane counts.
-const FRESH: SignedDuration = SignedDuration::from_secs(120);
-/// How soon a question that failed is asked again.
-const RETRY: Duration = Duration::from_secs(30);
+use crate::{
+    condition::ConditionStatus,
+    entitlements::FeatureState,
+    intervals::{ENTITLEMENT_FRESH, REQUEUE_ENTITLEMENT},
+};
 
 /// A feature of a license.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +125,7 @@ impl LicenseGate {
     /// Nobody knows.
     pub fn unknown(message: impl Into<String>) -> Self {
         let (state, reason) = (GateState::Unknown, Reason::EntitlementsQueryFailed);
-        Self { state, reason, message: message.into(), again: Some(RETRY) }
+        Self { state, reason, message: message.into(), again: Some(REQUEUE_ENTITLEMENT) }
     }
 
     /// The license covers it.
@@ -149,9 +148,11 @@ pub fn decide(
     asked: Option<&EntitlementAnswer>,
     now: Timestamp,
 ) -> GateDecision {
-    let left = published.checked.map(|checked| FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
+    let left = published
+        .checked
+        .map(|checked| ENTITLEMENT_FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
     let fresh = left.filter(SignedDuration::is_positive);
-    let left = fresh.and_then(|left| Duration::try_from(left).ok()).unwrap_or(RETRY);
+    let left = fresh.and_then(|left| Duration::try_from(left).ok()).unwrap_or(REQUEUE_ENTITLEMENT);
     match published.entitlement {
         state if state.is_granted() && fresh.is_some() => {
             return GateDecision::Know(LicenseGate::open(feature));
@@ -172,13 +173,15 @@ pub fn decide(
 /// An answer that is no longer fresh, of a control plane that asks again by itself.
 fn kept(feature: Feature, published: &Published) -> LicenseGate {
     match published.entitlement {
-        state if state.is_granted() => LicenseGate { again: Some(RETRY), ..LicenseGate::open(feature) },
-        FeatureState::NotEntitled => LicenseGate::closed(feature, RETRY),
+        state if state.is_granted() => {
+            LicenseGate { again: Some(REQUEUE_ENTITLEMENT), ..LicenseGate::open(feature) }
+        }
+        FeatureState::NotEntitled => LicenseGate::closed(feature, REQUEUE_ENTITLEMENT),
         _ => LicenseGate {
             state: GateState::Unknown,
             reason: Reason::EntitlementsQueryFailed,
             message: "the control plane does not know yet what its license covers".to_owned(),
-            again: Some(RETRY),
+            again: Some(REQUEUE_ENTITLEMENT),
         },
     }
 }
@@ -188,11 +191,11 @@ fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
         state: GateState::Unknown,
         reason,
         message,
-        again: Some(RETRY),
+        again: Some(REQUEUE_ENTITLEMENT),
     };
     match answer {
         EntitlementAnswer::Entitlement(state) if state.is_granted() => LicenseGate::open(feature),
-        EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, FRESH.unsigned_abs()),
+        EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, ENTITLEMENT_FRESH.unsigned_abs()),
         EntitlementAnswer::NotSupported => LicenseGate {
             state: GateState::Closed,
             reason: Reason::NotSupported,
@@ -200,7 +203,7 @@ fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
                 "this coderd has no licensed features: {} need the enterprise build",
                 feature.called()
             ),
-            again: Some(FRESH.unsigned_abs()),
+            again: Some(ENTITLEMENT_FRESH.unsigned_abs()),
         },
         EntitlementAnswer::Forbidden => unknown(
             Reason::Forbidden,

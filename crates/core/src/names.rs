@@ -1,4 +1,5 @@
-//! Names that are made from other names. None of them can be too long.
+//! Names of children that are derived from the name of an object. None of them can be too long, and none ever changes: a
+//! renamed child would be created again beside the old one.
 
 /// The longest value of a label, and the longest name of a volume.
 pub(crate) const LABEL_LIMIT: usize = 63;
@@ -9,14 +10,21 @@ pub(crate) const HASH: usize = 8;
 
 /// The value of the instance label for an object: its name, or the start of it and a hash.
 pub fn instance_label(name: &str) -> String {
-    if name.len() <= LABEL_LIMIT {
-        return name.to_owned();
-    }
-    let kept: String = name.chars().take(LABEL_LIMIT - 9).collect();
-    format!("{kept}-{:08x}", fnv1a(name.as_bytes()))
+    fit("", name, "", LABEL_LIMIT)
 }
 
-/// FNV-1a with 32 bits, which the names of children have always been made with.
+/// The name of the Deployment, the Service and the other children of a workspace proxy. The prefix tells them from those
+/// of a control plane of the same name.
+pub fn proxy_child(name: &str) -> String {
+    fit("wsproxy-", name, "", LABEL_LIMIT)
+}
+
+/// The name of the Secret with the token of a workspace proxy when the spec gives none.
+pub fn proxy_secret(name: &str) -> String {
+    fit("", name, "-proxy-token", NAME_LIMIT)
+}
+
+/// FNV-1a with 32 bits, as the Go operator uses it for names of children.
 pub fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
@@ -29,14 +37,12 @@ pub fn volume(prefix: &str, secret: &str) -> String {
     if whole.len() <= LABEL_LIMIT && plain == given { whole } else { hashed_volume(prefix, secret) }
 }
 
-/// The name of the volume for a Secret when the plain one cannot be had.
+/// The name of the volume for a Secret when the plain name is too long or taken.
 pub fn hashed_volume(prefix: &str, secret: &str) -> String {
     let hash = fnv1a(&[prefix.as_bytes(), &[0], secret.as_bytes()].concat());
     let plain = label_like(&secret.trim().to_lowercase());
     let room = LABEL_LIMIT.saturating_sub(prefix.len() + HASH + 2);
-    let cut: String = plain.chars().take(room).collect();
-    let cut = or_x(cut.trim_matches('-'));
-    format!("{prefix}-{cut}-{hash:08x}")
+    format!("{prefix}-{}-{hash:08x}", or_x(cut(&plain, room).trim_matches('-')))
 }
 
 /// `<prefix><name><suffix>`, or the same with the start of the name and a hash of it.
@@ -45,8 +51,8 @@ pub(crate) fn fit(prefix: &str, name: &str, suffix: &str, limit: usize) -> Strin
     if whole.len() <= limit {
         return whole;
     }
-    let kept = cut(name, limit - prefix.len() - suffix.len() - HASH - 1);
-    format!("{prefix}{kept}-{:08x}{suffix}", fnv1a(name.as_bytes()))
+    let start = cut(name, limit - prefix.len() - suffix.len() - HASH - 1);
+    format!("{prefix}{start}-{:08x}{suffix}", fnv1a(name.as_bytes()))
 }
 
 /// At most so many bytes, and no half characters.
@@ -55,16 +61,15 @@ pub(crate) fn cut(text: &str, bytes: usize) -> &str {
     text.get(..end.unwrap_or(0)).unwrap_or(text)
 }
 
-/// The name of the Secret for the operator's token when nobody gives one.
+/// The name of the Secret for the operator's token when the spec gives none.
 pub fn token_secret(name: &str) -> String {
     const SUFFIX: &str = "-operator-token";
     let whole = format!("{name}{SUFFIX}");
     if whole.len() <= LABEL_LIMIT {
         return whole;
     }
-    let kept: String = name.chars().take(LABEL_LIMIT - SUFFIX.len() - HASH - 1).collect();
-    let kept = kept.trim_end_matches(['-', '.']);
-    format!("{kept}-{:08x}{SUFFIX}", fnv1a(name.as_bytes()))
+    let start = cut(name, LABEL_LIMIT - SUFFIX.len() - HASH - 1).trim_end_matches(['-', '.']);
+    format!("{start}-{:08x}{SUFFIX}", fnv1a(name.as_bytes()))
 }
 
 /// The name of the operator's token in coderd: another one for every control plane, because several may share a database.
@@ -93,10 +98,9 @@ fn scoped(base: &str, namespace: &str, name: &str, suffix: &str) -> String {
     if base.len() <= room {
         return format!("{base}-{hash:08x}{suffix}");
     }
-    let cut: String = base.chars().take(room).collect();
-    let cut = cut.trim_matches(['-', '.']);
-    let cut = if cut.is_empty() { "workspace" } else { cut };
-    format!("{cut}-{hash:08x}{suffix}")
+    let start = cut(base, room).trim_matches(['-', '.']);
+    let start = if start.is_empty() { "workspace" } else { start };
+    format!("{start}-{hash:08x}{suffix}")
 }
 
 /// Lower-case letters, digits and single dashes: every run of anything else becomes one dash.
@@ -167,5 +171,17 @@ mod tests {
         assert_eq!(role, format!("{}-84e8e53b-workspace-perms", "a".repeat(228)));
         assert_eq!(role.len(), 253);
         assert!(workspace_role(&"-".repeat(253), "c", "c").starts_with("workspace-"));
+    }
+
+    #[test]
+    fn children_of_a_proxy_are_named_as_they_always_were() {
+        let a = |count: usize| "a".repeat(count);
+        assert_eq!(proxy_child("eu"), "wsproxy-eu");
+        assert_eq!(proxy_child(&a(55)), format!("wsproxy-{}", a(55)));
+        assert_eq!(proxy_child(&a(70)), format!("wsproxy-{}-5904740b", a(46)));
+        assert_eq!(proxy_secret("eu"), "eu-proxy-token");
+        for length in 1..=253 {
+            assert!(proxy_child(&a(length)).len() <= 63 && proxy_secret(&a(length)).len() <= 253);
+        }
     }
 }

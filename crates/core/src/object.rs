@@ -1,4 +1,4 @@
-//! What holds of an object whatever its kind.
+//! Labels, finalizers and deletion of an object of any kind.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use kube::{Resource, ResourceExt};
 
 use crate::names::instance_label;
 
-/// What is known of an object that is being deleted.
+/// The deletion of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Deletion {
-    /// Whether the time for cleaning up is over.
+    /// Whether `--cleanup-timeout` has passed since it began.
     pub overdue: bool,
 }
 
-/// The labels that all children of an object bear and that select its pods.
+/// The labels of all children of an object, which also select its pods.
 pub fn selector<K: Resource>(object: &K, component: &str) -> BTreeMap<String, String> {
     [
         (label::NAME.to_owned(), component.to_owned()),
@@ -24,7 +24,12 @@ pub fn selector<K: Resource>(object: &K, component: &str) -> BTreeMap<String, St
     .into()
 }
 
-/// Whether an annotation stops all writes for the object. A deletion goes on.
+/// The labels as a label selector in text form, for lists and for the scale subresource.
+pub fn selector_text<'a>(labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> String {
+    labels.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+}
+
+/// Whether an annotation stops all writes for the object. It does not stop a deletion.
 pub fn is_paused<K: Resource>(object: &K) -> bool {
     let meta = object.meta();
     let paused = meta.annotations.as_ref().and_then(|all| all.get(annotation::PAUSED));
@@ -41,7 +46,7 @@ pub fn has_finalizer<K: Resource>(object: &K, finalizer: &str) -> bool {
     object.meta().finalizers.iter().flatten().any(|name| name == finalizer)
 }
 
-/// The finalizers that the object is to have. None: it has them.
+/// The finalizers to write so that the object has this one, or not, as desired. None: nothing has to change.
 pub fn finalizers<K: Resource>(object: &K, finalizer: &str, desired: bool) -> Option<Vec<String>> {
     let current = object.meta().finalizers.iter().flatten();
     match (has_finalizer(object, finalizer), desired) {

@@ -1,70 +1,89 @@
-//! The Deployment of any kind: what users set, on top of what the kind needs.
+//! Builds the Deployment and the PodDisruptionBudget of any kind: what the spec sets, on top of what the kind needs.
 //!
-//! A user's entry takes the place of the operator's under the same name. No name is ever sent twice: the API
-//! server answers duplicates in an applied list with an error that nobody understands.
+//! A variable, volume or mount of the spec replaces the operator's of the same name. No name is ever sent twice: the API
+//! server rejects a duplicate in an applied list with a message that names neither the field nor the entry.
 
-pub mod env;
 pub mod files;
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{PodSettings, Probe as ProbeSettings, Prometheus, PullPolicy, names::annotation};
+use coder_k8s_api::{
+    DisruptionBudget, PodSettings, Probe as ProbeSettings, Prometheus, Tls, names::annotation,
+};
 use k8s_openapi::{
     api::{
         apps::v1::{Deployment, DeploymentSpec},
         core::v1::{
             Affinity, Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, Lifecycle,
             LifecycleHandler, ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSpec,
-            PodTemplateSpec, Probe, SeccompProfile, SecurityContext, SleepAction, WeightedPodAffinityTerm,
+            PodTemplateSpec, Probe, SeccompProfile, SecretKeySelector, SecurityContext, SleepAction,
+            WeightedPodAffinityTerm,
         },
+        policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec},
     },
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
 };
 use kube::core::ObjectMeta;
+use serde::Serialize;
 
 use self::files::Files;
-use crate::sources::{SourceContents, checksum};
-
-/// Seconds that a pod goes on serving after it was taken out of the Service, so that no request meets a closed door.
-const DRAIN: i64 = 10;
+use crate::{
+    intervals::{DAEMON_GRACE_SECONDS, POD_DRAIN_SECONDS, POD_GRACE_SECONDS},
+    service::HTTPS,
+    sources::{SourceContents, checksum},
+    target::SecretDataRef,
+};
 
 /// What a kind needs of its pods.
 #[derive(Clone, Debug)]
-pub struct Needs {
+pub struct Needs<'a> {
     /// Name of the Deployment.
     pub name: String,
     /// Labels that select the pods.
     pub selector: BTreeMap<String, String>,
-    /// How many pods. None: somebody else decides.
+    /// How many pods. None: an autoscaler decides.
     pub replicas: Option<i32>,
-    /// The main container: name, image, command, arguments, environment, ports, probes.
+    /// The main container: name, image, command, arguments, and the variables that only this kind has.
     pub container: Container,
-    /// Volumes that the kind needs, and where they are mounted.
-    pub files: Files,
     /// ServiceAccount of the pods.
     pub service_account: String,
     /// Annotations of the Deployment.
     pub annotations: BTreeMap<String, String>,
-    /// Annotations of the pods.
+    /// Annotations of the pods that only this kind has.
     pub pod_annotations: BTreeMap<String, String>,
-    /// Seconds that a pod has to stop in, when nobody says.
-    pub grace_seconds: i64,
-    /// Whether requests come through a Service, so that a pod goes on serving for a moment when it stops.
-    pub drains: bool,
-    /// Whether the pods keep apart from each other where they can.
-    pub spread: bool,
+    /// What the pods read when they start.
+    pub sources: &'a SourceContents,
+    /// Metrics of the main container.
+    pub prometheus: &'a Prometheus,
+    /// How the pods serve requests that come through a Service. None: they only connect to coderd, and have the longer
+    /// grace period of a daemon.
+    pub server: Option<Server<'a>>,
 }
 
-/// The Deployment.
-pub fn deployment(settings: &PodSettings, needs: Needs) -> Deployment {
-    // All settings but those that the kind itself reads: arguments, environment, files.
+/// How the pods of a kind serve requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Server<'a> {
+    /// Port of HTTP.
+    pub http: i32,
+    /// Whether the pods have IPv6 addresses.
+    pub ipv6: bool,
+    /// Certificates for HTTPS.
+    pub tls: &'a Tls,
+    /// On by default.
+    pub readiness: &'a ProbeSettings,
+    /// Off by default.
+    pub liveness: &'a ProbeSettings,
+}
+
+/// Builds the Deployment.
+pub fn deployment(settings: &PodSettings, needs: Needs<'_>) -> Deployment {
     let PodSettings {
         extra_args,
         extra_env,
         env_from,
         volumes,
         volume_mounts,
-        certs: _,
+        certs,
         image_pull_policy,
         image_pull_secrets,
         resources,
@@ -90,28 +109,37 @@ pub fn deployment(settings: &PodSettings, needs: Needs) -> Deployment {
         progress_deadline_seconds,
         restart_on_config_change: _,
     } = settings;
-    let grace = termination_grace_period_seconds.unwrap_or(needs.grace_seconds);
+    let Needs { server, prometheus, sources, .. } = needs;
+    let no_tls = Tls::default();
+    let tls = server.map_or(&no_tls, |server| server.tls);
+    let default_grace = if server.is_some() { POD_GRACE_SECONDS } else { DAEMON_GRACE_SECONDS };
+    let grace = termination_grace_period_seconds.unwrap_or(default_grace);
     let mut container = needs.container;
+    if let Some(server) = server {
+        container.readiness_probe = probe(server.readiness, true, "/healthz", "http");
+        container.liveness_probe = probe(server.liveness, false, "/healthz", "http");
+    }
+    container.ports = some(ports(server, prometheus));
     container.args = some([container.args.unwrap_or_default(), extra_args.clone()].concat());
-    container.env = some(env::merged(container.env.unwrap_or_default(), extra_env));
+    let own_env = [container.env.unwrap_or_default(), shared_env(server, prometheus)].concat();
+    container.env = some(merged_env(own_env, extra_env));
     container.env_from = some(env_from.clone());
-    container.image_pull_policy = image_pull_policy.map(pull_policy);
+    container.image_pull_policy = image_pull_policy.and_then(wire_text);
     container.resources.clone_from(resources);
     container.security_context = Some(security_context.clone().unwrap_or_else(secure));
-    let drain = needs.drains.then(|| drain(grace)).flatten();
-    container.lifecycle = lifecycle.clone().or(drain);
-    let Files { volumes: own_volumes, mounts } = needs.files;
-    container.volume_mounts = some(files::mounts(mounts, volume_mounts));
+    container.lifecycle = lifecycle.clone().or_else(|| server.and_then(|_| drain(grace)));
+    let Files { volumes: own_volumes, mounts } = files::certificates(tls, &certs.secrets, volumes);
+    container.volume_mounts = some(files::replaced(mounts, volume_mounts, |mount| &mount.mount_path));
     let pod = PodSpec {
         containers: vec![container],
         init_containers: some(init_containers.clone()),
-        volumes: some(files::volumes(own_volumes, volumes)),
+        volumes: some(files::replaced(own_volumes, volumes, |volume| &volume.name)),
         service_account_name: Some(needs.service_account),
         image_pull_secrets: some(image_pull_secrets.clone()),
         security_context: pod_security_context.clone(),
         node_selector: some_map(node_selector),
         tolerations: some(tolerations.clone()),
-        affinity: affinity.clone().or_else(|| needs.spread.then(|| apart(&needs.selector))),
+        affinity: affinity.clone().or_else(|| server.map(|_| apart(&needs.selector))),
         topology_spread_constraints: some(topology_spread_constraints.clone()),
         priority_class_name: priority_class_name.as_ref().map(ToString::to_string),
         scheduler_name: scheduler_name.as_ref().map(ToString::to_string),
@@ -120,10 +148,11 @@ pub fn deployment(settings: &PodSettings, needs: Needs) -> Deployment {
         termination_grace_period_seconds: Some(grace),
         ..PodSpec::default()
     };
+    let own_annotations = over(&annotations_of(settings, sources, prometheus), &needs.pod_annotations);
     let template = PodTemplateSpec {
         metadata: Some(ObjectMeta {
             labels: some_map(&over(pod_labels, &needs.selector)),
-            annotations: some_map(&over(&needs.pod_annotations, pod_annotations)),
+            annotations: some_map(&over(&own_annotations, pod_annotations)),
             ..ObjectMeta::default()
         }),
         spec: Some(pod),
@@ -137,7 +166,7 @@ pub fn deployment(settings: &PodSettings, needs: Needs) -> Deployment {
         },
         spec: Some(DeploymentSpec {
             replicas: needs.replicas,
-            selector: LabelSelector { match_labels: Some(needs.selector), ..LabelSelector::default() },
+            selector: label_selector(&needs.selector),
             template,
             strategy: strategy.clone(),
             min_ready_seconds: *min_ready_seconds,
@@ -148,8 +177,32 @@ pub fn deployment(settings: &PodSettings, needs: Needs) -> Deployment {
     }
 }
 
+/// The PodDisruptionBudget. None: the spec disables it, or it does not ask for one and there is only one pod.
+///
+/// A pod that is not ready may always be evicted: otherwise a broken rollout would block the drain of a node.
+pub fn disruption_budget(
+    name: &str,
+    settings: Option<&DisruptionBudget>,
+    replicas: i32,
+    selector: &BTreeMap<String, String>,
+) -> Option<PodDisruptionBudget> {
+    let DisruptionBudget { enabled, min_available, max_unavailable } = settings.cloned().unwrap_or_default();
+    if !enabled.unwrap_or(replicas > 1) {
+        return None;
+    }
+    let one = min_available.is_none().then_some(IntOrString::Int(1));
+    let spec = PodDisruptionBudgetSpec {
+        selector: Some(label_selector(selector)),
+        max_unavailable: max_unavailable.or(one),
+        min_available,
+        unhealthy_pod_eviction_policy: Some("AlwaysAllow".to_owned()),
+    };
+    let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+    Some(PodDisruptionBudget { metadata, spec: Some(spec), status: None })
+}
+
 /// An HTTP probe of the main container, unless it is switched off.
-pub fn probe(settings: &ProbeSettings, by_default: bool, path: &str, port: &str) -> Option<Probe> {
+fn probe(settings: &ProbeSettings, by_default: bool, path: &str, port: &str) -> Option<Probe> {
     settings.enabled.unwrap_or(by_default).then(|| Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
@@ -166,18 +219,42 @@ pub fn probe(settings: &ProbeSettings, by_default: bool, path: &str, port: &str)
     })
 }
 
-/// A TCP port of the main container.
-pub fn port(name: &str, number: i32) -> ContainerPort {
-    ContainerPort {
+/// The TCP ports of the main container.
+fn ports(server: Option<Server<'_>>, prometheus: &Prometheus) -> Vec<ContainerPort> {
+    let http = server.map(|server| ("http", server.http));
+    let https = server.filter(Server::has_tls).map(|_| ("https", HTTPS));
+    let metrics = prometheus.enabled.then_some(("prometheus-http", prometheus.port));
+    let port = |(name, number): (&str, i32)| ContainerPort {
         name: Some(name.to_owned()),
         container_port: number,
         protocol: Some("TCP".to_owned()),
         ..ContainerPort::default()
+    };
+    [http, https, metrics].into_iter().flatten().map(port).collect()
+}
+
+/// The variables that follow those of the kind: HTTPS, and metrics.
+fn shared_env(server: Option<Server<'_>>, prometheus: &Prometheus) -> Vec<EnvVar> {
+    let ipv6 = server.is_some_and(|server| server.ipv6);
+    let mut all = Vec::new();
+    if let Some(server) = server.filter(Server::has_tls) {
+        all.extend(files::serving(server.tls, &listen(ipv6, HTTPS)));
+    }
+    if prometheus.enabled {
+        all.push(variable("CODER_PROMETHEUS_ENABLE", "true"));
+        all.push(variable("CODER_PROMETHEUS_ADDRESS", listen(ipv6, prometheus.port)));
+    }
+    all
+}
+
+impl Server<'_> {
+    fn has_tls(&self) -> bool {
+        !self.tls.secret_names.is_empty()
     }
 }
 
 /// The annotations of pods of any kind: a checksum of what they read, and how Prometheus finds them.
-pub fn annotations(
+fn annotations_of(
     settings: &PodSettings,
     sources: &SourceContents,
     prometheus: &Prometheus,
@@ -185,18 +262,64 @@ pub fn annotations(
     let checksum = checksum(settings, sources).map(|sum| (annotation::CONFIG_CHECKSUM.to_owned(), sum));
     let mut all: BTreeMap<_, _> = checksum.into_iter().collect();
     if prometheus.enabled && prometheus.scrape_annotations {
-        all.extend(scraped(prometheus.port));
+        all.insert("prometheus.io/scrape".to_owned(), "true".to_owned());
+        all.insert("prometheus.io/port".to_owned(), prometheus.port.to_string());
+        all.insert("prometheus.io/path".to_owned(), "/metrics".to_owned());
     }
     all
 }
 
-/// The annotations with which Prometheus finds pods.
-fn scraped(port: i32) -> [(String, String); 3] {
-    [
-        ("prometheus.io/scrape".to_owned(), "true".to_owned()),
-        ("prometheus.io/port".to_owned(), port.to_string()),
-        ("prometheus.io/path".to_owned(), "/metrics".to_owned()),
-    ]
+/// The operator's variables with the user's. A user's variable takes the position of the operator's of the same name,
+/// because a variable that refers to it with `$(NAME)` must come later. Others follow.
+fn merged_env(own: Vec<EnvVar>, users: &[EnvVar]) -> Vec<EnvVar> {
+    let mut all = own;
+    for entry in users {
+        match all.iter_mut().find(|other| other.name == entry.name) {
+            Some(place) => *place = entry.clone(),
+            None => all.push(entry.clone()),
+        }
+    }
+    all
+}
+
+/// The variable of a name.
+pub fn find_variable<'a>(variables: &'a [EnvVar], name: &str) -> Option<&'a EnvVar> {
+    variables.iter().find(|entry| entry.name == name)
+}
+
+/// A part of the value of a variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ValuePart {
+    /// Literal text.
+    Text(String),
+    /// The value of the variable of this name.
+    Variable(String),
+}
+
+/// The parts of a value, as Kubernetes reads it: `$(NAME)` refers to a variable, and `$$` is a dollar sign.
+pub fn value_parts(value: &str) -> Vec<ValuePart> {
+    let (mut all, mut text, mut rest) = (Vec::new(), String::new(), value);
+    while let Some((before, after)) = rest.split_once('$') {
+        text.push_str(before);
+        rest = if let Some(after) = after.strip_prefix('$') {
+            text.push('$');
+            after
+        } else if let Some((name, after)) = after.strip_prefix('(').and_then(|name| name.split_once(')')) {
+            if !text.is_empty() {
+                all.push(ValuePart::Text(std::mem::take(&mut text)));
+            }
+            all.push(ValuePart::Variable(name.to_owned()));
+            after
+        } else {
+            text.push('$');
+            after
+        };
+    }
+    text.push_str(rest);
+    if !text.is_empty() {
+        all.push(ValuePart::Text(text));
+    }
+    all
 }
 
 /// An environment entry with a plain value.
@@ -211,32 +334,34 @@ pub fn field(name: &str, path: &str) -> EnvVar {
     EnvVar { name: name.to_owned(), value: None, value_from: Some(from) }
 }
 
+/// An environment entry with a value of a Secret.
+pub fn secret_variable(name: &str, secret: &SecretDataRef) -> EnvVar {
+    let selector = SecretKeySelector { name: secret.name.clone(), key: secret.key.clone(), optional: None };
+    let from = EnvVarSource { secret_key_ref: Some(selector), ..EnvVarSource::default() };
+    EnvVar { name: name.to_owned(), value: None, value_from: Some(from) }
+}
+
 /// All addresses of the pod, in the family that it has.
 pub fn listen(ipv6: bool, port: i32) -> String {
     if ipv6 { format!("[::]:{port}") } else { format!("0.0.0.0:{port}") }
 }
 
 /// Whether the main container of a Deployment listens on IPv6.
-pub fn is_ipv6(held: &Deployment) -> bool {
-    let pod = held.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+pub fn is_ipv6(deployment: &Deployment) -> bool {
+    let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let args =
         pod.into_iter().flat_map(|pod| &pod.containers).flat_map(|container| container.args.iter().flatten());
     args.into_iter().any(|arg| arg.starts_with("--http-address=[::]:"))
 }
 
-/// The entries with which replicas relay for each other: `$(KUBE_POD_IP)` is known to those after it.
+/// The variables by which replicas relay for each other. Only variables after `KUBE_POD_IP` can refer to it.
 pub fn relay(ipv6: bool, port: i32) -> [EnvVar; 2] {
     let host = if ipv6 { "[$(KUBE_POD_IP)]" } else { "$(KUBE_POD_IP)" };
     let url = format!("http://{host}:{port}");
     [field("KUBE_POD_IP", "status.podIP"), variable("CODER_DERP_SERVER_RELAY_URL", url)]
 }
 
-/// The entries that serve metrics at an address.
-pub fn prometheus(address: &str) -> [EnvVar; 2] {
-    [variable("CODER_PROMETHEUS_ENABLE", "true"), variable("CODER_PROMETHEUS_ADDRESS", address)]
-}
-
-/// What nobody should run without: no root, no way to become it, no capabilities, the runtime's system call filter.
+/// The restricted Pod Security Standard: no root, no way to become root, no capabilities, the runtime's seccomp profile.
 fn secure() -> SecurityContext {
     SecurityContext {
         run_as_non_root: Some(true),
@@ -249,9 +374,10 @@ fn secure() -> SecurityContext {
     }
 }
 
-/// A pause before the container is told to stop. The API server refuses one that outlasts the grace period.
+/// A pause before the container is asked to stop, in which the Service stops sending requests to it. The API server
+/// refuses one that outlasts the grace period.
 fn drain(grace: i64) -> Option<Lifecycle> {
-    let seconds = DRAIN.min(grace - 1);
+    let seconds = POD_DRAIN_SECONDS.min(grace - 1);
     (seconds > 0).then(|| Lifecycle {
         pre_stop: Some(LifecycleHandler {
             sleep: Some(SleepAction { seconds }),
@@ -265,10 +391,7 @@ fn drain(grace: i64) -> Option<Lifecycle> {
 fn apart(selector: &BTreeMap<String, String>) -> Affinity {
     let term = PodAffinityTerm {
         topology_key: "kubernetes.io/hostname".to_owned(),
-        label_selector: Some(LabelSelector {
-            match_labels: Some(selector.clone()),
-            ..LabelSelector::default()
-        }),
+        label_selector: Some(label_selector(selector)),
         ..PodAffinityTerm::default()
     };
     let anti = PodAntiAffinity {
@@ -281,13 +404,13 @@ fn apart(selector: &BTreeMap<String, String>) -> Affinity {
     Affinity { pod_anti_affinity: Some(anti), ..Affinity::default() }
 }
 
-fn pull_policy(policy: PullPolicy) -> String {
-    match policy {
-        PullPolicy::Always => "Always",
-        PullPolicy::IfNotPresent => "IfNotPresent",
-        PullPolicy::Never => "Never",
-    }
-    .to_owned()
+fn label_selector(labels: &BTreeMap<String, String>) -> LabelSelector {
+    LabelSelector { match_labels: Some(labels.clone()), ..LabelSelector::default() }
+}
+
+/// The text of an enum of the spec, whose variants have the names of Kubernetes.
+pub(crate) fn wire_text(value: impl Serialize) -> Option<String> {
+    serde_json::to_value(value).ok()?.as_str().map(str::to_owned)
 }
 
 /// `base` with the entries of `above` over it.
@@ -310,18 +433,19 @@ mod tests {
     use super::*;
 
     fn built(settings: serde_json::Value) -> serde_json::Value {
+        let (sources, prometheus) = (SourceContents::new(), Prometheus::default());
+        let (tls, probe) = (Tls::default(), ProbeSettings::default());
         let needs = Needs {
             name: "coder".into(),
             selector: [("app".to_owned(), "coder".to_owned())].into(),
             replicas: Some(2),
             container: Container { name: "coder".into(), image: Some("i".into()), ..Container::default() },
-            files: Files::default(),
             service_account: "sa".into(),
             annotations: BTreeMap::new(),
             pod_annotations: [("sum".to_owned(), "1".to_owned())].into(),
-            grace_seconds: 70,
-            drains: true,
-            spread: true,
+            sources: &sources,
+            prometheus: &prometheus,
+            server: Some(Server { http: 8080, ipv6: false, tls: &tls, readiness: &probe, liveness: &probe }),
         };
         serde_json::to_value(deployment(&serde_json::from_value(settings).unwrap(), needs)).unwrap()
     }
@@ -370,5 +494,48 @@ mod tests {
             (made.period_seconds, made.timeout_seconds, made.success_threshold, made.failure_threshold),
             (Some(7), Some(1), Some(1), Some(3))
         );
+    }
+
+    #[test]
+    fn a_users_entry_takes_the_place_of_the_operators() {
+        let own = vec![variable("A", "1"), variable("B", "$(A)")];
+        let all = merged_env(own, &[variable("C", "3"), variable("A", "mine")]);
+        assert_eq!(all, [variable("A", "mine"), variable("B", "$(A)"), variable("C", "3")]);
+    }
+
+    #[test]
+    fn a_value_is_read_as_kubernetes_reads_it() {
+        let text = |text: &str| ValuePart::Text(text.to_owned());
+        let variable = |name: &str| ValuePart::Variable(name.to_owned());
+        for (value, expected) in [
+            ("", vec![]),
+            ("plain", vec![text("plain")]),
+            ("a$(B)c", vec![text("a"), variable("B"), text("c")]),
+            ("$(A)$(B)", vec![variable("A"), variable("B")]),
+            ("$$(A)", vec![text("$(A)")]),
+            ("$$$(A)", vec![text("$"), variable("A")]),
+            ("100$ and $(open", vec![text("100$ and $(open")]),
+            ("end$", vec![text("end$")]),
+        ] {
+            assert_eq!(value_parts(value), expected, "{value}");
+        }
+    }
+
+    fn made_budget(settings: serde_json::Value, replicas: i32) -> Option<PodDisruptionBudgetSpec> {
+        let settings = serde_json::from_value(settings).unwrap();
+        disruption_budget("coder", Some(&settings), replicas, &BTreeMap::new()).and_then(|budget| budget.spec)
+    }
+
+    #[test]
+    fn there_is_a_budget_as_soon_as_there_is_something_to_protect() {
+        assert!(disruption_budget("coder", None, 1, &BTreeMap::new()).is_none());
+        assert_eq!(
+            disruption_budget("coder", None, 2, &BTreeMap::new()).unwrap().spec.unwrap().max_unavailable,
+            Some(IntOrString::Int(1))
+        );
+        assert!(made_budget(serde_json::json!({"enabled": false}), 5).is_none());
+        let asked = made_budget(serde_json::json!({"enabled": true, "minAvailable": "50%"}), 1).unwrap();
+        assert_eq!(asked.min_available, Some(IntOrString::String("50%".into())));
+        assert_eq!(asked.max_unavailable, None);
     }
 }

@@ -1,7 +1,7 @@
-//! What becomes of a CoderProvisioner: a key in coderd, the Secret that holds it, and the pods that connect with it.
+//! Decides about a CoderProvisioner: its children, and who may run workspaces with it.
 //!
-//! The key has a protocol of its own ([`keys`]), and so has the license ([`crate::license_gate`]). The rest is decided here, and goes on
-//! whatever the key and the license are doing.
+//! The key ([`keys`]) and the license ([`crate::license_gate`]) are decided apart. Nothing here waits for them, except that
+//! the Deployment needs a key.
 
 pub mod daemons;
 pub mod deployment;
@@ -12,19 +12,21 @@ mod status;
 use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, WorkspaceRbac, names::component};
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::ServiceAccount, policy::v1::PodDisruptionBudget};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, control_plane, paused, status};
 pub use crate::license_gate;
+pub use crate::workload::Children;
 use crate::{
     account::{self, Accounts},
     controlplane::access_url,
-    disruption, object,
+    object,
     outcome::Blocker,
+    pod,
     sources::SourceContents,
     workload,
-    workspace_access::{self, Consent, Existing, Grantee},
+    workspace_access::{self, Consent, Grantee},
 };
 
 /// What was observed, besides what concerns the key.
@@ -36,7 +38,7 @@ pub struct Observed {
     pub control_plane: Option<Arc<CoderControlPlane>>,
     /// Which deployment answers there, once known.
     pub deployment_id: Option<String>,
-    /// Its children, as far as they bear our label.
+    /// Its children with the label of the operator.
     pub children: Children,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.
     pub sources: Result<SourceContents, Blocker>,
@@ -46,23 +48,10 @@ pub struct Observed {
     pub privileged_rules: bool,
     /// Whether the license covers it.
     pub gate: license_gate::LicenseGate,
-    /// Whether the credentials for managing keys are there.
+    /// Whether there are credentials to manage keys with.
     pub credentials: Result<(), keys::Blocker>,
-    /// What is known of its daemons.
+    /// The daemons that coderd lists, and the pods.
     pub daemons: daemons::ObservedDaemons,
-}
-
-/// Children as last seen.
-#[derive(Clone, Debug, Default)]
-pub struct Children {
-    /// The Deployment.
-    pub deployment: Option<Arc<Deployment>>,
-    /// The disruption budget.
-    pub budget: Option<Arc<PodDisruptionBudget>>,
-    /// ServiceAccounts that belong to the object, of whatever name.
-    pub service_accounts: Vec<Arc<ServiceAccount>>,
-    /// Roles and RoleBindings of workspaces.
-    pub rbac: Existing,
 }
 
 /// What is to be done, besides what concerns the key.
@@ -70,23 +59,23 @@ pub struct Children {
 pub struct Plan {
     /// Whether the finalizer is to be there for what is in other namespaces.
     pub reaches_outside: bool,
-    /// The wanted children. None: the object is going.
+    /// The desired children. None: the object is being deleted.
     pub desired: Option<Desired>,
     /// Access for workspaces.
     pub workspaces: workspace_access::Plan,
 }
 
-/// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once there is a key.
+/// The desired children, besides the Deployment, which [`deployment::build`] builds once there is a key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
-    /// The ServiceAccount, and what becomes of others.
+    /// The ServiceAccount, and those to give up or remove.
     pub accounts: Accounts,
     /// The disruption budget.
     pub budget: Option<PodDisruptionBudget>,
 }
 
 impl Observed {
-    /// The labels that all children bear and that select the pods.
+    /// The labels of all children, which also select the pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
         object::selector(&*self.object, component::PROVISIONER)
     }
@@ -99,13 +88,7 @@ impl Observed {
 
     /// For whom workspaces are granted access.
     pub fn grantee(&self) -> Grantee {
-        Grantee {
-            namespace: self.object.namespace().unwrap_or_default(),
-            name: self.object.name_any(),
-            uid: self.object.uid().unwrap_or_default(),
-            service_account: self.service_account(),
-            kind: workspace_access::Kind::Provisioner,
-        }
+        Grantee::of(&*self.object, workspace_access::Kind::Provisioner, self.service_account())
     }
 
     /// How many pods are to run.
@@ -113,13 +96,12 @@ impl Observed {
         self.gate.replicas(self.object.spec.replicas, self.object.spec.on_entitlement_lost)
     }
 
-    /// The image of the daemons. One newer than coderd is refused by it, so that an image of their own apart, they follow
-    /// what the control plane has rolled out; until that is known, what they run stays.
+    /// The image of the daemons. Without one in the spec it is the image that the control plane has rolled out, because
+    /// coderd refuses newer daemons. Until that is known, they keep their image.
     pub fn image(&self) -> Option<String> {
         let given = self.object.spec.image.as_ref().map(ToString::to_string);
-        let rolled_out =
-            || self.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.workload.image.clone());
-        given.or_else(rolled_out).or_else(|| workload::image(self.children.deployment.as_deref()?))
+        let (plane, deployment) = (self.control_plane.as_deref(), self.children.deployment.as_deref());
+        given.or_else(|| workload::followed_image(plane, deployment))
     }
 }
 
@@ -136,9 +118,9 @@ pub fn daemon_url(plane: &CoderControlPlane) -> String {
 pub fn decide(observed: &Observed) -> Plan {
     let (grantee, rbac) = (observed.grantee(), &observed.children.rbac);
     let spec = &observed.object.spec;
-    let going = object::is_deleting(&*observed.object);
+    let deleting = object::is_deleting(&*observed.object);
     let nothing = WorkspaceRbac { workspace_perms: false, ..WorkspaceRbac::default() };
-    let asked = if going { &nothing } else { &spec.rbac };
+    let asked = if deleting { &nothing } else { &spec.rbac };
     let account = observed.service_account();
     let moved = account::have_moved(observed.children.deployment.as_deref(), &account);
     let workspaces = workspace_access::decide(
@@ -146,20 +128,20 @@ pub fn decide(observed: &Observed) -> Plan {
         &grantee,
         &observed.consent,
         rbac,
-        going || moved,
+        deleting || moved,
         observed.privileged_rules,
     );
-    let desired = (!going).then(|| Desired {
+    let desired = (!deleting).then(|| Desired {
         accounts: account::decide(
             &spec.service_account,
             &account,
             &observed.children.service_accounts,
             moved,
         ),
-        budget: disruption::budget(
+        budget: pod::disruption_budget(
             &names::deployment(&observed.object.name_any()),
             spec.pod_disruption_budget.as_ref(),
-            // A budget is made only when it is asked for: an evicted daemon finishes its build in its grace period.
+            // Only if the spec asks for a budget: an evicted daemon finishes its build in its grace period.
             spec.pod_disruption_budget.as_ref().map_or(0, |_| observed.replicas()),
             &observed.selector(),
         ),

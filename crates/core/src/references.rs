@@ -26,9 +26,9 @@ pub enum Reference {
     ControlPlane(String),
 }
 
-/// Objects that refer to others.
+/// An object that refers to others.
 pub trait References: Resource<DynamicType = ()> {
-    /// All that this one refers to.
+    /// Everything that this object refers to.
     fn references(&self) -> BTreeSet<Reference>;
 }
 
@@ -38,19 +38,20 @@ impl References for CoderControlPlane {
         let access = &spec.operator_access;
         let mut all = of_pod(&spec.pod, &spec.tls);
         all.extend(of_rbac(&spec.rbac));
-        all.extend(spec.license_secret_ref.iter().map(|secret| secret_named(&secret.name)));
-        all.extend(
-            access
-                .token_secret_ref
-                .iter()
-                .chain(&access.ca_secret_ref)
-                .chain(&access.database_ca_secret_ref)
-                .map(|secret| secret_named(&secret.name)),
-        );
+        let keys = [
+            &spec.license_secret_ref,
+            &access.token_secret_ref,
+            &access.ca_secret_ref,
+            &access.database_ca_secret_ref,
+        ];
+        all.extend(keys.into_iter().flatten().map(|secret| secret_named(&secret.name)));
         all.extend(access.first_user_secret_ref.iter().map(|secret| secret_named(&secret.name)));
-        if access.method != AccessMethod::TokenSecret && !access.disabled {
-            let given = access.generated_token_secret_name.as_ref().map(ToString::to_string);
-            all.insert(Reference::Secret(given.unwrap_or_else(|| names::token_secret(&self.name_any()))));
+        match access.method {
+            AccessMethod::Postgres | AccessMethod::FirstUser if !access.disabled => {
+                let given = access.generated_token_secret_name.as_ref().map(ToString::to_string);
+                all.insert(Reference::Secret(given.unwrap_or_else(|| names::token_secret(&self.name_any()))));
+            }
+            AccessMethod::Postgres | AccessMethod::FirstUser | AccessMethod::TokenSecret => {}
         }
         all
     }

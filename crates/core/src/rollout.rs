@@ -1,18 +1,18 @@
-//! How far a Deployment has come, and what to say about it.
+//! How far the rollout of a Deployment has come, with the reason and message for conditions.
 
 use coder_k8s_api::Reason;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 
-/// How far a Deployment has come.
+/// The progress of a Deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
-    /// Its stage.
+    /// The stage.
     pub stage: RolloutStage,
-    /// Pods that it asks for.
+    /// Desired pods.
     pub desired: i32,
-    /// Pods that there are.
+    /// Existing pods.
     pub replicas: i32,
-    /// Pods that are ready.
+    /// Ready pods.
     pub ready: i32,
 }
 
@@ -25,13 +25,13 @@ pub enum RolloutStage {
     Complete,
     /// No pod is asked for, and none is left.
     ScaledToZero,
-    /// On its way.
+    /// The controller works on it, or has not seen the newest generation yet.
     Progressing,
     /// Somebody paused it.
     Paused,
-    /// The cluster refuses to make pods; its words.
+    /// The API server refuses to create pods; its message.
     Refused(String),
-    /// No progress in the time it had; the cluster's words.
+    /// No progress within `progressDeadlineSeconds`; the message of the Deployment.
     DeadlineExceeded(String),
 }
 
@@ -48,18 +48,18 @@ impl Rollout {
             [status.replicas, status.ready_replicas, status.updated_replicas, status.available_replicas]
                 .map(|count| count.unwrap_or(0));
         let observed = status.observed_generation >= deployment.metadata.generation;
-        let said = |type_: &str, state: &str| {
+        let condition = |type_: &str, state: &str| {
             let conditions = status.conditions.iter().flatten();
             conditions.filter(|c| c.type_ == type_ && c.status == state).find_map(sentence)
         };
-        let stalled = said("Progressing", "False");
+        let stalled = condition("Progressing", "False");
         let stage = if !observed {
             RolloutStage::Progressing
         } else if updated == desired && replicas == desired && available == desired {
             if desired == 0 { RolloutStage::ScaledToZero } else { RolloutStage::Complete }
         } else if let Some(why) = stalled {
             RolloutStage::DeadlineExceeded(why)
-        } else if let Some(why) = said("ReplicaFailure", "True") {
+        } else if let Some(why) = condition("ReplicaFailure", "True") {
             RolloutStage::Refused(why)
         } else if spec.is_some_and(|spec| spec.paused == Some(true)) {
             RolloutStage::Paused
@@ -74,12 +74,12 @@ impl Rollout {
         matches!(self.stage, RolloutStage::Complete | RolloutStage::ScaledToZero)
     }
 
-    /// Whether only a person can get it going again.
+    /// Whether only a person can continue it.
     pub fn is_stalled(&self) -> bool {
         matches!(self.stage, RolloutStage::DeadlineExceeded(_) | RolloutStage::Paused)
     }
 
-    /// The reason, one word.
+    /// The reason for conditions.
     pub fn reason(&self) -> Reason {
         match self.stage {
             RolloutStage::Missing => Reason::Pending,
@@ -92,7 +92,7 @@ impl Rollout {
         }
     }
 
-    /// The sentence.
+    /// The message for conditions.
     pub fn message(&self) -> String {
         let Self { stage, desired, ready, .. } = self;
         let pods = format!("{ready} of {desired} pods are ready");

@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{ServiceSettings, ServiceType, SessionAffinity, TrafficPolicy};
+use coder_k8s_api::ServiceSettings;
 use k8s_openapi::{
     api::core::v1::{Service, ServicePort, ServiceSpec},
     apimachinery::pkg::util::intstr::IntOrString,
 };
 use kube::core::ObjectMeta;
 
-use crate::pod::{some, some_map};
+use crate::pod::{some, some_map, wire_text};
 
 /// Port on which coderd serves HTTP.
 pub const HTTP: i32 = 8080;
 /// Port on which the pods serve HTTPS.
 pub const HTTPS: i32 = 8443;
 
-/// Port of the Service that leads to HTTP: routes, and the operator itself, use it.
+/// Port of the Service for HTTP, which routes and the operator itself use. 443 is HTTPS as soon as there is a certificate.
 pub fn http_port(settings: &ServiceSettings, tls: bool) -> i32 {
     if tls && settings.port == 443 { 80 } else { settings.port }
 }
@@ -49,17 +49,11 @@ pub fn service(
         (true, _) => vec![http, https],
     };
     let spec = ServiceSpec {
-        type_: Some(type_name(*type_).to_owned()),
+        type_: wire_text(type_),
         selector: Some(selector.clone()),
         ports: Some(ports),
-        session_affinity: session_affinity.map(|affinity| match affinity {
-            SessionAffinity::None => "None".to_owned(),
-            SessionAffinity::ClientIP => "ClientIP".to_owned(),
-        }),
-        external_traffic_policy: external_traffic_policy.map(|policy| match policy {
-            TrafficPolicy::Cluster => "Cluster".to_owned(),
-            TrafficPolicy::Local => "Local".to_owned(),
-        }),
+        session_affinity: session_affinity.and_then(wire_text),
+        external_traffic_policy: external_traffic_policy.and_then(wire_text),
         load_balancer_ip: load_balancer_ip.clone(),
         load_balancer_class: load_balancer_class.clone(),
         load_balancer_source_ranges: some(load_balancer_source_ranges.clone()),
@@ -87,14 +81,6 @@ fn port(name: &str, number: i32, target: i32, node_port: Option<i32>) -> Service
         protocol: Some("TCP".to_owned()),
         node_port,
         ..ServicePort::default()
-    }
-}
-
-fn type_name(type_: ServiceType) -> &'static str {
-    match type_ {
-        ServiceType::ClusterIP => "ClusterIP",
-        ServiceType::NodePort => "NodePort",
-        ServiceType::LoadBalancer => "LoadBalancer",
     }
 }
 

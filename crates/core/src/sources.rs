@@ -1,6 +1,6 @@
 //! The Secrets and ConfigMaps that pods read when they start: which of them, which keys, and a checksum of it all.
 //!
-//! Values come in only to be hashed. Nothing here keeps one, except that of a ConfigMap where it is asked for by key.
+//! Values come in only to be hashed. None is stored, except a value of a ConfigMap that is needed by key.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,11 +24,11 @@ pub struct NeededKeys {
     pub all: bool,
     /// Else these keys.
     pub keys: BTreeSet<String>,
-    /// Keys of a ConfigMap whose value is asked for.
+    /// Keys of a ConfigMap whose value is needed too.
     pub values: BTreeSet<String>,
 }
 
-/// What is known of a source.
+/// The content of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceContent {
     /// It does not exist.
@@ -39,12 +39,12 @@ pub enum SourceContent {
         digest: String,
         /// The keys that it has.
         keys: BTreeSet<String>,
-        /// The values that were asked for.
+        /// The values that were needed.
         values: BTreeMap<String, String>,
     },
 }
 
-/// What was found, by source.
+/// The contents of all sources.
 pub type SourceContents = BTreeMap<Source, SourceContent>;
 
 /// How pods use a Secret or ConfigMap.
@@ -145,8 +145,8 @@ pub fn definition(env_from: &[EnvFromSource], variable: &str, found: &SourceCont
     defined
 }
 
-/// The checksum of one source: over the keys that matter, salted with the uid of the object that asks, so that equal
-/// secrets of different objects do not show as equal.
+/// The checksum of one source: over the keys that matter, salted with the UID of the object, so that equal
+/// Secrets of different objects have different checksums.
 pub fn digest<'a>(
     uid: &str,
     source: &Source,
@@ -174,7 +174,7 @@ pub fn digest<'a>(
     hex(&hash.finalize())
 }
 
-/// The checksum of everything that the pods read. None: nothing does, or nothing shall restart them.
+/// The checksum of everything that the pods read. None: they read nothing, or the spec disables restarts.
 pub fn checksum(pod: &PodSettings, found: &SourceContents) -> Option<String> {
     if !pod.restart_on_config_change || found.is_empty() {
         return None;
@@ -190,7 +190,7 @@ pub fn checksum(pod: &PodSettings, found: &SourceContents) -> Option<String> {
     Some(hex(&hash.finalize()))
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 

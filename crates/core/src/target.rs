@@ -5,7 +5,7 @@ use coder_k8s_api::{CredentialsSource, ReportedSecretRef};
 /// The key of a token where none is recorded.
 const TOKEN: &str = "token";
 
-/// A coderd, and with what it can be asked to manage keys and proxies.
+/// A coderd, and the credentials to manage keys and proxies in it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CoderdTarget {
     /// The control plane that leads there. Empty: the address alone does.
@@ -34,7 +34,7 @@ impl CoderdTarget {
         }
     }
 
-    /// Whether two targets are one coderd. Where a deployment ID is not known, the control plane tells.
+    /// Whether two targets are one coderd. If a deployment ID is not known, the control plane decides.
     pub fn is_same(&self, other: &Self) -> bool {
         match (&self.deployment_id, &other.deployment_id) {
             (Some(one), Some(two)) => one == two,
@@ -46,13 +46,13 @@ impl CoderdTarget {
 /// Where a token for managing keys or proxies is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Credentials {
-    /// Who it belongs to.
+    /// Whose token it is.
     pub kind: CredentialsKind,
     /// The Secret that holds it. None: the control plane's status names it.
     pub secret: Option<SecretDataRef>,
 }
 
-/// Who a token belongs to.
+/// Whose token it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CredentialsKind {
     /// The control plane's operator token.

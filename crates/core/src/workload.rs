@@ -1,14 +1,43 @@
-//! The part of the status that all kinds share.
+//! What is the same for the Deployment of every kind: what its pods run with, its release, and its part of the status.
 
-use coder_k8s_api::{Reason, WorkloadStatus, condition::kind, names::annotation};
+use std::sync::Arc;
+
+use coder_k8s_api::{CoderControlPlane, Reason, WorkloadStatus, condition::kind, names::annotation};
 use jiff::Timestamp;
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::PodTemplateSpec};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{PodTemplateSpec, Service, ServiceAccount},
+    networking::v1::Ingress,
+    policy::v1::PodDisruptionBudget,
+};
 
 use crate::{
-    condition::{Conditions, Progress, Verdict, phase},
+    condition::{Conditions, Progress, Verdict},
+    exposure::route::HTTPRoute,
+    object,
     rollout::Rollout,
     target::SecretDataRef,
+    workspace_access::Existing,
 };
+
+/// The children of an object of any kind, as the caches have them. A kind leaves out those that it never has.
+#[derive(Clone, Debug, Default)]
+pub struct Children {
+    /// The Deployment.
+    pub deployment: Option<Arc<Deployment>>,
+    /// The Service.
+    pub service: Option<Arc<Service>>,
+    /// The Ingress.
+    pub ingress: Option<Arc<Ingress>>,
+    /// The route.
+    pub route: Option<Arc<HTTPRoute>>,
+    /// The disruption budget.
+    pub budget: Option<Arc<PodDisruptionBudget>>,
+    /// ServiceAccounts that belong to the object, of whatever name.
+    pub service_accounts: Vec<Arc<ServiceAccount>>,
+    /// Roles and RoleBindings of workspaces, in all namespaces.
+    pub rbac: Existing,
+}
 
 /// A Deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +61,7 @@ pub struct Run {
 
 impl Run {
     /// What the pods of a template run with: the checksum in this annotation, and the Secret and the address that these
-    /// variables of the container tell. None: it has no such container.
+    /// variables of the container name. None: it has no such container.
     pub(crate) fn of(
         template: &PodTemplateSpec,
         container: &str,
@@ -68,7 +97,8 @@ pub fn status(
         replicas: Some(rollout.replicas),
         ready_replicas: Some(rollout.ready),
         selector: deployment.and_then(selector).or_else(|| before.selector.clone()),
-        phase: Some(phase(Some(rollout.ready))),
+        // As the Go operator sets it.
+        phase: Some(if rollout.ready > 0 { "Ready" } else { "Pending" }.to_owned()),
         image: image.or_else(|| before.image.clone()),
         conditions: conditions.into_vec(),
     };
@@ -77,7 +107,7 @@ pub fn status(
     if !rollout.is_settled() && as_before == *before { as_before } else { next }
 }
 
-/// Says how far the Deployment has come.
+/// Sets the condition `DeploymentReady`.
 pub fn set_deployment_ready(conditions: &mut Conditions<'_>, rollout: &Rollout, pod_message: Option<&str>) {
     let message = with_words(rollout, pod_message);
     conditions.set(kind::DEPLOYMENT_READY, rollout.is_settled(), rollout.reason(), message);
@@ -98,7 +128,7 @@ pub fn set_paused(status: &mut WorkloadStatus, generation: Option<i64>, now: Tim
     status.conditions = conditions.into_vec();
 }
 
-/// What is said of a rollout, with what its pods say.
+/// The message about a rollout, with that of its pods.
 pub fn with_words(rollout: &Rollout, pod_message: Option<&str>) -> String {
     match pod_message {
         Some(words) => format!("{}; {words}", rollout.message()),
@@ -106,16 +136,54 @@ pub fn with_words(rollout: &Rollout, pod_message: Option<&str>) -> String {
     }
 }
 
+/// Major, minor and patch version of coderd or a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Release {
+    major: u32,
+    minor: u32,
+    patch: u32,
+}
+
+impl Release {
+    /// Reads a version such as `v2.30.0-rc.1+abc`. None: it has another form.
+    pub fn parse(text: &str) -> Option<Self> {
+        let core = text.trim_start_matches('v').split(['-', '+']).next()?;
+        let mut parts = core.split('.').map(|part| part.parse().ok());
+        let found = Self { major: parts.next()??, minor: parts.next()??, patch: parts.next()?? };
+        parts.next().is_none().then_some(found)
+    }
+
+    /// The version in the tag of an image. None: it has no tag, or the tag is none, such as `latest`.
+    pub fn of_image(image: &str) -> Option<Self> {
+        let name = image.split('@').next()?.rsplit('/').next()?;
+        Self::parse(name.split_once(':')?.1)
+    }
+
+    /// Major and minor version. coderd and a daemon work together if these agree, whatever their patch version.
+    pub fn series(self) -> (u32, u32) {
+        (self.major, self.minor)
+    }
+}
+
 /// The names of the main containers of our kinds.
 const MAIN: [&str; 3] = ["coder", "provisioner", "workspace-proxy"];
 
+/// The image that a control plane has rolled out. Until that is known, the one that the pods already have.
+pub(crate) fn followed_image(
+    plane: Option<&CoderControlPlane>,
+    deployment: Option<&Deployment>,
+) -> Option<String> {
+    let rolled_out = plane.and_then(|plane| plane.status.as_ref()?.workload.image.clone());
+    rolled_out.or_else(|| image(deployment?))
+}
+
 /// The image of the main container.
-pub(crate) fn image(deployment: &Deployment) -> Option<String> {
+fn image(deployment: &Deployment) -> Option<String> {
     let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
     pod.containers.iter().find(|container| MAIN.contains(&container.name.as_str()))?.image.clone()
 }
 
 fn selector(deployment: &Deployment) -> Option<String> {
     let labels = deployment.spec.as_ref()?.selector.match_labels.as_ref()?;
-    Some(labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(","))
+    Some(object::selector_text(labels))
 }

@@ -1,8 +1,8 @@
-//! What pods may do in Kubernetes to run workspaces: one Role and RoleBinding in each namespace for workspaces.
+//! Decides what pods may do in Kubernetes to run workspaces: one Role and RoleBinding in each namespace for workspaces.
 //!
-//! Another namespace takes part only when it consents. Secrets, RBAC and tokens are never granted, unless the operator
-//! was told so when it was started. What is no longer wanted is removed wherever we wrote, recognised by the uid
-//! of the object that it was written for.
+//! Another namespace takes part only if it consents. Secrets, RBAC and tokens are never granted, unless the operator runs
+//! with `--allow-privileged-workspace-rules`. A Role or RoleBinding that is no longer desired is removed in whatever
+//! namespace it is. It is recognised by the UID of the object that it was written for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ pub struct Grantee {
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// Its uid.
+    /// UID of the object.
     pub uid: String,
     /// The ServiceAccount of its pods.
     pub service_account: String,
@@ -53,17 +53,17 @@ pub enum Kind {
 /// Whether a namespace lets workspaces of another run in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consent {
-    /// It does.
+    /// Its label allows it.
     Given,
-    /// It does not.
+    /// It has no such label.
     Missing,
-    /// The operator does not look after it, and under such a limit that is what counts.
+    /// `--watch-namespaces` excludes it. The operator then does not read its labels.
     Unwatched,
     /// There is no such namespace.
     NoNamespace,
 }
 
-/// Roles and RoleBindings that bear the labels of the object, wherever they are.
+/// Roles and RoleBindings with the labels of the object, in all namespaces.
 #[derive(Clone, Debug, Default)]
 pub struct Existing {
     /// Roles.
@@ -74,12 +74,12 @@ pub struct Existing {
 
 /// The access to one namespace.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Grant {
+pub struct WorkspaceGrant {
     /// The namespace.
     pub namespace: String,
-    /// What may be done.
+    /// The rules.
     pub role: Role,
-    /// By whom.
+    /// Gives them to the ServiceAccount.
     pub binding: RoleBinding,
     /// The Role without the rules that users add, in case those cannot be granted.
     pub plain: Option<Role>,
@@ -89,7 +89,7 @@ pub struct Grant {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Access to grant.
-    pub grants: Vec<Grant>,
+    pub grants: Vec<WorkspaceGrant>,
     /// Namespaces that are asked for and have not consented, and whether an older grant there is kept.
     pub without_consent: Vec<(String, Consent, bool)>,
     /// Rules that are never granted.
@@ -108,6 +108,23 @@ impl Plan {
             || existing.roles.iter().any(|role| outside(role.namespace()) && grantee.made(&**role))
             || existing.bindings.iter().any(|b| outside(b.namespace()) && grantee.made(&**b))
     }
+
+    /// Whether an existing Role or RoleBinding stays. One under another name stays until all pods use the ServiceAccount of
+    /// the new one, and one of the Go operator stays where the namespace has not consented yet.
+    fn keeps<K: Resource>(
+        &self,
+        object: &K,
+        is_desired: impl Fn(&K, &WorkspaceGrant) -> bool,
+        settled: bool,
+    ) -> bool {
+        let namespace = object.namespace().unwrap_or_default();
+        let grant = self.grants.iter().find(|grant| grant.namespace == namespace);
+        let tolerated = |(asked, given, kept): &(String, Consent, bool)| {
+            *kept && *given != Consent::NoNamespace && *asked == namespace
+        };
+        grant.is_some_and(|grant| is_desired(object, grant) || !settled)
+            || (is_of_go_operator(object) && self.without_consent.iter().any(tolerated))
+    }
 }
 
 /// The namespaces that are asked for: the object's own first, each once.
@@ -123,7 +140,7 @@ pub fn targets(rbac: &WorkspaceRbac, own: &str) -> Vec<String> {
 
 /// Decides what is to be done.
 ///
-/// `settled`: whether all pods use the ServiceAccount of `grantee`, so that what an earlier one needed can go.
+/// `settled`: whether all pods use the ServiceAccount of `grantee`, so that what an earlier one needed can be removed.
 /// `privileged`: whether rules for Secrets, RBAC and tokens are granted.
 pub fn decide(
     rbac: &WorkspaceRbac,
@@ -152,56 +169,27 @@ pub fn decide(
             plan.without_consent.push((namespace, given, kept));
         }
     }
-    let kept = |object: &dyn Held| {
-        let namespace = object.home();
-        let desired = plan.grants.iter().any(|grant| grant.namespace == namespace && object.is_of(grant));
-        let replaced = plan.grants.iter().any(|grant| grant.namespace == namespace);
-        let tolerated = plan
-            .without_consent
-            .iter()
-            .any(|(asked, given, kept)| *kept && *given != Consent::NoNamespace && *asked == namespace)
-            && object.is_unhashed();
-        desired || (replaced && !settled) || tolerated
-    };
     let roles = existing.roles.iter().filter(|role| grantee.made(&***role) || grantee.left_role(role));
-    plan.obsolete_roles = roles.filter(|role| !kept(&***role)).cloned().collect();
+    let is_desired = |role: &Role, grant: &WorkspaceGrant| role.name_any() == grant.role.name_any();
+    plan.obsolete_roles = roles.filter(|role| !plan.keeps(&***role, is_desired, settled)).cloned().collect();
     let bindings = existing.bindings.iter().filter(|b| grantee.made(&***b) || grantee.left_binding(b));
-    plan.obsolete_bindings = bindings.filter(|binding| !kept(&***binding)).cloned().collect();
+    let is_desired = |b: &RoleBinding, grant: &WorkspaceGrant| b.name_any() == grant.binding.name_any();
+    plan.obsolete_bindings = bindings.filter(|b| !plan.keeps(&***b, is_desired, settled)).cloned().collect();
     plan
 }
 
-/// What the two kinds have in common for the decision.
-trait Held {
-    fn home(&self) -> String;
-    fn is_of(&self, grant: &Grant) -> bool;
-    fn is_unhashed(&self) -> bool;
-}
-
-impl Held for Role {
-    fn home(&self) -> String {
-        self.namespace().unwrap_or_default()
-    }
-    fn is_of(&self, grant: &Grant) -> bool {
-        self.name_any() == grant.role.name_any()
-    }
-    fn is_unhashed(&self) -> bool {
-        !self.annotations().contains_key(annotation::APPLIED_HASH)
-    }
-}
-
-impl Held for RoleBinding {
-    fn home(&self) -> String {
-        self.namespace().unwrap_or_default()
-    }
-    fn is_of(&self, grant: &Grant) -> bool {
-        self.name_any() == grant.binding.name_any()
-    }
-    fn is_unhashed(&self) -> bool {
-        !self.annotations().contains_key(annotation::APPLIED_HASH)
-    }
-}
-
 impl Grantee {
+    /// For an object whose pods run as `service_account`.
+    pub fn of<K: Resource>(object: &K, kind: Kind, service_account: String) -> Self {
+        Self {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            uid: object.uid().unwrap_or_default(),
+            service_account,
+            kind,
+        }
+    }
+
     /// The labels by which its Roles and RoleBindings are found.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let (name, namespace) = match self.kind {
@@ -211,8 +199,8 @@ impl Grantee {
         [(name.to_owned(), instance_label(&self.name)), (namespace.to_owned(), self.namespace.clone())].into()
     }
 
-    fn grant(&self, namespace: &str, rbac: &WorkspaceRbac, extra: &[PolicyRule]) -> Grant {
-        let (role, binding) = (self.role_name(namespace), self.binding_name(namespace));
+    fn grant(&self, namespace: &str, rbac: &WorkspaceRbac, extra: &[PolicyRule]) -> WorkspaceGrant {
+        let (role, binding) = self.names_in(namespace);
         let metadata = |name: String| ObjectMeta {
             name: Some(name),
             labels: Some(self.labels()),
@@ -226,7 +214,7 @@ impl Grantee {
             namespace: Some(self.namespace.clone()),
             api_group: None,
         };
-        Grant {
+        WorkspaceGrant {
             namespace: namespace.to_owned(),
             role: Role { rules: Some([base_rules(rbac), extra.to_vec()].concat()), ..plain.clone() },
             plain: (!extra.is_empty()).then_some(plain),
@@ -238,18 +226,17 @@ impl Grantee {
         }
     }
 
-    fn role_name(&self, namespace: &str) -> String {
-        match self.kind {
-            Kind::Provisioner if namespace == self.namespace => provisioner::names::deployment(&self.name),
-            _ => names::workspace_role(&self.service_account, &self.namespace, &self.name),
+    /// The names of the Role and of the RoleBinding in a namespace.
+    fn names_in(&self, namespace: &str) -> (String, String) {
+        if self.kind == Kind::Provisioner && namespace == self.namespace {
+            let name = provisioner::names::deployment(&self.name);
+            return (name.clone(), name);
         }
-    }
-
-    fn binding_name(&self, namespace: &str) -> String {
-        match self.kind {
-            Kind::Provisioner if namespace == self.namespace => provisioner::names::deployment(&self.name),
-            _ => names::workspace_binding(&self.service_account, &self.namespace, &self.name),
-        }
+        let Self { service_account, namespace, name, .. } = self;
+        (
+            names::workspace_role(service_account, namespace, name),
+            names::workspace_binding(service_account, namespace, name),
+        )
     }
 
     /// Whether an object was written for this very object: it owns it, or its uid is on it.
@@ -260,16 +247,15 @@ impl Grantee {
                 && object.annotations().get(annotation::WORKSPACE_RBAC_OWNER_UID) == Some(&self.uid))
     }
 
-    /// Whether a grant was found when this operator took over from the one before, which asked nobody for consent.
+    /// Whether a grant was found when this operator took over from the Go operator, which needed no consent.
     fn inherited<K: Resource>(&self, object: &K, namespace: &str) -> bool {
-        object.namespace().as_deref() == Some(namespace)
-            && self.made(object)
-            && !object.annotations().contains_key(annotation::APPLIED_HASH)
+        object.namespace().as_deref() == Some(namespace) && self.made(object) && is_of_go_operator(object)
     }
 
     /// Whether a Role elsewhere stems from an earlier object of the same name.
     fn left_role(&self, role: &Role) -> bool {
-        self.identifies(role) && self.is_outside(role) && role.name_any() == self.role_name(&role.home())
+        let namespace = role.namespace().unwrap_or_default();
+        self.identifies(role) && self.is_outside(role) && role.name_any() == self.names_in(&namespace).0
     }
 
     /// Whether a RoleBinding elsewhere stems from an earlier object of the same name.
@@ -280,12 +266,13 @@ impl Grantee {
                 && subject.name == self.service_account
                 && subject.namespace.as_ref() == Some(&self.namespace)
         };
+        let (role, name) = self.names_in(&binding.namespace().unwrap_or_default());
         self.identifies(binding)
             && self.is_outside(binding)
-            && binding.name_any() == self.binding_name(&binding.home())
+            && binding.name_any() == name
             && binding.role_ref.kind == "Role"
             && binding.role_ref.api_group.as_deref() == Some(RBAC)
-            && binding.role_ref.name == self.role_name(&binding.home())
+            && binding.role_ref.name == role
             && matches!(subjects, [one] if ours(one))
     }
 
@@ -296,6 +283,11 @@ impl Grantee {
     fn is_outside<K: Resource>(&self, object: &K) -> bool {
         object.namespace().as_ref() != Some(&self.namespace)
     }
+}
+
+/// Whether the Go operator wrote an object and this operator has not changed it since. This operator marks all it writes.
+fn is_of_go_operator<K: Resource>(object: &K) -> bool {
+    !object.annotations().contains_key(annotation::APPLIED_HASH)
 }
 
 /// What every workspace needs.
@@ -343,7 +335,7 @@ fn forbidden_part(rule: &PolicyRule) -> Option<String> {
     ))
 }
 
-/// Says where workspaces may run, and where they may not. `grant_blockers` are grants that failed, with the namespace.
+/// Sets the condition `WorkspaceAccess`. `grant_blockers` are grants that failed, with the namespace.
 pub fn set_conditions(
     conditions: &mut Conditions<'_>,
     own: &str,
@@ -351,15 +343,11 @@ pub fn set_conditions(
     grant_blockers: &[(String, Blocker)],
 ) {
     let Plan { grants, without_consent, refused_rules, .. } = plan;
-    let mut blockers: Vec<(Reason, String)> = refused_rules
-        .iter()
-        .map(|rule| {
-            (
-                Reason::RuleNotAllowed,
-                format!("{rule}, which the operator grants only with --allow-privileged-workspace-rules"),
-            )
-        })
-        .collect();
+    let refused = refused_rules.iter().map(|rule| {
+        let only = "which the operator grants only with --allow-privileged-workspace-rules";
+        (Reason::RuleNotAllowed, format!("{rule}, {only}"))
+    });
+    let mut blockers: Vec<_> = refused.collect();
     blockers.extend(grant_blockers.iter().map(|(_, failure)| (failure.reason, failure.message.clone())));
     blockers.extend(without_consent.iter().map(|(namespace, consent, kept)| {
         let what = match consent {

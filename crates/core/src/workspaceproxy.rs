@@ -1,34 +1,28 @@
-//! What becomes of a CoderWorkspaceProxy: a registration in coderd, the Secret with its token, the pods that run with it
-//! and what leads to them.
+//! Decides about a CoderWorkspaceProxy: its children, its addresses, and how it is to be registered.
 //!
-//! The registration has a protocol of its own ([`registration`]). The rest is decided here, and goes on whatever the
-//! registration and the license are doing.
+//! The registration ([`registration`]) and the license are decided apart. Nothing here waits for them, except that the
+//! Deployment needs a token.
 
 pub mod deployment;
-pub mod names;
 pub mod registration;
 mod status;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy, DEFAULT_IMAGE, Registration, names::component};
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{Service, ServiceAccount},
-    networking::v1::Ingress,
-    policy::v1::PodDisruptionBudget,
-};
+use k8s_openapi::api::{core::v1::Service, policy::v1::PodDisruptionBudget};
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, control_plane, paused, status};
+pub use crate::workload::Children;
 use crate::{
     account::{self, Accounts},
     controlplane::access_url::{self, Defaults},
-    disruption,
-    exposure::{self, route::HTTPRoute},
+    exposure,
     license_gate::LicenseGate,
-    object,
+    names, object,
     outcome::Blocker,
+    pod,
     provisioner::daemon_url,
     service,
     sources::SourceContents,
@@ -49,7 +43,7 @@ pub struct Observed {
     pub object: Arc<CoderWorkspaceProxy>,
     /// The control plane that it names.
     pub control_plane: Option<Arc<CoderControlPlane>>,
-    /// Its children, as far as they bear our label.
+    /// Its children with the label of the operator.
     pub children: Children,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.
     pub sources: Result<SourceContents, Blocker>,
@@ -61,27 +55,10 @@ pub struct Observed {
     pub credentials: Option<Result<(), Blocker>>,
 }
 
-/// Children as last seen.
-#[derive(Clone, Debug, Default)]
-pub struct Children {
-    /// The Deployment.
-    pub deployment: Option<Arc<Deployment>>,
-    /// The Service.
-    pub service: Option<Arc<Service>>,
-    /// The Ingress.
-    pub ingress: Option<Arc<Ingress>>,
-    /// The route.
-    pub route: Option<Arc<HTTPRoute>>,
-    /// The disruption budget.
-    pub budget: Option<Arc<PodDisruptionBudget>>,
-    /// ServiceAccounts that belong to the object, of whatever name.
-    pub service_accounts: Vec<Arc<ServiceAccount>>,
-}
-
-/// The children that are wanted, besides the Deployment, which [`deployment::build`] makes once there is a token.
+/// The desired children, besides the Deployment, which [`deployment::build`] builds once there is a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
-    /// The ServiceAccount, and what becomes of others.
+    /// The ServiceAccount, and those to give up or remove.
     pub accounts: Accounts,
     /// The Service.
     pub service: Service,
@@ -92,27 +69,26 @@ pub struct Desired {
 }
 
 impl Observed {
-    /// The labels that all children bear and that select the pods.
+    /// The labels of all children, which also select the pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
         object::selector(&*self.object, component::WORKSPACE_PROXY)
     }
 
     /// The name of the pods' ServiceAccount.
     pub fn service_account(&self) -> String {
-        account::name(&self.object.spec.service_account, || names::child(&self.object.name_any()))
+        account::name(&self.object.spec.service_account, || names::proxy_child(&self.object.name_any()))
     }
 
-    /// The image of the proxy. With a control plane it follows what that has rolled out; until that is known, what runs
-    /// stays.
+    /// The image of the proxy. Without one in the spec it is the image that the control plane has rolled out. Until that is
+    /// known, the pods keep their image.
     pub fn image(&self) -> Option<String> {
         let spec = &self.object.spec;
         let given = spec.image.as_ref().map(ToString::to_string);
         if spec.control_plane_ref.is_none() {
             return given.or_else(|| Some(DEFAULT_IMAGE.to_owned()));
         }
-        let rolled_out =
-            || self.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.workload.image.clone());
-        given.or_else(rolled_out).or_else(|| workload::image(self.children.deployment.as_deref()?))
+        let (plane, deployment) = (self.control_plane.as_deref(), self.children.deployment.as_deref());
+        given.or_else(|| workload::followed_image(plane, deployment))
     }
 }
 
@@ -155,18 +131,18 @@ pub fn wanted_registration(object: &CoderWorkspaceProxy) -> Option<registration:
         secret: SecretDataRef {
             name: generated_token_secret_name
                 .as_ref()
-                .map_or_else(|| names::secret(&name), ToString::to_string),
+                .map_or_else(|| names::proxy_secret(&name), ToString::to_string),
             key: TOKEN.to_owned(),
         },
     })
 }
 
-/// The addresses that the proxy believes to have: those that are given, else the exposed ones, else the Service.
+/// The addresses of the proxy: those of the spec, else the exposed ones, else the Service.
 pub fn addresses(object: &CoderWorkspaceProxy) -> Defaults {
     let spec = &object.spec;
     let exposed = access_url::exposed(spec.expose.as_ref());
     let namespace = object.namespace().unwrap_or_default();
-    let host = format!("{}.{namespace}.svc.{}", names::child(&object.name_any()), spec.cluster_domain);
+    let host = format!("{}.{namespace}.svc.{}", names::proxy_child(&object.name_any()), spec.cluster_domain);
     let of_service = || access_url::of_service(&host, &spec.service, !spec.tls.secret_names.is_empty());
     let given = spec.access_url.as_ref().map(ToString::to_string);
     let url =
@@ -175,13 +151,13 @@ pub fn addresses(object: &CoderWorkspaceProxy) -> Defaults {
     Defaults { url: Some(url), wildcard: wildcard.or_else(|| exposed.and_then(|exposed| exposed.wildcard)) }
 }
 
-/// Decides which children are wanted. None: the object is going.
+/// Decides which children are desired. None: the object is being deleted.
 pub fn decide(observed: &Observed) -> Option<Desired> {
     if object::is_deleting(&*observed.object) {
         return None;
     }
     let (spec, name, selector) =
-        (&observed.object.spec, names::child(&observed.object.name_any()), observed.selector());
+        (&observed.object.spec, names::proxy_child(&observed.object.name_any()), observed.selector());
     let tls = !spec.tls.secret_names.is_empty();
     let port = service::http_port(&spec.service, tls);
     let account = observed.service_account();
@@ -195,7 +171,7 @@ pub fn decide(observed: &Observed) -> Option<Desired> {
         ),
         service: service::service(&name, &spec.service, HTTP, tls, &selector),
         exposure: exposure::desired(&name, spec.expose.as_ref(), &name, port, observed.gateway_api),
-        budget: disruption::budget(&name, spec.pod_disruption_budget.as_ref(), spec.replicas, &selector),
+        budget: pod::disruption_budget(&name, spec.pod_disruption_budget.as_ref(), spec.replicas, &selector),
     })
 }
 

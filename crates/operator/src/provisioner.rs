@@ -5,10 +5,8 @@
 
 mod act;
 mod daemons;
-mod drain;
 mod keys;
 mod observe;
-mod scale_down;
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -41,5 +39,5 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let status = provisioner::status(&observed.pool, &plan, &outcome, &decision, &health, ctx.now());
     let next = ctx.finish(&key, &*observed.pool.object, &status, outcome.into_done(), started).await;
     ctx.daemon_poller.consider(&observed.pool.object, &health);
-    ctx.verify_schedule.requeue_pool(&key, next, &decision, [observed.pool.gate.again, health.again], retry)
+    ctx.verify_schedule.requeue_pool(&key, next, &decision, [observed.pool.gate.again, health.again()], retry)
 }

@@ -6,7 +6,6 @@
 mod act;
 mod observe;
 mod registration;
-mod target;
 
 use std::{ops::ControlFlow, sync::Arc};
 

@@ -1,8 +1,12 @@
 //! The intervals, delays and deadlines of the operator, for `docs/reference/intervals.md`.
 //!
-//! The values are repeated here from the crates that use them; the page is as right as this copy.
+//! A fixed value of `core` or `engine` is that of the constant, under its name. Defaults of flags, and the values of other
+//! crates, are repeated here.
 
 use std::{fmt::Write as _, time::Duration};
+
+use coder_k8s_core::intervals as core;
+use coder_k8s_engine::intervals as engine;
 
 /// An interval, delay or deadline.
 struct Interval {
@@ -28,6 +32,11 @@ const fn ms(value: u64) -> Duration {
 
 const fn s(value: u64) -> Duration {
     Duration::from_secs(value)
+}
+
+/// From the seconds of a field of Kubernetes.
+const fn of_seconds(value: i64) -> Duration {
+    Duration::from_secs(value.unsigned_abs())
 }
 
 macro_rules! topics {
@@ -62,11 +71,11 @@ topics! {
 
     "When is an object requeued?"
     "An event that enqueues the object ends these delays early." {
-        REQUEUE_BACKOFF_MIN ms(500), "",
+        REQUEUE_BACKOFF_BASE engine::REQUEUE_BACKOFF_BASE, "",
             "The first retry after a failure. The delay doubles with each failure in a row, is up to a fifth shorter at random, and is never shorter than a `Retry-After`.";
-        REQUEUE_BACKOFF_MAX s(300), "",
+        REQUEUE_BACKOFF_MAX engine::REQUEUE_BACKOFF_MAX, "",
             "The longest delay after a failure.";
-        REQUEUE_STALE_VIEW ms(50), "",
+        REQUEUE_AFTER_CONFLICT engine::REQUEUE_AFTER_CONFLICT, "",
             "The first retry after the API server rejects a write because the object changed in the meantime.";
         REQUEUE_OWN_WRITE ms(50), "",
             "A reconcile while the cache does not show yet what the operator wrote to the object.";
@@ -80,19 +89,19 @@ topics! {
             "A reconcile that failed because the instance no longer leads.";
         REQUEUE_FOREIGN_OBJECT s(5), "",
             "The next check of a foreign object that has the name of a child. The delay grows as after a failure.";
-        REQUEUE_ENTITLEMENT s(30), "",
+        REQUEUE_ENTITLEMENT core::REQUEUE_ENTITLEMENT, "",
             "The next check of an entitlement of a pool or proxy that is not known.";
         REQUEUE_DRAIN s(1), "",
             "The next check whether the daemons of a deleted pool have left.";
-        REQUEUE_KEY_DELETION s(5), "",
-            "The next attempt to delete the keys of a deleted pool.";
-        REQUEUE_REGISTRATION_DELETION s(5), "",
-            "The next attempt to delete the registration of a deleted proxy.";
-        REQUEUE_STALE_KEYS s(15), "",
+        REQUEUE_DELETION core::REQUEUE_DELETION, "",
+            "The next attempt to delete the keys of a deleted pool or the registration of a deleted proxy.";
+        REQUEUE_STALE_KEYS core::REQUEUE_STALE_KEYS, "",
             "The next check whether a replaced key is still in use.";
-        REQUEUE_STALE_REGISTRATIONS s(30), "",
+        REQUEUE_STALE_REGISTRATIONS core::REQUEUE_STALE_REGISTRATIONS, "",
             "The next check whether a replaced registration can be deleted.";
-        REQUEUE_DEPENDENTS ms(500), "",
+        REQUEUE_AFTER_PANIC engine::REQUEUE_AFTER_PANIC, "",
+            "The reconcile after one that ended in a bug of the operator. The log has the place.";
+        REQUEUE_DEPENDENTS core::REQUEUE_DEPENDENTS, "",
             "The next check whether pools and proxies of a deleted control plane are gone, before its token is revoked.";
     }
 
@@ -100,9 +109,9 @@ topics! {
     "" {
         TOKEN_LIFETIME s(365 * 24 * 3600), "`operatorAccess.tokenLifetimeDays`",
             "Lifetime of an operator token, which is replaced after two thirds of it.";
-        ENTITLEMENT_FRESH s(120), "",
+        ENTITLEMENT_FRESH core::ENTITLEMENT_FRESH.unsigned_abs(), "",
             "How long pools and proxies trust the entitlements that a control plane published.";
-        JOB_PENDING s(60), "",
+        JOB_PENDING core::JOB_PENDING.unsigned_abs(), "",
             "How long a job is pending before `JobsRunnable` reports it.";
         DAEMON_CONNECT s(180), "`--daemons-patience`",
             "How long a daemon may take to connect after its pod is ready.";
@@ -112,12 +121,14 @@ topics! {
             "How long cleanup in coderd may delay the deletion of an object.";
         DELETED_TOGETHER s(3), "",
             "How long after a control plane its pools and proxies may be deleted and still find its token.";
-        STALE_KEY_WITHOUT_CREDENTIALS s(3600), "",
+        STALE_KEY_WITHOUT_CREDENTIALS core::STALE_KEY_WITHOUT_CREDENTIALS.unsigned_abs(), "",
             "How long a replaced key stays on the status when no credentials are left to delete it.";
         LATE_EFFECT_WINDOW s(120), "twelve times `--coderd-timeout`",
             "How long after its announcement a key may still appear, because coderd carries out a request that nobody waits for any more.";
-        MAX_CLOCK_SKEW s(300), "",
+        MAX_CLOCK_SKEW core::MAX_CLOCK_SKEW.unsigned_abs(), "",
             "How far the clocks of coderd and the operator may differ when the operator recognises a key or registration that it announced.";
+        MAX_TIME_AHEAD core::MAX_TIME_AHEAD.unsigned_abs(), "",
+            "How far in the future a time on the status may be. A time that is further ahead counts as past.";
         SERVER_BACKOFF_MIN ms(500), "",
             "Pause for all calls to a coderd after the first call that did not reach it. The pause doubles with each failure.";
         SERVER_BACKOFF_MAX s(30), "",
@@ -132,13 +143,13 @@ topics! {
             "How long the operator keeps the client and the budget of a coderd that it does not call.";
         CONNECTION_IDLE s(60), "",
             "How long an idle connection to coderd stays open.";
-        WRITE_UNSEEN s(10), "",
+        MAX_WATCH_LAG engine::MAX_WATCH_LAG, "",
             "How long the operator relies on a child that it wrote before the watch shows it.";
         SHUTDOWN s(20), "`--shutdown-timeout`",
             "How long running reconciles may take after the operator is asked to stop.";
         SHUTDOWN_LEASE s(5), "",
             "How long the release of the lease may take then.";
-        SHUTDOWN_HTTP s(2), "",
+        SERVER_DRAIN_TIMEOUT engine::SERVER_DRAIN_TIMEOUT, "",
             "How long open requests to health and metrics may take then.";
     }
 
@@ -146,7 +157,7 @@ topics! {
     "" {
         API_CALL s(10), "`--request-timeout`",
             "A call to the API server.";
-        API_CONNECT s(5), "",
+        CONNECT_TIMEOUT engine::CONNECT_TIMEOUT, "",
             "A connection to the API server.";
         CODERD_CALL s(10), "`--coderd-timeout`",
             "A call to coderd.";
@@ -162,47 +173,47 @@ topics! {
             "How much longer the operator waits for a statement than the server, whose own error says more than a timeout.";
         DATABASE_CLOSE s(1), "",
             "The end of a connection to the database.";
-        FENCE_CHECK ms(250), "",
+        FENCE_CHECK_PERIOD engine::FENCE_CHECK_PERIOD, "",
             "How often a write in flight checks whether the instance still leads.";
     }
 
     "How long may a pod take to stop?"
     "" {
-        POD_DRAIN s(10), "",
+        POD_DRAIN_SECONDS of_seconds(core::POD_DRAIN_SECONDS), "",
             "How long a pod of a control plane or proxy serves requests after its deletion, before it stops.";
-        POD_GRACE_PERIOD s(70), "`terminationGracePeriodSeconds`",
+        POD_GRACE_SECONDS of_seconds(core::POD_GRACE_SECONDS), "`terminationGracePeriodSeconds`",
             "Grace period of a pod of a control plane or proxy, its drain included.";
-        DAEMON_GRACE_PERIOD s(600), "`terminationGracePeriodSeconds`",
+        DAEMON_GRACE_SECONDS of_seconds(core::DAEMON_GRACE_SECONDS), "`terminationGracePeriodSeconds`",
             "Grace period of a daemon, which finishes its build.";
     }
 
     "How fast does the leader change?"
     "" {
-        LEASE_DURATION s(15), "`--lease-duration`",
+        LEASE_DURATION engine::LEASE_DURATION, "`--lease-duration`",
             "How long other instances respect a lease that is not renewed.";
-        LEASE_RENEW_DEADLINE s(10), "`--renew-deadline`",
+        LEASE_RENEW_DEADLINE engine::LEASE_RENEW_DEADLINE, "`--renew-deadline`",
             "How long the leader continues without renewing its lease.";
-        LEASE_RETRY s(2), "`--retry-period`",
+        LEASE_RETRY_PERIOD engine::LEASE_RETRY_PERIOD, "`--retry-period`",
             "How often the lease is renewed or checked.";
-        LEASE_DURATION_DEFAULT s(15), "",
+        ASSUMED_LEASE_DURATION engine::ASSUMED_LEASE_DURATION, "",
             "Assumed for a lease that states no duration.";
-        LEASE_RELEASE_RETRY ms(50), "",
+        LEASE_RELEASE_RETRY engine::LEASE_RELEASE_RETRY, "",
             "The next attempt to release a lease that changed in the meantime.";
     }
 
     "How long does a metadata watch live?"
     "Watches of Secrets, ConfigMaps, namespaces and CRDs have no cache." {
-        WATCH_SERVER_TIMEOUT s(290), "",
+        WATCH_SERVER_TIMEOUT_SECONDS s(1).saturating_mul(engine::WATCH_SERVER_TIMEOUT_SECONDS), "",
             "How long the API server keeps a watch open. Then the operator continues with a new one.";
-        WATCH_SILENCE s(300), "",
+        WATCH_IDLE_TIMEOUT engine::WATCH_IDLE_TIMEOUT, "",
             "How long the operator trusts a silent watch.";
-        WATCH_MIN_PERIOD s(1), "",
+        WATCH_REOPEN_DELAY engine::WATCH_REOPEN_DELAY, "",
             "The shortest time from one watch to the next.";
-        WATCH_BACKOFF_MIN ms(800), "",
+        WATCH_RETRY_BASE engine::WATCH_RETRY_BASE, "",
             "The first retry of a watch that failed. The delay doubles with each failure.";
-        WATCH_BACKOFF_MAX s(30), "",
+        WATCH_RETRY_MAX engine::WATCH_RETRY_MAX, "",
             "The longest delay after a failure.";
-        CRD_CHECK_RETRY s(2), "",
+        CRD_READ_RETRY engine::CRD_READ_RETRY, "",
             "The next check of a CRD after one that failed.";
     }
 }

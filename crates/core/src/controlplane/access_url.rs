@@ -8,7 +8,7 @@ use kube::ResourceExt;
 
 use crate::{
     exposure,
-    pod::{env, variable},
+    pod::{find_variable, variable},
     service,
     sources::{Defined, SourceContents, definition},
 };
@@ -56,7 +56,7 @@ impl Defaults {
         let candidates = [(ACCESS_URL, &self.url), (WILDCARD_ACCESS_URL, &self.wildcard)];
         candidates
             .into_iter()
-            .filter(|(name, default)| default.is_some() && env::find(&pod.extra_env, name).is_none())
+            .filter(|(name, default)| default.is_some() && find_variable(&pod.extra_env, name).is_none())
             .map(|(name, _)| name)
             .collect()
     }
@@ -76,7 +76,7 @@ fn settled(
 ) -> Addresses {
     let mut all = Addresses::default();
     let mut settle = |name: &str, default: Option<String>| {
-        if let Some(entry) = env::find(&pod.extra_env, name) {
+        if let Some(entry) = find_variable(&pod.extra_env, name) {
             return entry.value.clone().filter(|value| !value.is_empty() && !value.contains("$("));
         }
         match definition(&pod.env_from, name, found) {
@@ -144,7 +144,7 @@ fn default_wildcard(object: &CoderControlPlane) -> Option<String> {
 }
 
 /// The addresses of an exposure, if they are to become those of what is exposed.
-pub fn exposed(expose: Option<&Expose>) -> Option<exposure::Addresses> {
+pub fn exposed(expose: Option<&Expose>) -> Option<exposure::ExposedAddresses> {
     exposure::addresses(expose.filter(|expose| expose.set_access_url)?)
 }
 

@@ -3,7 +3,7 @@
 use coder_k8s_api::PodSettings;
 use k8s_openapi::api::core::v1::EnvFromSource;
 
-use crate::{pod::env, sources::key_for};
+use crate::{pod::find_variable, sources::key_for};
 
 /// The variable with the address of the database.
 pub const URL: &str = "CODER_PG_CONNECTION_URL";
@@ -15,7 +15,7 @@ pub const HOW_TO_CONFIGURE: &str = "no database is configured: set CODER_PG_CONN
 
 /// Whether the pods may have the address of a database. What `envFrom` brings is known only when it is read.
 pub fn may_be_configured(pod: &PodSettings) -> bool {
-    let set = env::find(&pod.extra_env, URL);
+    let set = find_variable(&pod.extra_env, URL);
     let could = |from: &EnvFromSource| key_for(from, URL).is_some();
     set.is_some_and(|entry| {
         entry.value_from.is_some() || entry.value.as_deref().is_some_and(|value| !value.trim().is_empty())

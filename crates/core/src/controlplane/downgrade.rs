@@ -3,11 +3,11 @@
 //! coderd migrates its database when it starts and refuses one that a newer release has migrated. So going back to an
 //! older image needs a backup of the database, which is worth a warning before anybody wonders.
 
-use crate::version;
+use crate::workload::Release;
 
 /// What to say about it. None: no downgrade, or none that the names show.
 pub(super) fn warning(image: &str, last_ran: Option<&str>) -> Option<String> {
-    let (asked, ran) = (version::of_image(image)?, version::parse(last_ran?)?);
+    let (asked, ran) = (Release::of_image(image)?, Release::parse(last_ran?)?);
     (asked < ran).then(|| {
         format!(
             "the image {image} is older than coderd {}, which last ran on this database; \

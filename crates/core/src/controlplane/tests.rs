@@ -1,6 +1,9 @@
 use coder_k8s_api::{Reason, condition::kind};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Container, ServiceAccount},
+};
 use serde_json::{Value, json};
 
 use super::*;
@@ -24,7 +27,7 @@ fn observed(spec: Value) -> Observed {
         gateway_api: true,
         privileged_rules: false,
         coderd: coderd::CoderdReport::default(),
-        jobs: Jobs::NotPolledYet,
+        jobs: JobsVerdict::NotPolledYet,
     }
 }
 

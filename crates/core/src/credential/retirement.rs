@@ -13,15 +13,11 @@ use super::{
     Effect, Listing, NextStep,
     record::{CredentialRef, Details, Record, Retired},
 };
-use crate::{object::Deletion, outcome::EventNote};
-
-/// How far the clocks of coderd and of the operator may be apart. A listing showed the name to be free before it was
-/// announced, so that this lets no older credential pass for ours.
-const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
-/// A time that is further ahead than this was lost from the status.
-const LOST_TIME: SignedDuration = SignedDuration::from_hours(1);
-/// How soon to decide again about an object that is being deleted.
-const REQUEUE_DELETION: Duration = Duration::from_secs(5);
+use crate::{
+    intervals::{MAX_CLOCK_SKEW, MAX_TIME_AHEAD, REQUEUE_DELETION},
+    object::Deletion,
+    outcome::EventNote,
+};
 
 /// The next step of a retirement.
 type Next<R> = NextStep<
@@ -207,5 +203,5 @@ fn search<'a, R: Retirement>(
 /// Whether something is as old as that. A time that was lost from the status reads as one far ahead.
 fn is_older(now: Timestamp, since: Timestamp, than: SignedDuration) -> bool {
     let age = now.duration_since(since);
-    age >= than || age < -LOST_TIME
+    age >= than || age < -MAX_TIME_AHEAD
 }

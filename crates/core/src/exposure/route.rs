@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use serde::{Deserialize, Serialize};
 
-/// The wanted state of a route.
+/// The desired state of a route.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "gateway.networking.k8s.io",
@@ -25,16 +25,16 @@ pub struct HTTPRouteSpec {
     /// Hosts that it serves.
     #[serde(default)]
     pub hostnames: Vec<String>,
-    /// Where requests go.
+    /// A target of requests.
     #[serde(default)]
-    pub rules: Vec<Rule>,
+    pub rules: Vec<RouteRule>,
 }
 
 /// A Gateway to attach to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ParentRef {
-    /// Its name.
+    /// Name of the Gateway.
     pub name: String,
     /// Its namespace; the route's own when unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,19 +44,19 @@ pub struct ParentRef {
     pub section_name: Option<String>,
 }
 
-/// Where requests go.
+/// Which requests go to which Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Rule {
-    /// The requests that are meant.
+pub struct RouteRule {
+    /// The requests.
     #[serde(default)]
     pub matches: Vec<Match>,
-    /// Where they go.
+    /// The Services.
     #[serde(default)]
     pub backend_refs: Vec<BackendRef>,
 }
 
-/// Requests that are meant.
+/// A condition on requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Match {
     /// By their path.
@@ -64,18 +64,18 @@ pub struct Match {
     pub path: PathMatch,
 }
 
-/// Paths that are meant.
+/// A condition on the path of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathMatch {
-    /// How they are compared.
+    /// `PathPrefix` or another way to compare.
     #[serde(default, rename = "type")]
     pub type_: String,
-    /// With what.
+    /// The path to compare with.
     #[serde(default)]
     pub value: String,
 }
 
-/// Where requests go.
+/// A target of requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendRef {
     /// API group of the target.
@@ -89,12 +89,12 @@ pub struct BackendRef {
     /// Its port.
     #[serde(default)]
     pub port: i32,
-    /// Its share; the API server says 1.
+    /// Its share of the requests. The API server sets 1 where it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<i32>,
 }
 
-/// What Gateways say of a route.
+/// The status of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HTTPRouteStatus {
     /// One entry for each Gateway.
@@ -102,13 +102,13 @@ pub struct HTTPRouteStatus {
     pub parents: Vec<ParentStatus>,
 }
 
-/// What one Gateway says of a route.
+/// The status of a route at one Gateway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ParentStatus {
-    /// Which one.
+    /// The Gateway.
     pub parent_ref: ParentRef,
-    /// What it says.
+    /// `Accepted`, `ResolvedRefs` and others.
     #[serde(default)]
     pub conditions: Vec<Condition>,
 }
@@ -116,11 +116,11 @@ pub struct ParentStatus {
 /// Whether Gateways accept a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acceptance {
-    /// Nobody has said anything about this generation yet.
+    /// No Gateway has reported on this generation yet.
     Pending,
     /// At least one accepts it, with every Service that it names.
     Accepted,
-    /// One refuses it and none accepts it; its words.
+    /// One refuses it and none accepts it, with its reason and message.
     Refused(String),
 }
 

@@ -1,7 +1,7 @@
 use super::*;
-use crate::daemon_listing::Daemon;
+use crate::daemon_listing::ListedDaemon;
 
-fn tags(list: &str) -> Tags {
+fn tags(list: &str) -> DaemonTags {
     let pairs = list.split(',').filter_map(|pair| pair.split_once('='));
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
@@ -10,23 +10,23 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-fn job(list: &str, waits: i64) -> Job {
+fn job(list: &str, waits: i64) -> PendingJob {
     let given = tags(list);
     let tags = if given.contains_key("scope") { given } else { normal(&given) };
-    Job { tags, since: Some(at(1000 - waits)) }
+    PendingJob { tags, since: Some(at(1000 - waits)) }
 }
 
-fn listing(daemons: &[&str], jobs: Vec<Job>) -> DaemonListing {
-    let daemons = daemons.iter().enumerate().map(|(n, list)| Daemon {
+fn listing(daemons: &[&str], jobs: Vec<PendingJob>) -> DaemonListing {
+    let daemons = daemons.iter().enumerate().map(|(n, list)| ListedDaemon {
         name: format!("daemon-{n}"),
         tags: normal(&tags(list)),
-        ..Daemon::default()
+        ..ListedDaemon::default()
     });
     DaemonListing { daemons: daemons.collect(), jobs: Some(jobs), ..DaemonListing::default() }
 }
 
-fn pool(name: &str, list: &str) -> Pool {
-    Pool {
+fn pool(name: &str, list: &str) -> TaggedPool {
+    TaggedPool {
         name: name.into(),
         organization: "org".into(),
         tags: tags(list),
@@ -34,8 +34,8 @@ fn pool(name: &str, list: &str) -> Pool {
     }
 }
 
-fn verdict(listing: &DaemonListing, pools: &[Pool]) -> Jobs {
-    judge(&[Organization { id: "org", name: "default", listing }], pools, at(1000))
+fn verdict(listing: &DaemonListing, pools: &[TaggedPool]) -> JobsVerdict {
+    judge(&[ListedOrganization { id: "org", name: "default", listing }], pools, at(1000))
 }
 
 #[test]
@@ -73,10 +73,10 @@ fn a_job_is_stuck_when_it_waits_too_long_and_nobody_alive_could_run_it() {
         (&["region=eu"][..], vec![job("", 61)], true),
         (&[""][..], vec![job("", 600), job("gpu=1", 10)], false),
         (&[][..], vec![], false),
-        (&[][..], vec![Job { tags: normal(&tags("")), since: None }], true),
+        (&[][..], vec![PendingJob { tags: normal(&tags("")), since: None }], true),
     ] {
         let found = verdict(&listing(daemons, jobs.clone()), &[]);
-        assert_eq!(matches!(found, Jobs::Stuck(_)), stuck, "{daemons:?} {jobs:?}: {found:?}");
+        assert_eq!(matches!(found, JobsVerdict::Stuck(_)), stuck, "{daemons:?} {jobs:?}: {found:?}");
     }
 }
 
@@ -86,7 +86,7 @@ fn what_would_help_is_named() {
         pool("eu", "region=eu"),
         pool("zero", "gpu=1,size="),
         pool("plain", ""),
-        Pool { organization: "elsewhere".into(), ..pool("us", "region=us") },
+        TaggedPool { organization: "elsewhere".into(), ..pool("us", "region=us") },
     ];
     for (tags, pools, expected) in [
         ("region=eu", &pools[..], "CoderProvisioner eu would run them, but no daemon of it is connected"),
@@ -97,7 +97,7 @@ fn what_would_help_is_named() {
         ("scope=user,owner=42", &pools[..], "only a daemon that their owner runs may take them"),
     ] {
         match verdict(&listing(&[], vec![job(tags, 100)]), pools) {
-            Jobs::Stuck(message) => assert!(message.ends_with(expected), "{tags}: {message}"),
+            JobsVerdict::Stuck(message) => assert!(message.ends_with(expected), "{tags}: {message}"),
             other => panic!("{tags}: {other:?}"),
         }
     }
@@ -110,7 +110,7 @@ fn the_message_is_the_same_from_look_to_look_and_bounded() {
     };
     let [one, two] = [100, 900].map(|waits| verdict(&listing(&[], many(waits)), &[]));
     assert_eq!(one, two);
-    let Jobs::Stuck(message) = one else { panic!("{one:?}") };
+    let JobsVerdict::Stuck(message) = one else { panic!("{one:?}") };
     assert!(message.ends_with("; and jobs with other tags") && message.len() < 4000, "{message}");
 }
 
@@ -118,15 +118,16 @@ fn the_message_is_the_same_from_look_to_look_and_bounded() {
 fn what_could_not_be_asked_is_unknown_unless_a_job_is_known_to_be_stuck() {
     let blocker = Blocker::new(Reason::Forbidden, "not permitted");
     let blind = DaemonListing { jobs: None, blocker: Some(blocker.clone()), ..DaemonListing::default() };
-    assert_eq!(verdict(&blind, &[]), Jobs::Unknown(blocker.clone()));
+    assert_eq!(verdict(&blind, &[]), JobsVerdict::Unknown(blocker.clone()));
     let old =
         DaemonListing { outdated: true, blocker: Some(blocker.clone()), ..listing(&[], vec![job("", 100)]) };
-    assert_eq!(verdict(&old, &[]), Jobs::Unknown(blocker.clone()));
+    assert_eq!(verdict(&old, &[]), JobsVerdict::Unknown(blocker.clone()));
     let recent = DaemonListing { outdated: false, ..old };
-    assert!(matches!(verdict(&recent, &[]), Jobs::Stuck(_)), "one failure withdraws nothing");
+    assert!(matches!(verdict(&recent, &[]), JobsVerdict::Stuck(_)), "one failure withdraws nothing");
     let stuck = listing(&[], vec![job("", 100)]);
-    let both = [("a", &blind), ("b", &stuck)].map(|(id, listing)| Organization { id, name: id, listing });
-    assert!(matches!(judge(&both, &[], at(1000)), Jobs::Stuck(_)));
+    let both =
+        [("a", &blind), ("b", &stuck)].map(|(id, listing)| ListedOrganization { id, name: id, listing });
+    assert!(matches!(judge(&both, &[], at(1000)), JobsVerdict::Stuck(_)));
 }
 
 #[test]
@@ -138,7 +139,7 @@ fn queues_are_counted_by_tags_and_never_too_many() {
     assert_eq!(said, [("region=eu", 2, 950), ("none", 1, 993), ("owner=42,scope=user", 1, 991)]);
     let many: Vec<_> = (0..100).map(|n| job(&format!("n={n}"), n)).collect();
     let found = queues(&many);
-    assert_eq!(found.len(), COUNTED + 1);
+    assert_eq!(found.len(), MAX_JOB_QUEUES + 1);
     assert_eq!(found.iter().map(|queue| queue.pending).sum::<usize>(), 100);
-    assert_eq!((&*found[COUNTED].tags, found[COUNTED].pending), ("other", 80));
+    assert_eq!((&*found[MAX_JOB_QUEUES].tags, found[MAX_JOB_QUEUES].pending), ("other", 80));
 }

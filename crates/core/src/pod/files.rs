@@ -1,6 +1,6 @@
 //! Files in the main container: certificates of coderd or a proxy itself and CA certificates that it trusts.
 //!
-//! Names and paths are those of the Go operator wherever it had one that works.
+//! Names and paths are those of the Go operator, so that a takeover changes no pod, unless its own did not work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,20 +71,10 @@ pub fn serving(tls: &Tls, address: &str) -> [EnvVar; 4] {
     ]
 }
 
-/// All volumes. One that a user names stands for itself.
-pub fn volumes(own: Vec<Volume>, users: &[Volume]) -> Vec<Volume> {
-    let mut all: Vec<_> =
-        own.into_iter().filter(|volume| users.iter().all(|user| user.name != volume.name)).collect();
-    all.extend(users.iter().cloned());
-    all
-}
-
-/// All mounts. One that a user puts at the same path takes the place.
-pub fn mounts(own: Vec<VolumeMount>, users: &[VolumeMount]) -> Vec<VolumeMount> {
-    let mut all: Vec<_> = own
-        .into_iter()
-        .filter(|mount| users.iter().all(|user| user.mount_path != mount.mount_path))
-        .collect();
+/// The entries of the spec, after those of the operator whose key no entry of the spec has.
+pub(super) fn replaced<T: Clone>(own: Vec<T>, users: &[T], key: impl Fn(&T) -> &String) -> Vec<T> {
+    let mut all = own;
+    all.retain(|one| users.iter().all(|user| key(user) != key(one)));
     all.extend(users.iter().cloned());
     all
 }
@@ -120,8 +110,8 @@ fn mount(volume: &str, path: String, key: Option<&str>) -> VolumeMount {
 
 /// The items without repetition, in order.
 fn unique<T: Ord + Copy>(items: impl Iterator<Item = T>) -> Vec<T> {
-    let mut observed = BTreeSet::new();
-    items.filter(|item| observed.insert(*item)).collect()
+    let mut unique = BTreeSet::new();
+    items.filter(|item| unique.insert(*item)).collect()
 }
 
 #[cfg(test)]
@@ -196,8 +186,11 @@ mod tests {
         let user = Volume { name: "tls-my-tls".into(), ..Volume::default() };
         let files = certificates(&tls(&["my-tls"]), &[], std::slice::from_ref(&user));
         assert_ne!(volume_names(&files), ["tls-my-tls"]);
-        assert_eq!(volumes(files.volumes.clone(), std::slice::from_ref(&user)).len(), 2);
+        assert_eq!(
+            replaced(files.volumes.clone(), std::slice::from_ref(&user), |volume| &volume.name).len(),
+            2
+        );
         let at = mount("mine", "/etc/ssl/certs/coder/my-tls".into(), None);
-        assert_eq!(mounts(files.mounts, std::slice::from_ref(&at)), [at]);
+        assert_eq!(replaced(files.mounts, std::slice::from_ref(&at), |mount| &mount.mount_path), [at]);
     }
 }

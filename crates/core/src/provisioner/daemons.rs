@@ -1,57 +1,64 @@
-//! Whether the daemons of a pool are connected, and if not, why.
+//! Decides whether the daemons of a pool are connected to coderd, and if not, why.
 //!
-//! A pod of a daemon is ready when its process runs, which says nothing about coderd. So the list of coderd is held
-//! against the pods. Nothing here makes a pool less ready; what can be repaired by starting a pod anew is named.
+//! A pod is ready when its process runs, which says nothing about coderd: so the daemons that coderd lists are compared
+//! with the pods. The result never affects `Ready`. It names the pods that only a restart can help.
 
-pub mod cost;
 mod pod;
-mod report;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use coder_k8s_api::{Reason, condition::kind};
+use coder_k8s_api::{CoderProvisionerStatus, DaemonStatus, DaemonsStatus, Reason, condition::kind};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Condition};
+use k8s_openapi::{
+    api::apps::v1::Deployment,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
 
-pub use self::pod::Pod;
+pub use self::pod::{DELETION_COST, DaemonPod, DeletionCost, deletion_costs};
 use super::{
     keys::{CredentialProgress, CredentialVerdict, Decision},
-    license_gate::{self, LicenseGate},
+    license_gate::{GateState, LicenseGate},
 };
 use crate::{
-    condition::{ConditionStatus, Conditions},
-    daemon_listing::{Daemon, DaemonListing},
+    condition::{ConditionStatus, Conditions, whole_seconds},
+    daemon_listing::{DaemonListing, ListedDaemon},
+    intervals::{MAX_DAEMONS_ON_STATUS, MAX_PODS_IN_MESSAGE},
     rollout::Rollout,
-    version,
+    workload::Release,
 };
-
-/// The most pods and daemons that a message names.
-const NAMED: usize = 3;
 
 /// What was observed.
 #[derive(Clone, Debug, Default)]
 pub struct ObservedDaemons {
-    /// What coderd last said of the organization. None: it was not asked yet in this process.
+    /// The last listing of the organization. None: this process has not polled it yet.
     pub listing: Option<Arc<DaemonListing>>,
-    /// The pods. None: not looked at, or not to be had.
-    pub pods: Option<Arc<Vec<Pod>>>,
+    /// The pods. None: they were not needed, or could not be listed.
+    pub pods: Option<Arc<Vec<DaemonPod>>>,
     /// How long a daemon may take to connect after its pod is ready.
     pub patience: Duration,
 }
 
 /// How the daemons of a pool are.
 #[derive(Clone, Debug, Default)]
-pub struct Health {
-    /// What the condition says. None: what it said before.
-    verdict: Option<(ConditionStatus, Reason, String)>,
-    /// The daemons that count. None: not known, and said as before.
-    daemons: Option<Vec<Daemon>>,
+pub struct DaemonHealth {
+    /// None: the condition stays as it is.
+    finding: Option<Finding>,
+    /// The daemons that count. None: not known, and the status stays as it is.
+    daemons: Option<Vec<ListedDaemon>>,
     /// The version of coderd.
     server: Option<String>,
-    /// Pods to be started anew.
-    pub restart: Vec<Pod>,
-    /// When to look again, because somebody who is waited for has no more time then.
-    pub again: Option<Duration>,
+}
+
+/// The condition `DaemonsConnected`, and what to do about it.
+#[derive(Clone, Debug)]
+struct Finding {
+    status: ConditionStatus,
+    reason: Reason,
+    message: String,
+    /// Pods whose daemons never try again by themselves.
+    restart: Vec<DaemonPod>,
+    /// When the time of a daemon that may still connect is over.
+    again: Option<Duration>,
 }
 
 /// What a verdict rests on.
@@ -59,7 +66,7 @@ struct Facts<'a> {
     desired: i32,
     ready: i32,
     listing: Option<&'a DaemonListing>,
-    pods: Option<&'a [Pod]>,
+    pods: Option<&'a [DaemonPod]>,
     patience: SignedDuration,
     /// UUIDs of the keys of the pool.
     keys: Vec<String>,
@@ -69,33 +76,35 @@ struct Facts<'a> {
     key: &'a CredentialVerdict,
     /// The version of coderd.
     server: Option<&'a str>,
-    /// What was said before.
-    said: Option<&'a Condition>,
+    /// The condition on status.
+    before: Option<&'a Condition>,
     now: Timestamp,
 }
 
-/// UUIDs of the keys that daemons of a pool may have come with.
-pub fn keys(status: &coder_k8s_api::CoderProvisionerStatus) -> Vec<String> {
+/// UUIDs of the keys that daemons of a pool may have connected with.
+pub fn keys(status: &CoderProvisionerStatus) -> Vec<String> {
     let current = status.provisioner_key_id.iter();
     let pending = status.pending_key.iter().filter_map(|key| key.id.as_ref());
     let stale = status.stale_keys.iter().filter_map(|key| key.id.as_ref());
     current.chain(pending).chain(stale).filter(|id| !id.is_empty()).cloned().collect()
 }
 
-/// Judges, given the Deployment as it is now and what was decided of the key.
+/// Judges, given the Deployment as it is now and what was decided about the key.
 pub fn judge(
     observed: &super::Observed,
     deployment: Option<&Deployment>,
     key: &Decision,
     now: Timestamp,
-) -> Health {
-    let Some(status) = observed.object.status.as_ref() else { return Health::default() };
+) -> DaemonHealth {
+    let (Some(status), Some(_)) = (observed.object.status.as_ref(), deployment) else {
+        return DaemonHealth::default();
+    };
     let rollout = Rollout::of(deployment);
     let condition = |type_: &str| status.workload.conditions.iter().find(|c| c.type_ == type_);
     let entitled = match condition(kind::EXTERNAL_PROVISIONERS_ENTITLED) {
-        Some(said) if said.status == "True" => Some(said.last_transition_time.0),
-        // It is about to be said.
-        Some(_) if observed.gate.state == license_gate::GateState::Open => Some(now),
+        Some(before) if before.status == "True" => Some(before.last_transition_time.0),
+        // This reconcile sets the condition to True.
+        Some(_) if observed.gate.state == GateState::Open => Some(now),
         _ => None,
     };
     let facts = Facts {
@@ -109,117 +118,95 @@ pub fn judge(
         entitled,
         key: &key.verdict,
         server: observed.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.version.as_deref()),
-        said: condition(kind::DAEMONS_CONNECTED),
+        before: condition(kind::DAEMONS_CONNECTED),
         now,
     };
-    if deployment.is_none() { Health::default() } else { facts.judge() }
-}
-
-/// Why daemons are missing.
-enum Cause {
-    Said(Reason, String),
-    /// They never try again by themselves.
-    Stopped(Vec<Pod>),
-    /// They have so much time left.
-    Connecting(SignedDuration),
+    facts.judge()
 }
 
 impl<'a> Facts<'a> {
-    fn judge(&self) -> Health {
+    fn judge(&self) -> DaemonHealth {
         let listing = self.listing.filter(|listing| !listing.outdated);
         let live = listing.map(|listing| self.live(listing));
-        let daemons = live.as_ref().map(|live| live.iter().map(|daemon| (*daemon).clone()).collect());
-        let health = Health { daemons, server: self.server.map(str::to_owned), ..Health::default() };
-        let say = |state: ConditionStatus, reason, message: &str| Some((state, reason, message.to_owned()));
-        if self.ready == 0 {
-            let verdict = if self.desired == 0 {
-                say(ConditionStatus::True, Reason::ScaledToZero, "no pods are asked for")
-            } else {
-                say(ConditionStatus::False, Reason::NoPodsReady, "no pod is ready")
-            };
-            return Health { verdict, ..health };
+        DaemonHealth {
+            finding: self.find(live.as_deref()),
+            daemons: live.map(|live| live.into_iter().cloned().collect()),
+            server: self.server.map(str::to_owned),
         }
-        if let Some(blocker) =
-            self.listing.filter(|listing| listing.outdated).and_then(|listing| listing.blocker.as_ref())
-        {
+    }
+
+    /// The condition, given the daemons that count. None: it stays as it is.
+    fn find(&self, live: Option<&[&ListedDaemon]>) -> Option<Finding> {
+        let is = |status, reason, message: &str| Some(Finding::new(status, reason, message));
+        if self.ready == 0 {
+            return match self.desired {
+                0 => is(ConditionStatus::True, Reason::ScaledToZero, "no pods are asked for"),
+                _ => is(ConditionStatus::False, Reason::NoPodsReady, "no pod is ready"),
+            };
+        }
+        let outdated = self.listing.filter(|listing| listing.outdated);
+        if let Some(blocker) = outdated.and_then(|listing| listing.blocker.as_ref()) {
             let message = format!("the daemons cannot be listed: {}", blocker.message);
-            return Health { verdict: say(ConditionStatus::Unknown, blocker.reason, &message), ..health };
+            return is(ConditionStatus::Unknown, blocker.reason, &message);
         }
         let Some(live) = live else {
-            // Asked within moments; what was said of daemons before stays said.
-            let was_said = self.said.is_some_and(|said| {
-                !matches!(Reason::of(said), Some(Reason::NoPodsReady | Reason::ScaledToZero))
+            // coderd is polled within moments. Until then a condition about daemons stays, and one about pods does not.
+            let about_daemons = self.before.is_some_and(|before| {
+                !matches!(Reason::of(before), Some(Reason::NoPodsReady | Reason::ScaledToZero))
             });
-            let verdict =
-                if was_said { None } else { say(ConditionStatus::False, Reason::Connecting, CONNECTING) };
-            return Health { verdict, ..health };
+            return is(ConditionStatus::False, Reason::Connecting, CONNECTING).filter(|_| !about_daemons);
         };
-        let shared = self.shared_name();
-        let missing = self.missing(&live);
-        if shared.is_none() && missing.is_empty() {
-            let verdict =
-                say(ConditionStatus::True, Reason::Connected, "the daemon of every ready pod is connected");
-            return Health { verdict, ..health };
+        // The first rule that applies is reported. What a person must change comes before what time may cure, and what is
+        // certain before what is likely.
+        let missing = self.missing(live);
+        if let Some(shared) = self.shared_name() {
+            return Some(shared);
         }
-        let cause = shared
-            .or_else(|| self.closed())
-            .or_else(|| self.taken(&missing))
-            .unwrap_or_else(|| self.by_time(&missing, &live));
-        match cause {
-            Cause::Said(reason, message) => {
-                Health { verdict: say(ConditionStatus::False, reason, &message), ..health }
-            }
-            Cause::Stopped(restart) => {
-                let names = some_of(restart.iter().map(|pod| &*pod.name));
-                let message = format!(
-                    "daemons that coderd refused for want of a license never try again: {names} start anew"
-                );
-                Health {
-                    verdict: say(ConditionStatus::False, Reason::StoppedTrying, &message),
-                    restart,
-                    ..health
-                }
-            }
-            Cause::Connecting(left) => Health {
-                verdict: say(ConditionStatus::False, Reason::Connecting, CONNECTING),
-                again: Duration::try_from(left).ok(),
-                ..health
-            },
+        if missing.is_empty() {
+            let message = "the daemon of every ready pod is connected";
+            return is(ConditionStatus::True, Reason::Connected, message);
         }
+        self.closed_license()
+            .or_else(|| self.taken_name(&missing))
+            .or_else(|| self.stopped(&missing))
+            .or_else(|| self.connecting(&missing))
+            .or_else(|| self.dead_key(live))
+            .or_else(|| self.refused_version(&missing))
+            .or_else(|| Some(self.not_connected(&missing, live)))
     }
 
-    /// The daemons of the pool that coderd lists and whose pods there are. coderd lists one for 90 seconds after it left.
-    fn live(&self, listing: &'a DaemonListing) -> Vec<&'a Daemon> {
+    /// The daemons of the pool that coderd lists and whose pods exist. coderd lists a daemon for 90 seconds after it left.
+    fn live(&self, listing: &'a DaemonListing) -> Vec<&'a ListedDaemon> {
+        let named = self.pods.filter(|pods| pods.iter().all(|pod| pod.daemon.is_some()));
+        let has_pod = |daemon: &&ListedDaemon| {
+            named.is_none_or(|pods| pods.iter().any(|pod| pod.daemon.as_ref() == Some(&daemon.name)))
+        };
         let ours = listing.daemons.iter().filter(|daemon| self.keys.contains(&daemon.key));
-        match self.pods.filter(|pods| pods.iter().all(|pod| pod.daemon.is_some())) {
-            None => ours.collect(),
-            Some(pods) => ours
-                .filter(|daemon| pods.iter().any(|pod| pod.daemon.as_ref() == Some(&daemon.name)))
-                .collect(),
-        }
+        ours.filter(has_pod).collect()
     }
 
-    fn ready_pods(&self) -> impl Iterator<Item = &'a Pod> {
+    fn ready_pods(&self) -> impl Iterator<Item = &'a DaemonPod> {
         self.pods.unwrap_or_default().iter().filter(|pod| pod.ready_since.is_some() && !pod.is_deleting)
     }
 
-    /// Ready pods without a daemon. Where it cannot be told which: all of them, if daemons are too few.
-    fn missing(&self, live: &[&Daemon]) -> Vec<Pod> {
+    /// Ready pods without a daemon. If the names of daemons are not known: all of them, if there are too few daemons.
+    fn missing(&self, live: &[&ListedDaemon]) -> Vec<DaemonPod> {
         let named = self.pods.is_some() && self.ready_pods().all(|pod| pod.daemon.is_some());
         if named {
-            let is_listed = |pod: &&Pod| live.iter().any(|daemon| Some(&daemon.name) == pod.daemon.as_ref());
+            let is_listed =
+                |pod: &&DaemonPod| live.iter().any(|daemon| Some(&daemon.name) == pod.daemon.as_ref());
             return self.ready_pods().filter(|pod| !is_listed(pod)).cloned().collect();
         }
         let few = live.len() < usize::try_from(self.ready).unwrap_or(0);
         match (few, self.pods) {
             (false, _) => Vec::new(),
             (true, Some(_)) => self.ready_pods().cloned().collect(),
-            (true, None) => vec![Pod::unknown()],
+            (true, None) => vec![DaemonPod::unknown()],
         }
     }
 
-    /// One name for several pods: coderd keeps one row for it.
-    fn shared_name(&self) -> Option<Cause> {
+    /// Several pods give their daemon the same name: coderd keeps one row for it.
+    fn shared_name(&self) -> Option<Finding> {
         let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for pod in self.ready_pods() {
             by_name.entry(pod.daemon.as_deref()?).or_default().push(&pod.name);
@@ -230,76 +217,72 @@ impl<'a> Facts<'a> {
              out of the spec, or let them differ with $(POD_NAME)",
             some_of(pods)
         );
-        Some(Cause::Said(Reason::DuplicateName, message))
+        Some(Finding::failing(Reason::DuplicateName, message))
     }
 
-    /// The license keeps them out.
-    fn closed(&self) -> Option<Cause> {
-        (self.gate.state == license_gate::GateState::Closed).then(|| {
-            let message = format!("coderd refuses the daemons: {}", self.gate.message);
-            Cause::Said(self.gate.reason, message)
-        })
+    fn closed_license(&self) -> Option<Finding> {
+        let message = || format!("coderd refuses the daemons: {}", self.gate.message);
+        (self.gate.state == GateState::Closed).then(|| Finding::failing(self.gate.reason, message()))
     }
 
-    /// Somebody else has the name of a daemon.
-    fn taken(&self, missing: &[Pod]) -> Option<Cause> {
+    /// A daemon with a key of somebody else has the name.
+    fn taken_name(&self, missing: &[DaemonPod]) -> Option<Finding> {
         let name = missing.iter().find_map(|pod| {
             let name = pod.daemon.as_ref()?;
-            let holder = self.listing?.daemons.iter().find(|daemon| daemon.name == *name)?;
-            (!self.keys.contains(&holder.key)).then_some(name)
+            let other = self.listing?.daemons.iter().find(|daemon| daemon.name == *name)?;
+            (!self.keys.contains(&other.key)).then_some(name)
         })?;
         let message =
             format!("a daemon with another key is called {name}: names are unique in an organization");
-        Some(Cause::Said(Reason::DuplicateName, message))
+        Some(Finding::failing(Reason::DuplicateName, message))
     }
 
-    /// coderd does not know the key any more. A key that is merely being replaced keeps its sessions.
-    fn dead_key(&self, live: &[&Daemon]) -> Option<Cause> {
+    /// Daemons that coderd refused before the license covered them, and that have had time to connect since. A refused
+    /// daemon does not retry.
+    fn stopped(&self, missing: &[DaemonPod]) -> Option<Finding> {
+        let is_stopped = |pod: &&DaemonPod| !self.time_left(pod).is_positive() && self.is_before_license(pod);
+        let restart: Vec<_> = missing.iter().filter(is_stopped).cloned().collect();
+        if restart.is_empty() || self.gate.state != GateState::Open {
+            return None;
+        }
+        let names = some_of(restart.iter().map(|pod| &*pod.name));
+        let message =
+            format!("daemons that coderd refused for want of a license never try again: {names} start anew");
+        Some(Finding { restart, ..Finding::failing(Reason::StoppedTrying, message) })
+    }
+
+    /// A daemon still has time to connect.
+    fn connecting(&self, missing: &[DaemonPod]) -> Option<Finding> {
+        let longest =
+            missing.iter().map(|pod| self.time_left(pod)).max().filter(SignedDuration::is_positive)?;
+        let again = Duration::try_from(longest).ok();
+        Some(Finding { again, ..Finding::failing(Reason::Connecting, CONNECTING) })
+    }
+
+    /// coderd no longer accepts the key. The sessions of a key that is merely being replaced go on.
+    fn dead_key(&self, live: &[&ListedDaemon]) -> Option<Finding> {
         let is_replaced = matches!(self.key.stage, CredentialProgress::Working | CredentialProgress::Stalled);
-        (is_replaced && live.is_empty()).then(|| {
-            let message = format!("coderd does not accept the key that the pods have: {}", self.key.message);
-            Cause::Said(Reason::KeyNotAccepted, message)
-        })
+        let message = || format!("coderd does not accept the key that the pods have: {}", self.key.message);
+        (is_replaced && live.is_empty()).then(|| Finding::failing(Reason::KeyNotAccepted, message()))
     }
 
     /// coderd refuses daemons that are newer than itself.
-    fn refused_version(&self, missing: &[Pod]) -> Option<Cause> {
-        let newer =
-            missing.iter().filter_map(|pod| pod.image.as_deref()).find(|image| self.is_newer(image))?;
-        let message = format!(
-            "the image {newer} is newer than coderd {}, which refuses newer daemons: set spec.image to that version, or \
-             leave it out",
-            self.server.unwrap_or_default()
-        );
-        Some(Cause::Said(Reason::VersionRefused, message))
-    }
-
-    fn is_newer(&self, image: &str) -> bool {
-        let versions = (version::of_image(image), self.server.and_then(version::parse));
-        matches!(versions, (Some(image), Some(server)) if image.release() > server.release())
-    }
-
-    /// Who has still time has it; of the others, what is known.
-    fn by_time(&self, missing: &[Pod], live: &[&Daemon]) -> Cause {
-        let waits_since =
-            |pod: &Pod| pod.ready_since.max(self.entitled.filter(|_| self.is_before_license(pod)));
-        let left = |pod: &Pod| {
-            waits_since(pod).map_or(SignedDuration::ZERO, |since| {
-                self.patience - self.now.duration_since(since).max(SignedDuration::ZERO)
-            })
+    fn refused_version(&self, missing: &[DaemonPod]) -> Option<Finding> {
+        let server = self.server?;
+        let is_newer = |image: &&str| {
+            let releases = (Release::of_image(image), Release::parse(server));
+            matches!(releases, (Some(image), Some(server)) if image.series() > server.series())
         };
-        let longest = missing.iter().map(left).max().unwrap_or_default();
-        let overdue = missing.iter().filter(|pod| !left(pod).is_positive());
-        let stopped: Vec<_> = overdue.filter(|pod| self.is_before_license(pod)).cloned().collect();
-        if !stopped.is_empty() && self.gate.state == license_gate::GateState::Open {
-            return Cause::Stopped(stopped);
-        }
-        if longest.is_positive() {
-            return Cause::Connecting(longest);
-        }
-        if let Some(cause) = self.dead_key(live).or_else(|| self.refused_version(missing)) {
-            return cause;
-        }
+        let image = missing.iter().filter_map(|pod| pod.image.as_deref()).find(is_newer)?;
+        let message = format!(
+            "the image {image} is newer than coderd {server}, which refuses newer daemons: set spec.image to that version, \
+             or leave it out"
+        );
+        Some(Finding::failing(Reason::VersionRefused, message))
+    }
+
+    /// No cause is known. The message says where to look for one.
+    fn not_connected(&self, missing: &[DaemonPod], live: &[&ListedDaemon]) -> Finding {
         let names = some_of(missing.iter().map(|pod| &*pod.name).filter(|name| !name.is_empty()));
         let of = if names.is_empty() { String::new() } else { format!(" of {names}") };
         let (reason, what) = if live.is_empty() {
@@ -307,52 +290,127 @@ impl<'a> Facts<'a> {
         } else {
             (Reason::SomeConnected, format!("the daemon{of} is not connected to coderd"))
         };
-        Cause::Said(reason, format!("{what}, though the pods are ready: {}", self.hint(missing)))
+        let image = missing.iter().find_map(|pod| pod.image.as_deref());
+        let hint = match (image.filter(|image| Release::of_image(image).is_none()), self.server) {
+            (Some(image), Some(server)) => format!(
+                "see their logs; coderd {server} refuses daemons that are newer, and the version of {image} is not known"
+            ),
+            _ => "see their logs".to_owned(),
+        };
+        Finding::failing(reason, format!("{what}, though the pods are ready: {hint}"))
     }
 
-    /// Whether a pod was ready before the license came: its daemon may have been refused, and then it does not try again.
-    /// Of a pod whose daemon cannot be told nothing is known.
-    fn is_before_license(&self, pod: &Pod) -> bool {
+    /// How long the daemon of a pod may still take: since the pod is ready, or since the license covers it.
+    fn time_left(&self, pod: &DaemonPod) -> SignedDuration {
+        let since = pod.ready_since.max(self.entitled.filter(|_| self.is_before_license(pod)));
+        since.map_or(SignedDuration::ZERO, |since| {
+            self.patience - self.now.duration_since(since).max(SignedDuration::ZERO)
+        })
+    }
+
+    /// Whether a pod was ready before the license covered it, so that coderd may have refused its daemon. Of a pod whose
+    /// daemon has no known name that cannot be said.
+    fn is_before_license(&self, pod: &DaemonPod) -> bool {
         pod.daemon.is_some()
             && matches!((pod.ready_since, self.entitled), (Some(ready), Some(entitled)) if ready < entitled)
-    }
-
-    /// What to look at.
-    fn hint(&self, missing: &[Pod]) -> String {
-        let image = missing.iter().find_map(|pod| pod.image.as_deref());
-        match (image.filter(|image| version::of_image(image).is_none()), self.server) {
-            (Some(image), Some(server)) => {
-                format!(
-                    "see their logs; coderd {server} refuses daemons that are newer, and the version of {image} is not known"
-                )
-            }
-            _ => "see their logs".to_owned(),
-        }
     }
 }
 
 const CONNECTING: &str = "the pods are ready, and not every daemon is connected yet";
 
-impl Health {
-    /// Whether somebody is waited for who may connect any moment.
-    pub fn is_expecting(&self) -> bool {
-        self.verdict.as_ref().is_some_and(|(_, reason, _)| *reason == Reason::Connecting)
+impl Finding {
+    fn new(status: ConditionStatus, reason: Reason, message: impl Into<String>) -> Self {
+        Self { status, reason, message: message.into(), restart: Vec::new(), again: None }
     }
 
-    /// Says it.
+    fn failing(reason: Reason, message: impl Into<String>) -> Self {
+        Self::new(ConditionStatus::False, reason, message)
+    }
+}
+
+impl DaemonHealth {
+    /// Whether a daemon may connect at any moment.
+    pub fn is_expecting(&self) -> bool {
+        self.finding.as_ref().is_some_and(|finding| finding.reason == Reason::Connecting)
+    }
+
+    /// Pods to restart, because their daemons never try again by themselves.
+    pub fn restart(&self) -> &[DaemonPod] {
+        self.finding.as_ref().map_or(&[], |finding| &finding.restart)
+    }
+
+    /// When to judge again, because a daemon that may still connect has no more time then.
+    pub fn again(&self) -> Option<Duration> {
+        self.finding.as_ref()?.again
+    }
+
+    /// Sets the condition `DaemonsConnected`.
     pub fn set_conditions(&self, conditions: &mut Conditions<'_>) {
-        if let Some((state, reason, message)) = &self.verdict {
-            conditions.set(kind::DAEMONS_CONNECTED, *state, *reason, message.clone());
+        if let Some(Finding { status, reason, message, .. }) = &self.finding {
+            conditions.set(kind::DAEMONS_CONNECTED, *status, *reason, message.clone());
         }
     }
+
+    /// The daemons for the status, which had `before`. coderd records a sign of life of each daemon every minute: a status
+    /// that differs in times alone is not written.
+    pub fn report(&self, before: Option<&DaemonsStatus>, now: Timestamp) -> Option<DaemonsStatus> {
+        let Some(daemons) = &self.daemons else { return before.cloned() };
+        let next = self.status(daemons, now);
+        match before {
+            None => Some(next).filter(|next| next.connected > 0),
+            Some(before) if timeless(before) == timeless(&next) => Some(before.clone()),
+            Some(_) => Some(next),
+        }
+    }
+
+    fn status(&self, daemons: &[ListedDaemon], now: Timestamp) -> DaemonsStatus {
+        let count = |is: &dyn Fn(&ListedDaemon) -> bool| {
+            i32::try_from(daemons.iter().filter(|daemon| is(daemon)).count()).unwrap_or(i32::MAX)
+        };
+        let mut sorted: Vec<_> = daemons.iter().collect();
+        sorted.sort_by_key(|daemon| &daemon.name);
+        DaemonsStatus {
+            connected: count(&|_| true),
+            busy: count(&|daemon| daemon.busy),
+            idle: count(&|daemon| !daemon.busy),
+            outdated: count(&|daemon| {
+                self.server.as_deref().is_some_and(|server| is_other_release(&daemon.version, server))
+            }),
+            as_of: Some(Time(whole_seconds(now))),
+            list: sorted.into_iter().take(MAX_DAEMONS_ON_STATUS).map(shown).collect(),
+        }
+    }
+}
+
+fn shown(daemon: &ListedDaemon) -> DaemonStatus {
+    DaemonStatus {
+        name: daemon.name.clone(),
+        version: Some(daemon.version.clone()).filter(|version| !version.is_empty()),
+        status: Some(if daemon.busy { "Busy" } else { "Idle" }.to_owned()),
+        last_seen: daemon.last_seen.map(|time| Time(whole_seconds(time))),
+    }
+}
+
+/// Whether a daemon has another major or minor version than coderd. Versions of an unknown form are compared as text.
+fn is_other_release(daemon: &str, server: &str) -> bool {
+    match (Release::parse(daemon), Release::parse(server)) {
+        (Some(daemon), Some(server)) => daemon.series() != server.series(),
+        _ => !daemon.is_empty() && daemon != server,
+    }
+}
+
+fn timeless(status: &DaemonsStatus) -> DaemonsStatus {
+    let mut status = DaemonsStatus { as_of: None, ..status.clone() };
+    status.list.iter_mut().for_each(|daemon| daemon.last_seen = None);
+    status
 }
 
 /// The first few names in order.
 fn some_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names: Vec<_> = names.into_iter().collect();
     names.sort_unstable();
-    let more = names.len() > NAMED;
-    names.truncate(NAMED);
+    let more = names.len() > MAX_PODS_IN_MESSAGE;
+    names.truncate(MAX_PODS_IN_MESSAGE);
     if more { format!("{} and others", names.join(", ")) } else { names.join(", ") }
 }
 

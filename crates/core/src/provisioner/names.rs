@@ -1,11 +1,14 @@
 //! Names of what belongs to a pool: children, the key in coderd, the daemons. None of them can be too long.
 //!
-//! coderd lower-cases the name of a key, allows 64 bytes and keeps a few names to itself. A name of ours is the base,
-//! which the user gave or the object's name leads to, or the base and a hash.
+//! coderd converts the name of a key to lower case, allows 64 bytes and reserves a few names. A key is named after the base,
+//! which is the name in the spec or that of the object, or after the base and a hash.
 
 use sha2::{Digest, Sha256};
 
-use crate::names::{HASH, LABEL_LIMIT, NAME_LIMIT, cut, fit, fnv1a};
+use crate::{
+    names::{HASH, LABEL_LIMIT, NAME_LIMIT, cut, fit, fnv1a},
+    sources::hex,
+};
 
 /// The longest name of a key in coderd.
 const KEY_LIMIT: usize = 64;
@@ -13,7 +16,7 @@ const KEY_LIMIT: usize = 64;
 const UID: usize = 36;
 /// How many names with a hash there are for one base. More keys of one pool never exist at a time.
 const SPARE: u32 = 16;
-/// Names of keys that coderd keeps to itself.
+/// Names of keys that coderd reserves.
 const RESERVED: [&str; 3] = ["built-in", "user-auth", "psk"];
 
 /// The name of the Deployment, the Role and the RoleBinding.
@@ -26,7 +29,7 @@ pub fn service_account(name: &str) -> String {
     fit("", name, "-provisioner", LABEL_LIMIT)
 }
 
-/// The name of the key's Secret when nobody gives one.
+/// The name of the key's Secret when the spec gives none.
 pub fn secret(name: &str) -> String {
     fit("", name, "-provisioner-key", NAME_LIMIT)
 }
@@ -43,7 +46,7 @@ pub fn daemon(object: &str) -> String {
     format!("{}-$(POD_UID)", cut(&plain, LABEL_LIMIT - UID - 1).trim_end_matches('-'))
 }
 
-/// The name that a key is to have, if nothing speaks against it.
+/// The preferred name of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KeyBase {
     /// In lower case, and short enough.
@@ -80,13 +83,13 @@ impl KeyBase {
     }
 }
 
-/// A checksum of key material, salted with the object's UID: it tells a change and nothing else.
+/// A checksum of key material, salted with the object's UID: it shows a change and nothing else.
 pub fn checksum(uid: &str, material: &[u8]) -> String {
     let mut hash = Sha256::new();
     hash.update(uid);
     hash.update([0]);
     hash.update(material);
-    hash.finalize().iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+    hex(&hash.finalize())
 }
 
 /// The checksum that the Go operator puts on pods.

@@ -9,7 +9,7 @@ use kube::ResourceExt;
 
 use super::{
     Observed, Plan,
-    daemons::Health,
+    daemons::DaemonHealth,
     keys::{CONDITIONS, Decision, NextStep},
     license_gate,
 };
@@ -50,7 +50,7 @@ pub fn status(
     plan: &Plan,
     outcome: &Outcome,
     key: &Decision,
-    daemons: &Health,
+    daemons: &DaemonHealth,
     now: Timestamp,
 ) -> CoderProvisionerStatus {
     let object = &*observed.object;

@@ -1,18 +1,16 @@
-//! The Deployment of a workspace proxy.
-
-use std::collections::BTreeMap;
+//! The Deployment of a workspace proxy, and what its pods connect with.
 
 use coder_k8s_api::names::annotation;
 use k8s_openapi::api::{
     apps::v1::Deployment,
-    core::v1::{Container, EnvVar, EnvVarSource, PodTemplateSpec, SecretKeySelector},
+    core::v1::{Container, EnvVar, PodTemplateSpec},
 };
 use kube::ResourceExt;
 
-use super::{HTTP, Observed, addresses, names};
+use super::{HTTP, Observed, addresses};
 use crate::{
-    pod::{self, Needs, env, files, variable},
-    service::HTTPS,
+    names,
+    pod::{self, Needs, Server, variable},
     sources::SourceContents,
     workload::Run,
 };
@@ -26,19 +24,9 @@ const PRIMARY: &str = "CODER_PRIMARY_ACCESS_URL";
 /// The variable that switches the relay off.
 const DERP: &str = "CODER_DERP_SERVER_ENABLE";
 
-/// Seconds that a proxy has to stop in: those of the Helm chart and those in which the pod only drains.
-const GRACE: i64 = 70;
-
 /// The Deployment, given what pods are to run with and whether they have IPv6 addresses. None: no image is known yet.
 pub fn build(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: bool) -> Option<Deployment> {
     let spec = &observed.object.spec;
-    let mut ports = vec![pod::port("http", HTTP)];
-    if !spec.tls.secret_names.is_empty() {
-        ports.push(pod::port("https", HTTPS));
-    }
-    if spec.prometheus.enabled {
-        ports.push(pod::port("prometheus-http", spec.prometheus.port));
-    }
     let address = format!("--http-address={}", pod::listen(ipv6, HTTP));
     let args = ["wsproxy".to_owned(), "server".to_owned(), address];
     let derp_only = spec.derp_only.then(|| "--derp-only".to_owned());
@@ -49,64 +37,51 @@ pub fn build(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: boo
         command: Some(vec!["coder".to_owned()]),
         args: Some(args.into_iter().chain(derp_only).collect()),
         env: Some(environment(observed, sources, run, ipv6)),
-        ports: Some(ports),
-        readiness_probe: pod::probe(&spec.readiness_probe, true, "/healthz", "http"),
-        liveness_probe: pod::probe(&spec.liveness_probe, false, "/healthz", "http"),
         ..Container::default()
     };
+    // A token that a person supplies has no checksum.
+    let checksum = Some(run.checksum.clone()).filter(|checksum| !checksum.is_empty());
     let needs = Needs {
-        name: names::child(&observed.object.name_any()),
+        name: names::proxy_child(&observed.object.name_any()),
         selector: observed.selector(),
         replicas: Some(spec.replicas),
         container,
-        files: files::certificates(&spec.tls, &spec.pod.certs.secrets, &spec.pod.volumes),
         service_account: observed.service_account(),
-        annotations: BTreeMap::new(),
-        pod_annotations: pod_annotations(observed, sources, run),
-        grace_seconds: GRACE,
-        drains: true,
-        spread: true,
+        annotations: [].into(),
+        pod_annotations: checksum
+            .into_iter()
+            .map(|checksum| (annotation::PROXY_TOKEN_CHECKSUM.to_owned(), checksum))
+            .collect(),
+        sources,
+        prometheus: &spec.prometheus,
+        server: Some(Server {
+            http: HTTP,
+            ipv6,
+            tls: &spec.tls,
+            readiness: &spec.readiness_probe,
+            liveness: &spec.liveness_probe,
+        }),
     };
     Some(pod::deployment(&spec.pod, needs))
 }
 
-/// The operator's entries. The first two are where the Go operator puts them.
+/// The operator's variables. The first two are where the Go operator puts them.
 fn environment(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: bool) -> Vec<EnvVar> {
     let spec = &observed.object.spec;
-    let token =
-        SecretKeySelector { name: run.secret.name.clone(), key: run.secret.key.clone(), optional: None };
-    let from = EnvVarSource { secret_key_ref: Some(token), ..EnvVarSource::default() };
-    let mut all = vec![
-        variable(PRIMARY, run.url.clone()),
-        EnvVar { name: TOKEN.to_owned(), value: None, value_from: Some(from) },
-    ];
-    let off = env::find(&spec.pod.extra_env, DERP).and_then(|entry| entry.value.as_deref());
-    if !off.is_some_and(|off| off.eq_ignore_ascii_case("false")) {
-        // Replicas relay for each other by the addresses of their pods. Set for one too, so that scaling restarts nobody.
+    let mut all = vec![variable(PRIMARY, run.url.clone()), pod::secret_variable(TOKEN, &run.secret)];
+    let derp = pod::find_variable(&spec.pod.extra_env, DERP).and_then(|entry| entry.value.as_deref());
+    if !derp.is_some_and(|derp| derp.eq_ignore_ascii_case("false")) {
+        // Replicas relay for each other by the addresses of their pods. Set for one too, so that scaling restarts no pod.
         all.extend(pod::relay(ipv6, HTTP));
     }
     all.extend(addresses(&observed.object).settled(&spec.pod, sources).env);
-    if !spec.tls.secret_names.is_empty() {
-        all.extend(files::serving(&spec.tls, &pod::listen(ipv6, HTTPS)));
-    }
-    if spec.prometheus.enabled {
-        all.extend(pod::prometheus(&pod::listen(ipv6, spec.prometheus.port)));
-    }
     all
 }
 
-fn pod_annotations(observed: &Observed, sources: &SourceContents, run: &Run) -> BTreeMap<String, String> {
-    let spec = &observed.object.spec;
-    let mut all = pod::annotations(&spec.pod, sources, &spec.prometheus);
-    if !run.checksum.is_empty() {
-        all.insert(annotation::PROXY_TOKEN_CHECKSUM.to_owned(), run.checksum.clone());
-    }
-    all
-}
-
-/// Whether the user gives pods the address to connect to: it is none of the registration's business.
+/// Whether the spec sets the address that pods connect to. The address of the registration then does not have to be
+/// theirs.
 pub fn own_url(observed: &Observed) -> bool {
-    env::find(&observed.object.spec.pod.extra_env, PRIMARY).is_some()
+    pod::find_variable(&observed.object.spec.pod.extra_env, PRIMARY).is_some()
 }
 
 /// What the pods of a template run with. None: it is not that of a proxy.

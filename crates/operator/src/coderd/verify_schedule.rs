@@ -14,7 +14,7 @@ use coder_k8s_api::{CoderProvisioner, condition::kind};
 use coder_k8s_core::{
     object,
     outcome::Retry,
-    provisioner::{daemons::Pod, keys::Decision},
+    provisioner::{daemons::DaemonPod, keys::Decision},
 };
 use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, metrics::Metrics, queue::Action};
 use kube::ResourceExt;
@@ -39,7 +39,7 @@ pub(crate) struct VerifySchedule {
 }
 
 /// Pods, and the version of the Deployment at which they were listed.
-type Listed = (String, Arc<Vec<Pod>>);
+type Listed = (String, Arc<Vec<DaemonPod>>);
 
 /// What the process knows of one object between reconciles.
 struct VerifyState {
@@ -85,7 +85,7 @@ impl VerifySchedule {
     }
 
     /// The pods of a pool, if they were listed at this version of its Deployment.
-    pub(crate) fn pods(&self, key: &ObjectKey, version: &str) -> Option<Arc<Vec<Pod>>> {
+    pub(crate) fn pods(&self, key: &ObjectKey, version: &str) -> Option<Arc<Vec<DaemonPod>>> {
         self.pods.lock().get(key).filter(|(listed, _)| listed == version).map(|(_, pods)| pods.clone())
     }
 
@@ -95,7 +95,7 @@ impl VerifySchedule {
     }
 
     /// Keeps the pods of a pool as of a version of its Deployment.
-    pub(crate) fn keep_pods(&self, key: &ObjectKey, version: String, pods: &Arc<Vec<Pod>>) {
+    pub(crate) fn keep_pods(&self, key: &ObjectKey, version: String, pods: &Arc<Vec<DaemonPod>>) {
         self.pods.lock().insert(key.clone(), (version, pods.clone()));
     }
 

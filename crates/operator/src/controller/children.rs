@@ -11,15 +11,17 @@ use coder_k8s_core::{
     account::Accounts,
     object,
     outcome::{ActResult, Blocker},
+    rollout::Rollout,
+    sources::SourceContents,
 };
 use coder_k8s_engine::{
     apply::{Applied, NamespacedKind, Owner, OwnerMark},
     client,
 };
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::{apps::v1::Deployment, policy::v1::PodDisruptionBudget};
 use kube::{Resource, ResourceExt};
 
-use super::Context;
+use super::{Context, pods};
 
 /// The object as the controlling owner of its children. None: the object has no UID, because the API server never stored it.
 pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &str) -> Option<Owner> {
@@ -59,6 +61,36 @@ pub(crate) async fn apply<K: NamespacedKind>(
         }
     }
     None
+}
+
+/// The Secrets and ConfigMaps that pods read. None: they could not be read, which is noted once, though a reconcile asks
+/// again after a credential changed. Without their checksums the pods would be replaced now and once more later.
+pub(crate) fn readable<'a>(
+    sources: &'a Result<SourceContents, Blocker>,
+    done: &mut ActResult,
+) -> Option<&'a SourceContents> {
+    if let Err(failure) = sources
+        && !done.failures.contains(failure)
+    {
+        done.failures.push(failure.clone());
+    }
+    sources.as_ref().ok()
+}
+
+/// Applies a Deployment and returns it as it is now. If its rollout is stalled, `pod_message` becomes why its pods do not run.
+pub(crate) async fn roll_out(
+    ctx: &Context,
+    owner: &Owner,
+    desired: Deployment,
+    cached: Option<Arc<Deployment>>,
+    done: &mut ActResult,
+    pod_message: &mut Option<String>,
+) -> Option<Arc<Deployment>> {
+    let deployment = apply(ctx, owner, desired, cached, done).await;
+    if Rollout::of(deployment.as_deref()).is_stalled() {
+        *pod_message = pods::failure_message(&ctx.client, &owner.namespace, &owner.labels).await;
+    }
+    deployment
 }
 
 /// Removes a child that is no longer desired, if it is ours.

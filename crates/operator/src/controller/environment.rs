@@ -5,7 +5,7 @@
 
 use coder_k8s_api::PodSettings;
 use coder_k8s_core::{
-    pod::env::{Part, parts},
+    pod::{ValuePart, value_parts},
     sources::key_for,
 };
 use coder_k8s_engine::{client, secret};
@@ -61,10 +61,10 @@ impl Environment<'_> {
     /// Expands `$(NAME)`. As in a pod, only entries before this one count, and an unknown name stays as it is written.
     async fn expand(&self, value: &str, position: usize) -> Result<SecretString, Error> {
         let mut text = String::new();
-        for part in parts(value) {
+        for part in value_parts(value) {
             match part {
-                Part::Text(part) => text.push_str(&part),
-                Part::Variable(name) => {
+                ValuePart::Text(part) => text.push_str(&part),
+                ValuePart::Variable(name) => {
                     if let Some(value) = self.value_before(&name, position).await? {
                         text.push_str(value.expose_secret());
                     } else {

@@ -11,7 +11,7 @@ use coder_k8s_api::{
 };
 use coder_k8s_core::{
     outcome::{ActResult, Blocker, Retry},
-    workspace_access::{self, Consent, Existing, Grant, Grantee, Plan},
+    workspace_access::{self, Consent, Existing, Grantee, Plan, WorkspaceGrant},
 };
 use coder_k8s_engine::{
     apply::{NamespacedKind, Owner},
@@ -121,7 +121,7 @@ async fn count<K: NamespacedKind>(grantee: &Grantee, ctx: &Context) -> kube::Res
     Ok(count)
 }
 
-async fn write(grant: &Grant, owner: &Owner, ctx: &Context, done: &mut ActResult) {
+async fn write(grant: &WorkspaceGrant, owner: &Owner, ctx: &Context, done: &mut ActResult) {
     let (role, binding) = (grant.role.name_any(), grant.binding.name_any());
     let cached_role = ctx.caches.roles.get(&grant.namespace, &role);
     apply(ctx, owner, grant.role.clone(), cached_role.clone(), done).await;

@@ -16,11 +16,11 @@ use std::{
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, condition};
 use coder_k8s_coderd::{BoundToken, IdentifiedServer, Server};
 use coder_k8s_core::{
-    daemon_listing::{DaemonListing, Part},
-    jobs::{self, Jobs},
+    daemon_listing::{DaemonListing, PoolDaemons},
+    jobs::{self, JobsVerdict},
     object,
     outcome::Blocker,
-    provisioner::daemons::{self, Health},
+    provisioner::daemons::{self, DaemonHealth},
     rollout::Rollout,
 };
 use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, queue::Action};
@@ -56,7 +56,7 @@ pub(crate) struct DaemonPoller {
 struct PolledPlane {
     /// By the UUID of the organization.
     organizations: BTreeMap<String, PolledOrganization>,
-    jobs: Option<Jobs>,
+    jobs: Option<JobsVerdict>,
     /// Until when a daemon is expected to connect.
     expecting_until: Option<Instant>,
     /// The server that answered last.
@@ -124,20 +124,20 @@ impl DaemonPoller {
     }
 
     /// Whether the jobs of a control plane can run. Schedules the first poll of a control plane with pools.
-    pub(crate) fn jobs(&self, plane: &ObjectKey, ctx: &Context) -> Jobs {
+    pub(crate) fn jobs(&self, plane: &ObjectKey, ctx: &Context) -> JobsVerdict {
         if let Some(known) = self.planes.lock().get(plane) {
-            return known.jobs.clone().unwrap_or(Jobs::NotPolledYet);
+            return known.jobs.clone().unwrap_or(JobsVerdict::NotPolledYet);
         }
         if pools(plane, ctx).is_empty() {
-            return Jobs::NotRequested;
+            return JobsVerdict::NotRequested;
         }
         self.schedule.queue.enqueue_within(plane.clone(), self.interval.mul_f64(jitter()));
-        Jobs::NotPolledYet
+        JobsVerdict::NotPolledYet
     }
 
     /// Schedules a poll if the organization of a pool was not polled yet, and soon if one of its daemons is expected to
     /// connect. After a restart of the operator the first poll is spread over the interval.
-    pub(crate) fn consider(&self, pool: &CoderProvisioner, health: &Health) {
+    pub(crate) fn consider(&self, pool: &CoderProvisioner, health: &DaemonHealth) {
         let Some(organization) = organization(pool).filter(|_| !object::is_deleting(pool)) else { return };
         let plane = plane_of(pool);
         let mut all = self.planes.lock();
@@ -327,19 +327,19 @@ fn record(
 }
 
 /// Whether the jobs of a control plane can run, judged by the organizations that have been polled.
-fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp) -> Jobs {
+fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp) -> JobsVerdict {
     let polled: Vec<_> = known
         .organizations
         .iter()
         .filter_map(|(id, polled)| {
-            Some(jobs::Organization { id, name: &polled.name, listing: polled.listing.as_deref()? })
+            Some(jobs::ListedOrganization { id, name: &polled.name, listing: polled.listing.as_deref()? })
         })
         .collect();
     if polled.is_empty() {
-        return Jobs::NotPolledYet;
+        return JobsVerdict::NotPolledYet;
     }
     let ours = pools.iter().filter_map(|pool| {
-        Some(jobs::Pool {
+        Some(jobs::TaggedPool {
             name: pool.name_any(),
             organization: organization(pool)?,
             tags: pool.spec.tags.clone(),
@@ -361,8 +361,8 @@ fn has_vanished(pool: &CoderProvisioner, before: Option<&DaemonListing>, after: 
 }
 
 /// The daemons of a pool in a listing.
-fn part(listing: &DaemonListing, pool: &CoderProvisioner) -> Part {
-    pool.status.as_ref().map(|status| listing.part(&daemons::keys(status))).unwrap_or_default()
+fn part(listing: &DaemonListing, pool: &CoderProvisioner) -> PoolDaemons {
+    pool.status.as_ref().map(|status| listing.of_keys(&daemons::keys(status))).unwrap_or_default()
 }
 
 fn is_serving(key: &ObjectKey, ctx: &Context) -> bool {

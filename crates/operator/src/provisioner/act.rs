@@ -5,28 +5,23 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use coder_k8s_api::names::{component, finalizer as name};
+use coder_k8s_api::names::finalizer as name;
 use coder_k8s_core::{
     object,
     outcome::Retry,
     provisioner::{
         self, Observed, Outcome, Plan,
-        daemons::Health,
+        daemons::DaemonHealth,
         deployment,
         keys::{Decision, NextStep, Run},
     },
-    rollout::Rollout,
 };
 use coder_k8s_engine::{apply::Owner, queue::Action};
 
-use super::{daemons, drain, keys::KeyReconciler, observe::Observation, scale_down};
+use super::{daemons, keys::KeyReconciler, observe::Observation};
 use crate::{
     coderd::credential,
-    controller::{
-        Context,
-        children::{self, apply},
-        finalizer, pods, workspaces,
-    },
+    controller::{Context, children, finalizer, workspaces},
 };
 
 /// What the effects brought, as far as the status and the requeue depend on it.
@@ -34,7 +29,7 @@ pub(super) struct Done {
     pub(super) outcome: Outcome,
     /// The last decision about the key.
     pub(super) decision: Decision,
-    pub(super) health: Health,
+    pub(super) health: DaemonHealth,
     /// When to retry the call to coderd that failed. None: none failed.
     pub(super) retry: Option<Retry>,
 }
@@ -47,9 +42,10 @@ pub(super) async fn act(
     ctx: &Arc<Context>,
 ) -> ControlFlow<Action, Done> {
     let observed = &observation.pool;
+    let owner = keys.state.owner.clone();
     // With the key that the pods have so far: scaling and updates do not wait for coderd.
-    let mut outcome = apply_children(observed, plan, keys.state.first_run.as_ref(), ctx).await;
-    let decision = match drain::drain(observed, ctx, &mut outcome.done).await {
+    let mut outcome = apply_children(observed, plan, &owner, keys.state.first_run.as_ref(), ctx).await;
+    let decision = match daemons::drain(observed, &owner, ctx, &mut outcome.done).await {
         Some(draining) => draining,
         None => credential::run_steps(&mut keys).await,
     };
@@ -58,8 +54,8 @@ pub(super) async fn act(
         let requeue = retry.map(|retry| ctx.verify_schedule.failed(&keys.state.key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
     }
-    if decision.run.as_ref() != keys.state.first_run.as_ref() {
-        roll_out(observed, decision.run.as_ref(), ctx, &mut outcome).await;
+    if decision.run != keys.state.first_run {
+        roll_out(observed, &owner, decision.run.as_ref(), ctx, &mut outcome).await;
     }
     outcome.grant_blockers.extend(observation.unknown_consent.iter().cloned());
     if set_finalizer(observed, plan, &decision, ctx, &mut outcome).await {
@@ -71,46 +67,44 @@ pub(super) async fn act(
 }
 
 /// Creates, updates and removes the children.
-async fn apply_children(observed: &Observed, plan: &Plan, run: Option<&Run>, ctx: &Context) -> Outcome {
+async fn apply_children(
+    observed: &Observed,
+    plan: &Plan,
+    owner: &Owner,
+    run: Option<&Run>,
+    ctx: &Context,
+) -> Outcome {
     let mut outcome = Outcome { deployment: observed.children.deployment.clone(), ..Outcome::default() };
-    let Some(owner) = owner(observed) else { return outcome };
     if let Some(desired) = &plan.desired {
-        children::apply_accounts(&desired.accounts, &owner, ctx, &mut outcome.done).await;
+        children::apply_accounts(&desired.accounts, owner, ctx, &mut outcome.done).await;
     }
-    workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome.done, &mut outcome.grant_blockers).await;
+    workspaces::act(&plan.workspaces, owner, ctx, &mut outcome.done, &mut outcome.grant_blockers).await;
     if let Some(desired) = &plan.desired {
-        roll_out(observed, run, ctx, &mut outcome).await;
+        roll_out(observed, owner, run, ctx, &mut outcome).await;
         let cached = observed.children.budget.clone();
-        children::apply_budget(ctx, &owner, desired.budget.as_ref(), cached, &mut outcome.done).await;
-        children::remove_obsolete_accounts(&desired.accounts, &owner, ctx, &mut outcome.done).await;
+        children::apply_budget(ctx, owner, desired.budget.as_ref(), cached, &mut outcome.done).await;
+        children::remove_obsolete_accounts(&desired.accounts, owner, ctx, &mut outcome.done).await;
     }
     outcome
 }
 
 /// Applies the Deployment. There is none before the pool has a key, and a new one waits for the license. An existing one
 /// keeps running without a license.
-async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome: &mut Outcome) {
-    let Some(owner) = owner(observed).filter(|_| !object::is_deleting(&*observed.object)) else { return };
-    let exists = outcome.deployment.is_some();
-    let Some(run) = run.filter(|_| exists || observed.gate.may_begin()) else { return };
-    let sources = match &observed.sources {
-        Ok(sources) => sources,
-        Err(failure) => {
-            // Called twice if the key changed: the failure is reported once.
-            if !outcome.done.failures.contains(failure) {
-                outcome.done.failures.push(failure.clone());
-            }
-            return;
-        }
-    };
+async fn roll_out(
+    observed: &Observed,
+    owner: &Owner,
+    run: Option<&Run>,
+    ctx: &Context,
+    outcome: &mut Outcome,
+) {
+    let may_begin = outcome.deployment.is_some() || observed.gate.may_begin();
+    let Some(run) = run.filter(|_| may_begin && !object::is_deleting(&*observed.object)) else { return };
+    let Some(sources) = children::readable(&observed.sources, &mut outcome.done) else { return };
     let Some(desired) = deployment::build(observed, sources, run) else { return };
-    let cached = outcome.deployment.clone();
-    scale_down::prepare(observed, &desired, cached.as_deref(), ctx).await;
-    outcome.deployment = apply(ctx, &owner, desired, cached, &mut outcome.done).await;
-    if Rollout::of(outcome.deployment.as_deref()).is_stalled() {
-        outcome.pod_message =
-            pods::failure_message(&ctx.client, &owner.namespace, &observed.selector()).await;
-    }
+    let cached = outcome.deployment.take();
+    daemons::prepare_scale_down(observed, &desired, cached.as_deref(), ctx).await;
+    outcome.deployment =
+        children::roll_out(ctx, owner, desired, cached, &mut outcome.done, &mut outcome.pod_message).await;
 }
 
 /// Adds the finalizer while something outside the namespace must be cleaned up, and removes it from a deleted object once
@@ -138,8 +132,4 @@ async fn set_finalizer(
     }
     let set = finalizer::set(object, name::PROVISIONER, desired, ctx, &mut outcome.done).await;
     set.break_value() == Some(finalizer::Written::Yes)
-}
-
-pub(super) fn owner(observed: &Observed) -> Option<Owner> {
-    children::owner_of(&*observed.object, component::PROVISIONER)
 }

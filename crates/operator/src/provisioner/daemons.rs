@@ -1,30 +1,39 @@
-//! The daemons of a pool: reads what is known of them, and restarts pods whose daemons have given up.
+//! The pods and daemons of a pool: reads them, restarts pods whose daemons have given up, protects busy daemons when the
+//! pool is scaled down, and drains a pool that is being deleted.
 //!
-//! Daemons come from the last daemon poll of the control plane, pods from the API server. Which pods to restart is decided
-//! in `core::provisioner::daemons`.
+//! Daemons come from the last daemon poll of the control plane, pods from the API server. `core::provisioner::daemons`
+//! decides which pods to restart and to protect. Nothing that fails here delays a rollout or a deletion.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use coder_k8s_api::{CoderProvisioner, Reason};
 use coder_k8s_core::{
-    outcome::EventNote,
+    object,
+    outcome::{ActResult, EventNote},
     provisioner::{
         Observed,
-        daemons::{self, Health, Pod},
+        daemons::{
+            DELETION_COST, DaemonHealth, DaemonPod, DeletionCost, ObservedDaemons, deletion_costs, keys,
+        },
+        keys::{Decision, leaving},
     },
     rollout::Rollout,
 };
-use coder_k8s_engine::{cache::ObjectKey, client};
-use k8s_openapi::api::{apps::v1::Deployment, core::v1};
+use coder_k8s_engine::{apply::Owner, cache::ObjectKey, client};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{
     Api, Resource, ResourceExt,
-    api::{DeleteParams, ListParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
 };
+use serde_json::json;
 
 use crate::{
-    controller::{CoderKind, Context},
-    controlplane::daemon_poll::{organization, plane_of},
+    controller::{CoderKind, Context, children},
+    controlplane::daemon_poll::{daemons_now, organization, plane_of},
 };
+
+/// How soon to check again whether the pods of a deleted pool have stopped.
+const REQUEUE_DRAINING: Duration = Duration::from_secs(1);
 
 /// The daemons of the last poll, and the pods if there are daemons to compare them with.
 pub(super) async fn observe(
@@ -32,13 +41,13 @@ pub(super) async fn observe(
     object: &CoderProvisioner,
     deployment: Option<&Deployment>,
     ctx: &Context,
-) -> daemons::ObservedDaemons {
+) -> ObservedDaemons {
     let poller = &ctx.daemon_poller;
     let listing = organization(object).and_then(|id| poller.listing(&plane_of(object), &id));
-    let mut observed = daemons::ObservedDaemons { listing, pods: None, patience: poller.patience };
+    let mut observed = ObservedDaemons { listing, pods: None, patience: poller.patience };
     let (Some(listing), Some(deployment)) = (&observed.listing, deployment) else { return observed };
-    let keys = object.status.as_ref().map(daemons::keys).unwrap_or_default();
-    if Rollout::of(Some(deployment)).ready > 0 || !listing.part(&keys).is_empty() {
+    let keys = object.status.as_ref().map(keys).unwrap_or_default();
+    if Rollout::of(Some(deployment)).ready > 0 || !listing.of_keys(&keys).is_empty() {
         observed.pods = pods(key, deployment, ctx).await;
     }
     observed
@@ -48,38 +57,36 @@ pub(super) async fn observe(
 ///
 /// Listed once for each version of the Deployment: its status changes with every pod that is created, deleted or turns
 /// ready, so that no watch of pods is needed.
-pub(super) async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<Pod>>> {
+async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<DaemonPod>>> {
     let version = deployment.resource_version().unwrap_or_default();
     if let Some(pods) = ctx.verify_schedule.pods(key, &version) {
         return Some(pods);
     }
-    let selector = deployment.spec.as_ref()?.selector.match_labels.as_ref()?;
-    let labels = selector.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
-    let api: Api<v1::Pod> = Api::namespaced(ctx.client.clone(), &key.namespace);
-    match api.list(&ListParams::default().labels(&labels)).await {
+    let labels = object::selector_text(deployment.spec.as_ref()?.selector.match_labels.as_ref()?);
+    match api(&key.namespace, ctx).list(&ListParams::default().labels(&labels)).await {
         Ok(list) => {
-            let pods = Arc::new(list.iter().filter_map(Pod::of).collect());
+            let pods = Arc::new(list.iter().filter_map(DaemonPod::of).collect());
             ctx.verify_schedule.keep_pods(key, version, &pods);
             Some(pods)
         }
         Err(error) => {
-            tracing::warn!(
-                "cannot list the pods of Deployment {}: {}",
-                deployment.name_any(),
-                client::describe(&error)
-            );
+            let name = deployment.name_any();
+            tracing::warn!("cannot list the pods of Deployment {name}: {}", client::describe(&error));
             None
         }
     }
 }
 
+fn api(namespace: &str, ctx: &Context) -> Api<Pod> {
+    Api::namespaced(ctx.client.clone(), namespace)
+}
+
 /// Deletes pods whose daemons have given up, so that the ReplicaSet replaces them. Such a pod runs no jobs, so that it is
 /// deleted without regard to the disruption budget, with its normal grace period.
-pub(super) async fn restart_stopped(health: &Health, observed: &Observed, ctx: &Context) {
-    let namespace = observed.object.namespace().unwrap_or_default();
-    let api: Api<v1::Pod> = Api::namespaced(ctx.client.clone(), &namespace);
+pub(super) async fn restart_stopped(health: &DaemonHealth, observed: &Observed, ctx: &Context) {
+    let api = api(&observed.object.namespace().unwrap_or_default(), ctx);
     let mut deleted = Vec::new();
-    for pod in &health.restart {
+    for pod in health.restart() {
         // A pod that has taken the name since is left alone.
         let only_this = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
         match api.delete(&pod.name, &DeleteParams::default().preconditions(only_this)).await {
@@ -97,5 +104,88 @@ pub(super) async fn restart_stopped(health: &Health, observed: &Observed, ctx: &
         tracing::info!("{message}");
         let note = EventNote { warning: false, reason: Reason::DaemonsRestarted, message };
         ctx.events.publish(&observed.object.object_ref(&()), &note).await;
+    }
+}
+
+/// Before fewer pods are desired than there are: asks coderd which daemons are busy and sets the deletion cost of their
+/// pods, so that the ReplicaSet deletes idle ones first. A busy daemon whose pod is deleted nevertheless has its grace period
+/// to finish.
+pub(super) async fn prepare_scale_down(
+    observed: &Observed,
+    desired: &Deployment,
+    cached: Option<&Deployment>,
+    ctx: &Context,
+) {
+    let replicas = |deployment: &Deployment| deployment.spec.as_ref().and_then(|spec| spec.replicas);
+    let Some(cached) = cached else { return };
+    let (Some(target), Some(current)) = (replicas(desired), replicas(cached)) else { return };
+    // With zero replicas every pod is deleted, and a cost in the spec is the user's own order.
+    let own_order = observed.object.spec.pod.pod_annotations.contains_key(DELETION_COST);
+    if target >= current || target == 0 || own_order {
+        return;
+    }
+    let daemons = match daemons_now(&observed.object, ctx).await {
+        Some(daemons) => daemons,
+        None => match observed.daemons.listing.as_ref().filter(|listing| !listing.outdated) {
+            Some(listing) => listing.daemons.clone(),
+            None => return,
+        },
+    };
+    let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
+    let Some(pods) = pods(&key, cached, ctx).await else { return };
+    for DeletionCost { pod, uid, cost } in deletion_costs(&pods, &daemons) {
+        // The API server rejects another UID, so that a pod that has taken the name since is left alone.
+        let patch = json!({"metadata": {"uid": uid, "annotations": {DELETION_COST: cost}}});
+        match api(&key.namespace, ctx).patch(&pod, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Ok(_) => {
+                tracing::info!(
+                    pod,
+                    busy = cost.is_some(),
+                    "set the deletion cost of a pod before scaling down"
+                );
+            }
+            Err(error) => {
+                tracing::warn!("cannot set the deletion cost of pod {pod}: {}", client::describe(&error));
+            }
+        }
+        ctx.verify_schedule.forget_pods(&key);
+    }
+}
+
+/// Removes the Deployment of a pool that is being deleted. Some: not all of its daemons have stopped yet, and this is the
+/// decision to wait for them. They stop before the keys are deleted, because coderd ends the sessions of a deleted key.
+pub(super) async fn drain(
+    observed: &Observed,
+    owner: &Owner,
+    ctx: &Context,
+    done: &mut ActResult,
+) -> Option<Decision> {
+    let object = &*observed.object;
+    if !object::is_deleting(object) {
+        return None;
+    }
+    if let Some(deployment) = observed.children.deployment.as_deref() {
+        children::remove(ctx, owner, deployment, done).await;
+    }
+    if !done.failures.is_empty() {
+        return None;
+    }
+    let labels = object::selector_text(&owner.labels);
+    // A failure to list does not delay the deletion.
+    let pods = api(&owner.namespace, ctx).list(&ListParams::default().labels(&labels)).await.ok()?;
+    pods.iter().any(|pod| is_awaited(pod, object, ctx)).then(|| leaving(REQUEUE_DRAINING))
+}
+
+/// Whether a pod may still stop by itself: its grace period is not over; or garbage collection has not deleted it yet, and
+/// the clean-up deadline has not passed.
+fn is_awaited(pod: &Pod, object: &CoderProvisioner, ctx: &Context) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return false;
+    }
+    match &pod.metadata.deletion_timestamp {
+        // The API server sets the timestamp to the end of the grace period.
+        Some(end) => ctx.now() <= end.0,
+        None => ctx.deletion(object).is_some_and(|deletion| !deletion.overdue),
     }
 }

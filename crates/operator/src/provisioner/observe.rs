@@ -73,6 +73,7 @@ fn children(key: &ObjectKey, object: &CoderProvisioner, ctx: &Context) -> Childr
         budget: caches.budgets.get(namespace, &deployment),
         service_accounts: caches.service_accounts.of_group(&object.uid().unwrap_or_default()),
         rbac: Existing { roles: caches.roles.of_group(&served), bindings: caches.bindings.of_group(&served) },
+        ..Children::default()
     }
 }
 

@@ -5,14 +5,12 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use coder_k8s_api::names::{component, finalizer as name};
+use coder_k8s_api::names::finalizer as name;
 use coder_k8s_core::{
     license_gate::LicenseGate,
     object,
     outcome::Retry,
-    pod,
-    rollout::Rollout,
-    service,
+    pod, service,
     workload::Run,
     workspaceproxy::{
         Desired, Observed, Outcome, deployment,
@@ -27,7 +25,7 @@ use crate::{
     controller::{
         Context,
         children::{self, apply},
-        exposure, finalizer, pods,
+        exposure, finalizer,
     },
 };
 
@@ -49,16 +47,18 @@ pub(super) async fn act(
     mut registration: RegistrationReconciler,
     ctx: &Arc<Context>,
 ) -> ControlFlow<Action, Done> {
+    let owner = registration.state.owner.clone();
     // With the token that the pods have so far: scaling and updates do not wait for coderd.
-    let mut outcome = apply_children(observed, desired, registration.state.first_run.as_ref(), ctx).await;
+    let mut outcome =
+        apply_children(observed, desired, &owner, registration.state.first_run.as_ref(), ctx).await;
     let decision = credential::run_steps(&mut registration).await;
     let retry = registration.state.retry;
     if registration.state.object_written {
         let requeue = retry.map(|retry| ctx.verify_schedule.failed(&registration.state.key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
     }
-    if decision.run.as_ref() != registration.state.first_run.as_ref() {
-        roll_out(observed, decision.run.as_ref(), ctx, &mut outcome).await;
+    if decision.run != registration.state.first_run {
+        roll_out(observed, &owner, decision.run.as_ref(), ctx, &mut outcome).await;
     }
     if remove_finalizer(observed, &decision, ctx, &mut outcome).await {
         return ControlFlow::Break(ctx.requeue_own_write());
@@ -71,53 +71,46 @@ pub(super) async fn act(
 async fn apply_children(
     observed: &Observed,
     desired: Option<&Desired>,
+    owner: &Owner,
     run: Option<&Run>,
     ctx: &Context,
 ) -> Outcome {
     let cached = &observed.children;
     let mut outcome = Outcome { deployment: cached.deployment.clone(), ..Outcome::default() };
-    let (Some(owner), Some(desired)) = (owner(observed), desired) else { return outcome };
-    children::apply_accounts(&desired.accounts, &owner, ctx, &mut outcome.done).await;
-    let service =
-        apply(ctx, &owner, desired.service.clone(), cached.service.clone(), &mut outcome.done).await;
+    let Some(desired) = desired else { return outcome };
+    children::apply_accounts(&desired.accounts, owner, ctx, &mut outcome.done).await;
+    let service = apply(ctx, owner, desired.service.clone(), cached.service.clone(), &mut outcome.done).await;
     outcome.service = service.is_some();
     // The Service has an address of the cluster's IP family, which is that of the pods too. If it cannot be read, the
     // Deployment keeps its family.
     let present_family = || cached.deployment.as_deref().is_some_and(pod::is_ipv6);
     outcome.ipv6 = service.as_deref().map_or_else(present_family, service::is_ipv6);
-    roll_out(observed, run, ctx, &mut outcome).await;
+    roll_out(observed, owner, run, ctx, &mut outcome).await;
     let (ingress, route) = (cached.ingress.clone(), cached.route.clone());
     outcome.exposure =
-        exposure::expose(&desired.exposure, ingress, route, &owner, ctx, &mut outcome.done).await;
-    children::apply_budget(ctx, &owner, desired.budget.as_ref(), cached.budget.clone(), &mut outcome.done)
+        exposure::expose(&desired.exposure, ingress, route, owner, ctx, &mut outcome.done).await;
+    children::apply_budget(ctx, owner, desired.budget.as_ref(), cached.budget.clone(), &mut outcome.done)
         .await;
-    children::remove_obsolete_accounts(&desired.accounts, &owner, ctx, &mut outcome.done).await;
+    children::remove_obsolete_accounts(&desired.accounts, owner, ctx, &mut outcome.done).await;
     outcome
 }
 
 /// Applies the Deployment. There is none before the proxy has a token, and a new one waits for the license. An existing one
 /// keeps running without a license.
-async fn roll_out(observed: &Observed, run: Option<&Run>, ctx: &Context, outcome: &mut Outcome) {
-    let Some(owner) = owner(observed).filter(|_| !object::is_deleting(&*observed.object)) else { return };
+async fn roll_out(
+    observed: &Observed,
+    owner: &Owner,
+    run: Option<&Run>,
+    ctx: &Context,
+    outcome: &mut Outcome,
+) {
     let may_begin = outcome.deployment.is_some() || observed.gate.as_ref().is_none_or(LicenseGate::may_begin);
-    let Some(run) = run.filter(|_| may_begin) else { return };
-    let sources = match &observed.sources {
-        Ok(sources) => sources,
-        Err(failure) => {
-            // Called twice if the token changed: the failure is reported once.
-            if !outcome.done.failures.contains(failure) {
-                outcome.done.failures.push(failure.clone());
-            }
-            return;
-        }
-    };
+    let Some(run) = run.filter(|_| may_begin && !object::is_deleting(&*observed.object)) else { return };
+    let Some(sources) = children::readable(&observed.sources, &mut outcome.done) else { return };
     let Some(desired) = deployment::build(observed, sources, run, outcome.ipv6) else { return };
-    let cached = outcome.deployment.clone();
-    outcome.deployment = apply(ctx, &owner, desired, cached, &mut outcome.done).await;
-    if Rollout::of(outcome.deployment.as_deref()).is_stalled() {
-        outcome.pod_message =
-            pods::failure_message(&ctx.client, &owner.namespace, &observed.selector()).await;
-    }
+    let cached = outcome.deployment.take();
+    outcome.deployment =
+        children::roll_out(ctx, owner, desired, cached, &mut outcome.done, &mut outcome.pod_message).await;
 }
 
 /// Removes the finalizer once nothing is left in coderd. Returns whether the object was written.
@@ -132,8 +125,4 @@ async fn remove_finalizer(
     }
     let set = finalizer::set(&*observed.object, name::WORKSPACE_PROXY, false, ctx, &mut outcome.done).await;
     set.break_value() == Some(finalizer::Written::Yes)
-}
-
-fn owner(observed: &Observed) -> Option<Owner> {
-    children::owner_of(&*observed.object, component::WORKSPACE_PROXY)
 }

@@ -31,7 +31,7 @@ use coder_k8s_engine::{cache::ObjectKey, secret};
 use kube::ResourceExt;
 use secrecy::SecretString;
 
-use super::target::ProxyTarget;
+use super::observe::ProxyTarget;
 use crate::{
     coderd::{
         blocker_at,

@@ -10,6 +10,7 @@ use coder_k8s_api::{AccessMethod, Reason};
 
 use super::access::{MintedToken, Revocation};
 use crate::{
+    intervals::REQUEUE_DEPENDENTS,
     outcome::{Blocker, EventNote, Retry},
     steps::Step,
 };
@@ -77,9 +78,6 @@ pub enum NoQuery {}
 
 /// The next step.
 pub type RevocationStep = Step<NoQuery, RevocationEffect, RevocationReport>;
-
-/// How often the operator looks whether dependents have gone.
-const REQUEUE_DEPENDENTS: Duration = Duration::from_millis(500);
 
 /// Decides the next step.
 pub fn decide(observed: &ObservedRevocation) -> RevocationStep {

@@ -1,38 +1,45 @@
-//! A pod of a pool, as far as its daemon is concerned.
+//! A pod of a pool, as far as its daemon is concerned: the name of the daemon, and the deletion cost of the pod.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{self, Container};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 
-use crate::provisioner::deployment::CONTAINER;
+use crate::{
+    daemon_listing::ListedDaemon,
+    pod::find_variable,
+    provisioner::deployment::{CONTAINER, DAEMON_NAME},
+};
 
-/// The variable with the name of the daemon.
-const NAME: &str = "CODER_PROVISIONER_DAEMON_NAME";
-/// The flag with it, which counts for more.
+/// The annotation by which a ReplicaSet chooses the pods to delete when it is scaled down: those with the lowest cost
+/// first. A pod without it costs 0.
+pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// The cost of a pod whose daemon runs a job.
+const BUSY: &str = "1000";
+/// The flag with the name of the daemon, which takes precedence over the variable.
 const FLAG: &str = "--name";
 
-/// A pod.
+/// A pod that has not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pod {
-    /// Its name.
+pub struct DaemonPod {
+    /// Name of the pod.
     pub name: String,
-    /// Its UID.
+    /// Tells it from a later pod of the same name.
     pub uid: String,
-    /// The name of its daemon. None: it cannot be told.
+    /// The name of its daemon. None: it depends on something that only the pod knows.
     pub daemon: Option<String>,
     /// Since when it is ready, if it is.
     pub ready_since: Option<Timestamp>,
     /// Whether it is being deleted.
     pub is_deleting: bool,
-    /// Its image.
+    /// Image of the main container.
     pub image: Option<String>,
-    /// Its deletion cost, if one is set.
+    /// The value of [`DELETION_COST`].
     pub cost: Option<String>,
 }
 
-impl Pod {
-    /// What matters of a pod. None: it has ended.
-    pub fn of(pod: &v1::Pod) -> Option<Self> {
+impl DaemonPod {
+    /// Reads a pod. None: it has ended.
+    pub fn of(pod: &Pod) -> Option<Self> {
         let status = pod.status.as_ref();
         if matches!(status.and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed")) {
             return None;
@@ -44,23 +51,23 @@ impl Pod {
         let (name, uid) = (pod.name_any(), pod.uid().unwrap_or_default());
         Some(Self {
             daemon: container.and_then(|container| daemon(container, &name, &uid)),
-            // Without a time it is as old as can be.
+            // Without a time the pod counts as ready since ever.
             ready_since: ready.map(|c| c.last_transition_time.as_ref().map_or(Timestamp::MIN, |time| time.0)),
             is_deleting: pod.metadata.deletion_timestamp.is_some(),
             image: container.and_then(|container| container.image.clone()),
-            cost: pod.annotations().get(super::cost::ANNOTATION).cloned(),
+            cost: pod.annotations().get(DELETION_COST).cloned(),
             name,
             uid,
         })
     }
 
-    /// One that stands for those that could not be looked at.
+    /// Stands for the pods when they could not be listed.
     pub(super) fn unknown() -> Self {
         Self { ready_since: Some(Timestamp::MIN), ..Self::default() }
     }
 }
 
-/// The name that a daemon is given: by a flag, else by the variable, in which names of the pod may stand.
+/// The name that a daemon is given: by a flag, else by the variable. Both may refer to the name and UID of the pod.
 fn daemon(container: &Container, pod: &str, uid: &str) -> Option<String> {
     let mut args = container.args.iter().flatten();
     while let Some(arg) = args.next() {
@@ -73,7 +80,7 @@ fn daemon(container: &Container, pod: &str, uid: &str) -> Option<String> {
             return expanded(value, pod, uid);
         }
     }
-    let entry = container.env.iter().flatten().find(|entry| entry.name == NAME)?;
+    let entry = find_variable(container.env.as_deref().unwrap_or_default(), DAEMON_NAME)?;
     match (&entry.value, &entry.value_from) {
         (Some(value), _) => expanded(value, pod, uid),
         (None, Some(from)) => {
@@ -84,10 +91,32 @@ fn daemon(container: &Container, pod: &str, uid: &str) -> Option<String> {
     }
 }
 
-/// None: it refers to something that only the pod knows.
+/// The value with the name and UID of the pod in it. None: it refers to another variable.
 fn expanded(value: &str, pod: &str, uid: &str) -> Option<String> {
     let text = value.replace("$(POD_NAME)", pod).replace("$(POD_UID)", uid);
     (!text.contains("$(")).then_some(text)
+}
+
+/// A change of the deletion cost of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeletionCost {
+    /// Name of the pod.
+    pub pod: String,
+    /// UID of the pod.
+    pub uid: String,
+    /// The new cost. None: the annotation is removed.
+    pub cost: Option<&'static str>,
+}
+
+/// The deletion costs to change before a scale-down, so that pods with busy daemons are deleted last.
+pub fn deletion_costs(pods: &[DaemonPod], daemons: &[ListedDaemon]) -> Vec<DeletionCost> {
+    let is_busy = |pod: &DaemonPod| {
+        daemons.iter().any(|daemon| daemon.busy && Some(&daemon.name) == pod.daemon.as_ref())
+    };
+    let staying = pods.iter().filter(|pod| !pod.is_deleting);
+    let desired = staying.map(|pod| (pod, is_busy(pod).then_some(BUSY)));
+    let differ = desired.filter(|(pod, cost)| pod.cost.as_deref() != *cost);
+    differ.map(|(pod, cost)| DeletionCost { pod: pod.name.clone(), uid: pod.uid.clone(), cost }).collect()
 }
 
 #[cfg(test)]
@@ -101,14 +130,13 @@ mod tests {
         container["name"] = json!("provisioner");
         let pod =
             json!({"metadata": {"name": "pool-abc", "uid": "u-1"}, "spec": {"containers": [container]}});
-        Pod::of(&serde_json::from_value(pod).unwrap()).unwrap().daemon
+        DaemonPod::of(&serde_json::from_value(pod).unwrap()).unwrap().daemon
     }
 
     #[test]
     fn a_daemon_is_called_as_its_pod_is_told_to_call_it() {
-        let variable = |value: &str| json!({"env": [{"name": NAME, "value": value}]});
-        let field =
-            |path: &str| json!({"env": [{"name": NAME, "valueFrom": {"fieldRef": {"fieldPath": path}}}]});
+        let variable = |value: &str| json!({"env": [{"name": DAEMON_NAME, "value": value}]});
+        let field = |path: &str| json!({"env": [{"name": DAEMON_NAME, "valueFrom": {"fieldRef": {"fieldPath": path}}}]});
         for (container, expected) in [
             (variable("$(POD_NAME)"), Some("pool-abc")),
             (variable("a-b-$(POD_UID)"), Some("a-b-u-1")),
@@ -118,11 +146,14 @@ mod tests {
             (field("spec.nodeName"), None),
             (json!({}), None),
             (
-                json!({"args": ["provisioner", "start", "--name=flag"], "env": [{"name": NAME, "value": "v"}]}),
+                json!({"args": ["provisioner", "start", "--name=flag"], "env": [{"name": DAEMON_NAME, "value": "v"}]}),
                 Some("flag"),
             ),
             (json!({"args": ["start", "--name", "$(POD_NAME)-x"]}), Some("pool-abc-x")),
-            (json!({"args": ["--names", "--name-not=x"], "env": [{"name": NAME, "value": "v"}]}), Some("v")),
+            (
+                json!({"args": ["--names", "--name-not=x"], "env": [{"name": DAEMON_NAME, "value": "v"}]}),
+                Some("v"),
+            ),
         ] {
             assert_eq!(named(container.clone()).as_deref(), expected, "{container}");
         }
@@ -133,7 +164,36 @@ mod tests {
         let pod = |phase: &str| {
             serde_json::from_value(json!({"metadata": {"name": "p"}, "status": {"phase": phase}})).unwrap()
         };
-        assert!(Pod::of(&pod("Failed")).is_none() && Pod::of(&pod("Succeeded")).is_none());
-        assert!(Pod::of(&pod("Running")).unwrap().ready_since.is_none());
+        assert!(DaemonPod::of(&pod("Failed")).is_none() && DaemonPod::of(&pod("Succeeded")).is_none());
+        assert!(DaemonPod::of(&pod("Running")).unwrap().ready_since.is_none());
+    }
+
+    #[test]
+    fn only_what_differs_is_marked() {
+        let pod = |name: &str, cost: Option<&str>| DaemonPod {
+            name: name.into(),
+            daemon: Some(name.into()),
+            cost: cost.map(str::to_owned),
+            ..DaemonPod::default()
+        };
+        let going = DaemonPod { is_deleting: true, ..pod("going", None) };
+        let nameless = DaemonPod { daemon: None, ..pod("nameless", None) };
+        let pods = [
+            pod("busy", None),
+            pod("idle", None),
+            pod("still-busy", Some(BUSY)),
+            pod("was-busy", Some(BUSY)),
+            going,
+            nameless,
+        ];
+        let daemon = |name: &str| ListedDaemon {
+            name: name.into(),
+            busy: !name.contains("idle"),
+            ..ListedDaemon::default()
+        };
+        let daemons = ["busy", "idle", "still-busy", "going"].map(daemon);
+        let found = deletion_costs(&pods, &daemons);
+        let found: Vec<_> = found.iter().map(|mark| (&*mark.pod, mark.cost)).collect();
+        assert_eq!(found, [("busy", Some(BUSY)), ("was-busy", None)]);
     }
 }

@@ -14,25 +14,30 @@ fn at(second: i64) -> Timestamp {
 }
 
 /// A pod that has been ready for so long.
-fn pod(name: &str, ready: i64) -> Pod {
-    Pod {
+fn pod(name: &str, ready: i64) -> DaemonPod {
+    DaemonPod {
         name: name.into(),
         uid: format!("uid-{name}"),
         daemon: Some(name.into()),
         ready_since: Some(at(NOW - ready)),
         image: Some("ghcr.io/coder/coder:v2.36.1".into()),
-        ..Pod::default()
+        ..DaemonPod::default()
     }
 }
 
-fn daemon(name: &str) -> Daemon {
+fn daemon(name: &str) -> ListedDaemon {
     let last_seen = Some(at(NOW - 20));
-    Daemon { name: name.into(), key: "key".into(), version: SERVER.into(), last_seen, ..Daemon::default() }
+    ListedDaemon {
+        name: name.into(),
+        key: "key".into(),
+        version: SERVER.into(),
+        last_seen,
+        ..ListedDaemon::default()
+    }
 }
 
-fn gate(state: license_gate::GateState) -> LicenseGate {
-    let reason =
-        if state == license_gate::GateState::Closed { Reason::NotEntitled } else { Reason::Entitled };
+fn gate(state: GateState) -> LicenseGate {
+    let reason = if state == GateState::Closed { Reason::NotEntitled } else { Reason::Entitled };
     LicenseGate { state, reason, message: "what the license says".into(), again: None }
 }
 
@@ -43,10 +48,10 @@ fn verdict(stage: CredentialProgress) -> CredentialVerdict {
 /// One situation. What is not said is as it is in a pool of three that is well.
 struct Situation {
     desired: i32,
-    pods: Option<Vec<Pod>>,
-    daemons: Vec<Daemon>,
+    pods: Option<Vec<DaemonPod>>,
+    daemons: Vec<ListedDaemon>,
     listing: Option<DaemonListing>,
-    gate: license_gate::GateState,
+    gate: GateState,
     entitled: i64,
     key: CredentialProgress,
     said: Option<Condition>,
@@ -59,7 +64,7 @@ impl Default for Situation {
             pods: Some(["a", "b", "c"].map(|name| pod(name, 600)).into()),
             daemons: ["a", "b", "c"].map(daemon).into(),
             listing: Some(DaemonListing::default()),
-            gate: license_gate::GateState::Open,
+            gate: GateState::Open,
             entitled: 5000,
             key: CredentialProgress::Ready,
             said: None,
@@ -68,7 +73,7 @@ impl Default for Situation {
 }
 
 impl Situation {
-    fn judge(self) -> Health {
+    fn judge(self) -> DaemonHealth {
         let Self { desired, pods, daemons, listing, gate: state, entitled, key, said } = self;
         let listing = listing.map(|listing| DaemonListing { daemons, ..listing });
         let ready = pods.as_ref().map_or(3, |pods| {
@@ -87,7 +92,7 @@ impl Situation {
             entitled: Some(at(NOW - entitled)),
             key: &key,
             server: Some(SERVER),
-            said: said.as_ref(),
+            before: said.as_ref(),
             now: at(NOW),
         }
         .judge()
@@ -96,11 +101,12 @@ impl Situation {
     /// What the condition says, and the pods that are started anew.
     fn says(self) -> (Option<(ConditionStatus, Reason)>, Vec<String>, String) {
         let health = self.judge();
-        let (said, message) = match health.verdict {
-            Some((state, reason, message)) => (Some((state, reason)), message),
+        let restart = health.restart().iter().map(|pod| pod.name.clone()).collect();
+        let (said, message) = match health.finding {
+            Some(Finding { status, reason, message, .. }) => (Some((status, reason)), message),
             None => (None, String::new()),
         };
-        (said, health.restart.into_iter().map(|pod| pod.name).collect(), message)
+        (said, restart, message)
     }
 }
 
@@ -112,22 +118,22 @@ fn every_situation_has_its_word() {
     let none = Vec::new;
     let well = Situation::default;
     let named = |name: Option<&str>| {
-        let named = |pod: &str| Pod { daemon: name.map(str::to_owned), ..self::pod(pod, 600) };
+        let named = |pod: &str| DaemonPod { daemon: name.map(str::to_owned), ..self::pod(pod, 600) };
         Some(vec![named("a"), named("b")])
     };
     let with_image = |image: &str| {
-        let newer = |name: &str| Pod { image: Some(image.into()), ..pod(name, 600) };
+        let newer = |name: &str| DaemonPod { image: Some(image.into()), ..pod(name, 600) };
         Some(vec![newer("a"), newer("b")])
     };
-    let going = Pod { is_deleting: true, ..pod("c", 600) };
+    let going = DaemonPod { is_deleting: true, ..pod("c", 600) };
     let old_listing = DaemonListing {
         blocker: Some(Blocker::new(Reason::Unreachable, "cannot connect")),
         outdated: true,
         ..DaemonListing::default()
     };
-    let foreign = Daemon { key: "theirs".into(), ..daemon("a") };
-    let busy = ["a", "b", "c"].map(|name| Daemon { busy: name != "c", ..daemon(name) });
-    let with_old_key = Daemon { key: "old-key".into(), ..daemon("c") };
+    let foreign = ListedDaemon { key: "theirs".into(), ..daemon("a") };
+    let busy = ["a", "b", "c"].map(|name| ListedDaemon { busy: name != "c", ..daemon(name) });
+    let with_old_key = ListedDaemon { key: "old-key".into(), ..daemon("c") };
     for (what, situation, state, reason, restarted, words) in [
         ("all connected", well(), True, Reason::Connected, &[][..], ""),
         ("busy", Situation { daemons: busy.into(), ..well() }, True, Reason::Connected, &[], ""),
@@ -189,7 +195,7 @@ fn every_situation_has_its_word() {
         ),
         (
             "unlicensed, and refused",
-            Situation { gate: license_gate::GateState::Closed, daemons: none(), ..well() },
+            Situation { gate: GateState::Closed, daemons: none(), ..well() },
             False,
             Reason::NotEntitled,
             &[],
@@ -197,7 +203,7 @@ fn every_situation_has_its_word() {
         ),
         (
             "unlicensed, and not asked to leave yet",
-            Situation { gate: license_gate::GateState::Closed, ..well() },
+            Situation { gate: GateState::Closed, ..well() },
             True,
             Reason::Connected,
             &[],
@@ -229,12 +235,7 @@ fn every_situation_has_its_word() {
         ),
         (
             "nobody knows what the license covers",
-            Situation {
-                gate: license_gate::GateState::Unknown,
-                entitled: PATIENCE + 1,
-                daemons: none(),
-                ..well()
-            },
+            Situation { gate: GateState::Unknown, entitled: PATIENCE + 1, daemons: none(), ..well() },
             False,
             Reason::NoneConnected,
             &[],
@@ -291,7 +292,7 @@ fn every_situation_has_its_word() {
         (
             "a newer one that has just started",
             Situation {
-                pods: Some(vec![Pod { image: Some("r/coder:v2.37.0".into()), ..pod("a", 10) }]),
+                pods: Some(vec![DaemonPod { image: Some("r/coder:v2.37.0".into()), ..pod("a", 10) }]),
                 daemons: none(),
                 ..well()
             },
@@ -389,7 +390,7 @@ fn who_is_waited_for_is_looked_at_again_when_the_time_is_over() {
     let pods = Some(vec![pod("a", 600), pod("b", 100)]);
     let health = Situation { pods, daemons: vec![daemon("a")], ..Situation::default() }.judge();
     assert!(health.is_expecting());
-    assert_eq!(health.again, Some(Duration::from_secs(80)));
+    assert_eq!(health.again(), Some(Duration::from_secs(80)));
 }
 
 #[test]
@@ -399,7 +400,7 @@ fn daemons_are_counted_and_listed() {
     daemons[1].version = "v2.35.9".into();
     daemons[2].version = "v2.36.7".into();
     daemons[3].version = "devel".into();
-    daemons.push(Daemon { key: "theirs".into(), ..daemon("other") });
+    daemons.push(ListedDaemon { key: "theirs".into(), ..daemon("other") });
     let report =
         Situation { pods: None, daemons, ..Situation::default() }.judge().report(None, at(NOW)).unwrap();
     assert_eq!((report.connected, report.busy, report.idle, report.outdated), (30, 1, 29, 2));
@@ -419,7 +420,7 @@ fn a_daemon_whose_pod_is_gone_no_longer_counts() {
 #[test]
 fn times_alone_are_no_news() {
     let first = Situation::default().judge().report(None, at(NOW)).unwrap();
-    let later = ["a", "b", "c"].map(|name| Daemon { last_seen: Some(at(NOW + 60)), ..daemon(name) });
+    let later = ["a", "b", "c"].map(|name| ListedDaemon { last_seen: Some(at(NOW + 60)), ..daemon(name) });
     let again = Situation { daemons: later.clone().into(), ..Situation::default() }.judge();
     assert_eq!(again.report(Some(&first), at(NOW + 60)), Some(first.clone()));
     let mut busy = later;

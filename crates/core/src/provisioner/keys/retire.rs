@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     credential::{self, CredentialVerdict, Retirement, Retiring},
+    intervals::{REQUEUE_STALE_KEYS, STALE_KEY_WITHOUT_CREDENTIALS},
     outcome::EventNote,
     target::{CoderdTarget, SecretDataRef},
 };
@@ -30,8 +31,8 @@ impl Retirement for KeyFacts<'_> {
     type Effect = KeyEffect;
     type Marks = KeyMarks;
 
-    const REQUEUE: Duration = Duration::from_secs(15);
-    const ABANDON_AFTER: SignedDuration = SignedDuration::from_hours(1);
+    const REQUEUE: Duration = REQUEUE_STALE_KEYS;
+    const ABANDON_AFTER: SignedDuration = STALE_KEY_WITHOUT_CREDENTIALS;
 
     fn record(&self) -> &KeyRecord {
         self.record

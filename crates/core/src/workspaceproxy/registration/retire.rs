@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     credential::{self, CredentialVerdict, Retirement, Retiring},
+    intervals::REQUEUE_STALE_REGISTRATIONS,
     object::Deletion,
     outcome::EventNote,
     target::{SecretDataRef, Version},
@@ -32,7 +33,7 @@ impl Retirement for RegistrationFacts<'_> {
     type Effect = RegistrationEffect;
     type Marks = RegistrationMarks;
 
-    const REQUEUE: Duration = Duration::from_secs(30);
+    const REQUEUE: Duration = REQUEUE_STALE_REGISTRATIONS;
     const ABANDON_AFTER: SignedDuration = SignedDuration::ZERO;
 
     fn record(&self) -> &RegistrationRecord {

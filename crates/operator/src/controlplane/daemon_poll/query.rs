@@ -25,8 +25,8 @@ use crate::{
 
 /// What coderd answers about one organization.
 pub(super) struct Answer {
-    pub(super) daemons: Vec<daemon_listing::Daemon>,
-    pub(super) jobs: Option<Vec<daemon_listing::Job>>,
+    pub(super) daemons: Vec<daemon_listing::ListedDaemon>,
+    pub(super) jobs: Option<Vec<daemon_listing::PendingJob>>,
     /// Why `jobs` is None.
     pub(super) blocker: Option<Blocker>,
     /// The token that coderd accepted.
@@ -84,7 +84,7 @@ pub(super) async fn daemons_and_jobs(
 pub(crate) async fn daemons_now(
     pool: &Arc<CoderProvisioner>,
     ctx: &Context,
-) -> Option<Vec<daemon_listing::Daemon>> {
+) -> Option<Vec<daemon_listing::ListedDaemon>> {
     let (key, organization) = (plane_of(pool), organization(pool)?);
     let plane = ctx.caches.control_planes.get(&key.namespace, &key.name)?;
     let generation = plane.metadata.generation;
@@ -120,7 +120,7 @@ async fn daemons(
     organization: &str,
     pools: &[Arc<CoderProvisioner>],
     ctx: &Context,
-) -> Result<(Client, BoundToken, Vec<daemon_listing::Daemon>), PollFailure> {
+) -> Result<(Client, BoundToken, Vec<daemon_listing::ListedDaemon>), PollFailure> {
     if let Some(token) = remembered {
         let client = server.authenticate(&token).map_err(targets::blocker_of_credential)?;
         match alive(&client, organization).await {
@@ -136,9 +136,12 @@ async fn daemons(
 }
 
 /// Without `offline` coderd lists only daemons that sent a heartbeat in the last 90 seconds.
-async fn alive(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Daemon>, CoderdError> {
+async fn alive(
+    client: &Client,
+    organization: &str,
+) -> Result<Vec<daemon_listing::ListedDaemon>, CoderdError> {
     let listed = client.provisioner_daemons(organization, DaemonFilter { offline: false }).await?;
-    let daemons = listed.into_iter().map(|daemon| daemon_listing::Daemon {
+    let daemons = listed.into_iter().map(|daemon| daemon_listing::ListedDaemon {
         busy: daemon.status == Some(ListedDaemonStatus::Busy),
         name: daemon.name,
         key: daemon.key_id,
@@ -151,14 +154,17 @@ async fn alive(client: &Client, organization: &str) -> Result<Vec<daemon_listing
     Ok(daemons)
 }
 
-async fn pending(client: &Client, organization: &str) -> Result<Vec<daemon_listing::Job>, CoderdError> {
+async fn pending(
+    client: &Client,
+    organization: &str,
+) -> Result<Vec<daemon_listing::PendingJob>, CoderdError> {
     let listed = client.provisioner_jobs(organization, JobFilter { pending_only: true }).await?;
     // Filtered here too: the answer is not trusted to respect the filter.
     let is_pending = |job: &Job| job.status == JobStatus::Pending;
     Ok(listed
         .into_iter()
         .filter(is_pending)
-        .map(|job| daemon_listing::Job { tags: job.tags, since: job.created_at })
+        .map(|job| daemon_listing::PendingJob { tags: job.tags, since: job.created_at })
         .collect())
 }
 

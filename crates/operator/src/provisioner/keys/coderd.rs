@@ -91,8 +91,7 @@ impl KeyReconciler {
     /// Whether a pod is left that runs with something else than the Deployment asks for.
     pub(super) async fn old_pods(&self) -> Result<bool, Blocker> {
         let Some(workload) = &self.observed.workload else { return Ok(false) };
-        let labels = self.selector.iter().map(|(name, value)| format!("{name}={value}"));
-        let labels = labels.collect::<Vec<_>>().join(",");
+        let labels = coder_k8s_core::object::selector_text(&self.selector);
         let api: Api<Pod> = Api::namespaced(self.state.ctx.client.clone(), &self.state.key.namespace);
         let pods = api.list(&ListParams::default().labels(&labels)).await.map_err(|error| {
             Blocker::new(

@@ -1,0 +1,64 @@
+//! Every fixed delay, time limit and bound of the decisions in one table, named after what it delays or limits.
+//!
+//! What a flag can set comes in as an argument instead. `docs/reference/intervals.md` is generated from these constants.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+
+/// Delay until the next check of an entitlement that is not known.
+pub const REQUEUE_ENTITLEMENT: Duration = Duration::from_secs(30);
+
+/// Delay until the next decision about the keys or the registration of an object that is being deleted.
+pub const REQUEUE_DELETION: Duration = Duration::from_secs(5);
+
+/// Delay until the next check whether a replaced key is still in use.
+pub const REQUEUE_STALE_KEYS: Duration = Duration::from_secs(15);
+
+/// Delay until the next check whether a replaced registration can be deleted.
+pub const REQUEUE_STALE_REGISTRATIONS: Duration = Duration::from_secs(30);
+
+/// Delay until the next check whether the pools and proxies of a deleted control plane are gone. Short, because the
+/// deletion of a namespace waits for it.
+pub const REQUEUE_DEPENDENTS: Duration = Duration::from_millis(500);
+
+/// How long pools and proxies trust the entitlements that a control plane published. Longer than the interval of its
+/// queries, so that one late query does not count as unknown.
+pub const ENTITLEMENT_FRESH: SignedDuration = SignedDuration::from_secs(120);
+
+/// How long a job is pending before `JobsRunnable` reports it. A daemon may be about to take it.
+pub const JOB_PENDING: SignedDuration = SignedDuration::from_secs(60);
+
+/// How long a replaced key stays on the status when no credentials are left to delete it.
+pub const STALE_KEY_WITHOUT_CREDENTIALS: SignedDuration = SignedDuration::from_hours(1);
+
+/// How far the clocks of coderd and of the operator may be apart. A listing showed the name to be free before it was
+/// announced, so that this lets no older credential pass for ours.
+pub const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
+
+/// How far ahead a recorded time may be. One that was lost from the status reads as further ahead, and counts as past.
+pub const MAX_TIME_AHEAD: SignedDuration = SignedDuration::from_hours(1);
+
+/// Seconds that a pod of a control plane or proxy serves after its deletion, until no Service sends it requests any more.
+pub const POD_DRAIN_SECONDS: i64 = 10;
+
+/// Seconds that a pod of a control plane or proxy has to stop in: the 60 of the Helm chart and [`POD_DRAIN_SECONDS`].
+pub const POD_GRACE_SECONDS: i64 = 70;
+
+/// Seconds that a provisioner daemon has to finish its build in.
+pub const DAEMON_GRACE_SECONDS: i64 = 600;
+
+/// The most sets of tags that the message of `JobsRunnable` names.
+pub const MAX_TAG_SETS_IN_MESSAGE: usize = 5;
+
+/// The most characters of one set of tags in a message or metric label.
+pub const MAX_TAGS_LENGTH: usize = 200;
+
+/// The most sets of tags of one organization that metrics count apart.
+pub const MAX_JOB_QUEUES: usize = 20;
+
+/// The most pods that the message of `DaemonsConnected` names.
+pub const MAX_PODS_IN_MESSAGE: usize = 3;
+
+/// The most daemons that the status of a pool lists.
+pub const MAX_DAEMONS_ON_STATUS: usize = 20;
