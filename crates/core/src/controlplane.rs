@@ -4,9 +4,7 @@
 
 pub mod access_url;
 pub mod coderd;
-pub mod database;
 pub mod deployment;
-mod downgrade;
 mod status;
 
 use std::{collections::BTreeMap, sync::Arc};

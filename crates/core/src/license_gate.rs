@@ -123,22 +123,24 @@ impl LicenseGate {
         }
     }
 
+    fn new(state: GateState, reason: Reason, message: impl Into<String>, again: Option<Duration>) -> Self {
+        Self { state, reason, message: message.into(), again }
+    }
+
     /// Nobody knows.
     pub fn unknown(message: impl Into<String>) -> Self {
-        let (state, reason) = (GateState::Unknown, Reason::EntitlementsQueryFailed);
-        Self { state, reason, message: message.into(), again: Some(RETRY) }
+        Self::new(GateState::Unknown, Reason::EntitlementsQueryFailed, message, Some(RETRY))
     }
 
     /// The license covers it.
     pub fn open(feature: Feature) -> Self {
         let message = format!("the license covers {}", feature.called());
-        Self { state: GateState::Open, reason: Reason::Entitled, message, again: None }
+        Self::new(GateState::Open, Reason::Entitled, message, None)
     }
 
     fn closed(feature: Feature, again: Duration) -> Self {
         let message = format!("the license does not cover {}: install a Premium license", feature.called());
-        let state = GateState::Closed;
-        Self { state, reason: Reason::NotEntitled, message, again: Some(again) }
+        Self::new(GateState::Closed, Reason::NotEntitled, message, Some(again))
     }
 }
 
@@ -152,63 +154,42 @@ pub fn decide(
     let left = published.checked.map(|checked| FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
     let fresh = left.filter(SignedDuration::is_positive);
     let left = fresh.and_then(|left| Duration::try_from(left).ok()).unwrap_or(RETRY);
-    match published.entitlement {
-        state if state.is_granted() && fresh.is_some() => {
-            return GateDecision::Know(LicenseGate::open(feature));
+    match (published.entitlement, asked) {
+        (state, _) if state.is_granted() && fresh.is_some() => GateDecision::Know(LicenseGate::open(feature)),
+        (FeatureState::NotEntitled, _) if fresh.is_some() => {
+            GateDecision::Know(LicenseGate::closed(feature, left))
         }
-        FeatureState::NotEntitled if fresh.is_some() => {
-            return GateDecision::Know(LicenseGate::closed(feature, left));
+        (_, Some(answer)) => GateDecision::Know(answered(feature, answer)),
+        (_, None) if !published.kept => GateDecision::Ask,
+        // An answer that is no longer fresh, of a control plane that asks again by itself: it asks within seconds, and its
+        // answer enqueues every dependent.
+        (state, None) if state.is_granted() => {
+            GateDecision::Know(LicenseGate { again: Some(RETRY), ..LicenseGate::open(feature) })
         }
-        _ => {}
-    }
-    match asked {
-        Some(answer) => GateDecision::Know(answered(feature, answer)),
-        // The control plane asks within seconds, and its answer enqueues every dependent.
-        None if published.kept => GateDecision::Know(kept(feature, published)),
-        None => GateDecision::Ask,
-    }
-}
-
-/// An answer that is no longer fresh, of a control plane that asks again by itself.
-fn kept(feature: Feature, published: &Published) -> LicenseGate {
-    match published.entitlement {
-        state if state.is_granted() => LicenseGate { again: Some(RETRY), ..LicenseGate::open(feature) },
-        FeatureState::NotEntitled => LicenseGate::closed(feature, RETRY),
-        _ => LicenseGate {
-            state: GateState::Unknown,
-            reason: Reason::EntitlementsQueryFailed,
-            message: "the control plane does not know yet what its license covers".to_owned(),
-            again: Some(RETRY),
-        },
+        (FeatureState::NotEntitled, None) => GateDecision::Know(LicenseGate::closed(feature, RETRY)),
+        (_, None) => GateDecision::Know(LicenseGate::unknown(
+            "the control plane does not know yet what its license covers",
+        )),
     }
 }
 
 fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
-    let unknown = |reason, message: String| LicenseGate {
-        state: GateState::Unknown,
-        reason,
-        message,
-        again: Some(RETRY),
-    };
+    let fresh = FRESH.unsigned_abs();
     match answer {
         EntitlementAnswer::Entitlement(state) if state.is_granted() => LicenseGate::open(feature),
-        EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, FRESH.unsigned_abs()),
-        EntitlementAnswer::NotSupported => LicenseGate {
-            state: GateState::Closed,
-            reason: Reason::NotSupported,
-            message: format!(
+        EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, fresh),
+        EntitlementAnswer::NotSupported => {
+            let message = format!(
                 "this coderd has no licensed features: {} need the enterprise build",
                 feature.called()
-            ),
-            again: Some(FRESH.unsigned_abs()),
-        },
-        EntitlementAnswer::Forbidden => unknown(
-            Reason::Forbidden,
-            "coderd does not let the operator ask what the license covers".to_owned(),
-        ),
-        EntitlementAnswer::Failed(why) => {
-            unknown(Reason::EntitlementsQueryFailed, format!("cannot ask coderd: {why}"))
+            );
+            LicenseGate::new(GateState::Closed, Reason::NotSupported, message, Some(fresh))
         }
+        EntitlementAnswer::Forbidden => LicenseGate {
+            reason: Reason::Forbidden,
+            ..LicenseGate::unknown("coderd does not let the operator ask what the license covers")
+        },
+        EntitlementAnswer::Failed(why) => LicenseGate::unknown(format!("cannot ask coderd: {why}")),
     }
 }
 

@@ -8,26 +8,28 @@
 //! used until its successor is stored and proven. A token that coderd refuses is replaced once for the same inputs. An
 //! answer that is not definite creates, replaces and revokes nothing.
 
-use coder_k8s_api::{AccessMethod, Reason};
+use coder_k8s_api::{AccessMethod, OperatorTokenStatus, Reason, ReplacedToken};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::access::{Access, Grant, MintedToken, Revocation};
+use super::access::{Access, Revocation};
 use crate::{
+    condition::whole_seconds,
     outcome::{Blocker, EventNote, Retry},
     steps::Step,
 };
 
 /// What is known of the operator token. The options are filled in as [`decide`] asks for them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ObservedToken {
     /// How the spec wants the operator to get its token.
     pub method: AccessMethod,
     /// Whether the status announces a token of this method, with the finalizer in place.
     pub is_recorded: bool,
     /// The token on record, if it was proven: it has an expiry.
-    pub record: Option<Grant>,
+    pub record: Option<OperatorTokenStatus>,
     /// Tokens of other methods that are still to be revoked, as [`super::access::replaced_tokens`] lists them.
-    pub replaced: Vec<MintedToken>,
+    pub replaced: Vec<ReplacedToken>,
     /// Whether a refused token was already replaced for the present inputs.
     pub replaced_refused: bool,
     /// The Secrets with the token.
@@ -48,28 +50,6 @@ pub struct ObservedToken {
     pub others_removed: Option<Result<(), Blocker>>,
     /// The outcomes of [`TokenEffect::RevokeReplaced`], in the order of `replaced`.
     pub replaced_revoked: Vec<Result<(), Blocker>>,
-}
-
-impl ObservedToken {
-    /// Nothing asked yet.
-    pub fn new(method: AccessMethod) -> Self {
-        Self {
-            method,
-            is_recorded: false,
-            record: None,
-            replaced: Vec::new(),
-            replaced_refused: false,
-            secret: None,
-            check: None,
-            rights: None,
-            source: None,
-            stored: None,
-            created: None,
-            proof: None,
-            others_removed: None,
-            replaced_revoked: Vec::new(),
-        }
-    }
 }
 
 /// The Secrets that may hold the operator token.
@@ -130,7 +110,7 @@ pub enum TokenQuery {
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum TokenEffect {
     /// Copy the token into the Secret of the spec, then remove the one of an earlier name.
     Store,
@@ -146,19 +126,19 @@ pub enum TokenEffect {
     /// Revoke the tokens of another method. Those of the first user are revoked with the token that works now, by the
     /// user's UUID; without a UUID the operator logs in as the first user. They are never revoked as `me`: that is the
     /// user of the token that works now.
-    RevokeReplaced(MintedToken),
+    RevokeReplaced(ReplacedToken),
 }
 
 /// The result of one exchange about the token.
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, which callers read one by one")]
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenReport {
     /// The new verdict. None: the earlier one stands.
     pub access: Option<Access>,
     /// Whether a license that is not applied is blocked by the same thing.
     pub blocks_license: bool,
     /// What to record about the token. None: the record stands.
-    pub grant: Option<Grant>,
+    pub grant: Option<OperatorTokenStatus>,
     /// Whether the token can be created only once `grant` is on the status.
     pub awaits_record: bool,
     /// Set when a token of another method was revoked and no record of ours remains.
@@ -260,10 +240,10 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
         Some(Err(blocker)) => Step::Done(observed.failed(blocker, works)),
         Some(Ok(())) => Step::Done(TokenReport {
             access: works.then_some(Access::Ready),
-            grant: Some(Grant {
+            grant: Some(OperatorTokenStatus {
                 method: observed.method,
                 replaces: observed.replaced.first().cloned(),
-                ..Grant::default()
+                ..OperatorTokenStatus::default()
             }),
             awaits_record: true,
             is_usable: works,
@@ -287,8 +267,8 @@ fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, Box<To
         Some(TokenCheck::Refused(_)) => return Ok(Some(Lack::Refused)),
         Some(TokenCheck::Accepted { .. }) => {}
     }
-    let renew_after = observed.record.as_ref().and_then(|record| record.renew_after);
-    if renew_after.is_none_or(|at| at <= now) {
+    let renew_after = observed.record.as_ref().and_then(|record| record.renew_after.as_ref());
+    if renew_after.is_none_or(|at| at.0 <= now) {
         return Ok(Some(Lack::Expiring));
     }
     // The first user is a person, whose roles are not the operator's to change.
@@ -323,18 +303,18 @@ fn after_creation(observed: &ObservedToken, created: &Result<CreatedToken, Block
         Some(Err(blocker)) => return Step::Done(observed.failed(blocker, true)),
         None | Some(Ok(())) => {}
     }
-    observed.finish(Some(Grant {
+    observed.finish(Some(OperatorTokenStatus {
         method: observed.method,
         user_id: Some(user_id.clone()),
-        expires: Some(created.expires),
-        renew_after: Some(created.renew_after),
+        expires: Some(Time(whole_seconds(created.expires))),
+        renew_after: Some(Time(whole_seconds(created.renew_after))),
         replaces: observed.replaced.first().cloned(),
     }))
 }
 
 impl ObservedToken {
     /// coderd accepts the token. What it replaces is revoked before the exchange goes on.
-    fn finish(&self, grant: Option<Grant>) -> TokenStep {
+    fn finish(&self, grant: Option<OperatorTokenStatus>) -> TokenStep {
         let ready = TokenReport {
             access: Some(Access::Ready),
             grant: grant.clone(),
@@ -346,7 +326,7 @@ impl ObservedToken {
         }
         let is_supplied = self.method == AccessMethod::TokenSecret;
         let Some(successor) =
-            grant.or_else(|| self.record.clone()).or_else(|| is_supplied.then(Grant::default))
+            grant.or_else(|| self.record.clone()).or_else(|| is_supplied.then(OperatorTokenStatus::default))
         else {
             // Only a token that is on record counts as a successor.
             return Step::Done(ready);
@@ -367,7 +347,7 @@ impl ObservedToken {
         if is_supplied {
             report.revocation = Some(Revocation::Done);
         } else {
-            report.grant = Some(Grant { replaces: None, ..successor });
+            report.grant = Some(OperatorTokenStatus { replaces: None, ..successor });
         }
         Step::Done(report)
     }
@@ -425,7 +405,7 @@ fn not_accepted(method: AccessMethod) -> Blocker {
     )
 }
 
-fn abandoned(replaced: &MintedToken, blocker: &Blocker) -> EventNote {
+fn abandoned(replaced: &ReplacedToken, blocker: &Blocker) -> EventNote {
     let message = format!(
         "the operator token of method {:?} may still be valid in coderd and could not be revoked: {}",
         replaced.method, blocker.message
