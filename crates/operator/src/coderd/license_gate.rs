@@ -3,12 +3,11 @@
 //! As a rule the answer is on the status of the control plane, which asks coderd once for all of its pools and proxies.
 //! coderd is asked here only where no control plane publishes it. What follows is decided in `core::license_gate`.
 
-use coder_k8s_api::{CoderControlPlane, Reason};
+use coder_k8s_api::CoderControlPlane;
 use coder_k8s_coderd::{Entitlements, Error, ErrorKind};
 use coder_k8s_core::{
     entitlements::FeatureState,
     license_gate::{self, EntitlementAnswer, Feature, GateDecision, LicenseGate, Published},
-    outcome::Blocker,
 };
 
 use super::targets;
@@ -34,8 +33,7 @@ async fn ask(feature: Feature, plane: Option<&CoderControlPlane>, ctx: &Context)
     let Some(plane) = plane else {
         return EntitlementAnswer::Failed("the control plane of controlPlaneRef does not exist".to_owned());
     };
-    let unavailable = |blocker: Blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message);
-    match targets::server_of(plane, ctx).await.map_err(unavailable) {
+    match targets::server_of(plane, ctx).await {
         Ok(server) => answer(feature, server.entitlements().await),
         Err(blocker) => EntitlementAnswer::Failed(blocker.message),
     }

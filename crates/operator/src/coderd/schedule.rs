@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use coder_k8s_core::outcome::Retry;
+use coder_k8s_core::{object, outcome::Retry};
 use coder_k8s_engine::{
     backoff::{Failures, jitter},
     cache::ObjectKey,
@@ -15,6 +15,8 @@ use coder_k8s_engine::{
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use crate::controller::CoderResource;
 
 /// A call to coderd that repeats at an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,6 +92,16 @@ impl Schedule {
     pub(crate) fn at_next_due(&self, key: &ObjectKey) -> Action {
         self.next_due(key).map_or(Action::AwaitChange, Action::RequeueAfter)
     }
+}
+
+/// Whether the condition is True for the present generation, and the object is not being deleted. After a restart the
+/// verification of such an object can wait.
+pub(crate) fn is_verified<K: CoderResource>(object: &K, condition: &str) -> bool {
+    let mut conditions = object.status().into_iter().flat_map(K::conditions);
+    let is_true = conditions.any(|c| {
+        c.type_ == condition && c.status == "True" && c.observed_generation == object.meta().generation
+    });
+    is_true && !object::is_deleting(object)
 }
 
 /// The interval, a tenth more or less, so that objects that start together do not call coderd together for ever.

@@ -17,6 +17,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::secret::{self, SecretData};
 use kube::ResourceExt;
+use secrecy::SecretString;
 
 use super::{blocker_of_secret, credentials};
 use crate::controller::Context;
@@ -56,6 +57,12 @@ pub(crate) async fn server_of(plane: &CoderControlPlane, ctx: &Context) -> Resul
     server_at(url, ca, &plane.namespace().unwrap_or_default(), ctx).await
 }
 
+/// [`server_of`] for pools and proxies, for which every failure means that they wait for their control plane.
+pub(crate) async fn server_of_dependent(plane: &CoderControlPlane, ctx: &Context) -> Result<Server, Blocker> {
+    let server = server_of(plane, ctx).await;
+    server.map_err(|blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message))
+}
+
 /// The server at an address. `ca` is the Secret with the CA to trust, and the field of the spec that names it.
 async fn server_at(
     url: String,
@@ -63,10 +70,7 @@ async fn server_at(
     namespace: &str,
     ctx: &Context,
 ) -> Result<Server, Blocker> {
-    let ca = match ca {
-        None => None,
-        Some((reference, field)) => Some(read_ca(reference, field, namespace, ctx).await?),
-    };
+    let ca = read_ca(ca, namespace, ctx).await?;
     let bad = |bad| Blocker::until_change(Reason::BadTarget, format!("coderd cannot be called: {bad}"));
     ctx.external.connector.server(&Target { url, ca }).map_err(bad)
 }
@@ -91,19 +95,36 @@ pub(crate) async fn read_secret(
     secret::read(&ctx.client, namespace, name).await.map_err(blocker_of_secret)
 }
 
-/// Reads a CA certificate. `field` is the field of the spec that names the Secret, for the message.
-pub(crate) async fn read_ca(
-    reference: &SecretKeyRef,
+/// The text under a key of a Secret as it was read. `field` is the field of the spec that names the Secret.
+pub(crate) fn required_text(
+    data: Option<&SecretData>,
+    key: &str,
+    name: &str,
     field: &str,
-    namespace: &str,
-    ctx: &Context,
-) -> Result<Vec<u8>, Blocker> {
-    let key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
-    let data = read_secret(namespace, reference.name.as_str(), ctx).await?;
-    data.and_then(|data| data.value(key).map(<[u8]>::to_vec)).ok_or_else(|| {
-        let message = format!("Secret {} of {field} does not exist, or has no key {key}", reference.name);
+) -> Result<SecretString, Blocker> {
+    data.and_then(|data| data.text(key)).ok_or_else(|| {
+        let message =
+            format!("Secret {name} of {field} does not exist, or its key {key} is missing or empty");
         Blocker::until_change(Reason::SecretMissing, message)
     })
+}
+
+/// Reads a CA certificate, if the spec names one: the reference, and the field of the spec that holds it.
+pub(crate) async fn read_ca(
+    ca: Option<(&SecretKeyRef, &str)>,
+    namespace: &str,
+    ctx: &Context,
+) -> Result<Option<Vec<u8>>, Blocker> {
+    let Some((reference, field)) = ca else { return Ok(None) };
+    let key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
+    let data = read_secret(namespace, reference.name.as_str(), ctx).await?;
+    match data.and_then(|data| data.value(key).map(<[u8]>::to_vec)) {
+        Some(ca) => Ok(Some(ca)),
+        None => {
+            let message = format!("Secret {} of {field} does not exist, or has no key {key}", reference.name);
+            Err(Blocker::until_change(Reason::SecretMissing, message))
+        }
+    }
 }
 
 /// Whether a credential of an object may be sent to an address: it is that of a control plane of the same namespace, or
@@ -151,8 +172,7 @@ impl Connections {
         if let Some(server) = self.servers.get(&plane.name_any()) {
             return Ok(server.clone());
         }
-        let unavailable = |blocker: Blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message);
-        let server = server_of(plane, ctx).await.map_err(unavailable)?;
+        let server = server_of_dependent(plane, ctx).await?;
         Ok(self.identify(plane.name_any(), &server).await?)
     }
 

@@ -10,7 +10,6 @@ mod first_user;
 mod license;
 mod revocation;
 mod token;
-mod token_secret;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,14 +17,17 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, condition::kind};
+use coder_k8s_api::{CoderControlPlane, condition::kind, names::component};
 use coder_k8s_coderd::Server;
 use coder_k8s_core::{
-    controlplane::coderd::{Access, CoderdReport, access},
-    object,
+    controlplane::coderd::{
+        CoderdReport,
+        access::{self, Access},
+    },
+    names, object,
     rollout::Rollout,
 };
-use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, queue::Action};
+use coder_k8s_engine::{apply::Owner, backoff::jitter, cache::ObjectKey, queue::Action, secret};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
@@ -35,8 +37,8 @@ use tokio::time::Instant;
 
 use self::exchange::Exchange;
 use crate::{
-    coderd::schedule::{Schedule, Task, jittered},
-    controller::Context,
+    coderd::schedule::{Schedule, Task, is_verified, jittered},
+    controller::{Context, children},
 };
 
 /// How soon an exchange checks again whether the status records the token that it is about to create.
@@ -58,15 +60,32 @@ pub(crate) struct CoderdSync {
     intervals: Intervals,
 }
 
+/// A control plane as one run of the sync sees it.
+#[derive(Clone, Copy)]
+struct Plane<'a> {
+    key: &'a ObjectKey,
+    object: &'a CoderControlPlane,
+    /// The control plane as the owner of the token's Secret.
+    owner: &'a Owner,
+    ctx: &'a Context,
+}
+
+impl Plane<'_> {
+    /// The name of the operator token in coderd.
+    fn token_name(&self) -> String {
+        names::operator_token(&self.key.namespace, &self.key.name)
+    }
+}
+
 /// What the process knows of one control plane between exchanges.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct SyncState {
     uid: Option<String>,
     inputs: Inputs,
     report: CoderdReport,
     /// The server without a credential, with its CA. Read again when something changes.
     server: Option<Server>,
-    /// The token that coderd accepted last.
+    /// The token in the Secret, as it was read or written last.
     token: Option<SecretString>,
     /// The version of the token's Secret that this process wrote.
     stored_version: Option<String>,
@@ -77,7 +96,7 @@ struct SyncState {
 }
 
 /// What an exchange depends on, besides Secrets and ConfigMaps. Another value starts another exchange.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Inputs {
     generation: Option<i64>,
     /// Whether any pod is ready.
@@ -163,23 +182,26 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
         sync.forget(&key);
         return Action::AwaitChange;
     };
+    let Some(owner) = children::owner_of(&*object, component::CONTROL_PLANE) else {
+        return Action::AwaitChange;
+    };
+    let plane = Plane { key: &key, object: &object, owner: &owner, ctx: &ctx };
     let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
     let inputs = Inputs::of(&object, deployment.as_deref());
     let changed = sync.changed.lock().remove(&key).unwrap_or_default();
     let before = sync.states.lock().get(&key).filter(|state| state.uid == object.uid()).cloned();
     let is_first = before.is_none();
     let mut state = before.clone().unwrap_or_else(|| resume(&key, &object, &inputs, sync));
-    let by_others = changed_by_others(&state, &changed, &key, &object, &ctx).await;
-    let has_changed = state.inputs != inputs || by_others;
+    let has_changed = changed_by_others(&state, &changed, plane).await || state.inputs != inputs;
     state.inputs = inputs;
     let next = if object::is_deleting(&*object) {
-        revocation::on_deletion(&mut state, &key, &object, &ctx).await
+        revocation::on_deletion(&mut state, plane).await
     } else if object.spec.operator_access.disabled {
         state.forget_access();
-        revocation::on_disabled(&mut state, &key, &object, &ctx).await
+        revocation::on_disabled(&mut state, plane).await
     } else {
         state.drop_reports_of_other_methods(&object);
-        sync_due(&mut state, has_changed, is_first, &key, &object, &ctx).await
+        sync_due(&mut state, has_changed, is_first, plane).await
     };
     let has_news = before.map(|before| before.report).unwrap_or_default() != state.report;
     sync.states.lock().insert(key.clone(), state);
@@ -191,19 +213,13 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
 
 /// Whether somebody else changed a Secret or ConfigMap. The watch shows the operator's own write of the token too, which must
 /// not start another exchange.
-async fn changed_by_others(
-    state: &SyncState,
-    changed: &BTreeSet<String>,
-    key: &ObjectKey,
-    object: &CoderControlPlane,
-    ctx: &Context,
-) -> bool {
-    let token = access::secret_name(object);
-    let only_token = changed.len() == 1 && changed.contains(&token) && state.stored_version.is_some();
-    if only_token {
-        return !token_secret::is_own_write(state, key, object, ctx).await;
+async fn changed_by_others(state: &SyncState, changed: &BTreeSet<String>, plane: Plane<'_>) -> bool {
+    let token = access::secret_name(plane.object);
+    if changed.len() != 1 || !changed.contains(&token) || state.stored_version.is_none() {
+        return !changed.is_empty();
     }
-    !changed.is_empty()
+    let read = secret::read(&plane.ctx.client, &plane.key.namespace, &token).await;
+    read.ok().flatten().map(|live| live.resource_version) != state.stored_version
 }
 
 impl SyncState {
@@ -230,15 +246,11 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     let status = object.status.as_ref();
     let checked = status.and_then(|status| status.entitlements_last_checked.as_ref());
     let age = checked.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
-    let conditions = || status.into_iter().flat_map(|status| &status.workload.conditions);
-    let present_condition = |type_: &str| {
-        conditions().find(|c| c.type_ == type_ && c.observed_generation == object.metadata.generation)
-    };
-    let is_true = |type_: &str| present_condition(type_).is_some_and(|c| c.status == "True");
     let renewal = status.and_then(|status| status.operator_token.as_ref()?.renew_after.as_ref());
     let needs_no_renewal = renewal.is_none_or(|at| at.0 > Timestamp::now());
-    let licensed = object.spec.license_secret_ref.is_none() || is_true(kind::LICENSE_APPLIED);
-    let is_steady = licensed && needs_no_renewal && is_true(kind::OPERATOR_ACCESS_READY) && age.is_some();
+    let licensed = object.spec.license_secret_ref.is_none() || is_verified(object, kind::LICENSE_APPLIED);
+    let has_access = needs_no_renewal && is_verified(object, kind::OPERATOR_ACCESS_READY);
+    let is_steady = licensed && has_access && age.is_some();
     let intervals = sync.intervals;
     let verify_in = if is_steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };
     let refresh_in = age.map_or(Duration::ZERO, |age| jittered(intervals.entitlements).saturating_sub(age));
@@ -247,31 +259,21 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     SyncState {
         uid: object.uid(),
         inputs: inputs.clone(),
-        report: CoderdReport::default(),
-        server: None,
-        token: None,
-        stored_version: None,
         // A refused token is replaced once for its inputs, restarts included.
         replaced_refused: access::is_replacement_refused(object),
-        awaits_record: false,
+        ..SyncState::default()
     }
 }
 
 /// Runs an exchange if one is due, and returns when the next one is.
-async fn sync_due(
-    state: &mut SyncState,
-    has_changed: bool,
-    is_first: bool,
-    key: &ObjectKey,
-    object: &CoderControlPlane,
-    ctx: &Context,
-) -> Action {
-    let (schedule, intervals) = (&ctx.coderd_sync.schedule, ctx.coderd_sync.intervals);
+async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plane: Plane<'_>) -> Action {
+    let CoderdSync { schedule, intervals, .. } = &plane.ctx.coderd_sync;
+    let key = plane.key;
     if !state.inputs.is_serving {
         return Action::AwaitChange;
     }
     // No watch shows a change that happened while the operator did not run.
-    let has_changed = has_changed || (is_first && license::secret_changed(key, object, ctx).await);
+    let has_changed = has_changed || (is_first && license::secret_changed(plane).await);
     if has_changed {
         let now = Instant::now();
         schedule.set_due(key, Task::Verify, now);
@@ -285,7 +287,7 @@ async fn sync_due(
     if !verify && !schedule.is_due(key, Task::Entitlements) {
         return schedule.at_next_due(key);
     }
-    let mut exchange = Exchange { state, has_changed, key, object, ctx };
+    let mut exchange = Exchange { state, has_changed, plane };
     if let Err(retry) = exchange.run(verify).await {
         return Action::RequeueAfter(schedule.failed(key, retry));
     }

@@ -4,30 +4,27 @@
 //! A part that fails does not stop later parts that do not need it. The exchange writes only its report; failures that are
 //! worth a condition are in it.
 
-use coder_k8s_api::{CoderControlPlane, Reason};
-use coder_k8s_coderd::{BoundToken, Client, ErrorKind, IdentifiedServer, Server};
+use coder_k8s_api::{EntitlementsStatus, Reason};
+use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, Server};
 use coder_k8s_core::{
-    controlplane::coderd::{self, Access, License, access},
+    controlplane::coderd::{
+        self,
+        access::{self, Access},
+        license::License,
+    },
     outcome::{Blocker, Retry},
 };
-use coder_k8s_engine::cache::ObjectKey;
 use jiff::Timestamp;
 use kube::Resource;
-use secrecy::SecretString;
 
-use super::{SyncState, license, token};
-use crate::{
-    coderd::{blocker_of, feature_state, targets},
-    controller::Context,
-};
+use super::{Plane, SyncState, license, token};
+use crate::coderd::{blocker_of, feature_state, targets};
 
 pub(super) struct Exchange<'a> {
     pub(super) state: &'a mut SyncState,
     /// Whether the spec, a Secret or the server's pods changed since the last exchange.
     pub(super) has_changed: bool,
-    pub(super) key: &'a ObjectKey,
-    pub(super) object: &'a CoderControlPlane,
-    pub(super) ctx: &'a Context,
+    pub(super) plane: Plane<'a>,
 }
 
 impl Exchange<'_> {
@@ -38,13 +35,13 @@ impl Exchange<'_> {
         let (client, token_retry) = if verify {
             let Some(identified) = self.identify(&server).await? else { return Ok(()) };
             self.verify_token(&identified).await
-        } else if license::is_pending(self.state, self.object) {
+        } else if license::is_pending(self.state, self.plane.object) {
             (self.reuse_token(&server).await?, None)
         } else {
             (None, None)
         };
         let license_retry = match &client {
-            Some(client) if verify || license::is_pending(self.state, self.object) => {
+            Some(client) if verify || license::is_pending(self.state, self.plane.object) => {
                 license::sync(self, client).await
             }
             _ => None,
@@ -60,7 +57,7 @@ impl Exchange<'_> {
     /// The server without a credential. None: the spec gives no usable address, and the report says why.
     async fn server(&mut self) -> Result<Option<Server>, Retry> {
         if self.state.server.is_none() {
-            match targets::server_of(self.object, self.ctx).await {
+            match targets::server_of(self.plane.object, self.plane.ctx).await {
                 Ok(server) => self.state.server = Some(server),
                 Err(blocker) if blocker.retry == Retry::OnChange => {
                     self.state.report.access = Some(Access::Refused(blocker));
@@ -83,8 +80,8 @@ impl Exchange<'_> {
             Ok(identified) => identified,
             Err(error) => return Err(self.unreachable(&blocker_of(&error))),
         };
-        let known = self.object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
-        let by_address = self.object.spec.operator_access.api_url.is_some();
+        let known = self.plane.object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        let by_address = self.plane.object.spec.operator_access.api_url.is_some();
         if by_address && !self.has_changed && known.is_some_and(|known| known != identified.deployment_id()) {
             let message = "another deployment answers at operatorAccess.apiURL than the one that the operator token belongs \
                            to, and the token was not sent: supply a token of this deployment";
@@ -97,22 +94,6 @@ impl Exchange<'_> {
             deployment_id: identified.deployment_id().to_owned(),
         });
         Ok(Some(identified))
-    }
-
-    /// A client with a token from the Secret.
-    ///
-    /// The token is bound to the deployment on status. After a change of the spec, a Secret or the pods, and at the control
-    /// plane's own Service, the server that answers is taken to be the token's own.
-    pub(super) fn client(&self, server: &IdentifiedServer, token: &SecretString) -> Result<Client, Blocker> {
-        let status = self.object.status.as_ref();
-        let known = status.and_then(|status| status.deployment_id.as_ref());
-        let bad_token = |message: String| Blocker::until_change(Reason::BadToken, message);
-        match known.filter(|known| *known == server.deployment_id()) {
-            Some(known) => server
-                .authenticate(&BoundToken::new(token.clone(), known.clone()))
-                .map_err(|error| bad_token(error.to_string())),
-            None => server.first_contact(token).map_err(|error| bad_token(error.to_string())),
-        }
     }
 
     /// Runs the token's protocol. Returns a client if coderd accepts the token, and when to retry.
@@ -140,7 +121,7 @@ impl Exchange<'_> {
         }
         for event in &report.events {
             tracing::warn!("{}", event.message);
-            self.ctx.events.publish(&self.object.object_ref(&()), event).await;
+            self.plane.ctx.events.publish(&self.plane.object.object_ref(&()), event).await;
         }
         (client.filter(|_| report.is_usable), report.retry)
     }
@@ -149,12 +130,12 @@ impl Exchange<'_> {
     async fn reuse_token(&mut self, server: &Server) -> Result<Option<Client>, Retry> {
         let Some(token) = self.state.token.clone() else { return Ok(None) };
         let Some(identified) = self.identify(server).await? else { return Ok(None) };
-        Ok(self.client(&identified, &token).ok())
+        Ok(token::client(&identified, &token).ok())
     }
 
     /// Reports that coderd does not answer. The token and the license stay as they are.
     pub(super) fn unreachable(&mut self, blocker: &Blocker) -> Retry {
-        if self.state.token.is_some() || access::has_token_source(self.object) {
+        if self.state.token.is_some() || access::has_token_source(self.plane.object) {
             self.state.report.access = Some(Access::unreachable(blocker));
             self.block_license(blocker);
         }
@@ -162,7 +143,9 @@ impl Exchange<'_> {
     }
 
     fn block_license(&mut self, blocker: &Blocker) {
-        if self.object.spec.license_secret_ref.is_some() && !license::is_applied(self.state, self.object) {
+        if self.plane.object.spec.license_secret_ref.is_some()
+            && !license::is_applied(self.state, self.plane.object)
+        {
             self.state.report.license = Some(License::Blocker(blocker.clone()));
         }
     }
@@ -174,13 +157,13 @@ impl Exchange<'_> {
             Err(error) if error.kind == ErrorKind::NotSupported => None,
             Err(error) => return Err(self.unreachable(&blocker_of(&error))),
         };
-        let answer = answer.map(|found| coderd::EntitlementsAnswer {
+        let answer = answer.map(|found| EntitlementsStatus {
             has_license: found.has_license,
             trial: found.trial,
             features: found
                 .features
                 .iter()
-                .map(|(name, feature)| (name.clone(), feature_state(feature)))
+                .map(|(name, feature)| (name.clone(), feature_state(feature).as_str().to_owned()))
                 .collect(),
             warnings: found.warnings,
             errors: found.errors,
