@@ -91,15 +91,6 @@ pub enum GateState {
     Unknown,
 }
 
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GateDecision {
-    /// Coderd is to be asked, and the gate decided with the answer.
-    Ask,
-    /// The gate.
-    Know(LicenseGate),
-}
-
 impl LicenseGate {
     /// Whether a key may be made and a first Deployment written.
     pub fn may_begin(&self) -> bool {
@@ -144,36 +135,30 @@ impl LicenseGate {
     }
 }
 
-/// Decides from the control plane's status, and from coderd's own answer if there is one.
-pub fn decide(
-    feature: Feature,
-    published: &Published,
-    asked: Option<&EntitlementAnswer>,
-    now: Timestamp,
-) -> GateDecision {
+/// Decides from the control plane's status. None: coderd is to be asked, and the gate follows from its answer.
+pub fn decide(feature: Feature, published: &Published, now: Timestamp) -> Option<LicenseGate> {
     let left = published.checked.map(|checked| FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
-    let fresh = left.filter(SignedDuration::is_positive);
-    let left = fresh.and_then(|left| Duration::try_from(left).ok()).unwrap_or(RETRY);
-    match (published.entitlement, asked) {
-        (state, _) if state.is_granted() && fresh.is_some() => GateDecision::Know(LicenseGate::open(feature)),
-        (FeatureState::NotEntitled, _) if fresh.is_some() => {
-            GateDecision::Know(LicenseGate::closed(feature, left))
+    let left = left.filter(SignedDuration::is_positive).and_then(|left| Duration::try_from(left).ok());
+    // What is no longer fresh counts if the control plane asks again by itself: it asks within seconds, and its answer
+    // enqueues every dependent.
+    if left.is_none() && !published.kept {
+        return None;
+    }
+    match published.entitlement {
+        state if state.is_granted() => {
+            let again = if left.is_some() { None } else { Some(RETRY) };
+            Some(LicenseGate { again, ..LicenseGate::open(feature) })
         }
-        (_, Some(answer)) => GateDecision::Know(answered(feature, answer)),
-        (_, None) if !published.kept => GateDecision::Ask,
-        // An answer that is no longer fresh, of a control plane that asks again by itself: it asks within seconds, and its
-        // answer enqueues every dependent.
-        (state, None) if state.is_granted() => {
-            GateDecision::Know(LicenseGate { again: Some(RETRY), ..LicenseGate::open(feature) })
+        FeatureState::NotEntitled => Some(LicenseGate::closed(feature, left.unwrap_or(RETRY))),
+        _ if published.kept => {
+            Some(LicenseGate::unknown("the control plane does not know yet what its license covers"))
         }
-        (FeatureState::NotEntitled, None) => GateDecision::Know(LicenseGate::closed(feature, RETRY)),
-        (_, None) => GateDecision::Know(LicenseGate::unknown(
-            "the control plane does not know yet what its license covers",
-        )),
+        _ => None,
     }
 }
 
-fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
+/// The gate that follows from the answer of coderd itself.
+pub fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
     let fresh = FRESH.unsigned_abs();
     match answer {
         EntitlementAnswer::Entitlement(state) if state.is_granted() => LicenseGate::open(feature),
@@ -206,10 +191,9 @@ mod tests {
     }
 
     fn know(published: &Published, asked: Option<&EntitlementAnswer>) -> LicenseGate {
-        match decide(Feature::Provisioners, published, asked, at(1000)) {
-            GateDecision::Know(gate) => gate,
-            GateDecision::Ask => panic!("asks"),
-        }
+        let known = decide(Feature::Provisioners, published, at(1000));
+        let asked = asked.map(|answer| answered(Feature::Provisioners, answer));
+        known.or(asked).unwrap_or_else(|| panic!("asks"))
     }
 
     #[test]
@@ -235,7 +219,7 @@ mod tests {
             published("unknown", 990),
             Published::default(),
         ] {
-            assert_eq!(decide(Feature::Proxies, &old, None, at(1000)), GateDecision::Ask, "{old:?}");
+            assert_eq!(decide(Feature::Proxies, &old, at(1000)), None, "{old:?}");
         }
         let yes = EntitlementAnswer::Entitlement(FeatureState::Entitled);
         assert!(know(&published("not_entitled", 700), Some(&yes)).may_begin());

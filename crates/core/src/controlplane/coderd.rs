@@ -116,12 +116,10 @@ fn set_entitlements(
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
-    let unknown = || Some("unknown".to_owned());
-    if status.license_tier.as_deref().is_none_or(str::is_empty) {
-        status.license_tier = unknown();
-    }
-    if status.external_provisioner_daemons_entitlement.as_deref().is_none_or(str::is_empty) {
-        status.external_provisioner_daemons_entitlement = unknown();
+    for word in [&mut status.license_tier, &mut status.external_provisioner_daemons_entitlement] {
+        if word.as_deref().is_none_or(str::is_empty) {
+            *word = Some("unknown".to_owned());
+        }
     }
     if let Some(Entitlements { checked, tier, external_provisioners, details }) = &report.entitlements {
         status.license_tier = Some(tier.as_str().to_owned());

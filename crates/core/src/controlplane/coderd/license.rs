@@ -54,7 +54,7 @@ impl License {
 }
 
 /// What is known of the license. The options are filled in as [`decide`] asks for them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ObservedLicense {
     /// The version of the server that would reject or accept it.
     pub server_version: String,
@@ -152,7 +152,7 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
         None => return Step::Ask(LicenseQuery::Secret),
         Some(Ok(None)) => return Step::Done(LicenseReport::default()),
         Some(Err(blocker)) => {
-            let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
+            let retry = blocker.timed_retry();
             return Step::Done(LicenseReport { retry, ..verdict(License::Blocker(blocker.clone())) });
         }
         Some(Ok(Some(text))) => text,
@@ -180,11 +180,8 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
             (Some(old), None) => Step::Act(LicenseEffect::Remove(old)),
             (Some(old), Some(Err(blocker))) => {
                 let pending = LicenseStatus { replaces: Some(old.uuid), ..ours.clone() };
-                let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
-                Step::Done(LicenseReport {
-                    retry: retry.or(Some(Retry::Backoff)),
-                    ..applied(text, Some(pending), accepted)
-                })
+                let retry = blocker.timed_retry().or(Some(Retry::Backoff));
+                Step::Done(LicenseReport { retry, ..applied(text, Some(pending), accepted) })
             }
         };
     }
@@ -213,29 +210,20 @@ impl ObservedLicense {
     /// A call failed. A license that was applied stays applied while the failure may pass: then the failure is the token's.
     fn failed(&self, text: &LicenseText, blocker: &Blocker) -> LicenseReport {
         let is_same = self.was_applied && self.record.hash.as_ref() == Some(&text.hash);
-        let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
-        let kept =
-            |access: Access| LicenseReport { keeps: true, access: Some(access), ..LicenseReport::default() };
-        match blocker.reason {
+        let (access, retry) = match blocker.reason {
             Reason::InvalidLicense | Reason::NotSupported => {
                 let mark = rejection_mark(&text.hash, &self.server_version);
-                verdict(License::Refused { blocker: blocker.clone(), mark })
+                return verdict(License::Refused { blocker: blocker.clone(), mark });
             }
-            Reason::Unauthenticated if is_same => kept(Access::Refused(blocker.clone())),
-            Reason::Unauthenticated => LicenseReport {
-                access: Some(Access::Refused(blocker.clone())),
-                ..verdict(License::Blocker(blocker.clone()))
-            },
-            Reason::Forbidden | Reason::Redirected if is_same => kept(Access::unreachable(blocker)),
-            Reason::Forbidden | Reason::Redirected => verdict(License::Blocker(blocker.clone())),
-            _ if is_same => LicenseReport {
-                retry: retry.or(Some(Retry::Backoff)),
-                ..kept(Access::Degraded(blocker.clone()))
-            },
-            _ => LicenseReport {
-                retry: retry.or(Some(Retry::Backoff)),
-                ..verdict(License::Blocker(blocker.clone()))
-            },
+            Reason::Unauthenticated => (Access::Refused(blocker.clone()), None),
+            Reason::Forbidden | Reason::Redirected => (Access::unreachable(blocker), None),
+            _ => (Access::Degraded(blocker.clone()), blocker.timed_retry().or(Some(Retry::Backoff))),
+        };
+        LicenseReport {
+            license: (!is_same).then(|| License::Blocker(blocker.clone())),
+            keeps: is_same,
+            access: (is_same || blocker.reason == Reason::Unauthenticated).then_some(access),
+            retry,
         }
     }
 }
@@ -274,34 +262,23 @@ fn set_applied(
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
-    if object.spec.license_secret_ref.is_none() {
-        conditions.set(
-            kind::LICENSE_APPLIED,
-            ConditionStatus::Unknown,
-            Reason::Pending,
-            "spec.licenseSecretRef is not set",
-        );
-        return;
-    }
-    let mut set = |state: bool, reason: Reason, message: &str| {
-        conditions.set(kind::LICENSE_APPLIED, state, reason, message);
-    };
-    match license {
-        // Without a reference in the spec the condition is `Unknown`.
-        None if condition(status, kind::LICENSE_APPLIED).is_some_and(|c| c.status != "Unknown") => {}
-        None => set(
-            false,
-            Reason::Pending,
-            "waiting for operator access to coderd (condition OperatorAccessReady)",
-        ),
-        Some(License::Blocker(blocker)) => set(false, blocker.reason, &blocker.message),
+    use ConditionStatus::{False, True, Unknown};
+    let (state, reason, message) = match license {
+        _ if object.spec.license_secret_ref.is_none() => {
+            (Unknown, Reason::Pending, "spec.licenseSecretRef is not set")
+        }
+        // Keeps the condition of an earlier process, unless it is from before the spec named a license.
+        None if condition(status, kind::LICENSE_APPLIED).is_some_and(|c| c.status != "Unknown") => return,
+        None => {
+            let message = "waiting for operator access to coderd (condition OperatorAccessReady)";
+            (False, Reason::Pending, message)
+        }
+        Some(License::Blocker(blocker)) => (False, blocker.reason, blocker.message.as_str()),
         Some(License::Refused { blocker, mark }) => {
-            set(false, blocker.reason, &blocker.message);
-            let refused = status.license.get_or_insert_default();
-            refused.refused = Some(mark.clone());
+            status.license.get_or_insert_default().refused = Some(mark.clone());
+            (False, blocker.reason, blocker.message.as_str())
         }
         Some(License::Applied { hash, accepted, installed }) => {
-            set(true, Reason::Applied, "coderd holds the license of the Secret");
             if let Some(at) = accepted {
                 status.license_last_applied = Some(Time(whole_seconds(*at)));
             }
@@ -311,8 +288,10 @@ fn set_applied(
                 // What the list did not show says nothing against what is known.
                 None => status.license.iter_mut().for_each(|license| license.refused = None),
             }
+            (True, Reason::Applied, "coderd holds the license of the Secret")
         }
-    }
+    };
+    conditions.set(kind::LICENSE_APPLIED, state, reason, message);
 }
 
 /// Days left, and a warning when they are few.

@@ -354,7 +354,7 @@ impl ObservedToken {
 
     /// Something other than coderd failed. A token that works goes on working.
     fn failed(&self, blocker: &Blocker, works: bool) -> TokenReport {
-        let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
+        let retry = blocker.timed_retry();
         if works {
             let access = Some(Access::Overdue(blocker.clone()));
             return TokenReport { access, is_usable: true, retry, ..self.unchanged() };

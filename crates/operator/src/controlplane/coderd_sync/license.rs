@@ -81,10 +81,7 @@ pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option
         remove_replaced: object.spec.license.remove_replaced,
         was_applied: is_applied(exchange.state, object),
         record: record(exchange.state, object),
-        secret: None,
-        list: None,
-        sent: None,
-        removed: None,
+        ..ObservedLicense::default()
     };
     let mut protocol = LicenseProtocol { observed, exchange, client, text: None };
     let Some(report) = driver::run(&mut protocol).await else { return Some(Retry::Backoff) };
