@@ -112,13 +112,13 @@ fn verdict(
     if !rollout.is_settled() {
         return workload::unsettled(rollout, outcome.pod_message.as_deref());
     }
-    if let Some(waiting) = outcome.exposure.verdict() {
-        return waiting;
-    }
-    if let Some(unlicensed) = coderd::license::unready(object, license) {
-        return unlicensed;
-    }
-    Verdict { ready: true, progress: Progress::Settled, reason: rollout.reason(), message: rollout.message() }
+    let waiting = outcome.exposure.verdict().or_else(|| coderd::license::unready(object, license));
+    waiting.unwrap_or_else(|| Verdict {
+        ready: true,
+        progress: Progress::Settled,
+        reason: rollout.reason(),
+        message: rollout.message(),
+    })
 }
 
 fn set_deleting(conditions: &mut Conditions<'_>, observed: &Observed, outcome: &Outcome) {

@@ -4,13 +4,12 @@
 //! poll. The queues are separate, so that a server that hangs delays its own work alone. Due times are in memory only; after
 //! a restart each kind of work derives them from the status.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use coder_k8s_core::{object, outcome::Retry};
 use coder_k8s_engine::{
     backoff::{Failures, jitter},
     cache::ObjectKey,
-    metrics::Metrics,
     queue::{Action, Queue},
 };
 use parking_lot::Mutex;
@@ -35,17 +34,8 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates an empty schedule whose queue is not part of the queue metrics.
-    pub(crate) fn uncounted() -> Self {
-        Self::with(Queue::uncounted())
-    }
-
-    /// Creates an empty schedule whose queue is part of the queue metrics.
-    pub(crate) fn counted(metrics: Arc<Metrics>) -> Self {
-        Self::with(Queue::new(metrics))
-    }
-
-    fn with(queue: Queue) -> Self {
+    /// Creates an empty schedule.
+    pub(crate) fn new(queue: Queue) -> Self {
         Self { queue, failures: Failures::default(), due: Mutex::default() }
     }
 
@@ -124,7 +114,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tasks_come_due_one_by_one_and_unknown_ones_are_due_at_once() {
-        let (schedule, key) = (Schedule::uncounted(), ObjectKey::new("CoderControlPlane", "ns", "coder"));
+        let (schedule, key) =
+            (Schedule::new(Queue::uncounted()), ObjectKey::new("CoderControlPlane", "ns", "coder"));
         assert!(schedule.is_due(&key, Task::Verify));
         assert_eq!(schedule.next_due(&key), None);
         let now = Instant::now();

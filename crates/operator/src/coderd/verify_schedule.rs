@@ -11,7 +11,12 @@ use std::{
 };
 
 use coder_k8s_core::outcome::Retry;
-use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, metrics::Metrics, queue::Action};
+use coder_k8s_engine::{
+    backoff::jitter,
+    cache::ObjectKey,
+    metrics::Metrics,
+    queue::{Action, Queue},
+};
 use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -46,7 +51,7 @@ impl VerifySchedule {
     /// Creates an empty schedule. Verifications repeat at `interval`, a tenth more or less.
     pub(crate) fn new(metrics: Arc<Metrics>, interval: Duration) -> Self {
         Self {
-            schedule: Schedule::counted(metrics),
+            schedule: Schedule::new(Queue::new(metrics)),
             states: Mutex::default(),
             changed: Mutex::default(),
             interval,

@@ -27,7 +27,13 @@ use coder_k8s_core::{
     names, object,
     rollout::Rollout,
 };
-use coder_k8s_engine::{apply::Owner, backoff::jitter, cache::ObjectKey, queue::Action, secret};
+use coder_k8s_engine::{
+    apply::Owner,
+    backoff::jitter,
+    cache::ObjectKey,
+    queue::{Action, Queue},
+    secret,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
@@ -120,7 +126,7 @@ impl Inputs {
 impl CoderdSync {
     pub(crate) fn new(intervals: Intervals) -> Self {
         Self {
-            schedule: Schedule::uncounted(),
+            schedule: Schedule::new(Queue::uncounted()),
             states: Mutex::default(),
             changed: Mutex::default(),
             intervals,

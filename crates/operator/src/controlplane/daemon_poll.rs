@@ -23,7 +23,11 @@ use coder_k8s_core::{
     provisioner::daemons::{self, Health},
     rollout::Rollout,
 };
-use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, queue::Action};
+use coder_k8s_engine::{
+    backoff::jitter,
+    cache::ObjectKey,
+    queue::{Action, Queue},
+};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use parking_lot::Mutex;
@@ -109,7 +113,7 @@ impl PolledOrganization {
 impl DaemonPoller {
     /// Creates a poller without control planes: they are added as their pools are reconciled.
     pub(crate) fn new(interval: Duration, patience: Duration) -> Self {
-        Self { schedule: Schedule::uncounted(), interval, patience, planes: Mutex::default() }
+        Self { schedule: Schedule::new(Queue::uncounted()), interval, patience, planes: Mutex::default() }
     }
 
     /// The last listing of an organization. None: it was not polled yet.
@@ -218,11 +222,11 @@ pub(crate) async fn poll(key: ObjectKey, ctx: Arc<Context>) -> Action {
     // Once for all organizations: an identification costs one call and holds for one poll.
     let server = identify(&plane, &key, &ctx).await;
     let mut answers = BTreeMap::new();
-    for (organization, members) in by_organization(&pools) {
+    for (organization, members) in &pools {
         let answer = match &server {
             Ok(server) => {
-                let token = poller.token(&key, &organization, &plane);
-                query::daemons_and_jobs(server, token, &plane, &organization, &members, &ctx).await
+                let token = poller.token(&key, organization, &plane);
+                query::daemons_and_jobs(server, token, &plane, organization, members, &ctx).await
             }
             Err(failure) => Err(failure.clone()),
         };
@@ -249,7 +253,8 @@ async fn identify(
     key: &ObjectKey,
     ctx: &Context,
 ) -> Result<IdentifiedServer, PollFailure> {
-    if !is_serving(key, ctx) {
+    let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
+    if Rollout::of(deployment.as_deref()).ready == 0 {
         let message = format!("waiting for a ready pod of CoderControlPlane {}", key.name);
         return Err(Blocker::new(Reason::ControlPlaneUnavailable, message).into());
     }
@@ -281,8 +286,8 @@ async fn server(plane: &CoderControlPlane, key: &ObjectKey, ctx: &Context) -> Re
 
 /// Records the answers, and enqueues the objects that they concern.
 fn record(
-    answers: BTreeMap<String, Result<Answer, PollFailure>>,
-    pools: &[Arc<CoderProvisioner>],
+    answers: BTreeMap<&String, Result<Answer, PollFailure>>,
+    pools: &PoolsByOrganization,
     key: &ObjectKey,
     ctx: &Context,
 ) {
@@ -292,29 +297,31 @@ fn record(
     let listings = known.organizations.iter();
     let before: BTreeMap<_, _> =
         listings.filter_map(|(id, polled)| Some((id.clone(), polled.listing.clone()?))).collect();
-    known.organizations.retain(|id, _| answers.contains_key(id));
+    known.organizations.retain(|id, _| pools.contains_key(id));
     for (id, answer) in answers {
-        let name = pools.iter().find(|pool| organization(pool).as_ref() == Some(&id));
-        let name = name.map_or_else(|| id.clone(), |pool| organization_name(pool));
-        let polled = known.organizations.entry(id).or_insert_with(|| PolledOrganization::new(&name));
+        let first = pools.get(id).and_then(|members| members.first());
+        let name = first.map_or_else(|| id.clone(), |pool| organization_name(pool));
+        let polled = known.organizations.entry(id.clone()).or_insert_with(|| PolledOrganization::new(&name));
         polled.name = name;
         polled.record(answer, poller.interval * INTERVALS_UNTIL_OUTDATED);
     }
     let jobs = verdict(known, pools, ctx.now());
     let has_changed = known.jobs.as_ref() != Some(&jobs);
     known.jobs = Some(jobs);
-    let changed: Vec<_> = pools
-        .iter()
-        .filter_map(|pool| {
-            let id = organization(pool)?;
-            let (before, after) = (before.get(&id), known.organizations.get(&id)?.listing.as_deref()?);
-            let is_same = before.is_some_and(|before| {
+    let mut changed = Vec::new();
+    for (id, members) in pools {
+        let polled = known.organizations.get(id).and_then(|polled| polled.listing.as_deref());
+        let (before, Some(after)) = (before.get(id).map(Arc::as_ref), polled) else { continue };
+        for pool in members {
+            let is_same = |before: &DaemonListing| {
                 part(before, pool) == part(after, pool) && before.outdated == after.outdated
-            });
-            let vanished = has_vanished(pool, before.map(Arc::as_ref), after);
-            (!is_same).then(|| (ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool), vanished))
-        })
-        .collect();
+            };
+            if !before.is_some_and(is_same) {
+                let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool);
+                changed.push((key, has_vanished(pool, before, after)));
+            }
+        }
+    }
     drop(all);
     for (pool, vanished) in changed {
         if vanished {
@@ -329,7 +336,7 @@ fn record(
 }
 
 /// Whether the jobs of a control plane can run, judged by the organizations that have been polled.
-fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp) -> Jobs {
+fn verdict(known: &PolledPlane, pools: &PoolsByOrganization, now: Timestamp) -> Jobs {
     let polled: Vec<_> = known
         .organizations
         .iter()
@@ -340,10 +347,10 @@ fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp)
     if polled.is_empty() {
         return Jobs::NotPolledYet;
     }
-    let ours = pools.iter().filter_map(|pool| {
-        Some(jobs::Pool {
+    let ours = pools.iter().flat_map(|(id, members)| {
+        members.iter().map(|pool| jobs::Pool {
             name: pool.name_any(),
-            organization: organization(pool)?,
+            organization: id.clone(),
             tags: pool.spec.tags.clone(),
             is_scaled_to_zero: pool.spec.replicas == 0,
         })
@@ -367,13 +374,12 @@ fn part(listing: &DaemonListing, pool: &CoderProvisioner) -> Part {
     pool.status.as_ref().map(|status| listing.part(&daemons::keys(status))).unwrap_or_default()
 }
 
-fn is_serving(key: &ObjectKey, ctx: &Context) -> bool {
-    Rollout::of(ctx.caches.deployments.get(&key.namespace, &key.name).as_deref()).ready > 0
-}
+/// By the UUID of the organization.
+type PoolsByOrganization = BTreeMap<String, Vec<Arc<CoderProvisioner>>>;
 
 /// The pools of a control plane that have a key in it. A pool whose key is in another deployment, as after a restored
 /// database, has no daemons here.
-fn pools(plane: &ObjectKey, ctx: &Context) -> Vec<Arc<CoderProvisioner>> {
+fn pools(plane: &ObjectKey, ctx: &Context) -> PoolsByOrganization {
     let deployment = |plane: &CoderControlPlane| plane.status.as_ref()?.deployment_id.clone();
     let present = ctx.caches.control_planes.get(&plane.namespace, &plane.name);
     let present = present.and_then(|plane| deployment(&plane));
@@ -381,21 +387,15 @@ fn pools(plane: &ObjectKey, ctx: &Context) -> Vec<Arc<CoderProvisioner>> {
         let recorded = pool.status.as_ref().and_then(|status| status.deployment_id.as_ref());
         !matches!((recorded, &present), (Some(recorded), Some(present)) if recorded != present)
     };
-    let mut found = ctx.caches.provisioners.filter(|pool| {
-        plane_of(pool) == *plane
-            && organization(pool).is_some()
-            && !object::is_deleting(pool)
-            && is_of_deployment(pool)
-    });
+    let mut found = ctx
+        .caches
+        .provisioners
+        .filter(|pool| plane_of(pool) == *plane && !object::is_deleting(pool) && is_of_deployment(pool));
     found.sort_by_key(|pool| pool.name_any());
-    found
-}
-
-fn by_organization(pools: &[Arc<CoderProvisioner>]) -> BTreeMap<String, Vec<Arc<CoderProvisioner>>> {
-    let mut all: BTreeMap<String, Vec<_>> = BTreeMap::new();
-    for pool in pools {
-        if let Some(id) = organization(pool) {
-            all.entry(id).or_default().push(pool.clone());
+    let mut all = PoolsByOrganization::new();
+    for pool in found {
+        if let Some(id) = organization(&pool) {
+            all.entry(id).or_default().push(pool);
         }
     }
     all

@@ -255,11 +255,11 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
 
 /// What is wrong with the token in the Secret. The error is the next step, where that is not known yet.
 fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, Box<TokenStep>> {
+    let ask = |query| Err(Box::new(Step::Ask(query)));
+    let unreachable = |blocker| Err(Box::new(Step::Done(observed.unreachable(blocker))));
     match &observed.check {
-        None => return Err(Box::new(Step::Ask(TokenQuery::Check))),
-        Some(TokenCheck::Unknown(blocker)) => {
-            return Err(Box::new(Step::Done(observed.unreachable(blocker))));
-        }
+        None => return ask(TokenQuery::Check),
+        Some(TokenCheck::Unknown(blocker)) => return unreachable(blocker),
         // A text that cannot be a token is as good as none.
         Some(TokenCheck::Refused(blocker)) if blocker.reason == Reason::BadToken => {
             return Ok(Some(Lack::Missing));
@@ -271,15 +271,15 @@ fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, Box<To
     if renew_after.is_none_or(|at| at.0 <= now) {
         return Ok(Some(Lack::Expiring));
     }
-    // The first user is a person, whose roles are not the operator's to change.
-    if observed.method == AccessMethod::FirstUser {
-        return Ok(None);
-    }
-    match &observed.rights {
-        None => Err(Box::new(Step::Ask(TokenQuery::Rights))),
-        Some(Err(blocker)) => Err(Box::new(Step::Done(observed.unreachable(blocker)))),
-        Some(Ok(true)) => Ok(None),
-        Some(Ok(false)) => Ok(Some(Lack::Rights)),
+    match (observed.method, &observed.rights) {
+        // The first user is a person, whose roles are not the operator's to change.
+        (AccessMethod::FirstUser, _) => Ok(None),
+        (AccessMethod::Postgres | AccessMethod::TokenSecret, rights) => match rights {
+            None => ask(TokenQuery::Rights),
+            Some(Err(blocker)) => unreachable(blocker),
+            Some(Ok(true)) => Ok(None),
+            Some(Ok(false)) => Ok(Some(Lack::Rights)),
+        },
     }
 }
 
@@ -324,12 +324,13 @@ impl ObservedToken {
         if self.replaced.is_empty() {
             return Step::Done(ready);
         }
-        let is_supplied = self.method == AccessMethod::TokenSecret;
-        let Some(successor) =
-            grant.or_else(|| self.record.clone()).or_else(|| is_supplied.then(OperatorTokenStatus::default))
-        else {
-            // Only a token that is on record counts as a successor.
-            return Step::Done(ready);
+        let successor = match self.method {
+            AccessMethod::TokenSecret => None,
+            AccessMethod::Postgres | AccessMethod::FirstUser => match grant.or_else(|| self.record.clone()) {
+                Some(successor) => Some(OperatorTokenStatus { replaces: None, ..successor }),
+                // Only a token that is on record counts as a successor.
+                None => return Step::Done(ready),
+            },
         };
         if let Some(next) = self.replaced.get(self.replaced_revoked.len()) {
             return Step::Act(TokenEffect::RevokeReplaced(next.clone()));
@@ -343,13 +344,10 @@ impl ObservedToken {
         let outcomes = self.replaced.iter().zip(&self.replaced_revoked);
         let events = outcomes
             .filter_map(|(token, outcome)| outcome.as_ref().err().map(|blocker| abandoned(token, blocker)));
-        let mut report = TokenReport { events: events.collect(), ..ready };
-        if is_supplied {
-            report.revocation = Some(Revocation::Done);
-        } else {
-            report.grant = Some(OperatorTokenStatus { replaces: None, ..successor });
-        }
-        Step::Done(report)
+        // No token of ours remains beside a supplied one.
+        let revocation = successor.is_none().then_some(Revocation::Done);
+        let events = events.collect();
+        Step::Done(TokenReport { events, grant: successor, revocation, ..ready })
     }
 
     /// Something other than coderd failed. A token that works goes on working.

@@ -4,7 +4,7 @@
 //! the first user is revoked with itself, so that its Secret goes last. A deletion ends at its deadline: what is left is
 //! named in an event.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use coder_k8s_api::{AccessMethod, OperatorTokenStatus, Reason};
 
@@ -70,12 +70,8 @@ pub struct RevocationReport {
     pub event: Option<EventNote>,
 }
 
-/// Nothing has to be asked: what is on record says what to revoke.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoQuery {}
-
-/// The next step.
-pub type RevocationStep = Step<NoQuery, RevocationEffect, RevocationReport>;
+/// The next step. Nothing has to be asked: what is on record says what to revoke.
+pub type RevocationStep = Step<Infallible, RevocationEffect, RevocationReport>;
 
 /// How often the operator looks whether dependents have gone.
 const REQUEUE_DEPENDENTS: Duration = Duration::from_millis(500);

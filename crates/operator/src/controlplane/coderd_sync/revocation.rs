@@ -3,14 +3,14 @@
 //! What to revoke, in which order, and when to give up is decided in `core::controlplane::coderd::revocation`; this file
 //! performs it in the database or in coderd and removes the Secret. A token that a person supplied is never revoked.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{convert::Infallible, ops::ControlFlow, time::Duration};
 
 use coder_k8s_api::Reason;
 use coder_k8s_coderd::ErrorKind;
 use coder_k8s_core::{
     controlplane::coderd::{
         access::{self, Revocation},
-        revocation::{self, NoQuery, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
+        revocation::{self, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
     },
     outcome::{Blocker, Retry},
     steps::Step,
@@ -118,15 +118,15 @@ struct RevocationProtocol<'a> {
 }
 
 impl driver::Protocol for RevocationProtocol<'_> {
-    type Query = NoQuery;
+    type Query = Infallible;
     type Effect = RevocationEffect;
     type Done = RevocationReport;
 
-    fn decide(&mut self) -> Step<NoQuery, RevocationEffect, RevocationReport> {
+    fn decide(&mut self) -> Step<Infallible, RevocationEffect, RevocationReport> {
         revocation::decide(&self.observed)
     }
 
-    async fn ask(&mut self, query: NoQuery) {
+    async fn ask(&mut self, query: Infallible) {
         match query {}
     }
 
