@@ -4,12 +4,13 @@
 //! poll. The queues are separate, so that a server that hangs delays its own work alone. Due times are in memory only; after
 //! a restart each kind of work derives them from the status.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use coder_k8s_core::{object, outcome::Retry};
 use coder_k8s_engine::{
     backoff::{Failures, jitter},
     cache::ObjectKey,
+    metrics::Metrics,
     queue::{Action, Queue},
 };
 use parking_lot::Mutex;
@@ -34,8 +35,9 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates an empty schedule.
-    pub(crate) fn new(queue: Queue) -> Self {
+    /// Creates an empty schedule. `metrics` are those that its queue is part of.
+    pub(crate) fn new(metrics: Option<Arc<Metrics>>) -> Self {
+        let queue = metrics.map_or_else(Queue::uncounted, Queue::new);
         Self { queue, failures: Failures::default(), due: Mutex::default() }
     }
 
@@ -114,8 +116,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tasks_come_due_one_by_one_and_unknown_ones_are_due_at_once() {
-        let (schedule, key) =
-            (Schedule::new(Queue::uncounted()), ObjectKey::new("CoderControlPlane", "ns", "coder"));
+        let (schedule, key) = (Schedule::new(None), ObjectKey::new("CoderControlPlane", "ns", "coder"));
         assert!(schedule.is_due(&key, Task::Verify));
         assert_eq!(schedule.next_due(&key), None);
         let now = Instant::now();

@@ -169,25 +169,7 @@ impl Connections {
         plane: &CoderControlPlane,
         ctx: &Context,
     ) -> Result<IdentifiedServer, TargetError> {
-        if let Some(server) = self.servers.get(&plane.name_any()) {
-            return Ok(server.clone());
-        }
-        let server = server_of_dependent(plane, ctx).await?;
-        Ok(self.identify(plane.name_any(), &server).await?)
-    }
-
-    /// The identified server at the address of `bootstrap`. The caller has checked [`is_allowed`].
-    pub(crate) async fn bootstrap(
-        &mut self,
-        bootstrap: &ProxyBootstrap,
-        ctx: &Context,
-    ) -> Result<IdentifiedServer, TargetError> {
-        let url = bootstrap.coder_url.to_string();
-        if let Some(server) = self.servers.get(&url) {
-            return Ok(server.clone());
-        }
-        let server = bootstrap_server(bootstrap, &self.namespace, ctx).await?;
-        Ok(self.identify(url, &server).await?)
+        self.once(plane.name_any(), async { Ok(server_of_dependent(plane, ctx).await?) }).await
     }
 
     /// The server of a target, if it is the deployment that the target names.
@@ -220,22 +202,33 @@ impl Connections {
         target: &CoderdTarget,
         ctx: &Context,
     ) -> Result<IdentifiedServer, TargetError> {
+        let mut bootstrap = None;
         if target.control_plane.is_empty() {
             if !is_allowed(&target.url, &self.namespace, ctx) {
                 return Err(TargetError::Gone);
             }
-            let bootstrap = self.bootstrap.clone();
-            if let Some(bootstrap) = bootstrap.filter(|bootstrap| bootstrap.coder_url.as_str() == target.url)
-            {
-                return self.bootstrap(&bootstrap, ctx).await;
+            bootstrap = self.bootstrap.clone().filter(|bootstrap| bootstrap.coder_url.as_str() == target.url);
+        }
+        let (namespace, url) = (self.namespace.clone(), target.url.clone());
+        let server = async {
+            match bootstrap {
+                Some(bootstrap) => Ok(bootstrap_server(&bootstrap, &namespace, ctx).await?),
+                None => ctx.external.connector.server(&Target::new(url)).map_err(|_| TargetError::Gone),
             }
+        };
+        self.once(target.url.clone(), server).await
+    }
+
+    /// The server that this reconcile has identified under `key`, else a new one.
+    async fn once(
+        &mut self,
+        key: String,
+        server: impl Future<Output = Result<Server, TargetError>>,
+    ) -> Result<IdentifiedServer, TargetError> {
+        match self.servers.get(&key) {
+            Some(identified) => Ok(identified.clone()),
+            None => Ok(self.identify(key, &server.await?).await?),
         }
-        if let Some(server) = self.servers.get(&target.url) {
-            return Ok(server.clone());
-        }
-        let server =
-            ctx.external.connector.server(&Target::new(target.url.clone())).map_err(|_| TargetError::Gone)?;
-        Ok(self.identify(target.url.clone(), &server).await?)
     }
 
     /// Identifies a server and keeps it under `key`, the name of its control plane or its address.

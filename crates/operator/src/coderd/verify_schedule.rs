@@ -11,12 +11,7 @@ use std::{
 };
 
 use coder_k8s_core::outcome::Retry;
-use coder_k8s_engine::{
-    backoff::jitter,
-    cache::ObjectKey,
-    metrics::Metrics,
-    queue::{Action, Queue},
-};
+use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, metrics::Metrics, queue::Action};
 use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -51,7 +46,7 @@ impl VerifySchedule {
     /// Creates an empty schedule. Verifications repeat at `interval`, a tenth more or less.
     pub(crate) fn new(metrics: Arc<Metrics>, interval: Duration) -> Self {
         Self {
-            schedule: Schedule::new(Queue::new(metrics)),
+            schedule: Schedule::new(Some(metrics)),
             states: Mutex::default(),
             changed: Mutex::default(),
             interval,

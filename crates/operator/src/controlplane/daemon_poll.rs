@@ -23,11 +23,7 @@ use coder_k8s_core::{
     provisioner::daemons::{self, Health},
     rollout::Rollout,
 };
-use coder_k8s_engine::{
-    backoff::jitter,
-    cache::ObjectKey,
-    queue::{Action, Queue},
-};
+use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, queue::Action};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use parking_lot::Mutex;
@@ -113,7 +109,7 @@ impl PolledOrganization {
 impl DaemonPoller {
     /// Creates a poller without control planes: they are added as their pools are reconciled.
     pub(crate) fn new(interval: Duration, patience: Duration) -> Self {
-        Self { schedule: Schedule::new(Queue::uncounted()), interval, patience, planes: Mutex::default() }
+        Self { schedule: Schedule::new(None), interval, patience, planes: Mutex::default() }
     }
 
     /// The last listing of an organization. None: it was not polled yet.

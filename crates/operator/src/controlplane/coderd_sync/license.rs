@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{Plane, SyncState, exchange::Exchange};
+use super::{Exchange, Plane, SyncState};
 use crate::coderd::{blocker_of, driver, targets};
 
 /// Whether the license of the spec is applied, by the last exchange or else by the status. True if the spec names none.

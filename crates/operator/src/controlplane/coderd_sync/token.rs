@@ -26,7 +26,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{Plane, database, exchange::Exchange, first_user};
+use super::{Exchange, Plane, database, first_user};
 use crate::coderd::{blocker_of, blocker_of_secret, driver, targets};
 
 /// How long a token lives unless `operatorAccess.tokenLifetimeDays` says otherwise.
