@@ -106,7 +106,8 @@ pub fn set_conditions(
         status.deployment_id = Some(server.deployment_id.clone());
     }
     access::set_conditions(object, report, conditions, status);
-    license::set_conditions(object, report.license.as_ref(), conditions, status, now);
+    license::set_applied(object, report.license.as_ref(), conditions, status);
+    license::set_expiring(conditions, status.license.as_mut(), now);
     set_entitlements(object, report, conditions, status);
 }
 
@@ -131,14 +132,14 @@ fn set_entitlements(
         conditions.clear(kind::ENTITLEMENTS_HEALTHY);
         return;
     };
-    let (state, reason, message) = if let Some(error) = joined(&known.errors) {
-        (false, Reason::Errors, error)
+    let (state, reason, message) = if !known.errors.is_empty() {
+        (false, Reason::Errors, known.errors.join("; "))
     } else if object.spec.replicas > 1 && !known.features.contains_key("high_availability") {
         let message = "more than one replica needs a license for high availability: \
                        connections to workspaces break when they meet another replica";
         (false, Reason::HighAvailabilityNotEntitled, message.to_owned())
-    } else if let Some(warning) = joined(&known.warnings) {
-        (false, Reason::Warnings, warning)
+    } else if !known.warnings.is_empty() {
+        (false, Reason::Warnings, known.warnings.join("; "))
     } else {
         (true, Reason::Healthy, "coderd reports no warnings or errors".to_owned())
     };
@@ -148,10 +149,6 @@ fn set_entitlements(
 /// A condition of the status before this reconcile.
 fn condition<'a>(status: &'a CoderControlPlaneStatus, type_: &str) -> Option<&'a Condition> {
     status.workload.conditions.iter().find(|c| c.type_ == type_)
-}
-
-fn joined(texts: &[String]) -> Option<String> {
-    (!texts.is_empty()).then(|| texts.join("; "))
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ pub(crate) struct VerifySchedule {
 }
 
 /// What the process knows of one object between reconciles.
+#[derive(Default)]
 struct VerifyState {
     uid: Option<String>,
     generation: Option<i64>,
@@ -84,11 +85,8 @@ impl VerifySchedule {
             // The first reconcile of this process: the status says whether a verification can wait.
             let wait =
                 if is_verified(object, condition) { self.interval.mul_f64(jitter()) } else { Duration::ZERO };
-            let generation = object.meta().generation;
-            all.insert(
-                key.clone(),
-                VerifyState { uid: object.uid(), generation, lost: false, create_after: None },
-            );
+            let (uid, generation) = (object.uid(), object.meta().generation);
+            all.insert(key.clone(), VerifyState { uid, generation, ..VerifyState::default() });
             self.schedule.set_due(key, Task::Verify, now + wait);
             return wait.is_zero() || secret_changed;
         };

@@ -397,9 +397,7 @@ impl Exchange<'_> {
             // An earlier revocation says nothing about a token that was created after it.
             state.report.revocation = None;
         }
-        if let Some(revocation) = report.revocation {
-            state.report.revocation = Some(revocation);
-        }
+        state.report.revocation = report.revocation.or(state.report.revocation.take());
         if let Some(access) = report.access {
             if let (true, Access::Refused(blocker) | Access::Degraded(blocker)) =
                 (report.blocks_license, &access)

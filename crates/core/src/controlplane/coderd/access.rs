@@ -200,12 +200,16 @@ pub fn set_conditions(
         (None, Some(Revocation::Done)) => status.operator_token = None,
         (None, _) => {}
     }
+    let said = condition(status, kind::OPERATOR_ACCESS_READY);
+    let is_current = said.is_some_and(|c| {
+        c.observed_generation == object.metadata.generation && Reason::of(c) != Some(Reason::Pending)
+    });
     match &report.access {
-        None if worked && condition(status, kind::OPERATOR_ACCESS_READY).is_none() => {
+        None if worked && said.is_none() => {
             set(true, Reason::Kept, "using the token of an earlier release until it is verified");
         }
         // Keeps the condition of an earlier process about this generation until an exchange reports something else.
-        None if worked || is_of_generation(status, object.metadata.generation) => {}
+        None if worked || is_current => {}
         None if has_token_source(object) => set(false, Reason::Pending, "waiting for a ready pod of coderd"),
         None => set(false, Reason::DatabaseUrlMissing, NO_DATABASE),
         Some(Access::Ready) => {
@@ -223,12 +227,6 @@ pub fn set_conditions(
             status.operator_access_ready = None;
         }
     }
-}
-
-/// Whether the condition is about this generation.
-fn is_of_generation(status: &CoderControlPlaneStatus, generation: Option<i64>) -> bool {
-    let said = condition(status, kind::OPERATOR_ACCESS_READY);
-    said.is_some_and(|c| c.observed_generation == generation && Reason::of(c) != Some(Reason::Pending))
 }
 
 #[cfg(test)]

@@ -244,19 +244,8 @@ fn applied(
 const WARN_DAYS: [(i64, Reason); 3] =
     [(1, Reason::ExpiresIn1Day), (7, Reason::ExpiresIn7Days), (30, Reason::ExpiresIn30Days)];
 
-/// Sets the conditions about the license, and what the status shows of it.
-pub(super) fn set_conditions(
-    object: &CoderControlPlane,
-    license: Option<&License>,
-    conditions: &mut Conditions<'_>,
-    status: &mut CoderControlPlaneStatus,
-    now: Timestamp,
-) {
-    set_applied(object, license, conditions, status);
-    set_expiring(conditions, status.license.as_mut(), now);
-}
-
-fn set_applied(
+/// Sets the condition `LicenseApplied`, and what the status shows of the license. Keeps both while there is no report.
+pub(super) fn set_applied(
     object: &CoderControlPlane,
     license: Option<&License>,
     conditions: &mut Conditions<'_>,
@@ -295,7 +284,11 @@ fn set_applied(
 }
 
 /// Days left, and a warning when they are few.
-fn set_expiring(conditions: &mut Conditions<'_>, license: Option<&mut LicenseStatus>, now: Timestamp) {
+pub(super) fn set_expiring(
+    conditions: &mut Conditions<'_>,
+    license: Option<&mut LicenseStatus>,
+    now: Timestamp,
+) {
     conditions.clear(kind::LICENSE_EXPIRING);
     let Some(license) = license else { return };
     license.days_left = None;

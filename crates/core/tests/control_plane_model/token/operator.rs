@@ -339,8 +339,8 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
             }
         }
         let mut recorded = access::minted_token(&object);
-        if world.flaw == Some(Flaw::ForgetsReplacedOnRevocation) {
-            recorded.iter_mut().for_each(|recorded| recorded.replaces = None);
+        if let (Some(Flaw::ForgetsReplacedOnRevocation), Some(recorded)) = (world.flaw, &mut recorded) {
+            recorded.replaces = None;
         }
         let observed = ObservedRevocation {
             token_name: "coder-k8s-operator".to_owned(),

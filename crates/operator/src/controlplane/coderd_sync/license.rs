@@ -90,9 +90,7 @@ pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option
     if !keeps {
         known.license = license.map(|license| license.keeping_time_of(known.license.as_ref()));
     }
-    if access.is_some() {
-        known.access = access;
-    }
+    known.access = access.or(known.access.take());
     retry
 }
 

@@ -81,14 +81,9 @@ async fn revoke(state: &mut SyncState, deletion: Option<TokenDeletion>, plane: P
         state.token = None;
         ctx.coderd_sync.schedule.succeeded(key);
     }
-    if revocation.is_some() {
-        state.report.revocation = revocation;
-    }
+    state.report.revocation = revocation.or(state.report.revocation.take());
     let delay = retry.map(|retry| ctx.coderd_sync.schedule.failed(key, retry));
-    match [delay, within].into_iter().flatten().min() {
-        Some(delay) => Action::RequeueAfter(delay),
-        None => Action::AwaitChange,
-    }
+    [delay, within].into_iter().flatten().min().map_or(Action::AwaitChange, Action::RequeueAfter)
 }
 
 /// Whether an object that uses the token is being deleted, or may yet be deleted together with the control plane.

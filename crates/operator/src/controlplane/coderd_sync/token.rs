@@ -111,10 +111,7 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
         }
         match effect {
             TokenEffect::Store => {
-                self.observed.stored = Some(match self.exchange.state.token.clone() {
-                    Some(token) => self.store(token).await,
-                    None => Ok(()),
-                });
+                self.observed.stored = Some(self.store(self.exchange.state.token.clone()).await);
             }
             TokenEffect::Create { renews, is_refused } => {
                 let created = self.create(renews, is_refused).await;
@@ -222,9 +219,9 @@ impl TokenProtocol<'_, '_> {
         }
     }
 
-    async fn store(&mut self, token: SecretString) -> Result<(), Blocker> {
-        let (Some(secret), plane) = (&self.secret, self.exchange.plane) else { return Ok(()) };
-        let state = &mut *self.exchange.state;
+    async fn store(&mut self, token: Option<SecretString>) -> Result<(), Blocker> {
+        let (Some(secret), Some(token)) = (&self.secret, token) else { return Ok(()) };
+        let (plane, state) = (self.exchange.plane, &mut *self.exchange.state);
         if let Some(version) = secret.write(&token, plane).await? {
             state.stored_version = Some(version);
         }
@@ -242,7 +239,7 @@ impl TokenProtocol<'_, '_> {
                 database::create(plane, self.server, present, is_refused).await?
             }
         };
-        self.store(token).await?;
+        self.store(Some(token)).await?;
         Ok(created)
     }
 
