@@ -118,13 +118,11 @@ pub(crate) async fn read_ca(
     let Some((reference, field)) = ca else { return Ok(None) };
     let key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
     let data = read_secret(namespace, reference.name.as_str(), ctx).await?;
-    match data.and_then(|data| data.value(key).map(<[u8]>::to_vec)) {
-        Some(ca) => Ok(Some(ca)),
-        None => {
-            let message = format!("Secret {} of {field} does not exist, or has no key {key}", reference.name);
-            Err(Blocker::until_change(Reason::SecretMissing, message))
-        }
-    }
+    let Some(ca) = data.and_then(|data| data.value(key).map(<[u8]>::to_vec)) else {
+        let message = format!("Secret {} of {field} does not exist, or has no key {key}", reference.name);
+        return Err(Blocker::until_change(Reason::SecretMissing, message));
+    };
+    Ok(Some(ca))
 }
 
 /// Whether a credential of an object may be sent to an address: it is that of a control plane of the same namespace, or

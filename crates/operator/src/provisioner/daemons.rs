@@ -45,9 +45,12 @@ pub(super) async fn observe(
     observed
 }
 
-/// The pods of each pool, and the version of its Deployment at which they were listed.
+/// The version of a Deployment, and its pods as they were listed then.
+type Listed = (String, Arc<Vec<Pod>>);
+
+/// The pods of each pool as of a version of its Deployment.
 #[derive(Default)]
-pub(crate) struct ListedPods(Mutex<HashMap<ObjectKey, (String, Arc<Vec<Pod>>)>>);
+pub(crate) struct ListedPods(Mutex<HashMap<ObjectKey, Listed>>);
 
 impl ListedPods {
     /// Lists the pods of a pool again at the next reconcile: this process changed some, or the pool no longer exists.
