@@ -47,10 +47,11 @@ pub(crate) fn retry_of(error: &CoderdError) -> Retry {
 /// The blocker for a failure in coderd's database.
 #[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
 pub(crate) fn blocker_of_database(error: postgres::DatabaseError) -> Blocker {
-    match error.retry() {
-        RetryAdvice::OnChange => Blocker::until_change(error.reason(), error.to_string()),
-        RetryAdvice::Backoff | RetryAdvice::After(_) => Blocker::new(error.reason(), error.to_string()),
-    }
+    let retry = match error.retry() {
+        RetryAdvice::OnChange => Retry::OnChange,
+        RetryAdvice::Backoff | RetryAdvice::After(_) => Retry::Backoff,
+    };
+    Blocker::new(error.reason(), error.to_string()).with_retry(retry)
 }
 
 /// The blocker for a Secret that cannot be read or written.

@@ -47,6 +47,7 @@ use crate::{
         daemon_poll::DaemonPoller,
     },
     intervals::{REQUEUE_FOREIGN, REQUEUE_NOT_LEADING, REQUEUE_OWN_WRITE},
+    provisioner::ListedPods,
 };
 
 /// What this process wrote to an object last.
@@ -116,6 +117,7 @@ pub(crate) struct Context {
     /// Reconciles of pools and proxies.
     pub(crate) verify_schedule: VerifySchedule,
     pub(crate) daemon_poller: DaemonPoller,
+    pub(crate) listed_pods: ListedPods,
     last_written: Mutex<HashMap<ObjectKey, LastWritten>>,
 }
 
@@ -146,6 +148,7 @@ impl Context {
             coderd_sync: CoderdSync::new(intervals),
             verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
             daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
+            listed_pods: ListedPods::default(),
             last_written: Mutex::default(),
             metrics,
             client,
@@ -244,6 +247,7 @@ impl Context {
         self.coderd_sync.remove(key);
         self.verify_schedule.forget(key);
         self.daemon_poller.remove(key);
+        self.listed_pods.forget(key);
     }
 
     /// Writes a status in the middle of a reconcile, to record the intent before an irreversible effect. The observed object

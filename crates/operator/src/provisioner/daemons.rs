@@ -4,7 +4,7 @@
 //! Daemons come from the last daemon poll of the control plane, pods from the API server. `core::provisioner::daemons`
 //! decides which pods to restart and to protect. Nothing that fails here delays a rollout or a deletion.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use coder_k8s_api::{CoderProvisioner, Reason};
 use coder_k8s_core::{
@@ -25,6 +25,7 @@ use kube::{
     Api, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
 };
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::{
@@ -53,20 +54,34 @@ pub(super) async fn observe(
     observed
 }
 
+/// The version of a Deployment, and its pods as they were listed then.
+type Listed = (String, Arc<Vec<DaemonPod>>);
+
+/// The pods of each pool as of a version of its Deployment.
+#[derive(Default)]
+pub(crate) struct ListedPods(Mutex<HashMap<ObjectKey, Listed>>);
+
+impl ListedPods {
+    /// Lists the pods of a pool again at the next reconcile: this process changed some, or the pool no longer exists.
+    pub(crate) fn forget(&self, key: &ObjectKey) {
+        self.0.lock().remove(key);
+    }
+}
+
 /// The pods of a pool. None: they cannot be listed.
 ///
 /// Listed once for each version of the Deployment: its status changes with every pod that is created, deleted or turns
 /// ready, so that no watch of pods is needed.
 async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<DaemonPod>>> {
     let version = deployment.resource_version().unwrap_or_default();
-    if let Some(pods) = ctx.verify_schedule.pods(key, &version) {
-        return Some(pods);
+    if let Some((_, pods)) = ctx.listed_pods.0.lock().get(key).filter(|(listed, _)| *listed == version) {
+        return Some(pods.clone());
     }
     let labels = object::selector_text(deployment.spec.as_ref()?.selector.match_labels.as_ref()?);
     match api(&key.namespace, ctx).list(&ListParams::default().labels(&labels)).await {
         Ok(list) => {
             let pods = Arc::new(list.iter().filter_map(DaemonPod::of).collect());
-            ctx.verify_schedule.keep_pods(key, version, &pods);
+            ctx.listed_pods.0.lock().insert(key.clone(), (version, Arc::clone(&pods)));
             Some(pods)
         }
         Err(error) => {
@@ -96,7 +111,7 @@ pub(super) async fn restart_stopped(health: &DaemonHealth, observed: &Observed, 
         }
     }
     if !deleted.is_empty() {
-        ctx.verify_schedule.forget_pods(&ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object));
+        ctx.listed_pods.forget(&ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object));
         let message = format!(
             "restarted {}: coderd refused their daemons for want of a license, and a refused daemon does not retry",
             deleted.join(", ")
@@ -148,7 +163,7 @@ pub(super) async fn prepare_scale_down(
                 tracing::warn!("cannot set the deletion cost of pod {pod}: {}", client::describe(&error));
             }
         }
-        ctx.verify_schedule.forget_pods(&key);
+        ctx.listed_pods.forget(&key);
     }
 }
 
