@@ -20,13 +20,10 @@ use coder_k8s_core::{
 use coder_k8s_engine::{apply::Owner, queue::Action};
 
 use super::{daemons, drain, keys::KeyReconciler, observe::Observation, scale_down};
-use crate::{
-    coderd::credential,
-    controller::{
-        Context,
-        children::{self, apply},
-        finalizer, pods, workspaces,
-    },
+use crate::controller::{
+    Context,
+    children::{self, apply},
+    finalizer, pods, workspaces,
 };
 
 /// What the effects brought, as far as the status and the requeue depend on it.
@@ -48,17 +45,17 @@ pub(super) async fn act(
 ) -> ControlFlow<Action, Done> {
     let observed = &observation.pool;
     // With the key that the pods have so far: scaling and updates do not wait for coderd.
-    let mut outcome = apply_children(observed, plan, keys.state.first_run.as_ref(), ctx).await;
+    let mut outcome = apply_children(observed, plan, keys.first_run.as_ref(), ctx).await;
     let decision = match drain::drain(observed, ctx, &mut outcome.done).await {
         Some(draining) => draining,
-        None => credential::run_steps(&mut keys).await,
+        None => keys.run().await,
     };
-    let retry = keys.state.retry;
-    if keys.state.object_written {
-        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&keys.state.key, retry));
+    let retry = keys.retry;
+    if keys.object_written {
+        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&keys.key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
     }
-    if decision.run.as_ref() != keys.state.first_run.as_ref() {
+    if decision.run.as_ref() != keys.first_run.as_ref() {
         roll_out(observed, decision.run.as_ref(), ctx, &mut outcome).await;
     }
     outcome.grant_blockers.extend(observation.unknown_consent.iter().cloned());

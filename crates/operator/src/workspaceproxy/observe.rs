@@ -13,7 +13,10 @@ use coder_k8s_core::{
 use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
 
-use super::{registration::RegistrationReconciler, target};
+use super::{
+    registration::{self, RegistrationReconciler},
+    target,
+};
 use crate::controller::Context;
 
 /// Observes the object, its children, the coderd that it registers with, what it refers to, and the Secrets with its token.
@@ -38,7 +41,7 @@ pub(super) async fn observe(
         gate: target.gate.clone(),
         credentials: target.credentials.clone(),
     };
-    let registration = RegistrationReconciler::begin(key, &observed, target, verify_due, ctx).await?;
+    let registration = registration::begin(key, &observed, target, verify_due, ctx).await?;
     Some((observed, registration))
 }
 

@@ -4,121 +4,57 @@
 //! How a key is looked for, deleted and abandoned is the same for every kind of credential: see
 //! [`crate::credential::retirement`]. A deletion of the pool finds lost keys again first, and then empties the list.
 
-use std::time::Duration;
-
 use coder_k8s_api::Reason;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use super::{
+    Decision, Deletion, FoundKey, KeyDetails, KeyProof, KeyQuery, KeyRecord, KeyRef, Keys, NextStep,
+    Organization, Query, RetiredKey, Secret,
     evidence::{Flow, KeyFacts, Live, Stop},
-    observed::{
-        Decision, Deletion, Effect, FoundKey, KeyEffect, KeyMarks, KeyProof, KeyQuery, ListedKey, Listing,
-        NextStep, Secret, Version,
-    },
-    record::{KeyDetails, KeyRecord, KeyRef, KeyScope, Organization, RetiredKey},
 };
 use crate::{
-    credential::{self, CredentialVerdict, Retirement, Retiring},
+    credential::{self, CredentialKind as _, CredentialVerdict},
     outcome::EventNote,
     target::{CoderdTarget, SecretDataRef},
 };
 
-impl Retirement for KeyFacts<'_> {
-    type Details = KeyDetails;
-    type Listed = ListedKey;
-    type Query = KeyQuery;
-    type Effect = KeyEffect;
-    type Marks = KeyMarks;
-
-    const REQUEUE: Duration = Duration::from_secs(15);
-    const ABANDON_AFTER: SignedDuration = SignedDuration::from_hours(1);
-
-    fn record(&self) -> &KeyRecord {
-        self.record
-    }
-
-    fn now(&self) -> Timestamp {
-        self.now
-    }
-
-    fn late_effect_window(&self) -> SignedDuration {
-        self.observed.late_effect_window
-    }
-
-    fn listing(&self, key: &KeyRef) -> Option<&Listing> {
-        self.observed.listings.get(&key.scope())
-    }
-
-    fn query(key: &KeyRef) -> KeyQuery {
-        KeyQuery::Keys(key.scope())
-    }
-
-    fn delete(key: &KeyRef, listed: &ListedKey) -> KeyEffect {
-        let FoundKey { id, name, .. } = &listed.key;
-        KeyEffect::Delete { scope: key.scope(), name: name.clone(), id: id.clone() }
-    }
-
-    /// A key without a UUID was given to nobody.
-    fn is_in_use(&self, retired: &RetiredKey, listed: Option<&ListedKey>) -> bool {
-        let unproven = retired.credential.id.is_some() && retired.unused_since.is_none();
-        let last_seen = listed.and_then(|listed| listed.last_seen);
-        unproven || (last_seen.is_some() && last_seen > retired.unused_since)
-    }
-
-    fn abandoned(key: &KeyRef) -> EventNote {
-        let message = format!(
-            "{} could not be deleted and is left behind: delete it there",
-            described(&key.name, key.id.as_deref(), &key.scope())
-        );
-        EventNote { warning: true, reason: Reason::KeyAbandoned, message }
-    }
-
-    fn left_alone(key: &KeyRef) -> Option<EventNote> {
-        let message = format!(
-            "{} is in use or was made by somebody else, and is left alone: delete it there if nobody needs it",
-            described(&key.name, key.id.as_deref(), &key.scope())
-        );
-        Some(EventNote { warning: true, reason: Reason::KeyLeftAlone, message })
-    }
-}
-
-pub(super) fn retire<'a>(facts: &KeyFacts<'a>, live: Option<&Live>) -> Retiring<KeyFacts<'a>> {
-    let leftovers = facts.leftovers();
-    if facts.record.stale.is_empty() && leftovers.is_empty() {
-        return Retiring::next(NextStep::Done);
+/// What can go now. `rest` is the decision while nothing can.
+pub(super) fn retire(facts: &KeyFacts<'_>, live: Option<&Live>, rest: Decision) -> Decision {
+    let leftover = facts.leftover(&facts.observed.desired.secret);
+    if facts.record.stale.is_empty() && leftover.is_none() {
+        return rest;
     }
     let Some(is_clear) = is_clear(facts, live) else {
-        return Retiring::next(NextStep::Ask(KeyQuery::Pods));
+        return rest.then(NextStep::Ask(Query::Own(KeyQuery::Pods)));
     };
     let is_unmarked = |stale: &RetiredKey| stale.credential.id.is_some() && stale.unused_since.is_none();
     if is_clear {
-        if let Some((secret, version)) = leftovers.into_iter().next() {
-            return Retiring::next(NextStep::Act(Box::new(Effect::RemoveSecret { secret, version })));
+        if let Some(removal) = leftover {
+            return rest.then(NextStep::Act(Box::new(removal)));
         }
         if facts.record.stale.iter().any(is_unmarked) {
-            return Retiring::next(NextStep::Record(Box::new(unused(facts.record, facts.now))));
+            return rest.then(NextStep::Record(Box::new(unused(facts.record, facts.now))));
         }
     }
-    credential::retire(facts, live.is_some())
+    credential::retire(facts, live.is_some(), rest)
 }
 
 /// The pool is being deleted: every key of ours goes first.
 pub(super) fn delete_all(facts: &KeyFacts<'_>, deletion: Deletion) -> Decision {
     let verdict = CredentialVerdict::working(Reason::Deleting, "the keys of the pool are being deleted");
-    let mut clean_up = credential::clean_up(facts, deletion);
+    let mut decision = credential::clean_up(facts, deletion, verdict);
     match find_lost(facts) {
-        Err(Stop::NextStep(next)) => (clean_up.next, clean_up.events) = (*next, Vec::new()),
+        Err(Stop::NextStep(next)) => (decision.next, decision.events) = (*next, Vec::new()),
         Err(Stop::Wait(_)) if !deletion.overdue => {
-            (clean_up.next, clean_up.events) = (NextStep::Done, Vec::new());
+            (decision.next, decision.events) = (NextStep::Done, Vec::new());
         }
-        Err(Stop::Wait(_)) | Ok(()) if clean_up.next == NextStep::RemoveFinalizer => {
-            clean_up.events.extend(strangers(facts));
-            clean_up.events.extend(unmarked_key(facts));
+        Err(Stop::Wait(_)) | Ok(()) if decision.next == NextStep::RemoveFinalizer => {
+            decision.events.extend(strangers(facts));
+            decision.events.extend(unmarked_key(facts));
         }
         Err(Stop::Wait(_)) | Ok(()) => {}
     }
-    let Retiring { next, again, events } = clean_up;
-    Decision { next, again, events, ..Decision::rest(None, verdict) }
+    decision
 }
 
 /// A status that was lost, or a part of it, is found again first: by the annotations of the Secret, or by what it holds.
@@ -149,7 +85,7 @@ fn is_clear(facts: &KeyFacts<'_>, live: Option<&Live>) -> Option<bool> {
             && Some(&workload.run) == run.as_ref()
             && live.secret == facts.observed.desired.secret
     });
-    match &facts.observed.old_pods {
+    match &facts.observed.own.old_pods {
         _ if !rolled => Some(false),
         None => None,
         Some(left) => Some(*left == Ok(false)),
@@ -185,7 +121,7 @@ pub(super) fn unmarked_key(facts: &KeyFacts<'_>) -> Option<EventNote> {
     let desired = &facts.observed.desired;
     let url = facts.observed.workload.as_ref().map(|workload| workload.run.url.clone()).unwrap_or_default();
     let organization = Organization { id: None, name: desired.organization.clone() };
-    Some(KeyFacts::abandoned(&KeyRef {
+    Some(Keys::abandoned(&KeyRef {
         id: None,
         name: desired.name.name.clone(),
         target: CoderdTarget { url, ..CoderdTarget::default() },
@@ -196,10 +132,14 @@ pub(super) fn unmarked_key(facts: &KeyFacts<'_>) -> Option<EventNote> {
 /// Tells that a key is not taken for ours.
 pub(super) fn stranger(key: &FoundKey, target: &CoderdTarget) -> EventNote {
     let organization = Organization { id: Some(key.organization.clone()), name: String::new() };
-    let message = format!(
-        "{} was not made by this pool, as far as it knows, and is left alone",
-        described(&key.name, Some(&key.id), &KeyScope { target: target.clone(), organization })
-    );
+    let key = KeyRef {
+        id: Some(key.id.clone()),
+        name: key.name.clone(),
+        target: target.clone(),
+        details: KeyDetails { organization, tags_hash: None },
+    };
+    let message =
+        format!("{} was not made by this pool, as far as it knows, and is left alone", key.described());
     EventNote { warning: false, reason: Reason::KeyLeftAlone, message }
 }
 
@@ -211,24 +151,4 @@ pub(super) fn strangers(facts: &KeyFacts<'_>) -> Vec<EventNote> {
         KeyProof::Refused | KeyProof::Unsupported | KeyProof::Unknown(_) => None,
     });
     stored.map(|key| stranger(key, target)).collect()
-}
-
-/// A key, for people: enough to find it.
-fn described(name: &str, id: Option<&str>, scope: &KeyScope) -> String {
-    let id = id.map_or_else(String::new, |id| format!(" ({id})"));
-    let server = if scope.target.url.is_empty() { "another coderd" } else { &scope.target.url };
-    format!("provisioner key {name}{id} in organization {} of {server}", scope.organization.word())
-}
-
-impl KeyFacts<'_> {
-    /// Secrets of ours other than the wanted one.
-    pub(super) fn leftovers(&self) -> Vec<(SecretDataRef, Version)> {
-        let others =
-            self.observed.secrets.iter().filter(|(place, _)| **place != self.observed.desired.secret);
-        let ours = others.filter_map(|(place, secret)| match secret {
-            Secret::Ours { version, .. } => Some((place.clone(), Version::Is(version.clone()))),
-            Secret::Absent | Secret::Blocked(_) | Secret::Unknown(_) => None,
-        });
-        ours.collect()
-    }
 }

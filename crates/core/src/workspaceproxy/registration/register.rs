@@ -4,15 +4,12 @@
 use coder_k8s_api::Reason;
 
 use super::{
+    DesiredRegistration, Effect, ListedProxy, ProxyProfile, Query, RegistrationIntent, RegistrationMarks,
+    RegistrationRecord, RegistrationRef, Registrations, Secret, TokenFacts, TokenProof,
     decide::{Flow, RegistrationFacts, Stop},
-    observed::{
-        DesiredRegistration, Effect, ListedProxy, ProxyProfile, RegistrationEffect, RegistrationMarks,
-        RegistrationQuery, Secret, TokenFacts, TokenProof,
-    },
-    record::{RegistrationIntent, RegistrationRecord, RegistrationRef, RetiredRegistration},
 };
 use crate::{
-    credential::{CredentialVerdict, Listed as _},
+    credential::{CredentialKind as _, CredentialVerdict, Listed as _},
     target::{CoderdTarget, SecretDataRef},
     workload::Run,
 };
@@ -91,15 +88,7 @@ impl<'a> RegistrationFacts<'a> {
             }
             Secret::Absent | Secret::Blocked(_) | Secret::Unknown(_) => None,
         })?;
-        let known = self.observed.target.as_ref().ok();
-        let known = known.filter(|target| target.deployment_id == marks.deployment_id).cloned();
-        let elsewhere =
-            || CoderdTarget { deployment_id: marks.deployment_id.clone(), ..CoderdTarget::default() };
-        let target = known.unwrap_or_else(elsewhere);
-        let credential = RegistrationRef::new(Some(marks.id.clone()), marks.name.clone(), target);
-        let mut record = self.record.clone();
-        record.retire(RetiredRegistration { credential, since: self.now, unused_since: None });
-        Some(record)
+        Some(self.remember(marks, self.observed.target.as_ref().ok()))
     }
 
     fn register(
@@ -117,28 +106,18 @@ impl<'a> RegistrationFacts<'a> {
             record.drop_pending();
             return if record == *self.record { Err(conflict) } else { Ok(Stop::record(record)) };
         }
-        if !self.observed.has_finalizer {
-            return Ok(Stop::act(Effect::AddFinalizer));
-        }
+        self.needs_finalizer()?;
         let wanted = RegistrationRef::new(None, desired.name.clone(), target.clone());
         let is_wanted = |pending: &&RegistrationIntent| pending.credential == wanted;
         if let Some(pending) = self.record.pending.as_ref().filter(is_wanted) {
-            return Ok(Stop::act(Effect::Coderd(RegistrationEffect::Make {
+            return Ok(Stop::act(Effect::Make {
                 pending: Box::new(pending.clone()),
                 settings: settings(desired, None),
                 secret: desired.secret.clone(),
                 version,
-            })));
+            }));
         }
         Ok(self.announce(wanted, Reason::FirstRegistration))
-    }
-
-    /// Puts on record what is about to be made.
-    fn announce(&self, credential: RegistrationRef, reason: Reason) -> Stop {
-        let mut record = self.record.clone();
-        record.drop_pending();
-        record.pending = Some(RegistrationIntent { credential, reason: reason.to_string(), since: self.now });
-        Stop::record(record)
     }
 }
 
@@ -155,7 +134,7 @@ pub(super) fn is_free(
     own: Option<&String>,
 ) -> Flow<()> {
     let conflict = |message| Err(Stop::Wait(CredentialVerdict::stalled(Reason::ProxyConflict, message)));
-    if let Some(name_conflict) = &facts.observed.name_conflict {
+    if let Some(name_conflict) = &facts.observed.own.name_conflict {
         return conflict(format!(
             "{name_conflict} asks for the name {} too, and was there first; choose another one with proxyName",
             desired.name
@@ -217,11 +196,7 @@ pub(super) fn token_in_place(
     listed: &ListedProxy,
     settings: ProxyProfile,
 ) -> Flow<Option<Run>> {
-    let marks = RegistrationMarks {
-        id: listed.id.clone(),
-        name: listed.name.clone(),
-        deployment_id: target.deployment_id.clone(),
-    };
+    let marks = Registrations::marks(&reference(listed, target));
     let reason = match stored_token(facts, &desired.secret, &listed.id)? {
         StoredToken::Good(token) => return settled(facts, desired, token, marks),
         StoredToken::Lost => Reason::TokenLost,
@@ -239,7 +214,7 @@ pub(super) fn token_in_place(
     match &facts.record.pending {
         Some(pending) if pending.credential.id.as_ref() == Some(&listed.id) => {
             let (pending, secret) = (Box::new(pending.clone()), desired.secret.clone());
-            Err(Stop::act(Effect::Coderd(RegistrationEffect::Make { pending, settings, secret, version })))
+            Err(Stop::act(Effect::Make { pending, settings, secret, version }))
         }
         _ => Err(facts.announce(reference(listed, target), reason)),
     }
@@ -252,33 +227,24 @@ pub(super) fn settled(
     token: &TokenFacts,
     marks: RegistrationMarks,
 ) -> Flow<Option<Run>> {
-    let secret = desired.secret.clone();
-    if let Some(Secret::Ours { marks: have, .. }) = facts.observed.secrets.get(&secret)
-        && have.as_ref() != Some(&marks)
-    {
-        let version = facts.writable(&secret)?;
-        return Err(Stop::act(Effect::AnnotateSecret { secret, version, marks }));
-    }
-    let checksum = token.checksum.clone();
-    Ok(facts.observed.url.clone().map(|url| Run { secret, checksum, url }))
+    facts.is_annotated(&desired.secret, marks)?;
+    let (secret, checksum) = (desired.secret.clone(), token.checksum.clone());
+    Ok(facts.observed.own.url.clone().map(|url| Run { secret, checksum, url }))
 }
 
 /// Whether a Secret holds a token of a registration that coderd knows.
 fn stored_token<'a>(facts: &RegistrationFacts<'a>, place: &SecretDataRef, id: &str) -> Flow<StoredToken<'a>> {
-    let token = match facts.observed.secrets.get(place) {
-        Some(Secret::Ours { holds: Some(token), .. }) => token,
-        Some(Secret::Unknown(blocker)) => return Err(Stop::unsure(blocker)),
-        Some(Secret::Ours { holds: None, .. } | Secret::Blocked(_) | Secret::Absent) | None => {
-            return Ok(StoredToken::Lost);
-        }
-    };
-    if token.id.as_deref() != Some(id) {
-        return Ok(StoredToken::Lost);
+    if let Some(Secret::Unknown(blocker)) = facts.observed.secrets.get(place) {
+        return Err(Stop::unsure(blocker));
     }
+    let held = facts.held(place).map(|(token, _)| token);
+    let Some(token) = held.filter(|token| token.id.as_deref() == Some(id)) else {
+        return Ok(StoredToken::Lost);
+    };
     match facts.observed.proofs.get(place) {
-        None => Err(Stop::ask(RegistrationQuery::TokenProof(place.clone()))),
+        None => Err(Stop::ask(Query::Proof(place.clone()))),
         // A server that cannot be asked: that it lists the registration must do.
-        Some(TokenProof::Good | TokenProof::Unsupported) => Ok(StoredToken::Good(token)),
+        Some(TokenProof::Is(()) | TokenProof::Unsupported) => Ok(StoredToken::Good(token)),
         Some(TokenProof::Refused) => Ok(StoredToken::Dead),
         Some(TokenProof::Unknown(blocker)) => Err(Stop::unsure(blocker)),
     }

@@ -12,9 +12,7 @@ fn announced_and_listed(listed: ListedKey) -> ObservedKeys {
 #[test]
 fn a_key_of_an_earlier_attempt_is_deleted_and_made_again() {
     let observed = announced_and_listed(listed("k1", "pool"));
-    assert!(
-        matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { id, name, .. }) if id == "k1" && name == "pool")
-    );
+    assert!(matches!(step(&observed), Effect::Delete { id, name, .. } if id == "k1" && name == "pool"));
 }
 
 #[test]
@@ -37,7 +35,7 @@ fn a_key_that_lacks_one_sign_of_being_ours_is_never_touched() {
 #[test]
 fn clocks_that_are_minutes_apart_hide_no_key_of_ours() {
     let observed = announced_and_listed(ListedKey { created: Some(at(NOW - 120)), ..listed("k1", "pool") });
-    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { .. })));
+    assert!(matches!(step(&observed), Effect::Delete { .. }));
 }
 
 #[test]
@@ -87,7 +85,7 @@ fn of_two_that_claim_a_name_the_older_wins_and_the_other_touches_nothing() {
     let with = |given: Option<&str>, other: Claimant| {
         let mut observed = knows(new(), KeyProof::Refused, Vec::new());
         observed.desired.name = base(given);
-        observed.claimants = vec![other];
+        observed.own.claimants = vec![other];
         observed
     };
     assert_eq!(stalls(&with(Some("pool"), claimant(5, "x"))), Reason::KeyConflict);
