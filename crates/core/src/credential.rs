@@ -120,6 +120,8 @@ pub struct Observed<K: CredentialKind> {
     pub workload: Option<Workload>,
     /// How long after an announcement a credential may still appear: coderd may carry out a request whose sender died.
     pub late_effect_window: SignedDuration,
+    /// Another object that asks for the same name in the same coderd, and was there first.
+    pub name_conflict: Option<String>,
     /// Whether the object is being deleted.
     pub deletion: Option<Deletion>,
     /// What coderd answers about the material in a Secret.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::names::annotation;
+use coder_k8s_api::{CoderProvisioner, names::annotation};
 use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{Container, EnvVar, EnvVarSource, PodTemplateSpec, SecretKeySelector},
@@ -87,8 +87,8 @@ fn pod_annotations(observed: &Observed, sources: &SourceContents, run: &Run) -> 
 }
 
 /// The address that pods connect to where the user gives one: it is none of the key's business.
-pub fn own_url(observed: &Observed) -> bool {
-    observed.object.spec.pod.extra_env.iter().any(|entry| entry.name == URL)
+pub fn own_url(pool: &CoderProvisioner) -> bool {
+    pool.spec.pod.extra_env.iter().any(|entry| entry.name == URL)
 }
 
 /// What the pods of a template run with. None: it is not that of a pool.

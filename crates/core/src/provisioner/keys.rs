@@ -21,7 +21,6 @@
 mod decide;
 mod evidence;
 mod record;
-mod retire;
 pub mod tags;
 #[cfg(test)]
 mod tests;
@@ -76,32 +75,10 @@ pub type Listing = credential::Listing<ListedKey>;
 /// What is observed of keys alone.
 #[derive(Clone, Debug)]
 pub struct KeyContext {
-    /// The object itself: of two that claim one name the older wins.
-    pub object: Claimant,
-    /// Other objects that claim the same name in the same organization of the same coderd.
-    pub claimants: Vec<Claimant>,
     /// The UUID of the wanted organization; none in it: coderd knows no such organization.
     pub organization: Option<Result<Option<String>, Blocker>>,
     /// Whether a pod is left that is not of the Deployment's newest template, terminating ones included. Read live.
     pub old_pods: Option<Result<bool, Blocker>>,
-}
-
-/// An object that claims a name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Claimant {
-    /// Creation time of the object.
-    pub created: Option<Timestamp>,
-    /// UID, which decides between objects of the same second.
-    pub uid: String,
-    /// `namespace/name`, for messages.
-    pub called: String,
-}
-
-impl Claimant {
-    /// Whether it was there first.
-    pub fn is_before(&self, other: &Self) -> bool {
-        (self.created, &self.uid) < (other.created, &other.uid)
-    }
 }
 
 /// What the spec asks for, with its defaults.

@@ -18,8 +18,6 @@
 
 mod decide;
 mod record;
-mod register;
-mod retire;
 #[cfg(test)]
 mod tests;
 
@@ -70,8 +68,6 @@ pub type Listing = credential::Listing<ListedProxy>;
 pub struct RegistrationContext {
     /// The token that a person supplies, where one does.
     pub given: Result<SuppliedToken, Blocker>,
-    /// Another object that asks for the same name in the same coderd, and was there first.
-    pub name_conflict: Option<String>,
     /// The address that pods connect to.
     pub url: Option<String>,
 }

@@ -16,18 +16,21 @@ use coder_k8s_core::{
         CredentialKind, Decision, Effect, Intent, Listed as _, Listing, NextStep, Observed, Proof, Query,
         Record, Secret,
     },
+    object,
     outcome::{Blocker, EventNote, Retry},
+    rollout::Rollout,
     target::{CoderdTarget, SecretDataRef, Version},
-    workload::Run,
+    workload::{Run, Workload},
 };
 use coder_k8s_engine::{
     apply::Owner,
-    cache::ObjectKey,
+    cache::{Cache, ObjectKey},
     failure,
     secret::{self, SecretData, SecretPatch},
     status::StatusWrite,
 };
 use jiff::Timestamp;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::PodTemplateSpec};
 use kube::{Resource as _, ResourceExt};
 use secrecy::SecretString;
 
@@ -54,8 +57,6 @@ pub(crate) type Performed = Result<(), Interrupted>;
 /// What the operator does differently for each kind of credential.
 pub(crate) trait Managed: CredentialKind {
     type Object: CoderResource;
-    /// What effects and queries of this kind need beyond what was observed.
-    type Extra;
 
     const FINALIZER: &'static str;
     const COMPONENT: &'static str;
@@ -120,13 +121,12 @@ pub(crate) struct Reconciler<K: Managed> {
     pub(crate) ctx: Arc<Context>,
     pub(crate) key: ObjectKey,
     pub(crate) object: Arc<K::Object>,
-    owner: Owner,
+    pub(crate) owner: Owner,
     /// The servers that this reconcile has identified.
     connections: Connections,
     /// Secrets as they were read last, by name.
     stored: BTreeMap<String, SecretData>,
     pub(crate) observed: Observed<K>,
-    pub(crate) extra: K::Extra,
     /// What pods run with, as far as it is known without coderd.
     pub(crate) first_run: Option<Run>,
     /// Whether the object itself was written, so that what was observed of it is outdated.
@@ -143,7 +143,6 @@ impl<K: Managed> Reconciler<K> {
         object: Arc<K::Object>,
         observed: Observed<K>,
         connections: Connections,
-        extra: K::Extra,
         ctx: &Arc<Context>,
     ) -> Option<Self> {
         let mut this = Self {
@@ -154,7 +153,6 @@ impl<K: Managed> Reconciler<K> {
             connections,
             stored: BTreeMap::new(),
             observed,
-            extra,
             first_run: None,
             object_written: false,
             retry: None,
@@ -460,4 +458,42 @@ impl<K: Managed> Reconciler<K> {
             }
         }
     }
+}
+
+/// Another object for which `claims` holds, and that was there first.
+pub(crate) fn older_claimant<K: CoderResource>(
+    object: &K,
+    all: &Cache<K>,
+    claims: impl Fn(&K) -> bool,
+) -> Option<String> {
+    let others =
+        all.filter(|other| object::is_before(other, object) && !object::is_deleting(other) && claims(other));
+    others.first().map(|other| format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()))
+}
+
+/// The deployment that an object belongs to: that of the control plane which it names, or else the recorded one.
+pub(crate) fn deployment_of<K: CoderResource>(
+    object: &K,
+    plane: Option<&str>,
+    recorded: Option<&String>,
+    ctx: &Context,
+) -> Option<String> {
+    let namespace = object.namespace().unwrap_or_default();
+    let plane = plane.and_then(|plane| ctx.caches.control_planes.get(&namespace, plane));
+    plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone()).or_else(|| recorded.cloned())
+}
+
+/// The Deployment of an object. `run` reads its template. `own_url` is the address of pods whose spec sets it by itself: what
+/// the operator would have set counts.
+pub(crate) fn workload(
+    deployment: Option<&Deployment>,
+    run: fn(&PodTemplateSpec) -> Option<Run>,
+    own_url: Option<String>,
+) -> Option<Workload> {
+    let deployment = deployment?;
+    let mut run = run(&deployment.spec.as_ref()?.template)?;
+    if let Some(url) = own_url {
+        run.url = url;
+    }
+    Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
 }

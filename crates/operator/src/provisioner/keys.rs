@@ -18,13 +18,12 @@ use coder_k8s_core::{
         self, Observed,
         deployment::{own_url, run_of},
         keys::{
-            Blocker, Claimant, CoderdTarget, Decision, DesiredKey, FoundKey, KeyContext, KeyIntent, KeyMarks,
-            KeyQuery, KeyRecord, KeyRef, KeyScope, Keys, ListedKey, ObservedKeys, SecretDataRef, Version,
-            Workload, decide, tags::Tags,
+            Blocker, CoderdTarget, Decision, DesiredKey, FoundKey, KeyContext, KeyIntent, KeyMarks, KeyQuery,
+            KeyRecord, KeyRef, KeyScope, Keys, ListedKey, ObservedKeys, SecretDataRef, Version, decide,
+            tags::Tags,
         },
         names,
     },
-    rollout::Rollout,
 };
 use coder_k8s_engine::{
     cache::ObjectKey,
@@ -37,7 +36,7 @@ use secrecy::SecretString;
 
 use crate::{
     coderd::{
-        credential::{Interrupted, Managed, Performed, Reconciler},
+        credential::{Interrupted, Managed, Performed, Reconciler, deployment_of, older_claimant, workload},
         credentials,
         targets::{Connections, other_deployment},
     },
@@ -46,13 +45,6 @@ use crate::{
 
 /// The key of one pool in one reconcile.
 pub(super) type KeyReconciler = Reconciler<Keys>;
-
-/// How the pods of a pool are found and recognized.
-pub(crate) struct PoolPods {
-    selector: BTreeMap<String, String>,
-    /// Whether `extraEnv` sets the address that pods connect to.
-    own_url: bool,
-}
 
 /// Reads what is known without coderd. None: the object has no UID, because it was never stored.
 pub(super) async fn begin(
@@ -63,6 +55,8 @@ pub(super) async fn begin(
     ctx: &Arc<Context>,
 ) -> Option<KeyReconciler> {
     let object = &*pool.object;
+    let plane = pool.control_plane.as_deref().filter(|_| own_url(object));
+    let own_url = plane.map(provisioner::daemon_url);
     let observed = ObservedKeys {
         desired: desired(object),
         record: object.status.as_ref().map(KeyRecord::of).unwrap_or_default(),
@@ -71,25 +65,19 @@ pub(super) async fn begin(
         may_make: may_make(pool),
         target: target(pool),
         secrets: BTreeMap::new(),
-        workload: workload(pool),
+        workload: workload(pool.children.deployment.as_deref(), run_of, own_url),
         late_effect_window: ctx.policy.late_effect_window,
         deletion: ctx.deletion(object),
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
-        own: KeyContext {
-            object: claimant(object),
-            claimants: claimants(object, pool, ctx),
-            organization: None,
-            old_pods: None,
-        },
+        name_conflict: name_conflict(object, pool, ctx),
+        own: KeyContext { organization: None, old_pods: None },
     };
-    let pods = PoolPods { selector: pool.selector(), own_url: own_url(pool) };
-    Reconciler::begin(key, pool.object.clone(), observed, connections, pods, ctx).await
+    Reconciler::begin(key, pool.object.clone(), observed, connections, ctx).await
 }
 
 impl Managed for Keys {
     type Object = CoderProvisioner;
-    type Extra = PoolPods;
 
     const FINALIZER: &'static str = finalizer::PROVISIONER;
     const COMPONENT: &'static str = component::PROVISIONER;
@@ -283,7 +271,7 @@ fn list(data_keys: BTreeSet<String>) -> String {
 /// Whether a pod is left that runs with something else than the Deployment asks for.
 async fn old_pods(this: &KeyReconciler) -> Result<bool, Blocker> {
     let Some(workload) = &this.observed.workload else { return Ok(false) };
-    let labels = this.extra.selector.iter().map(|(name, value)| format!("{name}={value}"));
+    let labels = this.owner.labels.iter().map(|(name, value)| format!("{name}={value}"));
     let labels = labels.collect::<Vec<_>>().join(",");
     let api: Api<Pod> = Api::namespaced(this.ctx.client.clone(), &this.key.namespace);
     let pods = api.list(&ListParams::default().labels(&labels)).await.map_err(|error| {
@@ -299,7 +287,7 @@ async fn old_pods(this: &KeyReconciler) -> Result<bool, Blocker> {
     let is_old = |pod: &Pod| {
         let template = PodTemplateSpec { metadata: Some(pod.metadata.clone()), spec: pod.spec.clone() };
         run_of(&template).is_none_or(|run| {
-            let url = this.extra.own_url || run.url == workload.run.url;
+            let url = own_url(&this.object) || run.url == workload.run.url;
             !url || run.secret != workload.run.secret || run.checksum != workload.run.checksum
         })
     };
@@ -335,34 +323,16 @@ fn desired(object: &CoderProvisioner) -> DesiredKey {
     }
 }
 
-fn claimant(object: &CoderProvisioner) -> Claimant {
-    Claimant {
-        created: object.creation_timestamp().map(|time| time.0),
-        uid: object.uid().unwrap_or_default(),
-        called: format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any()),
-    }
-}
-
-/// Other pools that claim the name in the same organization of the same coderd.
-fn claimants(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> Vec<Claimant> {
-    let deployment = |object: &CoderProvisioner, plane: Option<&coder_k8s_api::CoderControlPlane>| {
-        let published = plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone());
-        published.or_else(|| object.status.as_ref()?.deployment_id.clone())
-    };
-    let own = (desired(object), pool.deployment_id.clone());
-    let others = ctx.caches.provisioners.filter(|other| {
-        if other.uid() == object.uid() || object::is_deleting(other) {
-            return false;
-        }
+/// Another pool that claims the name in the same organization of the same coderd, and was there first.
+fn name_conflict(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> Option<String> {
+    let (own, deployment) = (desired(object), pool.deployment_id.as_ref()?);
+    older_claimant(object, &ctx.caches.provisioners, |other| {
         let theirs = desired(other);
-        if theirs.name.name != own.0.name.name || theirs.organization != own.0.organization {
-            return false;
-        }
-        let namespace = other.namespace().unwrap_or_default();
-        let plane = ctx.caches.control_planes.get(&namespace, &theirs.control_plane);
-        own.1.is_some() && deployment(other, plane.as_deref()) == own.1
-    });
-    others.iter().map(|other| claimant(other)).collect()
+        let recorded = other.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        theirs.name.name == own.name.name
+            && theirs.organization == own.organization
+            && deployment_of(other, Some(&theirs.control_plane), recorded, ctx).as_ref() == Some(deployment)
+    })
 }
 
 /// Whether a key may be made now.
@@ -384,13 +354,4 @@ fn target(pool: &Observed) -> Result<CoderdTarget, Blocker> {
         deployment_id: pool.deployment_id.clone(),
         credentials: Some(credentials::of_pool(&pool.object, Some(plane))?),
     })
-}
-
-fn workload(pool: &Observed) -> Option<Workload> {
-    let deployment = pool.children.deployment.as_deref()?;
-    let mut run = run_of(&deployment.spec.as_ref()?.template)?;
-    if let Some(plane) = pool.control_plane.as_deref().filter(|_| own_url(pool)) {
-        run.url = provisioner::daemon_url(plane);
-    }
-    Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
 }

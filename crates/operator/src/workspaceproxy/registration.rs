@@ -16,9 +16,7 @@ use coder_k8s_core::{
     object,
     outcome::Blocker,
     provisioner::names::checksum,
-    rollout::Rollout,
     target::{CoderdTarget, SecretDataRef, Version},
-    workload::Workload,
     workspaceproxy::{
         Observed, TOKEN,
         deployment::{own_url, run_of},
@@ -43,7 +41,7 @@ use super::target::ProxyTarget;
 use crate::{
     coderd::{
         blocker_at,
-        credential::{Interrupted, Managed, Performed, Reconciler},
+        credential::{Interrupted, Managed, Performed, Reconciler, deployment_of, older_claimant, workload},
         credentials,
     },
     controller::{Context, secrets},
@@ -74,27 +72,26 @@ pub(super) async fn begin(
         verify_due,
         may_make,
         secrets: BTreeMap::new(),
-        workload: workload(proxy, url.as_ref()),
+        workload: workload(
+            proxy.children.deployment.as_deref(),
+            run_of,
+            url.clone().filter(|_| own_url(proxy)),
+        ),
         late_effect_window: ctx.policy.late_effect_window,
         deletion: ctx.deletion(object),
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
-        own: RegistrationContext {
-            given: given(object, key, ctx).await,
-            name_conflict: target.target.as_ref().ok().and_then(|target| name_conflict(object, target, ctx)),
-            url,
-        },
+        name_conflict: target.target.as_ref().ok().and_then(|target| name_conflict(object, target, ctx)),
+        own: RegistrationContext { given: given(object, key, ctx).await, url },
         target: target.target,
     };
-    let mut this =
-        Reconciler::begin(key, proxy.object.clone(), observed, target.connections, (), ctx).await?;
+    let mut this = Reconciler::begin(key, proxy.object.clone(), observed, target.connections, ctx).await?;
     this.retry = target.retry;
     Some(this)
 }
 
 impl Managed for Registrations {
     type Object = CoderWorkspaceProxy;
-    type Extra = ();
 
     const FINALIZER: &'static str = finalizer::WORKSPACE_PROXY;
     const COMPONENT: &'static str = component::WORKSPACE_PROXY;
@@ -314,31 +311,11 @@ fn token(text: &SecretString, uid: &str) -> TokenFacts {
 
 /// Another proxy that asks for the same name in the same coderd, and was there first.
 fn name_conflict(object: &CoderWorkspaceProxy, target: &CoderdTarget, ctx: &Context) -> Option<String> {
-    let name = wanted_registration(object)?.name;
-    let age = |object: &CoderWorkspaceProxy| (object.creation_timestamp().map(|time| time.0), object.uid());
-    let deployment = |other: &CoderWorkspaceProxy| {
-        let namespace = other.namespace().unwrap_or_default();
-        let plane = other.spec.control_plane_ref.as_ref();
-        let plane = plane.and_then(|plane| ctx.caches.control_planes.get(&namespace, plane.name.as_str()));
-        let published = plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone());
-        published.or_else(|| other.status.as_ref()?.deployment_id.clone())
-    };
-    let others = ctx.caches.workspace_proxies.filter(|other| {
-        other.uid() != object.uid()
-            && !object::is_deleting(other)
-            && age(other) < age(object)
-            && wanted_registration(other).is_some_and(|desired| desired.name.eq_ignore_ascii_case(&name))
-            && target.deployment_id.is_some()
-            && deployment(other) == target.deployment_id
-    });
-    others.first().map(|other| format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()))
-}
-
-fn workload(proxy: &Observed, url: Option<&String>) -> Option<Workload> {
-    let deployment = proxy.children.deployment.as_deref()?;
-    let mut run = run_of(&deployment.spec.as_ref()?.template)?;
-    if let Some(url) = url.filter(|_| own_url(proxy)) {
-        run.url.clone_from(url);
-    }
-    Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
+    let (name, deployment) = (wanted_registration(object)?.name, target.deployment_id.as_ref()?);
+    older_claimant(object, &ctx.caches.workspace_proxies, |other| {
+        let plane = other.spec.control_plane_ref.as_ref().map(|plane| plane.name.as_str());
+        let recorded = other.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        wanted_registration(other).is_some_and(|desired| desired.name.eq_ignore_ascii_case(&name))
+            && deployment_of(other, plane, recorded, ctx).as_ref() == Some(deployment)
+    })
 }

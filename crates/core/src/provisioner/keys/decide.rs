@@ -1,5 +1,10 @@
 //! The order of the rules: what is proven is recorded, what fits is settled, what does not is replaced by another key that is
-//! announced, made and stored; and while nothing else is to be done, keys that nothing uses go.
+//! announced, made and stored.
+//!
+//! While nothing else is to be done, keys and Secrets go that nothing uses any more: every pod is of the newest template, none
+//! of an older one is left, and no daemon was seen with the key after that moment. How a key is looked for, deleted and
+//! abandoned is the same for every kind of credential: see [`crate::credential::retirement`]. A deletion of the pool finds lost
+//! keys again first, and then empties the list.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +12,16 @@ use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::{
-    Blocker, Decision, Effect, KeyDetails, KeyMarks, KeyRecord, KeyRef, KeyScope, Keys, ListedKey, Listing,
-    NextStep, ObservedKeys, Organization,
+    Blocker, Decision, Deletion, Effect, FoundKey, KeyDetails, KeyMarks, KeyProof, KeyQuery, KeyRecord,
+    KeyRef, KeyScope, Keys, ListedKey, Listing, NextStep, ObservedKeys, Organization, Query, RetiredKey,
+    Secret,
     evidence::{Flow, KeyFacts, Live, Stop},
-    retire, tags,
+    tags,
 };
 use crate::{
-    credential::{CredentialKind as _, CredentialVerdict, Listed as _},
+    credential::{self, CredentialKind as _, CredentialVerdict, Listed as _},
     outcome::EventNote,
+    target::{CoderdTarget, SecretDataRef},
 };
 
 fn ready() -> CredentialVerdict {
@@ -25,7 +32,7 @@ fn ready() -> CredentialVerdict {
 pub fn decide(observed: &ObservedKeys, now: Timestamp) -> Decision {
     let facts = KeyFacts::new(observed, now);
     if let Some(deadline) = observed.deletion {
-        return retire::delete_all(&facts, deadline);
+        return delete_all(&facts, deadline);
     }
     if facts.is_at_rest() {
         return Decision::rest(facts.last_run(), ready());
@@ -73,7 +80,7 @@ fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decis
             return Decision { events, ..Decision::rest(run, verdict).then(*next) };
         }
     };
-    retire::retire(facts, live, Decision::rest(run, verdict))
+    retire(facts, live, Decision::rest(run, verdict))
 }
 
 /// The Secret holds the key that the spec asks for: the status says so, the Secret is the wanted one, and its annotations
@@ -173,9 +180,8 @@ fn passed_over(facts: &KeyFacts<'_>, next: &NextStep) -> Vec<EventNote> {
     let Some(Listing::Known(listing)) = facts.observed.listings.get(&scope) else { return Vec::new() };
     let named = listing.iter().filter(|listed| facts.observed.desired.name.covers(&listed.key.name));
     let named = named.filter(|listed| !is_one_of_ours(facts, listed)).map(|listed| &listed.key);
-    let named = named.map(|key| retire::stranger(key, &scope.target));
-    let mut events: Vec<_> =
-        named.chain(retire::strangers(facts)).chain(retire::unmarked_key(facts)).collect();
+    let named = named.map(|key| stranger(key, &scope.target));
+    let mut events: Vec<_> = named.chain(strangers(facts)).chain(unmarked_key(facts)).collect();
     events.dedup();
     events
 }
@@ -253,11 +259,11 @@ fn free_name(
     listing: &[ListedKey],
 ) -> Result<String, CredentialVerdict> {
     let base = &facts.observed.desired.name;
-    let older = facts.observed.own.claimants.iter().find(|other| other.is_before(&facts.observed.own.object));
+    let older = facts.observed.name_conflict.as_ref();
     if let Some(older) = older.filter(|_| base.chosen) {
         let message = format!(
-            "{} asks for the key {} too, and was there first; choose another name with spec.key.name",
-            older.called, base.name
+            "{older} asks for the key {} too, and was there first; choose another name with spec.key.name",
+            base.name
         );
         return Err(CredentialVerdict::stalled(Reason::KeyConflict, message));
     }
@@ -292,7 +298,7 @@ fn is_one_of_ours(facts: &KeyFacts<'_>, listed: &ListedKey) -> bool {
 
 impl KeyFacts<'_> {
     /// The record with a key on it that so far only annotations know.
-    pub(super) fn unrecorded(&self, marks: &KeyMarks) -> Option<KeyRecord> {
+    fn unrecorded(&self, marks: &KeyMarks) -> Option<KeyRecord> {
         marks.id.as_ref().filter(|id| !self.record.knows(id))?;
         completed(self.record, marks).or_else(|| {
             let current = self.record.current.as_ref().map(|key| &key.target);
@@ -301,7 +307,142 @@ impl KeyFacts<'_> {
     }
 
     /// Whether a UUID is known to be ours: it is on the status, or in the annotations of our Secrets.
-    pub(super) fn is_known(&self, id: &str) -> bool {
+    fn is_known(&self, id: &str) -> bool {
         self.record.knows(id) || self.marks().iter().any(|marks| marks.id.as_deref() == Some(id))
     }
+}
+
+/// What can go now. `rest` is the decision while nothing can.
+fn retire(facts: &KeyFacts<'_>, live: Option<&Live>, rest: Decision) -> Decision {
+    let leftover = facts.leftover(&facts.observed.desired.secret);
+    if facts.record.stale.is_empty() && leftover.is_none() {
+        return rest;
+    }
+    let Some(is_clear) = is_clear(facts, live) else {
+        return rest.then(NextStep::Ask(Query::Own(KeyQuery::Pods)));
+    };
+    let is_unmarked = |stale: &RetiredKey| stale.credential.id.is_some() && stale.unused_since.is_none();
+    if is_clear {
+        if let Some(removal) = leftover {
+            return rest.then(NextStep::Act(Box::new(removal)));
+        }
+        if facts.record.stale.iter().any(is_unmarked) {
+            return rest.then(NextStep::Record(Box::new(unused(facts.record, facts.now))));
+        }
+    }
+    credential::retire(facts, live.is_some(), rest)
+}
+
+/// The pool is being deleted: every key of ours goes first.
+fn delete_all(facts: &KeyFacts<'_>, deletion: Deletion) -> Decision {
+    let verdict = CredentialVerdict::working(Reason::Deleting, "the keys of the pool are being deleted");
+    let mut decision = credential::clean_up(facts, deletion, verdict);
+    match find_lost(facts) {
+        Err(Stop::NextStep(next)) => (decision.next, decision.events) = (*next, Vec::new()),
+        Err(Stop::Wait(_)) if !deletion.overdue => {
+            (decision.next, decision.events) = (NextStep::Done, Vec::new());
+        }
+        Err(Stop::Wait(_)) | Ok(()) if decision.next == NextStep::RemoveFinalizer => {
+            decision.events.extend(strangers(facts));
+            decision.events.extend(unmarked_key(facts));
+        }
+        Err(Stop::Wait(_)) | Ok(()) => {}
+    }
+    decision
+}
+
+/// A status that was lost, or a part of it, is found again first: by the annotations of the Secret, or by what it holds.
+fn find_lost(facts: &KeyFacts<'_>) -> Flow<()> {
+    if facts.record.current_id().is_some() || !facts.observed.has_finalizer {
+        return Ok(());
+    }
+    if let Some(record) = facts.marks().into_iter().find_map(|marks| facts.unrecorded(marks)) {
+        return Err(Stop::record(record));
+    }
+    facts.secrets_are_known()?;
+    match facts.live()? {
+        Some(live) if !facts.record.knows(&live.key.id) => {
+            let mut record = facts.record.clone();
+            record.promote(facts.as_recorded(&live.key)?, live.secret, facts.now);
+            Err(Stop::record(record))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether every pod runs with the live key, and with nothing else. None: the pods must be listed.
+fn is_clear(facts: &KeyFacts<'_>, live: Option<&Live>) -> Option<bool> {
+    let Some(live) = live else { return Some(false) };
+    let run = facts.run(live);
+    let rolled = facts.observed.workload.as_ref().is_some_and(|workload| {
+        workload.settled
+            && Some(&workload.run) == run.as_ref()
+            && live.secret == facts.observed.desired.secret
+    });
+    match &facts.observed.own.old_pods {
+        _ if !rolled => Some(false),
+        None => None,
+        Some(left) => Some(*left == Ok(false)),
+    }
+}
+
+/// Records that nothing uses the old keys from now on.
+fn unused(record: &KeyRecord, now: Timestamp) -> KeyRecord {
+    // A status holds whole seconds; rounded down, a daemon that left in the same second would seem to be there still.
+    let now = Timestamp::from_second(now.as_second() + 1).unwrap_or(now);
+    let mut record = record.clone();
+    for stale in record.stale.iter_mut().filter(|stale| stale.credential.id.is_some()) {
+        stale.unused_since.get_or_insert(now);
+    }
+    record
+}
+
+/// Tells of a key that nothing is known of but that a Secret of ours held it: neither status nor annotations say more.
+fn unmarked_key(facts: &KeyFacts<'_>) -> Option<EventNote> {
+    let is_unmarked = |place: &SecretDataRef| {
+        let secret = facts.observed.secrets.get(place);
+        matches!(secret, Some(Secret::Ours { holds: Some(_), marks: None, .. }))
+    };
+    let is_asked = |place: &SecretDataRef| {
+        matches!(facts.observed.proofs.get(place), Some(KeyProof::Is(_) | KeyProof::Refused))
+    };
+    facts
+        .observed
+        .secrets
+        .keys()
+        .find(|place| is_unmarked(place) && !is_asked(place))
+        .filter(|_| facts.record.is_empty())?;
+    let desired = &facts.observed.desired;
+    let url = facts.observed.workload.as_ref().map(|workload| workload.run.url.clone()).unwrap_or_default();
+    let organization = Organization { id: None, name: desired.organization.clone() };
+    Some(Keys::abandoned(&KeyRef {
+        id: None,
+        name: desired.name.name.clone(),
+        target: CoderdTarget { url, ..CoderdTarget::default() },
+        details: KeyDetails { organization, tags_hash: None },
+    }))
+}
+
+/// Tells that a key is not taken for ours.
+fn stranger(key: &FoundKey, target: &CoderdTarget) -> EventNote {
+    let organization = Organization { id: Some(key.organization.clone()), name: String::new() };
+    let key = KeyRef {
+        id: Some(key.id.clone()),
+        name: key.name.clone(),
+        target: target.clone(),
+        details: KeyDetails { organization, tags_hash: None },
+    };
+    let message =
+        format!("{} was not made by this pool, as far as it knows, and is left alone", key.described());
+    EventNote { warning: false, reason: Reason::KeyLeftAlone, message }
+}
+
+/// Tells of keys whose material is in our Secret and that are not known to be ours.
+fn strangers(facts: &KeyFacts<'_>) -> Vec<EventNote> {
+    let Ok(target) = &facts.observed.target else { return Vec::new() };
+    let stored = facts.observed.proofs.values().filter_map(|proof| match proof {
+        KeyProof::Is(key) => Some(key).filter(|key| !facts.is_known(&key.id)),
+        KeyProof::Refused | KeyProof::Unsupported | KeyProof::Unknown(_) => None,
+    });
+    stored.map(|key| stranger(key, target)).collect()
 }

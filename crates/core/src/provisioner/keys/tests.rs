@@ -130,16 +130,12 @@ fn running() -> ObservedKeys {
         target: Ok(place("coder")),
         secrets: [(secret_at("s"), secret("k1", "pool"))].into(),
         workload: Some(Workload { run, settled: true }),
+        name_conflict: None,
         deletion: None,
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
         late_effect_window: SignedDuration::from_mins(2),
-        own: KeyContext {
-            object: Claimant { created: Some(at(10)), uid: "b".into(), called: "ns/pool".into() },
-            claimants: Vec::new(),
-            organization: None,
-            old_pods: None,
-        },
+        own: KeyContext { organization: None, old_pods: None },
     }
 }
 

@@ -87,15 +87,12 @@ fn fresh() -> ObservedRegistration {
         target: Ok(place("coder")),
         secrets: [(secret_at("s"), Secret::Absent)].into(),
         workload: None,
+        name_conflict: None,
         late_effect_window: jiff::SignedDuration::from_mins(2),
         deletion: None,
         proofs: BTreeMap::new(),
         listings: [(place("coder"), Listing::Known(Vec::new()))].into(),
-        own: RegistrationContext {
-            given: Err(blocker()),
-            name_conflict: None,
-            url: Some("http://primary".into()),
-        },
+        own: RegistrationContext { given: Err(blocker()), url: Some("http://primary".into()) },
     }
 }
 
@@ -191,7 +188,7 @@ fn a_registration_of_somebody_else_is_never_touched() {
     observed.listings = [(place("coder"), Listing::Known(vec![listed(OTHER, "EU")]))].into();
     assert_eq!(verdict(&observed), (CredentialProgress::Stalled, Reason::ProxyConflict));
     let mut observed = fresh();
-    observed.own.name_conflict = Some("ns/older".into());
+    observed.name_conflict = Some("ns/older".into());
     assert_eq!(verdict(&observed), (CredentialProgress::Stalled, Reason::ProxyConflict));
     let mut renamed = well();
     renamed.desired.as_mut().unwrap().name = "us".into();

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use coder_k8s_core::provisioner::keys::{
-    Claimant, Decision, Deletion, DesiredKey, FoundKey, KeyContext, KeyProof, KeyQuery, KeyScope, ListedKey,
-    Listing, NextStep, ObservedKeys, Query, Secret, Workload, decide,
+    Decision, Deletion, DesiredKey, FoundKey, KeyContext, KeyProof, KeyQuery, KeyScope, ListedKey, Listing,
+    NextStep, ObservedKeys, Query, Secret, Workload, decide,
 };
 
 use super::{
@@ -114,6 +114,7 @@ fn observed(world: &World, how: Circumstances) -> ObservedKeys {
         target: Ok(place(spec.server, spec.address)),
         secrets,
         workload,
+        name_conflict: None,
         deletion: match world.phase {
             Phase::Deletion { overdue } => Some(Deletion { overdue }),
             Phase::Alive | Phase::Gone => None,
@@ -121,12 +122,7 @@ fn observed(world: &World, how: Circumstances) -> ObservedKeys {
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
         late_effect_window: jiff::SignedDuration::from_mins(2),
-        own: KeyContext {
-            object: Claimant { created: None, uid: "u".to_owned(), called: "ns/pool".to_owned() },
-            claimants: Vec::new(),
-            organization: None,
-            old_pods: None,
-        },
+        own: KeyContext { organization: None, old_pods: None },
     }
 }
 

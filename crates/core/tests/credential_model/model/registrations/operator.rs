@@ -135,11 +135,11 @@ fn observed(world: &World, how: Circumstances) -> ObservedRegistration {
             } else {
                 Err(silence())
             },
-            name_conflict: None,
             url: Some(target.url.clone()),
         },
         target: Ok(target),
         workload,
+        name_conflict: None,
         late_effect_window: jiff::SignedDuration::from_mins(2),
         deletion: match world.phase {
             Phase::Deletion { overdue } => Some(Deletion { overdue }),
@@ -323,7 +323,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
         }
         (_, How::Dropped) => {}
         (Flight::Do(spec, Effect::Make { pending, secret, version, .. }), how) => {
-            make(&mut next, spec, &pending, &secret, &version, how, flaw)?
+            make(&mut next, spec, &pending, &secret, &version, how, flaw)?;
         }
         (Flight::Store { id, newest, secret, expected, marks }, How::Well) => {
             let stored = &mut next.secrets[usize::from(secret)];
