@@ -24,8 +24,8 @@ pub use self::{
     record::{CredentialRef, Details, Intent, Record, Retired},
     retirement::Listed,
     verdict::{
-        CredentialConditions, CredentialProgress, CredentialStanding, CredentialVerdict,
-        set_control_plane_ready, set_deleting, usable,
+        CredentialConditions, CredentialProgress, CredentialStanding, CredentialVerdict, deleting,
+        set_control_plane_ready, set_credentials_ready, usable,
     },
 };
 use crate::{

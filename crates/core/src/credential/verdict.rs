@@ -1,6 +1,6 @@
 //! What the conditions report about a credential in coderd, and about an object that needs one.
 
-use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
+use coder_k8s_api::{CoderControlPlane, Reason, WorkloadStatus, condition::kind};
 
 use crate::{
     condition::{Conditions, Progress, Verdict},
@@ -169,14 +169,34 @@ impl CredentialStanding<'_> {
     }
 }
 
-/// Reports that the object is being deleted, and what delays it.
-pub fn set_deleting(conditions: &mut Conditions<'_>, failure: Option<&Blocker>, verdict: &CredentialVerdict) {
+/// The status of an object that is being deleted: as it was, with what delays the deletion.
+pub fn deleting(
+    before: &WorkloadStatus,
+    generation: Option<i64>,
+    mut conditions: Conditions<'_>,
+    failure: Option<&Blocker>,
+    verdict: &CredentialVerdict,
+) -> WorkloadStatus {
     let (reason, message) = match failure {
         Some(failure) => (failure.reason, failure.message.clone()),
         None => (verdict.reason, verdict.message.clone()),
     };
     conditions.set(kind::READY, false, Reason::Deleting, "the object is being deleted");
     conditions.set(kind::RECONCILING, true, reason, message);
+    WorkloadStatus { observed_generation: generation, conditions: conditions.into_vec(), ..before.clone() }
+}
+
+/// Reports whether there are credentials to manage keys or proxies with.
+pub fn set_credentials_ready(
+    conditions: &mut Conditions<'_>,
+    type_: &str,
+    credentials: &Result<(), Blocker>,
+    (reason, message): (Reason, &str),
+) {
+    match credentials {
+        Ok(()) => conditions.set(type_, true, reason, message),
+        Err(blocker) => conditions.set(type_, false, blocker.reason, blocker.message.clone()),
+    }
 }
 
 /// The control plane that an object names, if it exists and its deployment ID is known.

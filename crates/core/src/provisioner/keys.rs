@@ -200,7 +200,7 @@ impl CredentialKind for Keys {
     const SECRET_FIELD: &'static str = "spec.key.secretName";
 
     fn scope(key: &KeyRef) -> KeyScope {
-        key.scope()
+        KeyScope { target: key.target.clone(), organization: key.details.organization.clone() }
     }
 
     fn gone(scope: &KeyScope) -> Blocker {

@@ -154,17 +154,13 @@ fn progress(facts: &KeyFacts<'_>, live: Option<&Live>, next: &NextStep) -> Crede
     let making = facts.record.pending.is_some()
         || matches!(next, NextStep::Record(record) if record.pending.is_some());
     if !making && live.is_some() && matches!(next, NextStep::Act(_) | NextStep::Record(_)) {
-        return CredentialVerdict::working(
-            Reason::Recording,
-            "the key is proven; its records are brought up to date",
-        );
+        let message = "the key is proven; its records are brought up to date";
+        return CredentialVerdict::working(Reason::Recording, message);
     }
-    match &facts.record.current {
-        Some(key) => {
-            CredentialVerdict::working(Reason::Rotating, format!("key {} is being replaced", key.name))
-        }
-        None => CredentialVerdict::working(Reason::Creating, "the key is being made"),
-    }
+    let Some(key) = &facts.record.current else {
+        return CredentialVerdict::working(Reason::Creating, "the key is being made");
+    };
+    CredentialVerdict::working(Reason::Rotating, format!("key {} is being replaced", key.name))
 }
 
 /// Keys that could be taken for ours and are not, when a key is announced beside them: one that has a name of ours, and
@@ -176,7 +172,7 @@ fn passed_over(facts: &KeyFacts<'_>, next: &NextStep) -> Vec<EventNote> {
         }
         _ => None,
     };
-    let Some(scope) = announced.map(|key| key.credential.scope()) else { return Vec::new() };
+    let Some(scope) = announced.map(|key| Keys::scope(&key.credential)) else { return Vec::new() };
     let Some(Listing::Known(listing)) = facts.observed.listings.get(&scope) else { return Vec::new() };
     let named = listing.iter().filter(|listed| facts.observed.desired.name.covers(&listed.key.name));
     let named = named.filter(|listed| !is_one_of_ours(facts, listed)).map(|listed| &listed.key);
@@ -259,33 +255,29 @@ fn free_name(
     listing: &[ListedKey],
 ) -> Result<String, CredentialVerdict> {
     let base = &facts.observed.desired.name;
+    let conflict = |message| CredentialVerdict::stalled(Reason::KeyConflict, message);
     let older = facts.observed.name_conflict.as_ref();
     if let Some(older) = older.filter(|_| base.chosen) {
-        let message = format!(
+        return Err(conflict(format!(
             "{older} asks for the key {} too, and was there first; choose another name with spec.key.name",
             base.name
-        );
-        return Err(CredentialVerdict::stalled(Reason::KeyConflict, message));
+        )));
     }
     let has_base = listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&base.name));
     if base.chosen && has_base.is_some_and(|listed| !is_one_of_ours(facts, listed)) {
-        let message = format!(
+        return Err(conflict(format!(
             "coderd has a key {} that this pool did not make; delete it, or choose another name with spec.key.name",
             base.name
-        );
-        return Err(CredentialVerdict::stalled(Reason::KeyConflict, message));
+        )));
     }
     let mut taken: BTreeSet<_> = listing.iter().map(|listed| listed.key.name.to_lowercase()).collect();
-    taken.extend(facts.record.names_in(scope));
+    // A new key must have another name than those on record, or the two would be taken for each other.
+    taken.extend(facts.record.all().filter(|key| scope.holds(key)).map(|key| key.name.to_lowercase()));
     if older.is_some() {
         taken.insert(base.name.clone());
     }
-    base.candidates().find(|name| !taken.contains(name)).ok_or_else(|| {
-        CredentialVerdict::stalled(
-            Reason::KeyConflict,
-            format!("every name that starts with {} is taken in coderd", base.name),
-        )
-    })
+    let free = base.candidates().find(|name| !taken.contains(name));
+    free.ok_or_else(|| conflict(format!("every name that starts with {} is taken in coderd", base.name)))
 }
 
 fn is_one_of_ours(facts: &KeyFacts<'_>, listed: &ListedKey) -> bool {

@@ -2,8 +2,6 @@
 //!
 //! Fields that the Go operator writes are read as it leaves them: a part may be missing.
 
-use std::collections::BTreeSet;
-
 use coder_k8s_api::{self as api, CoderProvisionerStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -90,11 +88,6 @@ impl KeyScope {
 }
 
 impl KeyRef {
-    /// The listing that shows it.
-    pub fn scope(&self) -> KeyScope {
-        KeyScope { target: self.target.clone(), organization: self.details.organization.clone() }
-    }
-
     /// For people: enough to find it.
     pub(super) fn described(&self) -> String {
         let Self { id, name, target, details } = self;
@@ -105,11 +98,6 @@ impl KeyRef {
 }
 
 impl KeyRecord {
-    /// The names in use in one organization: a new key must have another one, or the two would be taken for each other.
-    pub fn names_in(&self, scope: &KeyScope) -> BTreeSet<String> {
-        self.all().filter(|key| scope.holds(key)).map(|key| key.name.to_lowercase()).collect()
-    }
-
     /// Makes a proven key the current one. What was current before is to go.
     pub(super) fn promote(&mut self, key: KeyRef, secret: SecretDataRef, now: Timestamp) {
         let old = self.current.take().filter(|old| !old.is_same(&key));
