@@ -69,18 +69,18 @@ impl CredentialVerdict {
     /// The Secret cannot be written. `field` of the spec chooses another one.
     pub(crate) fn blocked(place: &SecretDataRef, obstacle: &Obstacle, field: &str) -> Self {
         let name = &place.name;
-        let message = match obstacle {
-            Obstacle::Foreign(hand_over) => format!(
-                "Secret {name} exists and belongs to somebody else; choose another name with {field}, or hand it over \
-                 with the annotation {hand_over}"
-            ),
-            Obstacle::Immutable => {
-                format!("Secret {name} is immutable; delete it, so that it is written anew")
+        let (reason, message) = match obstacle {
+            Obstacle::Foreign(hand_over) => {
+                let message = format!(
+                    "Secret {name} exists and belongs to somebody else; choose another name with {field}, or hand it over \
+                     with the annotation {hand_over}"
+                );
+                (Reason::ForeignObject, message)
             }
-        };
-        let reason = match obstacle {
-            Obstacle::Foreign(_) => Reason::ForeignObject,
-            Obstacle::Immutable => Reason::SecretImmutable,
+            Obstacle::Immutable => {
+                let message = format!("Secret {name} is immutable; delete it, so that it is written anew");
+                (Reason::SecretImmutable, message)
+            }
         };
         Self { in_place: Some(false), ..Self::stalled(reason, message) }
     }

@@ -132,6 +132,15 @@ pub struct FoundKey {
     pub tags: Tags,
 }
 
+impl FoundKey {
+    /// The key as the record keeps it. `organization` is what its organization is called.
+    fn reference(&self, target: &CoderdTarget, organization: String) -> KeyRef {
+        let organization = Organization { id: Some(self.organization.clone()), name: organization };
+        let details = KeyDetails { organization, tags_hash: Some(tags::hash(&self.tags)) };
+        KeyRef { id: Some(self.id.clone()), name: self.name.clone(), target: target.clone(), details }
+    }
+}
+
 /// A key in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedKey {

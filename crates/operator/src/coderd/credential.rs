@@ -433,12 +433,11 @@ impl<K: Managed> Reconciler<K> {
         let Some(live) = stored.get(&place.name).filter(|live| secrets::is_version(live, version)) else {
             return Err(self.outdated());
         };
-        let written = match K::without(live, place) {
-            Some(rest) => secret::patch(&ctx.client, owner, &place.name, live, &rest).await,
-            None => {
-                let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, live).await;
-                removed.map(|_| Some(String::new()))
-            }
+        let written = if let Some(rest) = K::without(live, place) {
+            secret::patch(&ctx.client, owner, &place.name, live, &rest).await
+        } else {
+            let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, live).await;
+            removed.map(|_| Some(String::new()))
         };
         self.written(&place.name, written)
     }

@@ -391,19 +391,14 @@ fn unused(record: &KeyRecord, now: Timestamp) -> KeyRecord {
 
 /// Tells of a key that nothing is known of but that a Secret of ours held it: neither status nor annotations say more.
 fn unmarked_key(facts: &KeyFacts<'_>) -> Option<EventNote> {
-    let is_unmarked = |place: &SecretDataRef| {
-        let secret = facts.observed.secrets.get(place);
-        matches!(secret, Some(Secret::Ours { holds: Some(_), marks: None, .. }))
+    let is_unknown = |(place, secret): (&SecretDataRef, &Secret)| {
+        let proof = facts.observed.proofs.get(place);
+        matches!(secret, Secret::Ours { holds: Some(_), marks: None, .. })
+            && !matches!(proof, Some(KeyProof::Is(_) | KeyProof::Refused))
     };
-    let is_asked = |place: &SecretDataRef| {
-        matches!(facts.observed.proofs.get(place), Some(KeyProof::Is(_) | KeyProof::Refused))
-    };
-    facts
-        .observed
-        .secrets
-        .keys()
-        .find(|place| is_unmarked(place) && !is_asked(place))
-        .filter(|_| facts.record.is_empty())?;
+    if !facts.record.is_empty() || !facts.observed.secrets.iter().any(is_unknown) {
+        return None;
+    }
     let desired = &facts.observed.desired;
     let url = facts.observed.workload.as_ref().map(|workload| workload.run.url.clone()).unwrap_or_default();
     let organization = Organization { id: None, name: desired.organization.clone() };
@@ -417,15 +412,8 @@ fn unmarked_key(facts: &KeyFacts<'_>) -> Option<EventNote> {
 
 /// Tells that a key is not taken for ours.
 fn stranger(key: &FoundKey, target: &CoderdTarget) -> EventNote {
-    let organization = Organization { id: Some(key.organization.clone()), name: String::new() };
-    let key = KeyRef {
-        id: Some(key.id.clone()),
-        name: key.name.clone(),
-        target: target.clone(),
-        details: KeyDetails { organization, tags_hash: None },
-    };
-    let message =
-        format!("{} was not made by this pool, as far as it knows, and is left alone", key.described());
+    let key = key.reference(target, String::new()).described();
+    let message = format!("{key} was not made by this pool, as far as it knows, and is left alone");
     EventNote { warning: false, reason: Reason::KeyLeftAlone, message }
 }
 
@@ -433,8 +421,8 @@ fn stranger(key: &FoundKey, target: &CoderdTarget) -> EventNote {
 fn strangers(facts: &KeyFacts<'_>) -> Vec<EventNote> {
     let Ok(target) = &facts.observed.target else { return Vec::new() };
     let stored = facts.observed.proofs.values().filter_map(|proof| match proof {
-        KeyProof::Is(key) => Some(key).filter(|key| !facts.is_known(&key.id)),
-        KeyProof::Refused | KeyProof::Unsupported | KeyProof::Unknown(_) => None,
+        KeyProof::Is(key) if !facts.is_known(&key.id) => Some(stranger(key, target)),
+        _ => None,
     });
-    stored.map(|key| stranger(key, target)).collect()
+    stored.collect()
 }

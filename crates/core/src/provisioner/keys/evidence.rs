@@ -3,8 +3,8 @@
 use coder_k8s_api::Reason;
 
 use super::{
-    Blocker, FoundKey, KeyDetails, KeyMarks, KeyProof, KeyQuery, KeyRef, KeyScope, Keys, Organization, Query,
-    Run, Secret, tags,
+    Blocker, FoundKey, KeyMarks, KeyProof, KeyQuery, KeyRef, KeyScope, Keys, Organization, Query, Run,
+    Secret, tags,
 };
 use crate::{
     credential::{self, CredentialVerdict, Facts},
@@ -218,17 +218,10 @@ impl<'a> KeyFacts<'a> {
 
     /// A key of the target as the record keeps it.
     pub(super) fn as_recorded(&self, key: &FoundKey) -> Flow<KeyRef> {
-        let target = self.target()?;
         let mut known = self.recorded().map(|key| &key.details.organization);
         let known = known.find(|known| known.id.as_ref() == Some(&key.organization));
         // An organization that nobody named yet is called by its UUID, never by a name that may be another's.
         let name = known.map_or_else(|| key.organization.clone(), |known| known.name.clone());
-        let organization = Organization { id: Some(key.organization.clone()), name };
-        Ok(KeyRef {
-            id: Some(key.id.clone()),
-            name: key.name.clone(),
-            target: target.clone(),
-            details: KeyDetails { organization, tags_hash: Some(tags::hash(&key.tags)) },
-        })
+        Ok(key.reference(self.target()?, name))
     }
 }

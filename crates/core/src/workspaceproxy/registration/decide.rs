@@ -82,13 +82,13 @@ impl<'a> RegistrationFacts<'a> {
         self.moves_on(target)?;
         let listing = match self.listing(target) {
             Err(Stop::Wait(verdict)) if verdict.reason == Reason::CredentialsSecretUnavailable => {
-                return self.unlisted(desired, target, verdict);
+                return self.unlisted(desired, verdict);
             }
             listing => listing?,
         };
         let id = self.record.current_id();
         let Some(listed) = listing.iter().find(|listed| Some(&listed.id) == id) else {
-            return self.find_or_register(desired, target, listing);
+            return self.find_or_register(desired, listing);
         };
         self.needs_finalizer()?;
         let settings = settings(desired, Some(listed));
@@ -110,12 +110,7 @@ impl<'a> RegistrationFacts<'a> {
 
     /// Without credentials nothing can be listed or changed. A token of ours that coderd knows says enough: the proxy is
     /// registered, and goes on.
-    fn unlisted(
-        &self,
-        desired: &DesiredRegistration,
-        target: &CoderdTarget,
-        verdict: CredentialVerdict,
-    ) -> Flow<Option<Run>> {
+    fn unlisted(&self, desired: &DesiredRegistration, verdict: CredentialVerdict) -> Flow<Option<Run>> {
         let current = self.record.current.as_ref();
         let is_its = |id: &&String| current.is_none_or(|current| current.id.as_ref() == Some(*id));
         let held = self.held(&desired.secret).map(|(token, _)| token);
@@ -130,11 +125,11 @@ impl<'a> RegistrationFacts<'a> {
         }
         self.needs_finalizer()?;
         let name = current.map_or_else(|| desired.name.clone(), |current| current.name.clone());
-        let registration = RegistrationRef::new(Some(id.clone()), name, target.clone());
-        let run = self.settled(desired, token, Registrations::marks(&registration))?;
+        let registration = RegistrationRef::new(Some(id.clone()), name, self.target()?.clone());
+        self.is_annotated(&desired.secret, Registrations::marks(&registration))?;
         let (current, secret) = (Some(registration), Some(desired.secret.clone()));
         self.is_recorded(RegistrationRecord { current, secret, ..self.record.clone() })?;
-        Ok(run)
+        Ok(self.run(&desired.secret, token))
     }
 
     /// Nothing is asked of coderd for a proxy that was never begun and may not begin.
@@ -188,12 +183,8 @@ impl<'a> RegistrationFacts<'a> {
     }
 
     /// There is no registration on record, or it is gone: one of ours is found again, or another one is made.
-    fn find_or_register(
-        &self,
-        desired: &DesiredRegistration,
-        target: &CoderdTarget,
-        listing: &[ListedProxy],
-    ) -> Flow<Option<Run>> {
+    fn find_or_register(&self, desired: &DesiredRegistration, listing: &[ListedProxy]) -> Flow<Option<Run>> {
+        let target = self.target()?;
         let known = self.known_ids().find_map(|id| listing.iter().find(|listed| listed.id == *id));
         // A target that the spec returns to may still have the registration that was given up.
         let given_up = self.record.stale.iter().map(|stale| (&stale.credential, stale.since));
@@ -224,7 +215,7 @@ impl<'a> RegistrationFacts<'a> {
         if let Some(record) = self.unrecorded(|marks| marks.is_of(target)) {
             return Err(Stop::record(record));
         }
-        self.register(desired, target, listing)
+        self.register(desired, listing)
     }
 
     /// The record with a registration that so far only annotations know, and that is not one of those that are found
@@ -239,12 +230,7 @@ impl<'a> RegistrationFacts<'a> {
         Some(self.remember(marks, self.observed.target.as_ref().ok()))
     }
 
-    fn register(
-        &self,
-        desired: &DesiredRegistration,
-        target: &CoderdTarget,
-        listing: &[ListedProxy],
-    ) -> Flow<Option<Run>> {
+    fn register(&self, desired: &DesiredRegistration, listing: &[ListedProxy]) -> Flow<Option<Run>> {
         self.may_make()?;
         let version = self.writable(&desired.secret)?;
         if let Err(conflict) = self.is_free(desired, listing, None) {
@@ -255,7 +241,7 @@ impl<'a> RegistrationFacts<'a> {
             return Err(if record == *self.record { conflict } else { Stop::record(record) });
         }
         self.needs_finalizer()?;
-        let wanted = RegistrationRef::new(None, desired.name.clone(), target.clone());
+        let wanted = RegistrationRef::new(None, desired.name.clone(), self.target()?.clone());
         let is_wanted = |pending: &&RegistrationIntent| pending.credential == wanted;
         if let Some(pending) = self.record.pending.as_ref().filter(is_wanted) {
             return Err(Stop::act(Effect::Make {
@@ -302,7 +288,10 @@ impl<'a> RegistrationFacts<'a> {
     ) -> Flow<Option<Run>> {
         let marks = Registrations::marks(current);
         let reason = match self.stored_token(&desired.secret, current)? {
-            Ok(token) => return self.settled(desired, token, marks),
+            Ok(token) => {
+                self.is_annotated(&desired.secret, marks)?;
+                return Ok(self.run(&desired.secret, token));
+            }
             Err(reason) => reason,
         };
         let version = self.writable(&desired.secret)?;
@@ -321,17 +310,6 @@ impl<'a> RegistrationFacts<'a> {
             }
             _ => Err(self.announce(current.clone(), reason)),
         }
-    }
-
-    /// The annotations of the wanted Secret identify its token, and pods run with it.
-    fn settled(
-        &self,
-        desired: &DesiredRegistration,
-        token: &TokenFacts,
-        marks: RegistrationMarks,
-    ) -> Flow<Option<Run>> {
-        self.is_annotated(&desired.secret, marks)?;
-        Ok(self.run(&desired.secret, token))
     }
 
     fn run(&self, secret: &SecretDataRef, token: &TokenFacts) -> Option<Run> {
