@@ -86,8 +86,6 @@ pub mod annotation {
     pub const KEY_TAGS_HASH: &str = "coder.com/provisioner-key-tags-hash";
     /// On the Secret of a pool: the coderd deployment that knows the key. The key is sent to no other deployment.
     pub const KEY_DEPLOYMENT_ID: &str = "coder.com/provisioner-key-deployment-id";
-    /// On the Secret of a pool: when the key was created.
-    pub const KEY_CREATED: &str = "coder.com/provisioner-key-created";
     /// On the Secret of a pool: comma-separated data keys that the operator wrote, so that it removes no others.
     pub const KEY_DATA_KEYS: &str = "coder.com/provisioner-key-data-keys";
     /// On the pods of a workspace proxy: checksum of the token that they register with.

@@ -1,38 +1,142 @@
 //! The protocol of credentials in coderd: the key of a pool, the registration of a proxy.
 //!
-//! What is remembered ([`Record`]), how it is found again and deleted ([`retirement`]), the shape of a decision and what
-//! status says of it are the same for both, and are here. Each kind decides by itself when its credential is replaced,
-//! because there they have nothing in common: a key is shown once and cannot be changed, so that another one is made under
-//! another name before the old one goes; a registration is renamed and gets another token in place.
+//! What is remembered ([`Record`]), what is observed ([`Observed`]), how a credential is found again and deleted
+//! ([`retirement`]), the shape of a decision and what status says of it are the same for both, and are here. A
+//! [`CredentialKind`] says what differs. Each kind decides by itself when its credential is replaced, because there they have
+//! nothing in common: a key is shown once and cannot be changed, so that another one is made under another name before the
+//! old one goes; a registration is renamed and gets another token in place.
 
+mod facts;
 mod record;
 pub(crate) mod retirement;
-mod status;
 mod verdict;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, fmt::Debug, hash::Hash, time::Duration};
+
+use jiff::SignedDuration;
 
 pub(crate) use self::{
-    record::recorded_time,
-    retirement::{Retirement, Retiring, clean_up, retire},
+    facts::{Facts, Flow, Stop},
+    record::{recorded_time, reported_target},
+    retirement::{clean_up, retire},
 };
 pub use self::{
     record::{CredentialRef, Details, Intent, Record, Retired},
     retirement::Listed,
-    status::{CredentialStanding, set_control_plane_ready, set_deleting, usable},
-    verdict::{CredentialConditions, CredentialProgress, CredentialVerdict},
+    verdict::{
+        CredentialConditions, CredentialProgress, CredentialStanding, CredentialVerdict, deleting,
+        set_control_plane_ready, set_credentials_ready, usable,
+    },
 };
 use crate::{
+    object::Deletion,
     outcome::{Blocker, EventNote},
-    target::{Obstacle, SecretDataRef, Version},
-    workload::Run,
+    target::{CoderdTarget, Obstacle, SecretDataRef, Version},
+    workload::{Run, Workload},
 };
 
-/// What was decided. `Q` is what can be asked, `R` what is recorded, `E` what can be done.
+/// What differs between the kinds of credentials.
+pub trait CredentialKind: Clone + Debug + Eq + Hash {
+    /// What only this kind records of a credential.
+    type Details: Details;
+    /// What the spec asks for.
+    type Desired: Clone + Debug;
+    /// What only this kind observes.
+    type Observed: Clone + Debug;
+    /// What a listing of coderd is of.
+    type Scope: Clone + Debug + Ord + Hash;
+    /// A credential in a listing.
+    type Listed: Listed<Self::Details> + Clone + Debug + Eq;
+    /// What may be known of material in a Secret. Never the material.
+    type Held: Clone + Debug + Eq;
+    /// What the annotations of a Secret say.
+    type Marks: Clone + Debug + Eq + Hash;
+    /// What coderd tells of material that it knows.
+    type Proven: Clone + Debug + Eq;
+    /// What only this kind asks.
+    type Query: Clone + Debug + Eq + Hash;
+    /// What a credential is made with.
+    type Settings: Clone + Debug + Eq + Hash;
+    /// What only this kind changes in coderd.
+    type Effect: Clone + Debug + Eq + Hash;
+
+    /// How soon to decide again while something is in use.
+    const REQUEUE: Duration;
+    /// How long a credential stays on the list that nothing is left to delete with.
+    const ABANDON_AFTER: SignedDuration;
+    /// The field of the spec that chooses another Secret.
+    const SECRET_FIELD: &'static str;
+
+    /// The listing that shows a credential.
+    fn scope(credential: &CredentialRef<Self::Details>) -> Self::Scope;
+    /// Why a target cannot be listed of which nothing is left.
+    fn gone(scope: &Self::Scope) -> Blocker;
+    /// The annotations that identify a credential.
+    fn marks(credential: &CredentialRef<Self::Details>) -> Self::Marks;
+    /// The credential that annotations identify. Of its coderd they know the deployment alone.
+    fn marked(marks: &Self::Marks) -> CredentialRef<Self::Details>;
+    /// The checksums that pods with this material may carry, the one of this operator first.
+    fn checksums(held: &Self::Held) -> &[String];
+    /// The control plane and the Secret that the spec names. None: it asks for no credential.
+    fn wanted(desired: &Self::Desired) -> Option<(&str, &SecretDataRef)>;
+    /// Whether a recorded credential is called and made as the spec asks, wherever it is.
+    fn is_wanted(desired: &Self::Desired, recorded: &CredentialRef<Self::Details>) -> bool;
+    /// The address that pods connect to.
+    fn url(observed: &Observed<Self>) -> Option<&String>;
+    /// Whether a Secret of ours that is not the wanted one is to go.
+    fn is_leftover(place: &SecretDataRef, wanted: &SecretDataRef, marks: Option<&Self::Marks>) -> bool;
+    /// Tells that a credential stays behind that could not be deleted.
+    fn abandoned(credential: &CredentialRef<Self::Details>) -> EventNote;
+
+    /// Tells of a credential that has an announced name and is not known to be ours, if people are to know.
+    fn left_alone(_: &CredentialRef<Self::Details>) -> Option<EventNote> {
+        None
+    }
+
+    /// Whether somebody may still use it. Asked before coderd is, and again with what it lists.
+    fn is_in_use(_: &Retired<Self::Details>, _: Option<&Self::Listed>) -> bool {
+        false
+    }
+}
+
+/// What was observed so far. Maps grow as [`Query`] asks for it. Plain data: the operator fills it in, and so does the model.
+#[derive(Clone, Debug)]
+pub struct Observed<K: CredentialKind> {
+    /// What the spec asks for.
+    pub desired: K::Desired,
+    /// What the status remembers.
+    pub record: Record<K::Details>,
+    /// Whether the finalizer keeps the object until its credentials are deleted.
+    pub has_finalizer: bool,
+    /// Whether coderd is to be asked even if nothing changed: on a change of the spec or a Secret, and at an interval.
+    pub verify_due: bool,
+    /// Whether something may be made: license and credentials.
+    pub may_make: Result<(), Blocker>,
+    /// The coderd that the spec leads to, with identity and credentials; or why there is none.
+    pub target: Result<CoderdTarget, Blocker>,
+    /// The wanted Secret, the recorded one, and every other with our annotations. Always there.
+    pub secrets: BTreeMap<SecretDataRef, Secret<K::Held, K::Marks>>,
+    /// The Deployment, if there is one. Always there.
+    pub workload: Option<Workload>,
+    /// How long after an announcement a credential may still appear: coderd may carry out a request whose sender died.
+    pub late_effect_window: SignedDuration,
+    /// Another object that asks for the same name in the same coderd, and was there first.
+    pub name_conflict: Option<String>,
+    /// Whether the object is being deleted.
+    pub deletion: Option<Deletion>,
+    /// What coderd answers about the material in a Secret.
+    pub proofs: BTreeMap<SecretDataRef, Proof<K::Proven>>,
+    /// What coderd lists.
+    pub listings: BTreeMap<K::Scope, Listing<K::Listed>>,
+    /// What only this kind observes.
+    pub own: K::Observed,
+}
+
+/// What was decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision<Q, R, E> {
+pub struct Decision<K: CredentialKind> {
     /// The one thing to do next.
-    pub next: NextStep<Q, R, E>,
+    pub next: NextStep<K>,
     /// What pods run with. None: there is no credential for them yet, or the object is being deleted.
     pub run: Option<Run>,
     /// What the conditions report.
@@ -43,42 +147,85 @@ pub struct Decision<Q, R, E> {
     pub events: Vec<EventNote>,
 }
 
-impl<Q, R, E> Decision<Q, R, E> {
+impl<K: CredentialKind> Decision<K> {
     /// Nothing is to be done.
     pub(crate) fn rest(run: Option<Run>, verdict: CredentialVerdict) -> Self {
         Self { next: NextStep::Done, run, verdict, again: None, events: Vec::new() }
     }
+
+    /// The same, with something to do.
+    pub(crate) fn then(self, next: NextStep<K>) -> Self {
+        Self { next, ..self }
+    }
+
+    /// The same, and waits for something to be gone.
+    pub(crate) fn wait(self) -> Self {
+        Self { again: Some(K::REQUEUE), ..self }
+    }
 }
 
 /// The next step of a decision.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum NextStep<Q, R, E> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NextStep<K: CredentialKind> {
     /// Answer this and decide again.
-    Ask(Q),
+    Ask(Query<K>),
     /// Write the status. The reconcile ends.
-    Record(Box<R>),
+    Record(Box<Record<K::Details>>),
     /// Perform this, read the Secrets again and decide again.
-    Act(Box<E>),
+    Act(Box<Effect<K>>),
     /// Nothing is left in coderd, or events named what is left: the object may go.
     RemoveFinalizer,
     /// Nothing is to be done.
     Done,
 }
 
-impl<Q, R, E> NextStep<Q, R, E> {
+impl<K: CredentialKind> NextStep<K> {
     /// Whether another reconcile has something to do at once.
     pub fn goes_on(&self) -> bool {
         matches!(self, Self::Record(_) | Self::Act(_) | Self::RemoveFinalizer)
     }
 }
 
-/// An effect. `C` is what can be done in coderd, `M` what annotations of a Secret say.
+/// What a decision needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Query<K: CredentialKind> {
+    /// What the target answers about the material in this Secret.
+    Proof(SecretDataRef),
+    /// What coderd lists.
+    Listing(K::Scope),
+    /// What only this kind asks.
+    Own(K::Query),
+}
+
+/// An effect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Effect<C, M> {
+pub enum Effect<K: CredentialKind> {
     /// Add the finalizer to the object.
     AddFinalizer,
-    /// Change something in coderd.
-    Coderd(C),
+    /// Make in coderd what was announced, write its UUID to the status with the resourceVersion that was decided on, and then
+    /// store the material with annotations. Whatever fails on the way ends it: material that was not stored is of no use, and
+    /// a later reconcile makes another one. A registration that was announced with its UUID gets another token.
+    Make {
+        /// What was announced.
+        pending: Box<Intent<K::Details>>,
+        /// What it is made with.
+        settings: K::Settings,
+        /// Where the material goes.
+        secret: SecretDataRef,
+        /// The Secret that is expected there.
+        version: Version,
+    },
+    /// Delete a credential in coderd. A listing has shown its UUID under this name.
+    Delete {
+        /// Where it is.
+        scope: K::Scope,
+        /// Its name.
+        name: String,
+        /// Its UUID.
+        id: String,
+    },
+    /// Change something else in coderd.
+    Own(K::Effect),
     /// Copy the value of a Secret to another one.
     CopySecret {
         /// The Secret that is read.
@@ -88,7 +235,7 @@ pub enum Effect<C, M> {
         /// The Secret that is expected there.
         version: Version,
         /// The annotations.
-        marks: M,
+        marks: K::Marks,
     },
     /// Write the annotations of a Secret, and leave its data.
     AnnotateSecret {
@@ -97,7 +244,7 @@ pub enum Effect<C, M> {
         /// The Secret that is expected there.
         version: Version,
         /// The annotations.
-        marks: M,
+        marks: K::Marks,
     },
     /// Remove a data key that nothing reads any more, and with the last of ours the Secret.
     RemoveSecret {
@@ -106,33 +253,6 @@ pub enum Effect<C, M> {
         /// The Secret that is expected there.
         version: Version,
     },
-}
-
-/// Why a rule does not get to its end.
-#[derive(Debug)]
-pub(crate) enum Stop<Q, R, E> {
-    /// This comes first.
-    NextStep(Box<NextStep<Q, R, E>>),
-    /// Something is in the way.
-    Wait(CredentialVerdict),
-}
-
-impl<Q, R, E> Stop<Q, R, E> {
-    pub(crate) fn ask(query: Q) -> Self {
-        Self::NextStep(Box::new(NextStep::Ask(query)))
-    }
-
-    pub(crate) fn act(effect: E) -> Self {
-        Self::NextStep(Box::new(NextStep::Act(Box::new(effect))))
-    }
-
-    pub(crate) fn record(record: R) -> Self {
-        Self::NextStep(Box::new(NextStep::Record(Box::new(record))))
-    }
-
-    pub(crate) fn unsure(blocker: &Blocker) -> Self {
-        Self::Wait(CredentialVerdict::unsure(blocker))
-    }
 }
 
 /// A Secret, read live. `H` is what may be known of its content, `M` what its annotations say.
@@ -155,20 +275,17 @@ pub enum Secret<H, M> {
     Unknown(Blocker),
 }
 
-impl<H, M> Secret<H, M> {
-    /// The version that a write expects, or why it cannot be written. `field` of the spec chooses another Secret.
-    pub(crate) fn writable(
-        this: Option<&Self>,
-        place: &SecretDataRef,
-        field: &str,
-    ) -> Result<Version, CredentialVerdict> {
-        match this {
-            Some(Self::Ours { version, .. }) => Ok(Version::Is(version.clone())),
-            Some(Self::Blocked(obstacle)) => Err(CredentialVerdict::blocked(place, obstacle, field)),
-            Some(Self::Unknown(blocker)) => Err(CredentialVerdict::unsure(blocker)),
-            Some(Self::Absent) | None => Ok(Version::Absent),
-        }
-    }
+/// What coderd answers about material.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proof<T> {
+    /// coderd knows it, and tells this of it.
+    Is(T),
+    /// coderd does not know it.
+    Refused,
+    /// This release of coderd has no such endpoint.
+    Unsupported,
+    /// No definite answer.
+    Unknown(Blocker),
 }
 
 /// The credentials of one kind that coderd lists.

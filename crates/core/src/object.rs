@@ -41,6 +41,12 @@ pub fn is_deleting<K: Resource>(object: &K) -> bool {
     object.meta().deletion_timestamp.is_some()
 }
 
+/// Whether an object was there before another one: it is older, or has the smaller UID of two of the same second.
+pub fn is_before<K: Resource>(object: &K, other: &K) -> bool {
+    let age = |object: &K| (object.creation_timestamp(), object.uid());
+    age(object) < age(other)
+}
+
 /// Whether a finalizer is on the object.
 pub fn has_finalizer<K: Resource>(object: &K, finalizer: &str) -> bool {
     object.meta().finalizers.iter().flatten().any(|name| name == finalizer)

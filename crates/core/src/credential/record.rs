@@ -5,10 +5,11 @@
 
 use std::{fmt::Debug, hash::Hash};
 
+use coder_k8s_api::CredentialsSource;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::target::{CoderdTarget, SecretDataRef};
+use crate::target::{CoderdTarget, Credentials, SecretDataRef, nonempty};
 
 /// What one kind of credential records beyond ID, name and coderd.
 pub trait Details: Clone + Debug + Eq + Hash {
@@ -17,7 +18,14 @@ pub trait Details: Clone + Debug + Eq + Hash {
     const MADE_ANEW: bool;
 
     /// Whether names are unique across the two. Keys of different organizations may have the same name.
-    fn shares_names(&self, other: &Self) -> bool;
+    fn shares_names(&self, _: &Self) -> bool {
+        true
+    }
+
+    /// Whether no part of it was lost from the status.
+    fn is_complete(&self) -> bool {
+        true
+    }
 }
 
 /// A credential in coderd.
@@ -101,11 +109,15 @@ impl<D: Details> Record<D> {
         self.current.as_ref()?.id.as_ref()
     }
 
+    /// Every credential on it: the current one, the announced one, and those that are to go.
+    pub fn all(&self) -> impl Iterator<Item = &CredentialRef<D>> {
+        let pending = self.pending.iter().map(|pending| &pending.credential);
+        self.current.iter().chain(pending).chain(self.stale.iter().map(|stale| &stale.credential))
+    }
+
     /// Whether a UUID is on it.
     pub fn knows(&self, id: &str) -> bool {
-        let stale = self.stale.iter().map(|stale| &stale.credential);
-        let pending = self.pending.iter().map(|pending| &pending.credential);
-        self.current.iter().chain(pending).chain(stale).any(|known| known.id.as_deref() == Some(id))
+        self.all().any(|known| known.id.as_deref() == Some(id))
     }
 
     /// Makes a credential the current one. What is known of it as pending or stale is forgotten.
@@ -154,4 +166,15 @@ impl<D: Details> Record<D> {
 /// A time of a status. One that was lost makes nothing ours: nothing was made after it.
 pub(crate) fn recorded_time(time: Option<&Time>) -> Timestamp {
     time.map_or(Timestamp::MAX, |time| time.0)
+}
+
+/// A target as status reports it: control plane, address, deployment ID, credentials. Empty fields are left out.
+pub(crate) fn reported_target(
+    target: Option<&CoderdTarget>,
+) -> (Option<String>, Option<String>, Option<String>, Option<CredentialsSource>) {
+    let Some(CoderdTarget { control_plane, url, deployment_id, credentials }) = target else {
+        return (None, None, None, None);
+    };
+    let credentials = credentials.as_ref().map(Credentials::source);
+    (nonempty(Some(control_plane)), nonempty(Some(url)), deployment_id.clone(), credentials)
 }

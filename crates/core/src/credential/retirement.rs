@@ -3,28 +3,18 @@
 //!
 //! A credential that was announced and perhaps made was never given to anybody; but coderd may still carry out a request
 //! whose reply was lost, so that it is waited for. What cannot be deleted is never forgotten without an event that names
-//! it. Kinds differ in what [`Retirement`] asks for.
-
-use std::time::Duration;
+//! it. Kinds differ in what [`CredentialKind`] says.
 
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Effect, Listing, NextStep,
-    record::{CredentialRef, Details, Record, Retired},
+    CredentialKind, CredentialRef, CredentialVerdict, Decision, Effect, Facts, Listing, NextStep, Query,
+    Record, Retired,
 };
 use crate::{
     intervals::{MAX_CLOCK_SKEW, MAX_TIME_AHEAD, REQUEUE_DELETION},
     object::Deletion,
-    outcome::EventNote,
 };
-
-/// The next step of a retirement.
-type Next<R> = NextStep<
-    <R as Retirement>::Query,
-    Record<<R as Retirement>::Details>,
-    Effect<<R as Retirement>::Effect, <R as Retirement>::Marks>,
->;
 
 /// A credential in a listing of coderd.
 pub trait Listed<D> {
@@ -46,35 +36,6 @@ pub trait Listed<D> {
     }
 }
 
-/// What differs between the kinds when credentials go.
-pub(crate) trait Retirement {
-    type Details: Details;
-    type Listed: Listed<Self::Details>;
-    type Query;
-    type Effect;
-    type Marks;
-
-    /// How soon to decide again while something is in use.
-    const REQUEUE: Duration;
-    /// How long a credential stays on the list that nothing is left to delete with.
-    const ABANDON_AFTER: SignedDuration;
-
-    fn record(&self) -> &Record<Self::Details>;
-    fn now(&self) -> Timestamp;
-    /// How long after an announcement a credential may still appear.
-    fn late_effect_window(&self) -> SignedDuration;
-    /// What coderd lists where a credential is. None: it was not asked.
-    fn listing(&self, credential: &CredentialRef<Self::Details>) -> Option<&Listing<Self::Listed>>;
-    fn query(credential: &CredentialRef<Self::Details>) -> Self::Query;
-    fn delete(credential: &CredentialRef<Self::Details>, listed: &Self::Listed) -> Self::Effect;
-    /// Whether somebody may still use it. Asked before coderd is, and again with what it lists.
-    fn is_in_use(&self, retired: &Retired<Self::Details>, listed: Option<&Self::Listed>) -> bool;
-    /// Tells that a credential stays behind that could not be deleted.
-    fn abandoned(credential: &CredentialRef<Self::Details>) -> EventNote;
-    /// Tells of a credential that has an announced name and is not known to be ours, if people are to know.
-    fn left_alone(credential: &CredentialRef<Self::Details>) -> Option<EventNote>;
-}
-
 /// What is to become of one credential.
 enum Fate<'a, L> {
     /// It must be looked for.
@@ -92,96 +53,90 @@ enum Fate<'a, L> {
     Wait,
 }
 
-/// What is to be done about what is no longer wanted.
-pub(crate) struct Retiring<R: Retirement> {
-    pub(crate) next: Next<R>,
-    pub(crate) again: Option<Duration>,
-    pub(crate) events: Vec<EventNote>,
-}
-
-impl<R: Retirement> Retiring<R> {
-    pub(crate) fn next(next: Next<R>) -> Self {
-        Self { next, again: None, events: Vec::new() }
-    }
-
-    /// Waits for something to be gone.
-    pub(crate) fn wait() -> Self {
-        Self { again: Some(R::REQUEUE), ..Self::next(NextStep::Done) }
-    }
-}
-
 /// The next step towards an empty list: the first query or deletion, or else the record without what is gone. Without a
-/// successor that is proven, only what was never given to anybody goes.
-pub(crate) fn retire<R: Retirement>(facts: &R, has_successor: bool) -> Retiring<R> {
-    let record = facts.record();
+/// successor that is proven, only what was never given to anybody goes. `rest` is the decision while nothing is to go.
+pub(crate) fn retire<K: CredentialKind>(
+    facts: &Facts<'_, K>,
+    has_successor: bool,
+    rest: Decision<K>,
+) -> Decision<K> {
+    let record = facts.record;
     let (mut kept, mut events) = (Vec::new(), Vec::new());
     for retired in &record.stale {
         let credential = &retired.credential;
-        let may_go = (has_successor || credential.id.is_none()) && !facts.is_in_use(retired, None);
+        let may_go = (has_successor || credential.id.is_none()) && !K::is_in_use(retired, None);
         let current = record.current_id().map(String::as_str);
         match search(facts, retired, current) {
             _ if !may_go => kept.push(retired.clone()),
-            Fate::Delete(listed) if facts.is_in_use(retired, Some(listed)) => kept.push(retired.clone()),
-            Fate::Ask => return Retiring::next(NextStep::Ask(R::query(credential))),
-            Fate::Delete(listed) => return Retiring::next(deletion::<R>(credential, listed)),
+            Fate::Delete(listed) if K::is_in_use(retired, Some(listed)) => kept.push(retired.clone()),
+            Fate::Ask => return rest.then(query(credential)),
+            Fate::Delete(listed) => return rest.then(deletion(credential, listed)),
             Fate::Gone => {}
-            Fate::Left => events.extend(R::left_alone(credential)),
-            Fate::Unreachable { for_good: true }
-                if is_older(facts.now(), retired.since, R::ABANDON_AFTER) =>
-            {
-                events.push(R::abandoned(credential));
+            Fate::Left => events.extend(K::left_alone(credential)),
+            Fate::Unreachable { for_good: true } if is_older(facts.now, retired.since, K::ABANDON_AFTER) => {
+                events.push(K::abandoned(credential));
             }
             Fate::Unreachable { .. } | Fate::Wait => kept.push(retired.clone()),
         }
     }
     if kept.len() == record.stale.len() {
-        return if kept.is_empty() { Retiring::next(NextStep::Done) } else { Retiring::wait() };
+        return if kept.is_empty() { rest } else { rest.wait() };
     }
     let next = NextStep::Record(Box::new(Record { stale: kept, ..record.clone() }));
-    Retiring { events, ..Retiring::next(next) }
+    Decision { events, ..rest.then(next) }
 }
 
 /// The object is being deleted: every credential of ours goes first, and what cannot go in time is named.
-pub(crate) fn clean_up<R: Retirement>(facts: &R, object: Deletion) -> Retiring<R> {
-    let mut all = facts.record().clone();
-    all.give_up(facts.now());
+pub(crate) fn clean_up<K: CredentialKind>(
+    facts: &Facts<'_, K>,
+    object: Deletion,
+    verdict: CredentialVerdict,
+) -> Decision<K> {
+    let decision = Decision::rest(None, verdict);
+    let mut all = facts.record.clone();
+    all.give_up(facts.now);
     let (mut events, mut waits) = (Vec::new(), false);
     for retired in &all.stale {
         let credential = &retired.credential;
         match search(facts, retired, None) {
-            Fate::Ask => return Retiring::next(NextStep::Ask(R::query(credential))),
-            Fate::Delete(listed) => return Retiring::next(deletion::<R>(credential, listed)),
+            Fate::Ask => return decision.then(query(credential)),
+            Fate::Delete(listed) => return decision.then(deletion(credential, listed)),
             Fate::Gone => {}
-            Fate::Left => events.extend(R::left_alone(credential)),
+            Fate::Left => events.extend(K::left_alone(credential)),
             Fate::Unreachable { for_good } if for_good || object.overdue => {
-                events.push(R::abandoned(credential));
+                events.push(K::abandoned(credential));
             }
-            Fate::Wait if object.overdue => events.push(R::abandoned(credential)),
+            Fate::Wait if object.overdue => events.push(K::abandoned(credential)),
             Fate::Unreachable { .. } | Fate::Wait => waits = true,
         }
     }
     let again = Some(REQUEUE_DELETION);
     if waits {
-        return Retiring { next: NextStep::Done, again, events: Vec::new() };
+        return Decision { again, ..decision };
     }
-    Retiring { next: NextStep::RemoveFinalizer, again, events }
+    Decision { again, events, ..decision.then(NextStep::RemoveFinalizer) }
 }
 
-fn deletion<R: Retirement>(credential: &CredentialRef<R::Details>, listed: &R::Listed) -> Next<R> {
-    NextStep::Act(Box::new(Effect::Coderd(R::delete(credential, listed))))
+fn query<K: CredentialKind>(credential: &CredentialRef<K::Details>) -> NextStep<K> {
+    NextStep::Ask(Query::Listing(K::scope(credential)))
+}
+
+fn deletion<K: CredentialKind>(credential: &CredentialRef<K::Details>, listed: &K::Listed) -> NextStep<K> {
+    let (name, id) = (listed.name().to_owned(), listed.id().to_owned());
+    NextStep::Act(Box::new(Effect::Delete { scope: K::scope(credential), name, id }))
 }
 
 /// Looks for a credential where it was made. `wanted` is the UUID of the one that must stay.
-fn search<'a, R: Retirement>(
-    facts: &'a R,
-    retired: &Retired<R::Details>,
+fn search<'a, K: CredentialKind>(
+    facts: &Facts<'a, K>,
+    retired: &Retired<K::Details>,
     wanted: Option<&str>,
-) -> Fate<'a, R::Listed> {
+) -> Fate<'a, K::Listed> {
     let Retired { credential, since, unused_since: _ } = retired;
     if credential.id.is_some() && credential.id.as_deref() == wanted {
         return Fate::Gone;
     }
-    let listing = match facts.listing(credential) {
+    let listing = match facts.observed.listings.get(&K::scope(credential)) {
         None => return Fate::Ask,
         Some(Listing::Known(listing)) => listing,
         Some(Listing::Unknown(_)) => return Fate::Unreachable { for_good: false },
@@ -192,10 +147,10 @@ fn search<'a, R: Retirement>(
     }
     let named = listing.iter().find(|listed| listed.name().eq_ignore_ascii_case(&credential.name));
     // One that is known by its UUID is on the list by itself.
-    match named.filter(|listed| !facts.record().knows(listed.id())) {
+    match named.filter(|listed| !facts.record.knows(listed.id())) {
         Some(listed) if listed.was_announced(credential, *since) => Fate::Delete(listed),
         Some(_) => Fate::Left,
-        None if !is_older(facts.now(), *since, facts.late_effect_window()) => Fate::Wait,
+        None if !is_older(facts.now, *since, facts.observed.late_effect_window) => Fate::Wait,
         None => Fate::Gone,
     }
 }

@@ -1,6 +1,6 @@
 //! The Deployment of a pool, and what its pods connect with.
 
-use coder_k8s_api::names::annotation;
+use coder_k8s_api::{CoderProvisioner, names::annotation};
 use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{Container, PodTemplateSpec},
@@ -58,8 +58,8 @@ pub fn build(observed: &Observed, sources: &SourceContents, run: &Run) -> Option
 }
 
 /// Whether the spec sets the address that pods connect to. The address of the key then does not have to be theirs.
-pub fn own_url(observed: &Observed) -> bool {
-    pod::find_variable(&observed.object.spec.pod.extra_env, URL).is_some()
+pub fn own_url(pool: &CoderProvisioner) -> bool {
+    pod::find_variable(&pool.spec.pod.extra_env, URL).is_some()
 }
 
 /// What the pods of a template run with. None: it is not that of a pool.

@@ -20,24 +20,254 @@
 
 mod decide;
 mod evidence;
-mod observed;
 mod record;
-mod replace;
-mod retire;
 pub mod tags;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
+use coder_k8s_api::{Reason, condition::kind};
+use jiff::{SignedDuration, Timestamp};
+
+use self::tags::Tags;
 pub use self::{
     decide::decide,
-    observed::{
-        Blocker, CONDITIONS, Claimant, Decision, Deletion, DesiredKey, Effect, FoundKey, KeyEffect, KeyMarks,
-        KeyProof, KeyQuery, ListedKey, Listing, NextStep, ObservedKeys, Obstacle, Run, Secret, Version,
-        Workload, leaving,
-    },
     record::{KeyDetails, KeyIntent, KeyRecord, KeyRef, KeyScope, Organization, RetiredKey},
+};
+use crate::{
+    credential::{self, CredentialConditions, CredentialKind, Listed},
+    outcome::EventNote,
+    provisioner::names::KeyBase,
 };
 pub use crate::{
     credential::{CredentialProgress, CredentialVerdict},
-    target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
+    object::Deletion,
+    outcome::Blocker,
+    target::{CoderdTarget, Credentials, CredentialsKind, Obstacle, SecretDataRef, Version},
+    workload::{Run, Workload},
 };
+
+/// The conditions that report the key.
+pub const CONDITIONS: CredentialConditions = CredentialConditions {
+    known: kind::PROVISIONER_KEY_READY,
+    in_place: kind::PROVISIONER_KEY_SECRET_READY,
+    held: "the Secret holds the key",
+};
+
+/// What was observed of the keys of a pool so far.
+pub type ObservedKeys = credential::Observed<Keys>;
+/// A decision about keys.
+pub type Decision = credential::Decision<Keys>;
+/// The next step of a [`Decision`].
+pub type NextStep = credential::NextStep<Keys>;
+/// What a decision needs to know.
+pub type Query = credential::Query<Keys>;
+/// An effect that a [`NextStep`] asks for.
+pub type Effect = credential::Effect<Keys>;
+/// A Secret, read live. Its content is two checksums: ours, and that of the Go operator.
+pub type Secret = credential::Secret<[String; 2], KeyMarks>;
+/// What coderd answers about key material. It refuses what belongs to no key: 401, or 400 for what cannot be one.
+pub type KeyProof = credential::Proof<FoundKey>;
+/// The keys of an organization, but for reserved ones.
+pub type Listing = credential::Listing<ListedKey>;
+
+/// What is observed of keys alone.
+#[derive(Clone, Debug)]
+pub struct KeyContext {
+    /// The UUID of the wanted organization; none in it: coderd knows no such organization.
+    pub organization: Option<Result<Option<String>, Blocker>>,
+    /// Whether a pod is left that is not of the Deployment's newest template, terminating ones included. Read live.
+    pub old_pods: Option<Result<bool, Blocker>>,
+}
+
+/// What the spec asks for, with its defaults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredKey {
+    /// Name of the control plane.
+    pub control_plane: String,
+    /// Name or UUID of the organization, or `default`.
+    pub organization: String,
+    /// The name of the key.
+    pub name: KeyBase,
+    /// The tags of the key.
+    pub tags: Tags,
+    /// Where the key is kept.
+    pub secret: SecretDataRef,
+}
+
+impl DesiredKey {
+    /// Whether a recorded key has the wanted name and tags. Another hash of the tags only causes a query: the tags that
+    /// coderd lists decide.
+    fn describes(&self, key: &KeyRef) -> bool {
+        self.name.covers(&key.name) && key.details.tags_hash.as_deref() == Some(&*tags::hash(&self.tags))
+    }
+}
+
+/// The annotations of a Secret, which identify the key in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct KeyMarks {
+    /// UUID of the key.
+    pub id: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// UUID of its organization.
+    pub organization: Option<String>,
+    /// Hash of its tags.
+    pub tags_hash: Option<String>,
+    /// The deployment that knows it.
+    pub deployment_id: Option<String>,
+}
+
+/// A key that coderd knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundKey {
+    /// Its UUID.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// UUID of its organization.
+    pub organization: String,
+    /// Its tags.
+    pub tags: Tags,
+}
+
+impl FoundKey {
+    /// The key as the record keeps it. `organization` is what its organization is called.
+    fn reference(&self, target: &CoderdTarget, organization: String) -> KeyRef {
+        let organization = Organization { id: Some(self.organization.clone()), name: organization };
+        let details = KeyDetails { organization, tags_hash: Some(tags::hash(&self.tags)) };
+        KeyRef { id: Some(self.id.clone()), name: self.name.clone(), target: target.clone(), details }
+    }
+}
+
+/// A key in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedKey {
+    /// The key.
+    pub key: FoundKey,
+    /// Creation time of the object.
+    pub created: Option<Timestamp>,
+    /// Whether a daemon ever connected with it, offline ones included.
+    pub was_used: bool,
+    /// The latest sign of life of a daemon that is listed with it.
+    pub last_seen: Option<Timestamp>,
+}
+
+impl Listed<KeyDetails> for ListedKey {
+    fn id(&self) -> &str {
+        &self.key.id
+    }
+
+    fn name(&self) -> &str {
+        &self.key.name
+    }
+
+    fn created(&self) -> Option<Timestamp> {
+        self.created
+    }
+
+    fn is_unused(&self, announced: &KeyDetails) -> bool {
+        announced.tags_hash.as_ref() == Some(&tags::hash(&self.key.tags)) && !self.was_used
+    }
+}
+
+/// What is asked of keys alone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum KeyQuery {
+    /// The UUID of the wanted organization.
+    Organization,
+    /// Whether pods of an older template are left.
+    Pods,
+}
+
+/// The pool is being deleted, and its daemons drain: they need their key until then.
+pub fn leaving(again: Duration) -> Decision {
+    let verdict = CredentialVerdict::working(Reason::Deleting, "waiting for the daemons of the pool to stop");
+    Decision { again: Some(again), ..Decision::rest(None, verdict) }
+}
+
+/// The keys of pools.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Keys;
+
+impl CredentialKind for Keys {
+    type Details = KeyDetails;
+    type Desired = DesiredKey;
+    type Observed = KeyContext;
+    type Scope = KeyScope;
+    type Listed = ListedKey;
+    type Held = [String; 2];
+    type Marks = KeyMarks;
+    type Proven = FoundKey;
+    type Query = KeyQuery;
+    type Settings = Tags;
+    type Effect = std::convert::Infallible;
+
+    const REQUEUE: Duration = Duration::from_secs(15);
+    const ABANDON_AFTER: SignedDuration = SignedDuration::from_hours(1);
+    const SECRET_FIELD: &'static str = "spec.key.secretName";
+
+    fn scope(key: &KeyRef) -> KeyScope {
+        KeyScope { target: key.target.clone(), organization: key.details.organization.clone() }
+    }
+
+    fn gone(scope: &KeyScope) -> Blocker {
+        Blocker::new(Reason::Unreachable, format!("nothing is left to ask {} with", scope.target.url))
+    }
+
+    fn marks(key: &KeyRef) -> KeyMarks {
+        let KeyRef { id, name, target, details: KeyDetails { organization, tags_hash } } = key.clone();
+        let (organization, deployment_id) = (organization.id, target.deployment_id);
+        KeyMarks { id, name, organization, tags_hash, deployment_id }
+    }
+
+    /// An organization that only annotations know is called by its UUID.
+    fn marked(marks: &KeyMarks) -> KeyRef {
+        let KeyMarks { id, name, organization, tags_hash, deployment_id } = marks.clone();
+        let called = organization.clone().unwrap_or_default();
+        let organization = Organization { id: organization, name: called };
+        let target = CoderdTarget { deployment_id, ..CoderdTarget::default() };
+        KeyRef { id, name, target, details: KeyDetails { organization, tags_hash } }
+    }
+
+    fn checksums(held: &[String; 2]) -> &[String] {
+        held
+    }
+
+    fn wanted(desired: &DesiredKey) -> Option<(&str, &SecretDataRef)> {
+        Some((&desired.control_plane, &desired.secret))
+    }
+
+    fn is_wanted(desired: &DesiredKey, key: &KeyRef) -> bool {
+        desired.describes(key) && key.details.organization.name == desired.organization
+    }
+
+    fn url(observed: &ObservedKeys) -> Option<&String> {
+        observed.target.as_ref().ok().map(|target| &target.url)
+    }
+
+    fn is_leftover(place: &SecretDataRef, wanted: &SecretDataRef, _: Option<&KeyMarks>) -> bool {
+        place != wanted
+    }
+
+    fn abandoned(key: &KeyRef) -> EventNote {
+        let message = format!("{} could not be deleted and is left behind: delete it there", key.described());
+        EventNote { warning: true, reason: Reason::KeyAbandoned, message }
+    }
+
+    fn left_alone(key: &KeyRef) -> Option<EventNote> {
+        let message = format!(
+            "{} is in use or was made by somebody else, and is left alone: delete it there if nobody needs it",
+            key.described()
+        );
+        Some(EventNote { warning: true, reason: Reason::KeyLeftAlone, message })
+    }
+
+    /// A key without a UUID was given to nobody.
+    fn is_in_use(retired: &RetiredKey, listed: Option<&ListedKey>) -> bool {
+        let unproven = retired.credential.id.is_some() && retired.unused_since.is_none();
+        let last_seen = listed.and_then(|listed| listed.last_seen);
+        unproven || (last_seen.is_some() && last_seen > retired.unused_since)
+    }
+}

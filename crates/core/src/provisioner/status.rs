@@ -65,12 +65,7 @@ pub fn status(
     if object::is_deleting(object) {
         let grant_blockers = || outcome.grant_blockers.first().map(|(_, failure)| failure);
         let failure = outcome.done.failures.first().or_else(grant_blockers);
-        credential::set_deleting(&mut conditions, failure, &key.verdict);
-        let workload = coder_k8s_api::WorkloadStatus {
-            observed_generation: generation,
-            conditions: conditions.into_vec(),
-            ..before.workload.clone()
-        };
+        let workload = credential::deleting(&before.workload, generation, conditions, failure, &key.verdict);
         return CoderProvisionerStatus { workload, ..next };
     }
     let plane = object.spec.control_plane_ref.name.as_str();
@@ -117,28 +112,19 @@ pub fn control_plane(observed: &Observed) -> Result<&CoderControlPlane, String> 
 /// Of a pool the Go operator says whether any pod is ready, and so do scripts that wait for it. Whether all are as
 /// the spec asks is what `Ready` says.
 fn set_deployment_ready(conditions: &mut Conditions<'_>, rollout: &Rollout, pod_message: Option<&str>) {
-    let (ready, reason) = if rollout.ready > 0 {
-        (true, Reason::MinimumReplicasReady)
-    } else {
-        (false, Reason::NoReplicasReady)
-    };
+    let ready = rollout.ready > 0;
+    let reason = if ready { Reason::MinimumReplicasReady } else { Reason::NoReplicasReady };
     conditions.set(kind::DEPLOYMENT_READY, ready, reason, workload::with_words(rollout, pod_message));
 }
 
 fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
-    let (type_, other) = if observed.object.spec.bootstrap.is_some() {
-        (kind::BOOTSTRAP_SECRET_READY, kind::OPERATOR_ACCESS_READY)
+    let bootstrap = (Reason::BootstrapSecretAvailable, "the Secret holds a token");
+    let operator = (Reason::OperatorAccessReady, "the control plane's token is used");
+    let (type_, other, ready) = if observed.object.spec.bootstrap.is_some() {
+        (kind::BOOTSTRAP_SECRET_READY, kind::OPERATOR_ACCESS_READY, bootstrap)
     } else {
-        (kind::OPERATOR_ACCESS_READY, kind::BOOTSTRAP_SECRET_READY)
+        (kind::OPERATOR_ACCESS_READY, kind::BOOTSTRAP_SECRET_READY, operator)
     };
     conditions.clear(other);
-    match &observed.credentials {
-        Ok(()) if type_ == kind::BOOTSTRAP_SECRET_READY => {
-            conditions.set(type_, true, Reason::BootstrapSecretAvailable, "the Secret holds a token");
-        }
-        Ok(()) => {
-            conditions.set(type_, true, Reason::OperatorAccessReady, "the control plane's token is used");
-        }
-        Err(blocker) => conditions.set(type_, false, blocker.reason, blocker.message.clone()),
-    }
+    credential::set_credentials_ready(conditions, type_, &observed.credentials, ready);
 }

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use coder_k8s_api::{
-    CoderControlPlane, CoderWorkspaceProxy, CoderWorkspaceProxyStatus, Reason, WorkloadStatus,
-    condition::kind,
+    CoderControlPlane, CoderWorkspaceProxy, CoderWorkspaceProxyStatus, Reason, condition::kind,
 };
 use jiff::Timestamp;
 use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Time};
@@ -15,8 +14,7 @@ use super::{
 };
 use crate::{
     condition::{ConditionStatus, Conditions, whole_seconds},
-    credential::{self, CredentialStanding},
-    credential::{CredentialProgress, CredentialVerdict},
+    credential::{self, CredentialProgress, CredentialStanding, CredentialVerdict},
     exposure::Exposure,
     object,
     outcome::ActResult,
@@ -59,12 +57,9 @@ pub fn status(
     }
     let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
     if object::is_deleting(object) {
-        credential::set_deleting(&mut conditions, outcome.done.failures.first(), &decision.verdict);
-        let workload = WorkloadStatus {
-            observed_generation: generation,
-            conditions: conditions.into_vec(),
-            ..before.workload.clone()
-        };
+        let failure = outcome.done.failures.first();
+        let workload =
+            credential::deleting(&before.workload, generation, conditions, failure, &decision.verdict);
         return CoderWorkspaceProxyStatus { workload, ..next };
     }
     let rollout = Rollout::of(outcome.deployment.as_deref());
@@ -112,17 +107,12 @@ pub fn paused(object: &CoderWorkspaceProxy, now: Timestamp) -> CoderWorkspacePro
 }
 
 fn set_control_plane_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
-    match &observed.object.spec.control_plane_ref {
-        None => conditions.clear(kind::CONTROL_PLANE_READY),
-        Some(reference) => {
-            let name = reference.name.as_str();
-            credential::set_control_plane_ready(
-                conditions,
-                name,
-                control_plane(name, observed.control_plane.as_deref()),
-            );
-        }
-    }
+    let Some(reference) = &observed.object.spec.control_plane_ref else {
+        return conditions.clear(kind::CONTROL_PLANE_READY);
+    };
+    let name = reference.name.as_str();
+    let usable = control_plane(name, observed.control_plane.as_deref());
+    credential::set_control_plane_ready(conditions, name, usable);
 }
 
 /// The control plane, if the proxy can register through it.
@@ -137,12 +127,9 @@ pub fn control_plane<'a>(
 fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
     match &observed.credentials {
         None => conditions.clear(kind::CREDENTIALS_READY),
-        Some(Ok(())) => {
-            let message = "there is a token to register the proxy with";
-            conditions.set(kind::CREDENTIALS_READY, true, Reason::CredentialsAvailable, message);
-        }
-        Some(Err(blocker)) => {
-            conditions.set(kind::CREDENTIALS_READY, false, blocker.reason, blocker.message.clone());
+        Some(found) => {
+            let ready = (Reason::CredentialsAvailable, "there is a token to register the proxy with");
+            credential::set_credentials_ready(conditions, kind::CREDENTIALS_READY, found, ready);
         }
     }
 }
@@ -196,24 +183,22 @@ fn say_health(
     }
     next.health = Some(status.clone());
     next.version.clone_from(version);
-    match status.as_str() {
-        "ok" => conditions.set(kind::HEALTHY, true, Reason::Healthy, "coderd reaches the proxy"),
+    let (state, reason, message) = match status.as_str() {
+        "ok" => (ConditionStatus::True, Reason::Healthy, "coderd reaches the proxy"),
         "unregistered" => {
             let message = "no pod of the proxy has registered with coderd yet";
-            conditions.set(kind::HEALTHY, false, Reason::Unregistered, message);
+            (ConditionStatus::False, Reason::Unregistered, message)
         }
         "unreachable" => {
             let message = "coderd does not reach the proxy at its access URL";
-            conditions.set(kind::HEALTHY, false, Reason::Unreachable, message);
+            (ConditionStatus::False, Reason::Unreachable, message)
         }
         "unhealthy" => {
             let message =
                 "the proxy tells coderd of errors; coderd's dashboard and the log of the pods show them";
-            conditions.set(kind::HEALTHY, false, Reason::Unhealthy, message);
+            (ConditionStatus::False, Reason::Unhealthy, message)
         }
-        _ => {
-            let message = "coderd has not looked at the proxy yet";
-            conditions.set(kind::HEALTHY, ConditionStatus::Unknown, Reason::Unknown, message);
-        }
-    }
+        _ => (ConditionStatus::Unknown, Reason::Unknown, "coderd has not looked at the proxy yet"),
+    };
+    conditions.set(kind::HEALTHY, state, reason, message);
 }

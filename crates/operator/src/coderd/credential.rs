@@ -1,107 +1,250 @@
 //! Runs the decisions about the credential of an object in coderd: the key of a pool, the registration of a proxy.
 //!
-//! `core` decides; [`run_steps`] answers its queries and performs its effects. Material is in memory only while it is
-//! proven, copied or stored. The object is read live before every effect, so that nothing is done for a spec that is no
-//! longer there.
+//! `core` decides; [`Reconciler::run`] answers its queries and performs its effects. It adds no decision of its own. Material is
+//! in memory only while it is proven, copied or stored. The object is read live before every effect, so that nothing is done
+//! for a spec that is no longer there. [`Managed`] is what differs between the kinds of credentials.
 
-use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::ControlFlow,
+    sync::Arc,
+};
 
-use coder_k8s_coderd::{Client, CoderdError, IdentifiedServer};
+use coder_k8s_coderd::{Client, CoderdError, ErrorKind, IdentifiedServer};
 use coder_k8s_core::{
-    credential::{Decision, Effect, NextStep},
+    credential::{
+        CredentialKind, Decision, Effect, Intent, Listed as _, Listing, NextStep, Observed, Proof, Query,
+        Record, Secret,
+    },
+    object,
     outcome::{Blocker, EventNote, Retry},
-    steps::Step,
+    rollout::Rollout,
     target::{CoderdTarget, SecretDataRef, Version},
-    workload::Run,
+    workload::{Run, Workload},
 };
 use coder_k8s_engine::{
     apply::Owner,
-    cache::ObjectKey,
+    cache::{Cache, ObjectKey},
     client,
-    secret::{self, SecretData},
+    secret::{self, SecretData, SecretPatch},
     status::StatusWrite,
 };
+use jiff::Timestamp;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::PodTemplateSpec};
+use kube::{Resource as _, ResourceExt};
 use secrecy::SecretString;
 
 use super::{
-    driver, later, retry_of,
+    later, retry_of,
     targets::{Connections, TargetError, other_deployment},
 };
-use crate::controller::{CoderResource, Context, finalizer};
+use crate::controller::{
+    CoderResource, Context, children, finalizer,
+    secrets::{self, NotWritable, ReadSecrets},
+};
 
 /// The most effects of one reconcile. More than these follow in the next one.
 const MAX_EFFECTS: usize = 6;
-/// The most queries of one reconcile.
+/// The most queries of one reconcile. Every answer adds to what is known, so that a decision that needs more has a bug.
 const MAX_QUERIES: usize = 32;
 
-/// What the steps of one reconcile work with, and what came of them.
-pub(crate) struct StepState<K> {
+/// An effect ended the reconcile: it failed, or what was observed is outdated. With what delays it, for the conditions.
+pub(crate) struct Interrupted(pub(crate) Option<Blocker>);
+
+/// The result of an effect.
+pub(crate) type Performed = Result<(), Interrupted>;
+
+/// What the operator does differently for each kind of credential.
+pub(crate) trait Managed: CredentialKind {
+    type Object: CoderResource;
+
+    const FINALIZER: &'static str;
+    const COMPONENT: &'static str;
+    /// The annotation that a Secret with a credential of this kind has.
+    const MARK: &'static str;
+    /// The credential, for logs.
+    const NOUN: &'static str;
+    /// coderd deletes keys by name, and somebody may have replaced one: it is listed again right before.
+    const DELETED_BY_NAME: bool;
+
+    fn decide(observed: &Observed<Self>, now: Timestamp) -> Decision<Self>;
+    fn target(scope: &Self::Scope) -> &CoderdTarget;
+    /// What a failed call means for the object. The same from try to try.
+    fn blocker_of(object: &Self::Object, error: &CoderdError) -> Blocker;
+    /// The status of the object with another record.
+    fn recorded(
+        object: &Self::Object,
+        record: &Record<Self::Details>,
+    ) -> <Self::Object as CoderResource>::Status;
+
+    /// What may be known of the material in a data key. None: there is none.
+    fn held(data: &SecretData, key: &str, uid: &str) -> Option<Self::Held>;
+    /// The data keys of a Secret that hold credentials, by its annotations.
+    fn data_keys(annotations: &BTreeMap<String, String>) -> BTreeSet<String>;
+    /// Reads annotations, of which `get` returns those that are not empty.
+    fn marks_in(get: impl Fn(&str) -> Option<String>) -> Option<Self::Marks>;
+    /// The annotations for a credential in this data key. None removes one.
+    fn annotations(
+        marks: &Self::Marks,
+        place: &SecretDataRef,
+        live: Option<&SecretData>,
+    ) -> BTreeMap<String, Option<String>>;
+    /// What is written to a Secret without this data key. None: the Secret goes.
+    fn without(_: &SecretData, _: &SecretDataRef) -> Option<SecretPatch> {
+        None
+    }
+
+    /// Asks the server of the target about material. Needs no other credential.
+    async fn prove(server: &IdentifiedServer, material: &SecretString) -> Result<Self::Proven, CoderdError>;
+    /// Whether a failure of [`Managed::prove`] says that coderd does not know the material.
+    fn is_refusal(kind: &ErrorKind) -> bool {
+        matches!(kind, ErrorKind::Unauthenticated { .. })
+    }
+    async fn list(client: &Client, scope: &Self::Scope) -> Result<Vec<Self::Listed>, CoderdError>;
+    async fn delete(client: &Client, scope: &Self::Scope, name: &str, id: &str) -> Result<(), CoderdError>;
+    /// Answers a query of this kind alone, and notes the answer. A failure is an answer too.
+    async fn ask(this: &mut Reconciler<Self>, query: Self::Query);
+    /// Makes what was announced, records its UUID and stores its material.
+    async fn make(
+        this: &mut Reconciler<Self>,
+        pending: Intent<Self::Details>,
+        settings: Self::Settings,
+        secret: &SecretDataRef,
+        version: &Version,
+    ) -> Performed;
+    /// Performs an effect of this kind alone.
+    async fn act(this: &mut Reconciler<Self>, effect: Self::Effect) -> Performed;
+}
+
+/// The credential of one object in one reconcile.
+pub(crate) struct Reconciler<K: Managed> {
     pub(crate) ctx: Arc<Context>,
     pub(crate) key: ObjectKey,
-    pub(crate) object: Arc<K>,
+    pub(crate) object: Arc<K::Object>,
     pub(crate) owner: Owner,
     /// The servers that this reconcile has identified.
-    pub(crate) connections: Connections,
+    connections: Connections,
     /// Secrets as they were read last, by name.
-    pub(crate) stored: BTreeMap<String, SecretData>,
+    stored: BTreeMap<String, SecretData>,
+    pub(crate) observed: Observed<K>,
     /// What pods run with, as far as it is known without coderd.
     pub(crate) first_run: Option<Run>,
     /// Whether the object itself was written, so that what was observed of it is outdated.
     pub(crate) object_written: bool,
     /// When to try again what failed. No effect follows a failure.
     pub(crate) retry: Option<Retry>,
-    /// Why the last effect failed.
-    pub(crate) blocker: Option<Blocker>,
 }
 
-/// The decisions, queries and effects of one kind of credential.
-pub(crate) trait CredentialReconciler {
-    type Kind: CoderResource;
-    type Query: Clone;
-    /// What the status records.
-    type Record;
-    /// What can be done in coderd.
-    type Effect: Clone;
-    /// What the annotations of a Secret say.
-    type Marks: Clone;
+impl<K: Managed> Reconciler<K> {
+    /// Reads the Secrets, and decides what pods run with until coderd was asked. None: the object has no UID, because it was
+    /// never stored.
+    pub(crate) async fn begin(
+        key: &ObjectKey,
+        object: Arc<K::Object>,
+        observed: Observed<K>,
+        connections: Connections,
+        ctx: &Arc<Context>,
+    ) -> Option<Self> {
+        let mut this = Self {
+            ctx: ctx.clone(),
+            key: key.clone(),
+            owner: children::owner_of(&*object, K::COMPONENT)?,
+            object,
+            connections,
+            stored: BTreeMap::new(),
+            observed,
+            first_run: None,
+            object_written: false,
+            retry: None,
+        };
+        this.read_secrets().await;
+        this.first_run = K::decide(&this.observed, ctx.now()).run;
+        Some(this)
+    }
 
-    const FINALIZER: &'static str;
+    /// Asks and acts until there is nothing more to do, or until the next step is to write the status.
+    pub(crate) async fn run(&mut self) -> Decision<K> {
+        let (mut queries, mut effects) = (0, 0);
+        loop {
+            let mut decision = K::decide(&self.observed, self.ctx.now());
+            match &decision.next {
+                NextStep::Ask(query) if queries < MAX_QUERIES => {
+                    queries += 1;
+                    self.ask(query.clone()).await;
+                }
+                NextStep::Act(effect) if effects < MAX_EFFECTS && self.may_act(effect) => {
+                    effects += 1;
+                    self.publish(&std::mem::take(&mut decision.events)).await;
+                    if let Err(Interrupted(blocker)) = self.perform(Effect::clone(effect)).await {
+                        if let Some(blocker) = blocker {
+                            decision.verdict = decision.verdict.delayed(blocker);
+                        }
+                        return decision;
+                    }
+                }
+                _ => {
+                    self.publish(&decision.events).await;
+                    return decision;
+                }
+            }
+        }
+    }
 
-    /// Decides on what was observed so far.
-    fn decide(&self) -> DecisionOf<Self>;
-    /// Whether an effect makes material that is lost unless it is stored.
-    fn makes(effect: &Self::Effect) -> bool;
-    fn state(&mut self) -> &mut StepState<Self::Kind>;
-    /// What a failed call means for the object. The same from try to try.
-    fn blocker_of(&self, error: &CoderdError) -> Blocker;
-    /// Answers a query and notes the answer. A failure is an answer too.
-    async fn ask(&mut self, query: Self::Query);
-    /// Performs an effect in coderd. False: the reconcile must end.
-    async fn act(&mut self, effect: Self::Effect) -> bool;
-    /// Writes material, or annotations alone, onto exactly the Secret that was decided on.
-    async fn store(
-        &mut self,
-        place: &SecretDataRef,
-        version: &Version,
-        material: Option<&SecretString>,
-        marks: &Self::Marks,
-    ) -> bool;
-    /// Removes a data key that nothing reads any more, and with the last of ours the Secret.
-    async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool;
-    /// Reads the Secrets live, after an effect.
-    async fn read_secrets(&mut self);
+    async fn publish(&self, events: &[EventNote]) {
+        for note in events {
+            tracing::info!(reason = %note.reason, "{}", note.message);
+            self.ctx.events.publish(&self.object.object_ref(&()), note).await;
+        }
+    }
 
-    /// The server of a target. The error is None if the target is gone.
-    async fn server(&mut self, target: &CoderdTarget) -> Result<IdentifiedServer, Option<Blocker>> {
-        let StepState { connections, ctx, .. } = self.state();
-        let found = connections.server(target, ctx).await;
-        found.map_err(|error| self.unusable(error))
+    async fn ask(&mut self, query: Query<K>) {
+        match query {
+            Query::Proof(place) => {
+                let proof = self.proof(&place).await;
+                self.observed.proofs.insert(place, proof);
+            }
+            Query::Listing(scope) => {
+                let listing = self.listing(&scope).await;
+                self.observed.listings.insert(scope, listing);
+            }
+            Query::Own(query) => K::ask(self, query).await,
+        }
+    }
+
+    async fn proof(&mut self, place: &SecretDataRef) -> Proof<K::Proven> {
+        let target = match self.observed.target.clone() {
+            Ok(target) => target,
+            Err(blocker) => return Proof::Unknown(blocker),
+        };
+        let Some(material) = self.material(place) else { return Proof::Refused };
+        let found = self.connections.server(&target, &self.ctx).await;
+        let server = match found.map_err(|error| self.unusable(error)) {
+            Ok(server) => server,
+            Err(blocker) => return Proof::Unknown(blocker.unwrap_or_else(other_deployment)),
+        };
+        match K::prove(&server, &material).await {
+            Ok(proven) => Proof::Is(proven),
+            Err(error) if K::is_refusal(&error.kind) => Proof::Refused,
+            Err(error) if matches!(error.kind, ErrorKind::NotSupported) => Proof::Unsupported,
+            Err(error) => Proof::Unknown(self.failed(&error)),
+        }
+    }
+
+    async fn listing(&mut self, scope: &K::Scope) -> Listing<K::Listed> {
+        let client = match self.client(K::target(scope)).await {
+            Ok(client) => client,
+            Err(None) => return Listing::Gone,
+            Err(Some(blocker)) => return Listing::Unknown(blocker),
+        };
+        match K::list(&client, scope).await {
+            Ok(listed) => Listing::Known(listed),
+            Err(error) => Listing::Unknown(self.failed(&error)),
+        }
     }
 
     /// A client with the credentials of a target. The error is None if the target is gone.
-    async fn client(&mut self, target: &CoderdTarget) -> Result<Client, Option<Blocker>> {
-        let StepState { connections, ctx, .. } = self.state();
-        let found = connections.client(target, ctx).await;
+    pub(crate) async fn client(&mut self, target: &CoderdTarget) -> Result<Client, Option<Blocker>> {
+        let found = self.connections.client(target, &self.ctx).await;
         found.map_err(|error| self.unusable(error))
     }
 
@@ -114,174 +257,242 @@ pub(crate) trait CredentialReconciler {
     }
 
     /// Notes a failed call to coderd, so that the object is retried, and not before coderd asks for.
-    fn failed(&mut self, error: &CoderdError) -> Blocker {
-        let state = self.state();
-        state.retry = Some(later(state.retry, retry_of(error)));
-        self.blocker_of(error)
-    }
-}
-
-/// A decision of one kind of credential.
-pub(crate) type DecisionOf<R> =
-    Decision<<R as CredentialReconciler>::Query, <R as CredentialReconciler>::Record, EffectOf<R>>;
-
-type EffectOf<R> = Effect<<R as CredentialReconciler>::Effect, <R as CredentialReconciler>::Marks>;
-
-/// Asks and acts until there is nothing more to do, or until the next step is to write the status.
-pub(crate) async fn run_steps<R: CredentialReconciler>(reconciler: &mut R) -> DecisionOf<R> {
-    let mut steps = CredentialSteps { reconciler, queries: 0, effects: 0 };
-    let decision = driver::run(&mut steps).await;
-    let decision = decision.unwrap_or_else(|| reconciler.decide());
-    reconciler.state().publish(&decision.events).await;
-    decision
-}
-
-/// The steps of one reconcile, as the driver runs them.
-struct CredentialSteps<'a, R: CredentialReconciler> {
-    reconciler: &'a mut R,
-    queries: usize,
-    effects: usize,
-}
-
-impl<R: CredentialReconciler> driver::Protocol for CredentialSteps<'_, R> {
-    type Query = R::Query;
-    /// The decision whose next step is the effect.
-    type Effect = DecisionOf<R>;
-    type Done = DecisionOf<R>;
-
-    fn decide(&mut self) -> Step<Self::Query, Self::Effect, Self::Done> {
-        let decision = self.reconciler.decide();
-        match &decision.next {
-            NextStep::Ask(query) if self.queries < MAX_QUERIES => Step::Ask(query.clone()),
-            NextStep::Act(effect) if self.effects < MAX_EFFECTS && may_act(self.reconciler, effect) => {
-                Step::Act(decision)
-            }
-            _ => Step::Done(decision),
-        }
-    }
-
-    async fn ask(&mut self, query: Self::Query) {
-        self.queries += 1;
-        self.reconciler.ask(query).await;
-    }
-
-    async fn act(&mut self, mut decision: Self::Effect) -> ControlFlow<Self::Done> {
-        self.effects += 1;
-        let events = std::mem::take(&mut decision.events);
-        self.reconciler.state().publish(&events).await;
-        let NextStep::Act(effect) = &decision.next else { return ControlFlow::Break(decision) };
-        if perform(self.reconciler, Effect::clone(effect)).await.is_continue() {
-            return ControlFlow::Continue(());
-        }
-        if let Some(blocker) = self.reconciler.state().blocker.take() {
-            decision.verdict = decision.verdict.delayed(blocker);
-        }
-        ControlFlow::Break(decision)
-    }
-}
-
-/// Whether an effect may be performed in this reconcile: none after a failure, and nothing is made again before the backoff
-/// of material that could not be stored has passed.
-fn may_act<R: CredentialReconciler>(reconciler: &mut R, effect: &EffectOf<R>) -> bool {
-    let state = reconciler.state();
-    let makes = matches!(effect, Effect::Coderd(effect) if R::makes(effect));
-    state.retry.is_none() && !(makes && state.ctx.verify_schedule.creation_backoff(&state.key).is_some())
-}
-
-/// Performs one effect. Breaks where the reconcile must end: it failed, or what was observed is outdated.
-async fn perform<R: CredentialReconciler>(reconciler: &mut R, effect: EffectOf<R>) -> ControlFlow<()> {
-    let state = reconciler.state();
-    if let Effect::AddFinalizer = effect {
-        return state.add_finalizer(R::FINALIZER).await;
-    }
-    // The object is still the one that was decided on, and this process still holds the lease.
-    if !state.ctx.is_current(&*state.object).await {
-        state.outdated();
-        return ControlFlow::Break(());
-    }
-    let done = match effect {
-        Effect::AddFinalizer => true,
-        Effect::Coderd(effect) => reconciler.act(effect).await,
-        Effect::CopySecret { from, to, version, marks } => match state.material(&from) {
-            Some(material) => reconciler.store(&to, &version, Some(&material), &marks).await,
-            None => state.outdated(),
-        },
-        Effect::AnnotateSecret { secret, version, marks } => {
-            reconciler.store(&secret, &version, None, &marks).await
-        }
-        Effect::RemoveSecret { secret, version } => reconciler.remove(&secret, &version).await,
-    };
-    if !done || reconciler.state().object_written {
-        return ControlFlow::Break(());
-    }
-    reconciler.read_secrets().await;
-    ControlFlow::Continue(())
-}
-
-impl<K: CoderResource> StepState<K> {
-    async fn publish(&self, events: &[EventNote]) {
-        for note in events {
-            tracing::info!(reason = %note.reason, "{}", note.message);
-            self.ctx.events.publish(&self.object.object_ref(&()), note).await;
-        }
-    }
-
-    /// The material that a Secret held when it was read last.
-    pub(crate) fn material(&self, place: &SecretDataRef) -> Option<SecretString> {
-        self.stored.get(&place.name)?.text(&place.key)
-    }
-
-    async fn add_finalizer(&mut self, finalizer: &str) -> ControlFlow<()> {
-        let added = finalizer::add(&*self.object, finalizer, &self.ctx).await;
-        added.map_break(|failed| {
-            self.retry = failed;
-            self.object_written = failed.is_none();
-        })
+    pub(crate) fn failed(&mut self, error: &CoderdError) -> Blocker {
+        self.retry = Some(later(self.retry, retry_of(error)));
+        K::blocker_of(&self.object, error)
     }
 
     /// What was observed is outdated: the reconcile ends, and another one starts soon.
-    pub(crate) fn outdated(&mut self) -> bool {
+    pub(crate) fn outdated(&mut self) -> Interrupted {
         self.retry = Some(Retry::Soon);
-        false
+        Interrupted(None)
     }
 
-    /// Notes that an effect was not performed because its target cannot be used.
-    pub(crate) fn not_performed(&mut self, blocker: Option<Blocker>) -> bool {
-        self.retry = Some(self.retry.unwrap_or(Retry::Backoff));
-        self.blocker = Some(blocker.unwrap_or_else(other_deployment));
-        false
+    /// Whether an effect may be performed in this reconcile: none after a failure, and nothing is made again before the
+    /// backoff of material that could not be stored has passed.
+    fn may_act(&self, effect: &Effect<K>) -> bool {
+        let makes = matches!(effect, Effect::Make { .. });
+        self.retry.is_none() && !(makes && self.ctx.verify_schedule.creation_backoff(&self.key).is_some())
     }
 
-    /// Writes the status between two parts of an effect, after which the reconcile ends.
-    pub(crate) async fn record_status(&mut self, status: &K::Status) -> bool {
-        match self.ctx.record_status(&self.key, &*self.object, status).await {
+    async fn perform(&mut self, effect: Effect<K>) -> Performed {
+        if let Effect::AddFinalizer = effect {
+            return self.add_finalizer().await;
+        }
+        // The object is still the one that was decided on, and this process still holds the lease.
+        if !self.ctx.is_current(&*self.object).await {
+            return Err(self.outdated());
+        }
+        match effect {
+            Effect::AddFinalizer => {}
+            Effect::Make { pending, settings, secret, version } => {
+                K::make(self, *pending, settings, &secret, &version).await?;
+            }
+            Effect::Delete { scope, name, id } => self.delete(&scope, &name, &id).await?,
+            Effect::Own(effect) => K::act(self, effect).await?,
+            Effect::CopySecret { from, to, version, marks } => {
+                let Some(material) = self.material(&from) else { return Err(self.outdated()) };
+                self.store(&to, &version, Some(&material), &marks).await?;
+            }
+            Effect::AnnotateSecret { secret, version, marks } => {
+                self.store(&secret, &version, None, &marks).await?;
+            }
+            Effect::RemoveSecret { secret, version } => self.remove(&secret, &version).await?,
+        }
+        if self.object_written {
+            return Err(Interrupted(None));
+        }
+        self.read_secrets().await;
+        Ok(())
+    }
+
+    async fn add_finalizer(&mut self) -> Performed {
+        match finalizer::add(&*self.object, K::FINALIZER, &self.ctx).await {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(failed) => {
+                (self.retry, self.object_written) = (failed, failed.is_none());
+                Err(Interrupted(None))
+            }
+        }
+    }
+
+    /// A client for making something, without which nothing is made.
+    pub(crate) async fn maker(&mut self, target: &CoderdTarget) -> Result<Client, Interrupted> {
+        self.client(target).await.map_err(|blocker| {
+            self.retry = Some(self.retry.unwrap_or(Retry::Backoff));
+            Interrupted(Some(blocker.unwrap_or_else(other_deployment)))
+        })
+    }
+
+    /// Notes that coderd did not make what was announced.
+    pub(crate) fn not_made(&mut self, name: &str, error: &CoderdError) -> Interrupted {
+        let blocker = self.failed(error);
+        tracing::warn!(reason = %blocker.reason, "{} {name} was not made: {}", K::NOUN, blocker.message);
+        Interrupted(Some(blocker))
+    }
+
+    async fn delete(&mut self, scope: &K::Scope, name: &str, id: &str) -> Performed {
+        if K::DELETED_BY_NAME {
+            let listing = self.listing(scope).await;
+            let is_it = matches!(&listing, Listing::Known(all) if all.iter().any(|listed| listed.name() == name && listed.id() == id));
+            self.observed.listings.insert(scope.clone(), listing);
+            if !is_it {
+                return if self.retry.is_none() { Ok(()) } else { Err(Interrupted(None)) };
+            }
+        }
+        let Ok(client) = self.client(K::target(scope)).await else { return Err(self.outdated()) };
+        match K::delete(&client, scope, name, id).await {
+            Ok(()) => tracing::info!(name, "deleted a {}", K::NOUN),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => {
+                let blocker = self.failed(&error);
+                let noun = K::NOUN;
+                tracing::warn!(reason = %blocker.reason, "{noun} {name} was not deleted: {}", blocker.message);
+                return Err(Interrupted(None));
+            }
+        }
+        self.observed.listings.remove(scope);
+        Ok(())
+    }
+
+    /// Writes the record between two parts of an effect, after which the reconcile ends.
+    pub(crate) async fn record(&mut self, record: &Record<K::Details>) -> Performed {
+        let status = K::recorded(&self.object, record);
+        match self.ctx.record_status(&self.key, &*self.object, &status).await {
             Ok(StatusWrite::Changed) => {
                 self.object_written = true;
-                true
+                Ok(())
             }
-            Ok(StatusWrite::Unchanged | StatusWrite::Outdated) => self.outdated(),
+            Ok(StatusWrite::Unchanged | StatusWrite::Outdated) => Err(self.outdated()),
             Err(error) => {
                 let failure = client::blocker("write the status", &error);
                 tracing::warn!(reason = %failure.reason, "{}", failure.message);
                 self.retry = Some(failure.retry);
-                false
+                Err(Interrupted(None))
             }
         }
     }
 
-    /// Notes the result of a write to a Secret. False: it failed, or the Secret is not the expected one.
-    pub(crate) fn is_stored(&mut self, name: &str, written: Result<Option<String>, secret::Error>) -> bool {
+    /// The material that a Secret held when it was read last.
+    fn material(&self, place: &SecretDataRef) -> Option<SecretString> {
+        self.stored.get(&place.name)?.text(&place.key)
+    }
+
+    /// Reads live the wanted Secret, the recorded one, and every other with our annotations. What was proven of their
+    /// content is forgotten.
+    async fn read_secrets(&mut self) {
+        let Self { ctx, owner, object, observed, .. } = self;
+        let wanted = K::wanted(&observed.desired).map(|(_, secret)| secret.clone());
+        let recorded = observed.record.secret.clone().filter(|_| wanted.is_some());
+        let mut places: BTreeSet<SecretDataRef> = wanted.into_iter().chain(recorded).collect();
+        for found in secrets::marked(owner, K::MARK, ctx).await {
+            let keys = K::data_keys(found.annotations()).into_iter();
+            places.extend(keys.map(|key| SecretDataRef { name: found.name_any(), key }));
+        }
+        let names = places.iter().map(|place| place.name.clone()).collect();
+        let ReadSecrets { data, failed } = secrets::read(names, owner, ctx).await;
+        let uid = object.uid().unwrap_or_default();
+        let read = |place: &SecretDataRef| match (failed.get(&place.name), data.get(&place.name)) {
+            (Some(blocker), _) => Secret::Unknown(blocker.clone()),
+            (None, None) => Secret::Absent,
+            (None, Some(data)) => match secrets::check_writable(&place.name, data, owner) {
+                Ok(()) => Secret::Ours {
+                    version: data.resource_version.clone(),
+                    holds: K::held(data, &place.key, &uid),
+                    marks: K::marks_in(|name| {
+                        data.annotations.get(name).filter(|value| !value.is_empty()).cloned()
+                    }),
+                },
+                Err(NotWritable::Blocked(obstacle)) => Secret::Blocked(obstacle),
+                Err(NotWritable::Leftover(blocker)) => Secret::Unknown(blocker),
+            },
+        };
+        observed.secrets = places.into_iter().map(|place| (place.clone(), read(&place))).collect();
+        observed.proofs.clear();
+        self.stored = data;
+    }
+
+    /// Writes material, or annotations alone, onto exactly the Secret that was decided on.
+    pub(crate) async fn store(
+        &mut self,
+        place: &SecretDataRef,
+        version: &Version,
+        material: Option<&SecretString>,
+        marks: &K::Marks,
+    ) -> Performed {
+        let Self { ctx, owner, stored, .. } = self;
+        let live = stored.get(&place.name);
+        let annotations = K::annotations(marks, place, live);
+        let written = secrets::store(place, version, live, material, annotations, owner, ctx).await;
+        self.written(&place.name, written)
+    }
+
+    /// Removes a data key that nothing reads any more, and with the last of ours the Secret.
+    async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> Performed {
+        let Self { ctx, owner, stored, .. } = self;
+        let Some(live) = stored.get(&place.name).filter(|live| secrets::is_version(live, version)) else {
+            return Err(self.outdated());
+        };
+        let written = if let Some(rest) = K::without(live, place) {
+            secret::patch(&ctx.client, owner, &place.name, live, &rest).await
+        } else {
+            let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, live).await;
+            removed.map(|_| Some(String::new()))
+        };
+        self.written(&place.name, written)
+    }
+
+    /// The result of a write to a Secret: it failed, or the Secret is not the expected one.
+    fn written(&mut self, name: &str, written: Result<Option<String>, secret::Error>) -> Performed {
         match written {
             Ok(Some(_)) => {
                 tracing::info!("wrote Secret {name}");
-                true
+                Ok(())
             }
-            Ok(None) => self.outdated(),
+            Ok(None) => Err(self.outdated()),
             Err(error) => {
                 tracing::warn!("{error}");
                 self.retry = Some(Retry::Backoff);
-                false
+                Err(Interrupted(None))
             }
         }
     }
+}
+
+/// Another object for which `claims` holds, and that was there first.
+pub(crate) fn older_claimant<K: CoderResource>(
+    object: &K,
+    all: &Cache<K>,
+    claims: impl Fn(&K) -> bool,
+) -> Option<String> {
+    let others =
+        all.filter(|other| object::is_before(other, object) && !object::is_deleting(other) && claims(other));
+    others.first().map(|other| format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()))
+}
+
+/// The deployment that an object belongs to: that of the control plane which it names, or else the recorded one.
+pub(crate) fn deployment_of<K: CoderResource>(
+    object: &K,
+    plane: Option<&str>,
+    recorded: Option<&String>,
+    ctx: &Context,
+) -> Option<String> {
+    let namespace = object.namespace().unwrap_or_default();
+    let plane = plane.and_then(|plane| ctx.caches.control_planes.get(&namespace, plane));
+    plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone()).or_else(|| recorded.cloned())
+}
+
+/// The Deployment of an object. `run` reads its template. `own_url` is the address of pods whose spec sets it by itself: what
+/// the operator would have set counts.
+pub(crate) fn workload(
+    deployment: Option<&Deployment>,
+    run: fn(&PodTemplateSpec) -> Option<Run>,
+    own_url: Option<String>,
+) -> Option<Workload> {
+    let deployment = deployment?;
+    let mut run = run(&deployment.spec.as_ref()?.template)?;
+    if let Some(url) = own_url {
+        run.url = url;
+    }
+    Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
 }

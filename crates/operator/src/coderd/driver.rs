@@ -1,4 +1,5 @@
-//! The one driver of everything that the operator does in coderd: operator token, license, revocation, keys, registrations.
+//! The driver of what a control plane needs in coderd: operator token, license, revocation. Keys and registrations have one of
+//! their own, because they write the status and Secrets between two steps: `credential.rs` beside it.
 //!
 //! `core` decides each step; the driver answers queries and performs effects until the decision is done. It adds no decision
 //! of its own, and the number of steps is bounded.

@@ -19,10 +19,7 @@ use coder_k8s_core::{
 use coder_k8s_engine::{apply::Owner, queue::Action};
 
 use super::{daemons, keys::KeyReconciler, observe::Observation};
-use crate::{
-    coderd::credential,
-    controller::{Context, children, finalizer, workspaces},
-};
+use crate::controller::{Context, children, finalizer, workspaces};
 
 /// What the effects brought, as far as the status and the requeue depend on it.
 pub(super) struct Done {
@@ -42,19 +39,19 @@ pub(super) async fn act(
     ctx: &Arc<Context>,
 ) -> ControlFlow<Action, Done> {
     let observed = &observation.pool;
-    let owner = keys.state.owner.clone();
+    let owner = keys.owner.clone();
     // With the key that the pods have so far: scaling and updates do not wait for coderd.
-    let mut outcome = apply_children(observed, plan, &owner, keys.state.first_run.as_ref(), ctx).await;
+    let mut outcome = apply_children(observed, plan, &owner, keys.first_run.as_ref(), ctx).await;
     let decision = match daemons::drain(observed, &owner, ctx, &mut outcome.done).await {
         Some(draining) => draining,
-        None => credential::run_steps(&mut keys).await,
+        None => keys.run().await,
     };
-    let retry = keys.state.retry;
-    if keys.state.object_written {
-        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&keys.state.key, retry));
+    let retry = keys.retry;
+    if keys.object_written {
+        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&keys.key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
     }
-    if decision.run != keys.state.first_run {
+    if decision.run != keys.first_run {
         roll_out(observed, &owner, decision.run.as_ref(), ctx, &mut outcome).await;
     }
     outcome.grant_blockers.extend(observation.unknown_consent.iter().cloned());

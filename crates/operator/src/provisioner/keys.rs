@@ -1,124 +1,101 @@
 //! The key of a pool: observes what [`decide`] rests on, answers its queries and performs its effects.
 
-mod coderd;
-mod secrets;
-
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    sync::Arc,
+};
 
 use coder_k8s_api::{
-    CoderProvisioner, Reason,
+    CoderProvisioner, CoderProvisionerStatus, Reason,
     names::{annotation, component, finalizer},
 };
-use coder_k8s_coderd::{CoderdError, ErrorKind};
+use coder_k8s_coderd::{
+    Client, CoderdError, Daemon, DaemonFilter, ErrorKind, IdentifiedServer, ListedProvisionerKey,
+};
 use coder_k8s_core::{
+    credential::CredentialKind as _,
     object,
     provisioner::{
         self, Observed,
         deployment::{own_url, run_of},
         keys::{
-            self, Blocker, Claimant, CoderdTarget, Decision, DesiredKey, KeyEffect, KeyMarks, KeyQuery,
-            KeyRecord, SecretDataRef, Version, Workload, decide,
+            Blocker, CoderdTarget, Decision, DesiredKey, FoundKey, KeyContext, KeyIntent, KeyMarks, KeyQuery,
+            KeyRecord, KeyRef, KeyScope, Keys, ListedKey, ObservedKeys, SecretDataRef, Version, decide,
+            tags::Tags,
         },
         names,
     },
-    rollout::Rollout,
 };
 use coder_k8s_engine::{
     cache::ObjectKey,
-    secret::{self, SecretPatch},
+    secret::{SecretData, SecretPatch},
 };
-use kube::ResourceExt;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use kube::{Api, ResourceExt, api::ListParams};
 use secrecy::SecretString;
 
 use crate::{
     coderd::{
-        credential::{self, StepState},
+        credential::{Interrupted, Managed, Performed, Reconciler, deployment_of, older_claimant, workload},
         credentials,
-        targets::Connections,
+        targets::{Connections, other_deployment},
     },
-    controller::{Context, children, secrets as storing},
+    controller::Context,
 };
 
 /// The key of one pool in one reconcile.
-pub(super) struct KeyReconciler {
-    pub(super) state: StepState<CoderProvisioner>,
-    observed: keys::ObservedKeys,
-    selector: BTreeMap<String, String>,
-    /// Whether `extraEnv` sets the address that pods connect to.
-    own_url: bool,
+pub(super) type KeyReconciler = Reconciler<Keys>;
+
+/// Reads what is known without coderd. None: the object has no UID, because it was never stored.
+pub(super) async fn begin(
+    key: &ObjectKey,
+    pool: &Observed,
+    connections: Connections,
+    verify_due: bool,
+    ctx: &Arc<Context>,
+) -> Option<KeyReconciler> {
+    let object = &*pool.object;
+    let plane = pool.control_plane.as_deref().filter(|_| own_url(object));
+    let own_url = plane.map(provisioner::daemon_url);
+    let observed = ObservedKeys {
+        desired: desired(object),
+        record: object.status.as_ref().map(KeyRecord::of).unwrap_or_default(),
+        has_finalizer: object::has_finalizer(object, finalizer::PROVISIONER),
+        verify_due,
+        may_make: may_make(pool),
+        target: target(pool),
+        secrets: BTreeMap::new(),
+        workload: workload(pool.children.deployment.as_deref(), run_of, own_url),
+        late_effect_window: ctx.policy.late_effect_window,
+        deletion: ctx.deletion(object),
+        proofs: BTreeMap::new(),
+        listings: BTreeMap::new(),
+        name_conflict: name_conflict(object, pool, ctx),
+        own: KeyContext { organization: None, old_pods: None },
+    };
+    Reconciler::begin(key, pool.object.clone(), observed, connections, ctx).await
 }
 
-impl KeyReconciler {
-    /// Reads what is known without coderd. None: the object has no UID, because it was never stored.
-    pub(super) async fn begin(
-        key: &ObjectKey,
-        pool: &Observed,
-        connections: Connections,
-        verify_due: bool,
-        ctx: &Arc<Context>,
-    ) -> Option<Self> {
-        let object = &*pool.object;
-        let owner = children::owner_of(object, component::PROVISIONER)?;
-        let record = object.status.as_ref().map(KeyRecord::of).unwrap_or_default();
-        let desired = desired(object);
-        let (secrets, stored) = secrets::read(&owner, &desired.secret, &record, object, ctx).await;
-        let observed = keys::ObservedKeys {
-            object: claimant(object),
-            claimants: claimants(object, pool, ctx),
-            desired,
-            record,
-            has_finalizer: object::has_finalizer(object, finalizer::PROVISIONER),
-            verify_due,
-            may_make: may_make(pool),
-            target: target(pool),
-            secrets,
-            workload: workload(pool),
-            deletion: ctx.deletion(object),
-            organization: None,
-            proofs: BTreeMap::new(),
-            listings: BTreeMap::new(),
-            late_effect_window: ctx.policy.late_effect_window,
-            old_pods: None,
-        };
-        let first_run = decide(&observed, ctx.now()).run;
-        let state = StepState {
-            ctx: ctx.clone(),
-            key: key.clone(),
-            connections,
-            object: pool.object.clone(),
-            owner,
-            stored,
-            first_run,
-            object_written: false,
-            retry: None,
-            blocker: None,
-        };
-        Some(Self { state, observed, selector: pool.selector(), own_url: own_url(pool) })
-    }
-}
-
-impl credential::CredentialReconciler for KeyReconciler {
-    type Kind = CoderProvisioner;
-    type Query = KeyQuery;
-    type Record = KeyRecord;
-    type Effect = KeyEffect;
-    type Marks = KeyMarks;
+impl Managed for Keys {
+    type Object = CoderProvisioner;
 
     const FINALIZER: &'static str = finalizer::PROVISIONER;
+    const COMPONENT: &'static str = component::PROVISIONER;
+    const MARK: &'static str = annotation::KEY_NAME;
+    const NOUN: &'static str = "provisioner key";
+    const DELETED_BY_NAME: bool = true;
 
-    fn decide(&self) -> Decision {
-        decide(&self.observed, self.state.ctx.now())
+    fn decide(observed: &ObservedKeys, now: Timestamp) -> Decision {
+        decide(observed, now)
     }
 
-    fn makes(effect: &KeyEffect) -> bool {
-        matches!(effect, KeyEffect::Make { .. })
+    fn target(scope: &KeyScope) -> &CoderdTarget {
+        &scope.target
     }
 
-    fn state(&mut self) -> &mut StepState<CoderProvisioner> {
-        &mut self.state
-    }
-
-    fn blocker_of(&self, error: &CoderdError) -> Blocker {
+    fn blocker_of(_: &CoderProvisioner, error: &CoderdError) -> Blocker {
         let message = match error.kind {
             ErrorKind::RateLimited { .. } => {
                 "Coder API rate limited while reconciling provisioner key".to_owned()
@@ -128,76 +105,200 @@ impl credential::CredentialReconciler for KeyReconciler {
         Blocker::new(error.reason(), message)
     }
 
-    async fn ask(&mut self, query: KeyQuery) {
+    fn recorded(object: &CoderProvisioner, record: &KeyRecord) -> CoderProvisionerStatus {
+        let mut status = object.status.clone().unwrap_or_default();
+        record.write(&mut status);
+        status
+    }
+
+    fn held(data: &SecretData, key: &str, uid: &str) -> Option<[String; 2]> {
+        let value = data.value(key).filter(|value| !value.is_empty())?;
+        Some([names::checksum(uid, value), names::existing_checksum(value)])
+    }
+
+    fn data_keys(annotations: &BTreeMap<String, String>) -> BTreeSet<String> {
+        let list = annotations.get(annotation::KEY_DATA_KEYS).map(String::as_str).unwrap_or_default();
+        list.split(',').filter(|key| !key.is_empty()).map(str::to_owned).collect()
+    }
+
+    fn marks_in(get: impl Fn(&str) -> Option<String>) -> Option<KeyMarks> {
+        Some(KeyMarks {
+            id: get(annotation::KEY_ID),
+            name: get(annotation::KEY_NAME)?,
+            organization: get(annotation::KEY_ORGANIZATION_ID),
+            tags_hash: get(annotation::KEY_TAGS_HASH),
+            deployment_id: get(annotation::KEY_DEPLOYMENT_ID),
+        })
+    }
+
+    fn annotations(
+        marks: &KeyMarks,
+        place: &SecretDataRef,
+        live: Option<&SecretData>,
+    ) -> BTreeMap<String, Option<String>> {
+        let KeyMarks { id, name, organization, tags_hash, deployment_id } = marks.clone();
+        let mut data_keys = live.map(|live| Self::data_keys(&live.annotations)).unwrap_or_default();
+        data_keys.insert(place.key.clone());
+        [
+            (annotation::KEY_ID, id),
+            (annotation::KEY_NAME, Some(name)),
+            (annotation::KEY_ORGANIZATION_ID, organization),
+            (annotation::KEY_TAGS_HASH, tags_hash),
+            (annotation::KEY_DEPLOYMENT_ID, deployment_id),
+            (annotation::KEY_DATA_KEYS, Some(list(data_keys))),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+
+    /// A Secret stays while it holds another key of ours, or something of others.
+    fn without(live: &SecretData, place: &SecretDataRef) -> Option<SecretPatch> {
+        let mut ours = Self::data_keys(&live.annotations);
+        ours.remove(&place.key);
+        let is_last = ours.is_empty() && !live.keys().any(|key| key != place.key);
+        (!is_last).then(|| SecretPatch {
+            data: [(place.key.clone(), None)].into(),
+            annotations: [(annotation::KEY_DATA_KEYS.to_owned(), Some(list(ours)))].into(),
+        })
+    }
+
+    async fn prove(server: &IdentifiedServer, material: &SecretString) -> Result<FoundKey, CoderdError> {
+        Ok(found(&server.anonymous().provisioner_key_details(material).await?))
+    }
+
+    /// coderd answers 400 to what cannot be a key at all.
+    fn is_refusal(kind: &ErrorKind) -> bool {
+        matches!(kind, ErrorKind::Unauthenticated { .. } | ErrorKind::Invalid { .. })
+    }
+
+    /// The keys of an organization, and what is known of their daemons.
+    async fn list(client: &Client, scope: &KeyScope) -> Result<Vec<ListedKey>, CoderdError> {
+        let organization = scope.organization.word();
+        let keys = client.provisioner_keys(organization).await?;
+        let daemons = client.provisioner_daemons(organization, DaemonFilter { offline: true }).await?;
+        let mut by_key: BTreeMap<&str, Vec<&Daemon>> = BTreeMap::new();
+        for daemon in &daemons {
+            by_key.entry(&daemon.key_id).or_default().push(daemon);
+        }
+        let listed = |key: &ListedProvisionerKey| {
+            let daemons = by_key.get(key.id.as_str());
+            ListedKey {
+                key: found(key),
+                created: key.created_at,
+                was_used: daemons.is_some(),
+                last_seen: daemons.into_iter().flatten().filter_map(|daemon| daemon.last_seen_at).max(),
+            }
+        };
+        Ok(keys.iter().map(listed).collect())
+    }
+
+    async fn delete(client: &Client, scope: &KeyScope, name: &str, _: &str) -> Result<(), CoderdError> {
+        client.delete_provisioner_key(scope.organization.word(), name).await
+    }
+
+    async fn ask(this: &mut KeyReconciler, query: KeyQuery) {
         match query {
-            KeyQuery::Organization => self.observed.organization = Some(self.organization().await),
-            KeyQuery::KeyProof(place) => {
-                let proof = self.proof(&place).await;
-                self.observed.proofs.insert(place, proof);
-            }
-            KeyQuery::Keys(scope) => {
-                let listing = self.listing(&scope).await;
-                self.observed.listings.insert(scope, listing);
-            }
-            KeyQuery::Pods => self.observed.old_pods = Some(self.old_pods().await),
+            KeyQuery::Organization => this.observed.own.organization = Some(organization(this).await),
+            KeyQuery::Pods => this.observed.own.old_pods = Some(old_pods(this).await),
         }
     }
 
-    async fn act(&mut self, effect: KeyEffect) -> bool {
-        match effect {
-            KeyEffect::Make { key, tags, secret, version, marks } => {
-                self.make(&key, &tags, &secret, &version, marks).await
-            }
-            KeyEffect::Delete { scope, name, id } => self.delete(&scope, &name, &id).await,
-        }
-    }
-
-    async fn store(
-        &mut self,
+    async fn make(
+        this: &mut KeyReconciler,
+        pending: KeyIntent,
+        tags: Tags,
         place: &SecretDataRef,
         version: &Version,
-        material: Option<&SecretString>,
-        marks: &KeyMarks,
-    ) -> bool {
-        let StepState { ctx, owner, stored, .. } = &self.state;
-        let live = stored.get(&place.name);
-        let mut annotations = secrets::annotations(marks);
-        let mut data_keys = live.map(|live| secrets::data_keys(&live.annotations)).unwrap_or_default();
-        data_keys.insert(place.key.clone());
-        annotations.insert(annotation::KEY_DATA_KEYS.to_owned(), Some(secrets::list(data_keys)));
-        let written = storing::store(place, version, live, material, annotations, owner, ctx).await;
-        self.state.is_stored(&place.name, written)
+    ) -> Performed {
+        let key = pending.credential;
+        let client = this.maker(&key.target).await?;
+        let organization = key.details.organization.word();
+        let made = client.create_provisioner_key(organization, &key.name, &tags).await;
+        let material = made.map_err(|error| this.not_made(&key.name, &error))?;
+        tracing::info!(key = key.name, "made a provisioner key");
+        this.observed.listings.clear();
+        let listed = client.provisioner_keys(organization).await;
+        let stored = store_made(this, key, &material, listed, place, version).await;
+        if stored.is_err() {
+            this.ctx.verify_schedule.lost(&this.key);
+        }
+        stored
     }
 
-    async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool {
-        let StepState { ctx, owner, stored, .. } = &self.state;
-        let Some(live) = stored.get(&place.name).filter(|live| storing::is_version(live, version)) else {
-            return self.state.outdated();
-        };
-        let mut ours = secrets::data_keys(&live.annotations);
-        ours.remove(&place.key);
-        let others = live.keys().filter(|key| *key != place.key).count();
-        let written = if ours.is_empty() && others == 0 {
-            let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, live).await;
-            removed.map(|_| Some(String::new()))
-        } else {
-            let change = SecretPatch {
-                data: [(place.key.clone(), None)].into(),
-                annotations: [(annotation::KEY_DATA_KEYS.to_owned(), Some(secrets::list(ours)))].into(),
-            };
-            secret::patch(&ctx.client, owner, &place.name, live, &change).await
-        };
-        self.state.is_stored(&place.name, written)
+    async fn act(_: &mut KeyReconciler, effect: Infallible) -> Performed {
+        match effect {}
     }
+}
 
-    async fn read_secrets(&mut self) {
-        let StepState { ctx, owner, object, .. } = &self.state;
-        let (secrets, stored) =
-            secrets::read(owner, &self.observed.desired.secret, &self.observed.record, object, ctx).await;
-        self.observed.secrets = secrets;
-        self.state.stored = stored;
-        self.observed.proofs.clear();
+/// The UUID of the wanted organization. None: coderd knows no such organization.
+async fn organization(this: &mut KeyReconciler) -> Result<Option<String>, Blocker> {
+    let target = this.observed.target.clone()?;
+    let client = this.client(&target).await;
+    let client = client.map_err(|blocker| blocker.unwrap_or_else(other_deployment))?;
+    match client.organization(&this.observed.desired.organization).await {
+        Ok(found) => Ok(Some(found.id)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(this.failed(&error)),
     }
+}
+
+/// Stores a key that was made. Its UUID comes from a listing: coderd answers with the material alone. The UUID goes to the
+/// status first, which makes the key ours beyond doubt.
+async fn store_made(
+    this: &mut KeyReconciler,
+    key: KeyRef,
+    material: &SecretString,
+    listed: Result<Vec<ListedProvisionerKey>, CoderdError>,
+    place: &SecretDataRef,
+    version: &Version,
+) -> Performed {
+    let listed = listed.map_err(|error| Interrupted(Some(this.failed(&error))))?;
+    let Some(made) = listed.into_iter().find(|made| made.name == key.name) else {
+        return Err(this.outdated());
+    };
+    let mut record = this.observed.record.clone();
+    if let Some(pending) = &mut record.pending {
+        pending.credential.id = Some(made.id.clone());
+    }
+    this.record(&record).await?;
+    let marks = Keys::marks(&KeyRef { id: Some(made.id), ..key });
+    this.store(place, version, Some(material), &marks).await
+}
+
+/// Data keys as the annotation lists them.
+fn list(data_keys: BTreeSet<String>) -> String {
+    data_keys.into_iter().collect::<Vec<_>>().join(",")
+}
+
+/// Whether a pod is left that runs with something else than the Deployment asks for.
+async fn old_pods(this: &KeyReconciler) -> Result<bool, Blocker> {
+    let Some(workload) = &this.observed.workload else { return Ok(false) };
+    let labels = this.owner.labels.iter().map(|(name, value)| format!("{name}={value}"));
+    let labels = labels.collect::<Vec<_>>().join(",");
+    let api: Api<Pod> = Api::namespaced(this.ctx.client.clone(), &this.key.namespace);
+    let pods = api.list(&ListParams::default().labels(&labels)).await.map_err(|error| {
+        Blocker::new(
+            Reason::PodsUnknown,
+            format!("cannot list the pods: {}", coder_k8s_engine::client::describe(&error)),
+        )
+    })?;
+    let is_over = |pod: &Pod| {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        matches!(phase, Some("Succeeded" | "Failed"))
+    };
+    let is_old = |pod: &Pod| {
+        let template = PodTemplateSpec { metadata: Some(pod.metadata.clone()), spec: pod.spec.clone() };
+        run_of(&template).is_none_or(|run| {
+            let url = own_url(&this.object) || run.url == workload.run.url;
+            !url || run.secret != workload.run.secret || run.checksum != workload.run.checksum
+        })
+    };
+    Ok(pods.iter().any(|pod| !is_over(pod) && is_old(pod)))
+}
+
+fn found(key: &ListedProvisionerKey) -> FoundKey {
+    let ListedProvisionerKey { id, name, organization, tags, created_at: _ } = key;
+    FoundKey { id: id.clone(), name: name.clone(), organization: organization.clone(), tags: tags.clone() }
 }
 
 fn desired(object: &CoderProvisioner) -> DesiredKey {
@@ -224,34 +325,16 @@ fn desired(object: &CoderProvisioner) -> DesiredKey {
     }
 }
 
-fn claimant(object: &CoderProvisioner) -> Claimant {
-    Claimant {
-        created: object.creation_timestamp().map(|time| time.0),
-        uid: object.uid().unwrap_or_default(),
-        called: format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any()),
-    }
-}
-
-/// Other pools that claim the name in the same organization of the same coderd.
-fn claimants(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> Vec<Claimant> {
-    let deployment = |object: &CoderProvisioner, plane: Option<&coder_k8s_api::CoderControlPlane>| {
-        let published = plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone());
-        published.or_else(|| object.status.as_ref()?.deployment_id.clone())
-    };
-    let own = (desired(object), pool.deployment_id.clone());
-    let others = ctx.caches.provisioners.filter(|other| {
-        if other.uid() == object.uid() || object::is_deleting(other) {
-            return false;
-        }
+/// Another pool that claims the name in the same organization of the same coderd, and was there first.
+fn name_conflict(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> Option<String> {
+    let (own, deployment) = (desired(object), pool.deployment_id.as_ref()?);
+    older_claimant(object, &ctx.caches.provisioners, |other| {
         let theirs = desired(other);
-        if theirs.name.name != own.0.name.name || theirs.organization != own.0.organization {
-            return false;
-        }
-        let namespace = other.namespace().unwrap_or_default();
-        let plane = ctx.caches.control_planes.get(&namespace, &theirs.control_plane);
-        own.1.is_some() && deployment(other, plane.as_deref()) == own.1
-    });
-    others.iter().map(|other| claimant(other)).collect()
+        let recorded = other.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        theirs.name.name == own.name.name
+            && theirs.organization == own.organization
+            && deployment_of(other, Some(&theirs.control_plane), recorded, ctx).as_ref() == Some(deployment)
+    })
 }
 
 /// Whether a key may be made now.
@@ -273,13 +356,4 @@ fn target(pool: &Observed) -> Result<CoderdTarget, Blocker> {
         deployment_id: pool.deployment_id.clone(),
         credentials: Some(credentials::of_pool(&pool.object, Some(plane))?),
     })
-}
-
-fn workload(pool: &Observed) -> Option<Workload> {
-    let deployment = pool.children.deployment.as_deref()?;
-    let mut run = run_of(&deployment.spec.as_ref()?.template)?;
-    if let Some(plane) = pool.control_plane.as_deref().filter(|_| own_url(pool)) {
-        run.url = provisioner::daemon_url(plane);
-    }
-    Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
 }

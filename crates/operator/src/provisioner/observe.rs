@@ -15,7 +15,10 @@ use coder_k8s_core::{
 use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
 
-use super::{daemons, keys::KeyReconciler};
+use super::{
+    daemons,
+    keys::{self, KeyReconciler},
+};
 use crate::{
     coderd::{credentials, license_gate, targets::Connections},
     controller::{Context, served_by, workspaces},
@@ -60,7 +63,7 @@ pub(super) async fn observe(
         credentials,
         daemons,
     };
-    let keys = KeyReconciler::begin(key, &pool, connections, verify_due, ctx).await?;
+    let keys = keys::begin(key, &pool, connections, verify_due, ctx).await?;
     Some((Observation { pool, unknown_consent }, keys))
 }
 

@@ -14,19 +14,16 @@ use coder_k8s_core::{
     workload::Run,
     workspaceproxy::{
         Desired, Observed, Outcome, deployment,
-        registration::{Decision, Health, NextStep},
+        registration::{Decision, Health, NextStep, health},
     },
 };
 use coder_k8s_engine::{apply::Owner, queue::Action};
 
 use super::registration::RegistrationReconciler;
-use crate::{
-    coderd::credential,
-    controller::{
-        Context,
-        children::{self, apply},
-        exposure, finalizer,
-    },
+use crate::controller::{
+    Context,
+    children::{self, apply},
+    exposure, finalizer,
 };
 
 /// What the effects brought, as far as the status and the requeue depend on it.
@@ -47,23 +44,22 @@ pub(super) async fn act(
     mut registration: RegistrationReconciler,
     ctx: &Arc<Context>,
 ) -> ControlFlow<Action, Done> {
-    let owner = registration.state.owner.clone();
+    let owner = registration.owner.clone();
     // With the token that the pods have so far: scaling and updates do not wait for coderd.
-    let mut outcome =
-        apply_children(observed, desired, &owner, registration.state.first_run.as_ref(), ctx).await;
-    let decision = credential::run_steps(&mut registration).await;
-    let retry = registration.state.retry;
-    if registration.state.object_written {
-        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&registration.state.key, retry));
+    let mut outcome = apply_children(observed, desired, &owner, registration.first_run.as_ref(), ctx).await;
+    let decision = registration.run().await;
+    let retry = registration.retry;
+    if registration.object_written {
+        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&registration.key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
     }
-    if decision.run != registration.state.first_run {
+    if decision.run != registration.first_run {
         roll_out(observed, &owner, decision.run.as_ref(), ctx, &mut outcome).await;
     }
     if remove_finalizer(observed, &decision, ctx, &mut outcome).await {
         return ControlFlow::Break(ctx.requeue_own_write());
     }
-    let health = registration.health();
+    let health = health(&registration.observed);
     ControlFlow::Continue(Done { outcome, decision, health, retry })
 }
 

@@ -24,7 +24,7 @@ use coder_k8s_core::{
 use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
 
-use super::registration::RegistrationReconciler;
+use super::registration::{self, RegistrationReconciler};
 use crate::{
     coderd::{
         blocker_at, credentials as tokens, later, license_gate, retry_of,
@@ -55,7 +55,7 @@ pub(super) async fn observe(
         gate: target.gate.clone(),
         credentials: target.credentials.clone(),
     };
-    let registration = RegistrationReconciler::begin(key, &observed, target, verify_due, ctx).await?;
+    let registration = registration::begin(key, &observed, target, verify_due, ctx).await?;
     Some((observed, registration))
 }
 

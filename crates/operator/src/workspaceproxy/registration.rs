@@ -1,135 +1,116 @@
 //! The registration of a proxy: observes what [`decide`] rests on, answers its queries and performs its effects.
 
-mod coderd;
-mod secrets;
-
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    sync::Arc,
+};
 
 use coder_k8s_api::{
-    CoderWorkspaceProxy,
-    names::{component, finalizer},
+    CoderWorkspaceProxy, CoderWorkspaceProxyStatus, Reason,
+    names::{annotation, component, finalizer},
 };
-use coder_k8s_coderd::{CoderdError, ErrorKind};
+use coder_k8s_coderd::{
+    Client, CoderdError, ErrorKind, IdentifiedServer, Proxy, ProxySettings, RegisteredProxy,
+};
 use coder_k8s_core::{
+    credential::CredentialKind as _,
     object,
     outcome::Blocker,
-    rollout::Rollout,
+    provisioner::names::checksum,
     target::{CoderdTarget, SecretDataRef, Version},
-    workload::Workload,
     workspaceproxy::{
-        Observed,
+        Observed, TOKEN,
         deployment::{own_url, run_of},
         primary_url,
         registration::{
-            self, Decision, Health, RegistrationEffect, RegistrationMarks, RegistrationQuery,
-            RegistrationRecord, decide, health,
+            Decision, ListedProxy, ObservedRegistration, ProxyProfile, RegistrationContext,
+            RegistrationEffect, RegistrationIntent, RegistrationMarks, RegistrationRecord, RegistrationRef,
+            Registrations, SuppliedToken, TokenFacts, decide, token_id,
         },
         wanted_registration,
     },
 };
-use coder_k8s_engine::{cache::ObjectKey, secret};
+use coder_k8s_engine::{
+    cache::ObjectKey,
+    secret::{self, SecretData},
+};
+use jiff::Timestamp;
 use kube::ResourceExt;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 
 use super::observe::ProxyTarget;
 use crate::{
     coderd::{
         blocker_at,
-        credential::{self, StepState},
+        credential::{Interrupted, Managed, Performed, Reconciler, deployment_of, older_claimant, workload},
+        credentials,
     },
-    controller::{Context, children, secrets as storing},
+    controller::{Context, secrets},
 };
 
 /// The registration of one proxy in one reconcile.
-pub(super) struct RegistrationReconciler {
-    pub(super) state: StepState<CoderWorkspaceProxy>,
-    observed: registration::ObservedRegistration,
+pub(super) type RegistrationReconciler = Reconciler<Registrations>;
+
+/// Reads what is known without coderd. None: the object has no UID, because it was never stored.
+pub(super) async fn begin(
+    key: &ObjectKey,
+    proxy: &Observed,
+    target: ProxyTarget,
+    verify_due: bool,
+    ctx: &Arc<Context>,
+) -> Option<RegistrationReconciler> {
+    let object = &*proxy.object;
+    let url = primary_url(object, proxy.control_plane.as_deref());
+    let may_make = match (&proxy.credentials, &proxy.gate) {
+        (Some(Err(blocker)), _) => Err(blocker.clone()),
+        (_, Some(gate)) if !gate.may_begin() => Err(Blocker::new(gate.reason, gate.message.clone())),
+        _ => Ok(()),
+    };
+    let observed = ObservedRegistration {
+        desired: wanted_registration(object),
+        record: object.status.as_ref().map(RegistrationRecord::of).unwrap_or_default(),
+        has_finalizer: object::has_finalizer(object, finalizer::WORKSPACE_PROXY),
+        verify_due,
+        may_make,
+        secrets: BTreeMap::new(),
+        workload: workload(
+            proxy.children.deployment.as_deref(),
+            run_of,
+            url.clone().filter(|_| own_url(proxy)),
+        ),
+        late_effect_window: ctx.policy.late_effect_window,
+        deletion: ctx.deletion(object),
+        proofs: BTreeMap::new(),
+        listings: BTreeMap::new(),
+        name_conflict: target.target.as_ref().ok().and_then(|target| name_conflict(object, target, ctx)),
+        own: RegistrationContext { given: given(object, key, ctx).await, url },
+        target: target.target,
+    };
+    let mut this = Reconciler::begin(key, proxy.object.clone(), observed, target.connections, ctx).await?;
+    this.retry = target.retry;
+    Some(this)
 }
 
-impl RegistrationReconciler {
-    /// Reads what is known without coderd. None: the object has no UID, because it was never stored.
-    pub(super) async fn begin(
-        key: &ObjectKey,
-        proxy: &Observed,
-        target: ProxyTarget,
-        verify_due: bool,
-        ctx: &Arc<Context>,
-    ) -> Option<Self> {
-        let object = &*proxy.object;
-        let owner = children::owner_of(object, component::WORKSPACE_PROXY)?;
-        let record = object.status.as_ref().map(RegistrationRecord::of).unwrap_or_default();
-        let desired = wanted_registration(object);
-        let (secrets, stored) = secrets::read(desired.as_ref(), &record, object, &owner, ctx).await;
-        let given = secrets::given(object, key, ctx).await;
-        let url = primary_url(object, proxy.control_plane.as_deref());
-        let may_make = match (&proxy.credentials, &proxy.gate) {
-            (Some(Err(blocker)), _) => Err(blocker.clone()),
-            (_, Some(gate)) if !gate.may_begin() => Err(Blocker::new(gate.reason, gate.message.clone())),
-            _ => Ok(()),
-        };
-        let name_conflict = target.target.as_ref().ok().and_then(|target| name_conflict(object, target, ctx));
-        let observed = registration::ObservedRegistration {
-            desired,
-            given,
-            record,
-            has_finalizer: object::has_finalizer(object, finalizer::WORKSPACE_PROXY),
-            verify_due,
-            may_make,
-            target: target.target,
-            name_conflict,
-            workload: workload(proxy, url.as_ref()),
-            url,
-            secrets,
-            late_effect_window: ctx.policy.late_effect_window,
-            deletion: ctx.deletion(object),
-            proofs: BTreeMap::new(),
-            listings: BTreeMap::new(),
-        };
-        let first_run = decide(&observed, ctx.now()).run;
-        let state = StepState {
-            ctx: ctx.clone(),
-            key: key.clone(),
-            connections: target.connections,
-            object: proxy.object.clone(),
-            owner,
-            stored,
-            first_run,
-            object_written: false,
-            retry: target.retry,
-            blocker: None,
-        };
-        Some(Self { state, observed })
-    }
-
-    /// The health of the proxy, if coderd was asked.
-    pub(super) fn health(&self) -> Option<Health> {
-        health(&self.observed)
-    }
-}
-
-impl credential::CredentialReconciler for RegistrationReconciler {
-    type Kind = CoderWorkspaceProxy;
-    type Query = RegistrationQuery;
-    type Record = RegistrationRecord;
-    type Effect = RegistrationEffect;
-    type Marks = RegistrationMarks;
+impl Managed for Registrations {
+    type Object = CoderWorkspaceProxy;
 
     const FINALIZER: &'static str = finalizer::WORKSPACE_PROXY;
+    const COMPONENT: &'static str = component::WORKSPACE_PROXY;
+    const MARK: &'static str = annotation::PROXY_ID;
+    const NOUN: &'static str = "workspace proxy";
+    const DELETED_BY_NAME: bool = false;
 
-    fn decide(&self) -> Decision {
-        decide(&self.observed, self.state.ctx.now())
+    fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
+        decide(observed, now)
     }
 
-    fn makes(effect: &RegistrationEffect) -> bool {
-        matches!(effect, RegistrationEffect::Make { .. })
+    fn target(target: &CoderdTarget) -> &CoderdTarget {
+        target
     }
 
-    fn state(&mut self) -> &mut StepState<CoderWorkspaceProxy> {
-        &mut self.state
-    }
-
-    fn blocker_of(&self, error: &CoderdError) -> Blocker {
-        let field = match &self.state.object.spec.bootstrap {
+    fn blocker_of(object: &CoderWorkspaceProxy, error: &CoderdError) -> Blocker {
+        let field = match &object.spec.bootstrap {
             Some(_) => "bootstrap.coderURL",
             None => "operatorAccess.apiURL of the control plane",
         };
@@ -142,88 +123,201 @@ impl credential::CredentialReconciler for RegistrationReconciler {
         }
     }
 
-    async fn ask(&mut self, query: RegistrationQuery) {
-        match query {
-            RegistrationQuery::Registrations(target) => {
-                let listing = self.listing(&target).await;
-                self.observed.listings.insert(target, listing);
-            }
-            RegistrationQuery::TokenProof(place) => {
-                let proof = self.proof(&place).await;
-                self.observed.proofs.insert(place, proof);
-            }
-        }
+    fn recorded(object: &CoderWorkspaceProxy, record: &RegistrationRecord) -> CoderWorkspaceProxyStatus {
+        let mut status = object.status.clone().unwrap_or_default();
+        record.write(&mut status);
+        status
     }
 
-    async fn act(&mut self, effect: RegistrationEffect) -> bool {
-        match effect {
-            RegistrationEffect::Make { pending, settings, secret, version } => {
-                self.make(&pending, settings, &secret, &version).await
-            }
-            RegistrationEffect::Update { target, id, settings } => self.update(&target, &id, settings).await,
-            RegistrationEffect::Deregister { target, id, name } => self.deregister(&target, &id, &name).await,
-        }
+    fn held(data: &SecretData, key: &str, uid: &str) -> Option<TokenFacts> {
+        data.text(key).map(|text| token(&text, uid))
     }
 
-    async fn store(
-        &mut self,
+    fn data_keys(_: &BTreeMap<String, String>) -> BTreeSet<String> {
+        [TOKEN.to_owned()].into()
+    }
+
+    fn marks_in(get: impl Fn(&str) -> Option<String>) -> Option<RegistrationMarks> {
+        Some(RegistrationMarks {
+            id: get(annotation::PROXY_ID)?,
+            name: get(annotation::PROXY_NAME).unwrap_or_default(),
+            deployment_id: get(annotation::PROXY_DEPLOYMENT_ID),
+        })
+    }
+
+    fn annotations(
+        marks: &RegistrationMarks,
+        _: &SecretDataRef,
+        _: Option<&SecretData>,
+    ) -> BTreeMap<String, Option<String>> {
+        let RegistrationMarks { id, name, deployment_id } = marks.clone();
+        [
+            (annotation::PROXY_ID, Some(id)),
+            (annotation::PROXY_NAME, Some(name)),
+            (annotation::PROXY_DEPLOYMENT_ID, deployment_id),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+
+    async fn prove(server: &IdentifiedServer, token: &SecretString) -> Result<(), CoderdError> {
+        server.anonymous().prove_proxy_token(token).await
+    }
+
+    async fn list(client: &Client, _: &CoderdTarget) -> Result<Vec<ListedProxy>, CoderdError> {
+        // coderd itself is listed first, and is no proxy of anybody.
+        let own = |proxy: &&Proxy| proxy.name != "primary" && !proxy.deleted;
+        Ok(client.proxies().await?.iter().filter(own).map(listed).collect())
+    }
+
+    async fn delete(client: &Client, _: &CoderdTarget, _: &str, id: &str) -> Result<(), CoderdError> {
+        client.delete_proxy(id).await
+    }
+
+    async fn ask(_: &mut RegistrationReconciler, query: Infallible) {
+        match query {}
+    }
+
+    /// Registers the proxy as announced, or gives it another token, and stores the token.
+    async fn make(
+        this: &mut RegistrationReconciler,
+        pending: RegistrationIntent,
+        settings: ProxyProfile,
         place: &SecretDataRef,
         version: &Version,
-        token: Option<&SecretString>,
-        marks: &RegistrationMarks,
-    ) -> bool {
-        let StepState { ctx, owner, stored, .. } = &self.state;
-        let (live, annotations) = (stored.get(&place.name), secrets::annotations(marks));
-        let written = storing::store(place, version, live, token, annotations, owner, ctx).await;
-        self.state.is_stored(&place.name, written)
-    }
-
-    async fn remove(&mut self, place: &SecretDataRef, version: &Version) -> bool {
-        let StepState { ctx, owner, stored, .. } = &self.state;
-        let Some(live) = stored.get(&place.name).filter(|live| storing::is_version(live, version)) else {
-            return self.state.outdated();
+    ) -> Performed {
+        let RegistrationRef { id: known, name, target, details: _ } = &pending.credential;
+        let client = this.maker(target).await?;
+        // Another token ends the one in the Secret, which must still be the Secret that was decided on.
+        if !is_unchanged(this, place, version).await {
+            return Err(this.outdated());
+        }
+        let settings = as_sent(settings);
+        let made = match known {
+            None => client.create_proxy(&settings).await,
+            Some(id) => client.update_proxy(id, &settings, true).await,
         };
-        let removed = secret::remove(&ctx.client, &owner.namespace, &place.name, live).await;
-        self.state.is_stored(&place.name, removed.map(|_| Some(String::new())))
+        this.observed.listings.clear();
+        let RegisteredProxy { proxy, token } = match made {
+            Ok(made) => made,
+            Err(error) => {
+                let not_made = this.not_made(name, &error);
+                if matches!(error.kind, ErrorKind::Duplicate { .. }) {
+                    // The name was free a moment ago. Whoever has it now must not be taken for what was announced.
+                    let record = RegistrationRecord { pending: None, ..this.observed.record.clone() };
+                    // That the name is taken is what the conditions tell, whether or not the status could be written.
+                    drop(this.record(&record).await);
+                }
+                return Err(not_made);
+            }
+        };
+        let Some(token) = token else { return Err(this.outdated()) };
+        tracing::info!(proxy = proxy.name, "got a token for a workspace proxy");
+        let id = Some(proxy.id.to_ascii_lowercase());
+        let current = RegistrationRef::new(id.clone(), proxy.name, target.clone());
+        let stored = store_made(
+            this,
+            current,
+            RegistrationIntent { credential: RegistrationRef { id, ..pending.credential }, ..pending },
+            &token,
+            place,
+            version,
+        )
+        .await;
+        if stored.is_err() {
+            this.ctx.verify_schedule.lost(&this.key);
+        }
+        stored
     }
 
-    async fn read_secrets(&mut self) {
-        let StepState { ctx, owner, object, .. } = &self.state;
-        let desired = self.observed.desired.as_ref();
-        let (secrets, stored) = secrets::read(desired, &self.observed.record, object, owner, ctx).await;
-        self.observed.secrets = secrets;
-        self.state.stored = stored;
-        self.observed.proofs.clear();
+    /// Changes what a registration is called.
+    async fn act(this: &mut RegistrationReconciler, effect: RegistrationEffect) -> Performed {
+        let RegistrationEffect::Update { target, id, settings } = effect;
+        let Ok(client) = this.client(&target).await else { return Err(this.outdated()) };
+        this.observed.listings.remove(&target);
+        let updated = client.update_proxy(&id, &as_sent(settings), false).await;
+        let updated = updated.map_err(|error| Interrupted(Some(this.failed(&error))))?;
+        tracing::info!(proxy = updated.proxy.name, "updated a workspace proxy");
+        Ok(())
     }
+}
+
+/// Stores a token. The UUID of its registration goes to the status first.
+async fn store_made(
+    this: &mut RegistrationReconciler,
+    current: RegistrationRef,
+    pending: RegistrationIntent,
+    token: &SecretString,
+    place: &SecretDataRef,
+    version: &Version,
+) -> Performed {
+    let marks = Registrations::marks(&current);
+    let (current, pending) = (Some(current), Some(pending));
+    let record = RegistrationRecord { current, pending, ..this.observed.record.clone() };
+    if record != this.observed.record {
+        this.record(&record).await?;
+    }
+    this.store(place, version, Some(token), &marks).await
+}
+
+async fn is_unchanged(this: &RegistrationReconciler, place: &SecretDataRef, version: &Version) -> bool {
+    match secret::read(&this.ctx.client, &this.key.namespace, &place.name).await {
+        Ok(Some(live)) => secrets::is_version(&live, version),
+        Ok(None) => *version == Version::Absent,
+        Err(_) => false,
+    }
+}
+
+fn as_sent(settings: ProxyProfile) -> ProxySettings {
+    let ProxyProfile { name, display_name, icon } = settings;
+    ProxySettings { name, display_name, icon }
+}
+
+fn listed(proxy: &Proxy) -> ListedProxy {
+    ListedProxy {
+        id: proxy.id.to_ascii_lowercase(),
+        name: proxy.name.clone(),
+        display_name: proxy.display_name.clone(),
+        icon: proxy.icon_url.clone(),
+        created: proxy.created_at,
+        version: proxy.version.clone(),
+        health: proxy.status.status.clone(),
+    }
+}
+
+/// The token that a person supplies. The error says why there is none.
+async fn given(
+    object: &CoderWorkspaceProxy,
+    key: &ObjectKey,
+    ctx: &Context,
+) -> Result<SuppliedToken, Blocker> {
+    const MISSING: Reason = Reason::TokenSecretUnavailable;
+    let Some(reference) = &object.spec.proxy_session_token_secret_ref else {
+        return Err(Blocker::new(MISSING, "nobody supplies a token".to_owned()));
+    };
+    let data_key = reference.key.as_ref().map_or(TOKEN, AsRef::as_ref).to_owned();
+    let place = SecretDataRef { name: reference.name.to_string(), key: data_key };
+    match credentials::read(&place, &key.namespace, ctx).await? {
+        Some(text) => {
+            let token = token(&text, &object.uid().unwrap_or_default());
+            Ok(SuppliedToken { place, token })
+        }
+        None => Err(credentials::missing(MISSING, &place)),
+    }
+}
+
+fn token(text: &SecretString, uid: &str) -> TokenFacts {
+    let text = text.expose_secret();
+    TokenFacts { checksum: checksum(uid, text.as_bytes()), id: token_id(text) }
 }
 
 /// Another proxy that asks for the same name in the same coderd, and was there first.
 fn name_conflict(object: &CoderWorkspaceProxy, target: &CoderdTarget, ctx: &Context) -> Option<String> {
-    let name = wanted_registration(object)?.name;
-    let age = |object: &CoderWorkspaceProxy| (object.creation_timestamp().map(|time| time.0), object.uid());
-    let deployment = |other: &CoderWorkspaceProxy| {
-        let namespace = other.namespace().unwrap_or_default();
-        let plane = other.spec.control_plane_ref.as_ref();
-        let plane = plane.and_then(|plane| ctx.caches.control_planes.get(&namespace, plane.name.as_str()));
-        let published = plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone());
-        published.or_else(|| other.status.as_ref()?.deployment_id.clone())
-    };
-    let others = ctx.caches.workspace_proxies.filter(|other| {
-        other.uid() != object.uid()
-            && !object::is_deleting(other)
-            && age(other) < age(object)
-            && wanted_registration(other).is_some_and(|desired| desired.name.eq_ignore_ascii_case(&name))
-            && target.deployment_id.is_some()
-            && deployment(other) == target.deployment_id
-    });
-    others.first().map(|other| format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()))
-}
-
-fn workload(proxy: &Observed, url: Option<&String>) -> Option<Workload> {
-    let deployment = proxy.children.deployment.as_deref()?;
-    let mut run = run_of(&deployment.spec.as_ref()?.template)?;
-    if let Some(url) = url.filter(|_| own_url(proxy)) {
-        run.url.clone_from(url);
-    }
-    Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
+    let (name, deployment) = (wanted_registration(object)?.name, target.deployment_id.as_ref()?);
+    older_claimant(object, &ctx.caches.workspace_proxies, |other| {
+        let plane = other.spec.control_plane_ref.as_ref().map(|plane| plane.name.as_str());
+        let recorded = other.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        wanted_registration(other).is_some_and(|desired| desired.name.eq_ignore_ascii_case(&name))
+            && deployment_of(other, plane, recorded, ctx).as_ref() == Some(deployment)
+    })
 }

@@ -1,25 +1,23 @@
 //! What follows from what was observed: which key the Secret holds, and what coderd must be asked to know.
 
 use coder_k8s_api::Reason;
-use jiff::Timestamp;
 
 use super::{
-    observed::{
-        Blocker, Effect, FoundKey, KeyMarks, KeyProof, KeyQuery, ListedKey, Listing, ObservedKeys, Run,
-        Secret, Version,
-    },
-    record::{KeyDetails, KeyRecord, KeyRef, KeyScope, Organization},
-    tags,
+    Blocker, FoundKey, KeyMarks, KeyProof, KeyQuery, KeyRef, KeyScope, Keys, Organization, Query, Run,
+    Secret, tags,
 };
 use crate::{
-    credential::{self, CredentialVerdict},
-    target::{CoderdTarget, SecretDataRef},
+    credential::{self, CredentialVerdict, Facts},
+    target::SecretDataRef,
 };
 
 /// Why a rule does not get to its end.
-pub(super) type Stop = credential::Stop<KeyQuery, KeyRecord, Effect>;
+pub(super) type Stop = credential::Stop<Keys>;
 
-pub(super) type Flow<T> = Result<T, Stop>;
+pub(super) type Flow<T> = credential::Flow<Keys, T>;
+
+/// What a decision about keys rests on.
+pub(super) type KeyFacts<'a> = Facts<'a, Keys>;
 
 /// A key of ours that a Secret holds, proven in this reconcile.
 #[derive(Clone, Debug)]
@@ -29,32 +27,7 @@ pub(super) struct Live {
     pub(super) checksums: [String; 2],
 }
 
-/// What the material in a Secret is.
-enum Identity {
-    /// There is none, or it is another deployment's.
-    Nothing,
-    /// That of no key.
-    Dead,
-    Is(FoundKey),
-}
-
-/// What one decision rests on.
-#[derive(Debug)]
-pub(super) struct KeyFacts<'a> {
-    pub(super) observed: &'a ObservedKeys,
-    pub(super) record: &'a KeyRecord,
-    pub(super) now: Timestamp,
-}
-
 impl<'a> KeyFacts<'a> {
-    pub(super) fn new(observed: &'a ObservedKeys, now: Timestamp) -> Self {
-        Self { observed, record: &observed.record, now }
-    }
-
-    pub(super) fn target(&self) -> Flow<&'a CoderdTarget> {
-        self.observed.target.as_ref().map_err(Stop::unsure)
-    }
-
     /// The current key and the announced one.
     fn recorded(&self) -> impl Iterator<Item = &'a KeyRef> {
         let pending = self.record.pending.iter().map(|pending| &pending.credential);
@@ -84,12 +57,9 @@ impl<'a> KeyFacts<'a> {
     /// The key of ours that a Secret holds. An answer that is not definite stops everything.
     pub(super) fn live(&self) -> Flow<Option<Live>> {
         for place in self.places() {
-            let Some(Secret::Ours { holds: Some(checksums), marks, .. }) = self.observed.secrets.get(place)
-            else {
-                continue;
-            };
-            if let Identity::Is(key) = self.identity(place, marks.as_ref(), checksums)?
-                && self.is_ours(&key, marks.as_ref())?
+            let Some((checksums, marks)) = self.held(place) else { continue };
+            if let Some(key) = self.identity(place, marks, checksums)?
+                && self.is_ours(&key, marks)?
             {
                 return Ok(Some(Live { secret: place.clone(), key, checksums: checksums.clone() }));
             }
@@ -118,21 +88,22 @@ impl<'a> KeyFacts<'a> {
         Ok(())
     }
 
+    /// The key that the material in a Secret belongs to. None: to no key, or to one of another deployment.
     fn identity(
         &self,
         place: &SecretDataRef,
         marks: Option<&KeyMarks>,
         checksums: &[String; 2],
-    ) -> Flow<Identity> {
+    ) -> Flow<Option<FoundKey>> {
         if !self.is_of_target(marks, checksums)? {
-            return Ok(Identity::Nothing);
+            return Ok(None);
         }
         match self.observed.proofs.get(place) {
-            None => Err(Stop::ask(KeyQuery::KeyProof(place.clone()))),
-            Some(KeyProof::Is(key)) => Ok(Identity::Is(key.clone())),
-            Some(KeyProof::Refused) => Ok(Identity::Dead),
+            None => Err(Stop::ask(Query::Proof(place.clone()))),
+            Some(KeyProof::Is(key)) => Ok(Some(key.clone())),
+            Some(KeyProof::Refused) => Ok(None),
             Some(KeyProof::Unknown(blocker)) => Err(Stop::unsure(blocker)),
-            Some(KeyProof::Unsupported) => self.identity_by_listing(marks).map(Identity::Is),
+            Some(KeyProof::Unsupported) => self.identity_by_listing(marks).map(Some),
         }
     }
 
@@ -185,16 +156,20 @@ impl<'a> KeyFacts<'a> {
             Some(current) => Ok(current.name.eq_ignore_ascii_case(&key.name)
                 && current.details.organization.id.as_deref().is_none_or(|id| id == key.organization)
                 && current.target.is_same(self.target()?)),
-            None => self.fits(key),
+            None => Ok(self.mismatch(key)?.is_none()),
         }
     }
 
-    /// Whether a key of the target is what the spec asks for.
-    pub(super) fn fits(&self, key: &FoundKey) -> Flow<bool> {
+    /// Why a key of the target is not what the spec asks for. None: it is.
+    pub(super) fn mismatch(&self, key: &FoundKey) -> Flow<Option<Reason>> {
         let desired = &self.observed.desired;
-        Ok(desired.name.covers(&key.name)
-            && tags::mean_the_same(&desired.tags, &key.tags)
-            && self.organization()? == key.organization)
+        if !desired.name.covers(&key.name) {
+            return Ok(Some(Reason::KeyNameChanged));
+        }
+        if !tags::mean_the_same(&desired.tags, &key.tags) {
+            return Ok(Some(Reason::TagsChanged));
+        }
+        Ok((self.organization()? != key.organization).then_some(Reason::OrganizationChanged))
     }
 
     /// The UUID of the wanted organization. What the status already says of the same words is believed.
@@ -205,8 +180,8 @@ impl<'a> KeyFacts<'a> {
         if let Some(id) = recorded.and_then(|key| key.details.organization.id.clone()) {
             return Ok(id);
         }
-        match &self.observed.organization {
-            None => Err(Stop::ask(KeyQuery::Organization)),
+        match &self.observed.own.organization {
+            None => Err(Stop::ask(Query::Own(KeyQuery::Organization))),
             Some(Ok(Some(id))) => Ok(id.clone()),
             Some(Ok(None)) => Err(Stop::Wait(CredentialVerdict::stalled(
                 Reason::OrganizationNotFound,
@@ -221,26 +196,6 @@ impl<'a> KeyFacts<'a> {
         let organization =
             Organization { id: Some(self.organization()?), name: self.observed.desired.organization.clone() };
         Ok(KeyScope { target: self.target()?.clone(), organization })
-    }
-
-    /// The keys of an organization.
-    pub(super) fn listing(&self, scope: &KeyScope) -> Flow<&'a [ListedKey]> {
-        match self.observed.listings.get(scope) {
-            None => Err(Stop::ask(KeyQuery::Keys(scope.clone()))),
-            Some(Listing::Known(list)) => Ok(list),
-            Some(Listing::Unknown(blocker)) => Err(Stop::unsure(blocker)),
-            Some(Listing::Gone) => {
-                let message = format!("nothing is left to ask {} with", scope.target.url);
-                Err(Stop::unsure(&Blocker::new(Reason::Unreachable, message)))
-            }
-        }
-    }
-
-    /// The Secret that a write to the wanted place expects. Stops if it cannot be written.
-    pub(super) fn writable(&self) -> Flow<Version> {
-        let place = &self.observed.desired.secret;
-        let secret = self.observed.secrets.get(place);
-        Secret::writable(secret, place, "spec.key.secretName").map_err(Stop::Wait)
     }
 
     /// What the pods of a live key run with. The checksum of the Go operator says the same, and is kept.
@@ -258,42 +213,15 @@ impl<'a> KeyFacts<'a> {
         if let Some(workload) = &self.observed.workload {
             return Some(workload.run.clone());
         }
-        let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
-        match self.observed.secrets.get(place) {
-            Some(Secret::Ours { holds: Some([checksum, _]), marks: Some(marks), .. })
-                if marks.id.is_some() && marks.id == current.id =>
-            {
-                let (secret, url) = (place.clone(), current.target.url.clone());
-                Some(Run { secret, checksum: checksum.clone(), url })
-            }
-            _ => None,
-        }
-    }
-
-    /// The annotations that belong to a key of the target.
-    pub(super) fn marks_of(&self, key: &FoundKey) -> Flow<KeyMarks> {
-        Ok(KeyMarks {
-            id: Some(key.id.clone()),
-            name: key.name.clone(),
-            organization: Some(key.organization.clone()),
-            tags_hash: Some(tags::hash(&key.tags)),
-            deployment_id: self.target()?.deployment_id.clone(),
-        })
+        self.stored_run(&self.record.current.as_ref()?.target.url)
     }
 
     /// A key of the target as the record keeps it.
     pub(super) fn as_recorded(&self, key: &FoundKey) -> Flow<KeyRef> {
-        let target = self.target()?;
         let mut known = self.recorded().map(|key| &key.details.organization);
         let known = known.find(|known| known.id.as_ref() == Some(&key.organization));
         // An organization that nobody named yet is called by its UUID, never by a name that may be another's.
         let name = known.map_or_else(|| key.organization.clone(), |known| known.name.clone());
-        let organization = Organization { id: Some(key.organization.clone()), name };
-        Ok(KeyRef {
-            id: Some(key.id.clone()),
-            name: key.name.clone(),
-            target: target.clone(),
-            details: KeyDetails { organization, tags_hash: Some(tags::hash(&key.tags)) },
-        })
+        Ok(key.reference(self.target()?, name))
     }
 }

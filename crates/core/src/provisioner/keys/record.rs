@@ -2,15 +2,13 @@
 //!
 //! Fields that the Go operator writes are read as it leaves them: a part may be missing.
 
-use std::collections::BTreeSet;
-
 use coder_k8s_api::{self as api, CoderProvisionerStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
-    credential::{CredentialRef, Details, Intent, Record, Retired, recorded_time},
-    target::{CoderdTarget, Credentials, SecretDataRef, nonempty},
+    credential::{CredentialRef, Details, Intent, Record, Retired, recorded_time, reported_target},
+    target::{CoderdTarget, SecretDataRef, nonempty},
 };
 
 /// The data key where none is recorded.
@@ -39,6 +37,10 @@ impl Details for KeyDetails {
 
     fn shares_names(&self, other: &Self) -> bool {
         self.organization.is_same(&other.organization)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.organization.id.is_some()
     }
 }
 
@@ -86,21 +88,16 @@ impl KeyScope {
 }
 
 impl KeyRef {
-    /// The listing that shows it.
-    pub fn scope(&self) -> KeyScope {
-        KeyScope { target: self.target.clone(), organization: self.details.organization.clone() }
+    /// For people: enough to find it.
+    pub(super) fn described(&self) -> String {
+        let Self { id, name, target, details } = self;
+        let id = id.as_ref().map_or_else(String::new, |id| format!(" ({id})"));
+        let server = if target.url.is_empty() { "another coderd" } else { &target.url };
+        format!("provisioner key {name}{id} in organization {} of {server}", details.organization.word())
     }
 }
 
 impl KeyRecord {
-    /// The names in use in one organization: a new key must have another one, or the two would be taken for each other.
-    pub fn names_in(&self, scope: &KeyScope) -> BTreeSet<String> {
-        let stale = self.stale.iter().map(|stale| &stale.credential);
-        let pending = self.pending.iter().map(|pending| &pending.credential);
-        let keys = self.current.iter().chain(pending).chain(stale).filter(|key| scope.holds(key));
-        keys.map(|key| key.name.to_lowercase()).collect()
-    }
-
     /// Makes a proven key the current one. What was current before is to go.
     pub(super) fn promote(&mut self, key: KeyRef, secret: SecretDataRef, now: Timestamp) {
         let old = self.current.take().filter(|old| !old.is_same(&key));
@@ -146,12 +143,12 @@ impl KeyRecord {
         status.organization_id = organization.and_then(|organization| organization.id.clone());
         status.organization_name = nonempty(organization.map(|organization| &organization.name));
         status.tags_hash = key.and_then(|key| key.details.tags_hash.clone());
-        let target = key.map(|key| &key.target);
-        status.control_plane_ref_name = nonempty(target.map(|target| &target.control_plane));
-        status.control_plane_url = nonempty(target.map(|target| &target.url));
-        status.deployment_id = target.and_then(|target| target.deployment_id.clone());
-        status.credentials_source =
-            target.and_then(|target| target.credentials.as_ref()).map(Credentials::source);
+        (
+            status.control_plane_ref_name,
+            status.control_plane_url,
+            status.deployment_id,
+            status.credentials_source,
+        ) = reported_target(key.map(|key| &key.target));
         status.secret_ref = secret.as_ref().map(SecretDataRef::reported);
         status.pending_key = pending.as_ref().map(pending_key);
         status.stale_keys = stale.iter().map(stale_key).collect();
@@ -175,20 +172,22 @@ fn pending(key: &api::PendingKey) -> KeyIntent {
 }
 
 fn pending_key(intent: &KeyIntent) -> api::PendingKey {
-    let KeyIntent { credential: KeyRef { id, name, target, details }, reason, since } = intent;
+    let KeyIntent { credential: KeyRef { id, name, target, details }, reason, since } = intent.clone();
     let KeyDetails { organization, tags_hash } = details;
+    let (control_plane_ref_name, control_plane_url, deployment_id, credentials_source) =
+        reported_target(Some(&target));
     api::PendingKey {
-        name: name.clone(),
-        id: id.clone(),
-        organization_id: organization.id.clone(),
-        organization_name: Some(organization.name.clone()),
-        tags_hash: tags_hash.clone(),
-        control_plane_ref_name: Some(target.control_plane.clone()),
-        control_plane_url: Some(target.url.clone()),
-        deployment_id: target.deployment_id.clone(),
-        credentials_source: target.credentials.as_ref().map(Credentials::source),
-        reason: Some(reason.clone()),
-        since: Some(Time(*since)),
+        name,
+        id,
+        organization_id: organization.id,
+        organization_name: nonempty(Some(&organization.name)),
+        tags_hash,
+        control_plane_ref_name,
+        control_plane_url,
+        deployment_id,
+        credentials_source,
+        reason: Some(reason),
+        since: Some(Time(since)),
     }
 }
 
@@ -208,19 +207,21 @@ fn stale(stale: &api::StaleKey) -> RetiredKey {
 }
 
 fn stale_key(stale: &RetiredKey) -> api::StaleKey {
-    let RetiredKey { credential: KeyRef { id, name, target, details }, since, unused_since } = stale;
+    let RetiredKey { credential: KeyRef { id, name, target, details }, since, unused_since } = stale.clone();
     let KeyDetails { organization, tags_hash } = details;
+    let (control_plane_ref_name, control_plane_url, deployment_id, credentials_source) =
+        reported_target(Some(&target));
     api::StaleKey {
-        name: name.clone(),
-        id: id.clone(),
-        organization_id: organization.id.clone(),
+        name,
+        id,
+        organization_id: organization.id,
         organization_name: nonempty(Some(&organization.name)),
-        tags_hash: tags_hash.clone(),
-        control_plane_ref_name: nonempty(Some(&target.control_plane)),
-        control_plane_url: nonempty(Some(&target.url)),
-        deployment_id: target.deployment_id.clone(),
-        credentials_source: target.credentials.as_ref().map(Credentials::source),
-        since: Some(Time(*since)),
+        tags_hash,
+        control_plane_ref_name,
+        control_plane_url,
+        deployment_id,
+        credentials_source,
+        since: Some(Time(since)),
         unused_since: unused_since.map(Time),
     }
 }

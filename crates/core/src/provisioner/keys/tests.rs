@@ -111,7 +111,6 @@ fn here() -> KeyScope {
 fn running() -> ObservedKeys {
     let run = Run { secret: secret_at("s"), checksum: "sum-k1".into(), url: "http://coder".into() };
     ObservedKeys {
-        object: Claimant { created: Some(at(10)), uid: "b".into(), called: "ns/pool".into() },
         desired: DesiredKey {
             control_plane: "coder".into(),
             organization: "default".into(),
@@ -129,15 +128,14 @@ fn running() -> ObservedKeys {
         verify_due: false,
         may_make: Ok(()),
         target: Ok(place("coder")),
-        claimants: Vec::new(),
         secrets: [(secret_at("s"), secret("k1", "pool"))].into(),
         workload: Some(Workload { run, settled: true }),
+        name_conflict: None,
         deletion: None,
-        organization: None,
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
         late_effect_window: SignedDuration::from_mins(2),
-        old_pods: None,
+        own: KeyContext { organization: None, old_pods: None },
     }
 }
 
@@ -154,10 +152,10 @@ fn new() -> ObservedKeys {
 /// What coderd knows: the key that the Secret holds, and all keys of the organization.
 #[expect(clippy::needless_pass_by_value, reason = "so that tests read as tables")]
 fn knows(mut observed: ObservedKeys, proof: KeyProof, keys: Vec<ListedKey>) -> ObservedKeys {
-    observed.organization = Some(Ok(Some("org".into())));
+    observed.own.organization = Some(Ok(Some("org".into())));
     observed.proofs = observed.secrets.keys().map(|place| (place.clone(), proof.clone())).collect();
     observed.listings.insert(here(), Listing::Known(keys));
-    observed.old_pods = Some(Ok(false));
+    observed.own.old_pods = Some(Ok(false));
     observed
 }
 

@@ -1,35 +1,31 @@
-//! The order of the rules: the registration is found or made, renamed, and given a token; and while nothing else is to be
-//! done, what is no longer wanted goes.
+//! The order of the rules: the registration is found again or made, under a name that nobody else has, renamed, and given a
+//! token, which is regenerated in place when it is lost or dead. While nothing else is to be done, what is no longer wanted
+//! goes once nothing runs with it: registrations, and the Secrets of their tokens.
+//!
+//! Also what is decided when a person supplies the token, or the object is deleted: then every registration of ours goes. How
+//! one is looked for, deleted and abandoned is the same for every kind of credential: see [`crate::credential::retirement`].
 
 use coder_k8s_api::Reason;
 use jiff::Timestamp;
 
 use super::{
-    observed::{
-        Decision, DesiredRegistration, Effect, Health, ListedProxy, Listing, ObservedRegistration,
-        RegistrationEffect, RegistrationMarks, RegistrationQuery, Secret, TokenProof,
-    },
-    record::{RegistrationRecord, RegistrationRef},
-    register, retire,
+    Decision, DesiredRegistration, Effect, Health, ListedProxy, Listing, NextStep, ObservedRegistration,
+    ProxyProfile, Query, RegistrationEffect, RegistrationIntent, RegistrationMarks, RegistrationRecord,
+    RegistrationRef, Registrations, Secret, TokenFacts, TokenProof,
 };
 use crate::{
-    credential::{self, CredentialVerdict},
-    outcome::Blocker,
-    target::{CoderdTarget, SecretDataRef, Version},
+    credential::{self, CredentialKind as _, CredentialVerdict, Facts, Listed as _},
+    object::Deletion,
+    target::{CoderdTarget, SecretDataRef},
     workload::Run,
 };
 
-/// Why a rule does not get to its end.
-pub(super) type Stop = credential::Stop<RegistrationQuery, RegistrationRecord, Effect>;
+/// The icon of a proxy for which nobody chose one. Without any, coderd would refuse every later change.
+const ICON: &str = "/emojis/1f5fa.png";
 
-pub(super) type Flow<T> = Result<T, Stop>;
-
-/// What one decision rests on.
-pub(super) struct RegistrationFacts<'a> {
-    pub(super) observed: &'a ObservedRegistration,
-    pub(super) record: &'a RegistrationRecord,
-    pub(super) now: Timestamp,
-}
+type Stop = credential::Stop<Registrations>;
+type Flow<T> = credential::Flow<Registrations, T>;
+type RegistrationFacts<'a> = Facts<'a, Registrations>;
 
 fn ready() -> CredentialVerdict {
     let message = "the proxy is registered in coderd, and its token is in its Secret";
@@ -38,107 +34,21 @@ fn ready() -> CredentialVerdict {
 
 /// Decides what is next.
 pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
-    let facts = RegistrationFacts { observed, record: &observed.record, now };
+    let facts = RegistrationFacts::new(observed, now);
     if let Some(deadline) = observed.deletion {
-        return retire::delete_all(&facts, deadline);
+        return delete_all(&facts, deadline);
     }
-    let Some(desired) = &observed.desired else { return retire::supplied(&facts) };
-    if facts.is_at_rest(desired) {
+    let Some(desired) = &observed.desired else { return supplied(&facts) };
+    if facts.is_at_rest() {
         return Decision::rest(facts.last_run(), ready());
     }
-    match registered(&facts, desired) {
-        Ok(run) => {
-            let retiring = retire::retire(&facts, run.as_ref());
-            retire::decision(run, ready(), retiring)
-        }
+    match facts.registered(desired) {
+        Ok(run) => retire(&facts, Decision::rest(run, ready())),
         Err(Stop::Wait(verdict)) => {
-            Decision::rest(facts.last_run(), verdict.unless_recorded(facts.is_wanted_on_record(desired)))
+            Decision::rest(facts.last_run(), verdict.unless_recorded(facts.is_wanted_on_record()))
         }
-        Err(Stop::NextStep(next)) => {
-            let mut decision = Decision::rest(facts.last_run(), progress(&facts));
-            decision.next = *next;
-            decision
-        }
+        Err(Stop::NextStep(next)) => Decision::rest(facts.last_run(), progress(&facts)).then(*next),
     }
-}
-
-/// The registration and what pods run with, when both are as wanted and on record.
-fn registered(facts: &RegistrationFacts<'_>, desired: &DesiredRegistration) -> Flow<Option<Run>> {
-    let target = facts.target()?;
-    facts.may_begin()?;
-    facts.moves_on(target)?;
-    let listing = match facts.listed(target) {
-        Err(Stop::Wait(verdict)) if verdict.reason == Reason::CredentialsSecretUnavailable => {
-            return unlisted(facts, desired, target, verdict);
-        }
-        listing => listing?,
-    };
-    let listed = match &facts.record.current {
-        Some(current) => listing.iter().find(|listed| Some(&listed.id) == current.id.as_ref()),
-        None => None,
-    };
-    let Some(listed) = listed else {
-        return Err(facts.find_or_register(desired, target, listing));
-    };
-    if !facts.observed.has_finalizer {
-        return Err(Stop::act(Effect::AddFinalizer));
-    }
-    let settings = register::settings(desired, Some(listed));
-    if settings != register::profile(listed) {
-        register::is_free(facts, desired, listing, Some(&listed.id))?;
-        return Err(Stop::act(Effect::Coderd(RegistrationEffect::Update {
-            target: target.clone(),
-            id: listed.id.clone(),
-            settings,
-        })));
-    }
-    let run = register::token_in_place(facts, desired, target, listed, settings)?;
-    let settled = RegistrationRecord {
-        current: Some(register::reference(listed, target)),
-        secret: Some(desired.secret.clone()),
-        pending: None,
-        stale: facts.record.stale.clone(),
-    };
-    if settled != *facts.record {
-        return Err(Stop::record(settled));
-    }
-    Ok(run)
-}
-
-/// Without credentials nothing can be listed or changed. A token of ours that coderd knows says enough: the proxy is
-/// registered, and goes on.
-fn unlisted(
-    facts: &RegistrationFacts<'_>,
-    desired: &DesiredRegistration,
-    target: &CoderdTarget,
-    verdict: CredentialVerdict,
-) -> Flow<Option<Run>> {
-    let Some(Secret::Ours { holds: Some(token), .. }) = facts.observed.secrets.get(&desired.secret) else {
-        return Err(Stop::Wait(verdict));
-    };
-    let current = facts.record.current.as_ref();
-    let is_its = |id: &&String| current.is_none_or(|current| current.id.as_ref() == Some(*id));
-    let Some(id) = token.id.as_ref().filter(is_its) else {
-        return Err(Stop::Wait(verdict));
-    };
-    match facts.observed.proofs.get(&desired.secret) {
-        None => return Err(Stop::ask(RegistrationQuery::TokenProof(desired.secret.clone()))),
-        Some(TokenProof::Good) => {}
-        Some(_) => return Err(Stop::Wait(verdict)),
-    }
-    if !facts.observed.has_finalizer {
-        return Err(Stop::act(Effect::AddFinalizer));
-    }
-    let name = current.map_or_else(|| desired.name.clone(), |current| current.name.clone());
-    let marks =
-        RegistrationMarks { id: id.clone(), name: name.clone(), deployment_id: target.deployment_id.clone() };
-    let run = register::settled(facts, desired, token, marks)?;
-    let current = Some(RegistrationRef::new(Some(id.clone()), name, target.clone()));
-    let record = RegistrationRecord { current, secret: Some(desired.secret.clone()), ..facts.record.clone() };
-    if record != *facts.record {
-        return Err(Stop::record(record));
-    }
-    Ok(run)
 }
 
 /// What to say while a step is under way.
@@ -165,37 +75,67 @@ pub fn health(observed: &ObservedRegistration) -> Option<Health> {
 }
 
 impl<'a> RegistrationFacts<'a> {
+    /// What pods run with, when the registration and its token are as wanted and on record.
+    fn registered(&self, desired: &DesiredRegistration) -> Flow<Option<Run>> {
+        let target = self.target()?;
+        self.may_begin()?;
+        self.moves_on(target)?;
+        let listing = match self.listing(target) {
+            Err(Stop::Wait(verdict)) if verdict.reason == Reason::CredentialsSecretUnavailable => {
+                return self.unlisted(desired, verdict);
+            }
+            listing => listing?,
+        };
+        let id = self.record.current_id();
+        let Some(listed) = listing.iter().find(|listed| Some(&listed.id) == id) else {
+            return self.find_or_register(desired, listing);
+        };
+        self.needs_finalizer()?;
+        let settings = settings(desired, Some(listed));
+        if settings != profile(listed) {
+            self.is_free(desired, listing, Some(&listed.id))?;
+            let (target, id) = (target.clone(), listed.id.clone());
+            return Err(Stop::act(Effect::Own(RegistrationEffect::Update { target, id, settings })));
+        }
+        let current = reference(listed, target);
+        let run = self.token_in_place(desired, &current, settings)?;
+        self.is_recorded(RegistrationRecord {
+            current: Some(current),
+            secret: Some(desired.secret.clone()),
+            pending: None,
+            stale: self.record.stale.clone(),
+        })?;
+        Ok(run)
+    }
+
+    /// Without credentials nothing can be listed or changed. A token of ours that coderd knows says enough: the proxy is
+    /// registered, and goes on.
+    fn unlisted(&self, desired: &DesiredRegistration, verdict: CredentialVerdict) -> Flow<Option<Run>> {
+        let current = self.record.current.as_ref();
+        let is_its = |id: &&String| current.is_none_or(|current| current.id.as_ref() == Some(*id));
+        let held = self.held(&desired.secret).map(|(token, _)| token);
+        let Some((token, id)) = held.and_then(|token| Some((token, token.id.as_ref().filter(is_its)?)))
+        else {
+            return Err(Stop::Wait(verdict));
+        };
+        match self.observed.proofs.get(&desired.secret) {
+            None => return Err(Stop::ask(Query::Proof(desired.secret.clone()))),
+            Some(TokenProof::Is(())) => {}
+            Some(_) => return Err(Stop::Wait(verdict)),
+        }
+        self.needs_finalizer()?;
+        let name = current.map_or_else(|| desired.name.clone(), |current| current.name.clone());
+        let registration = RegistrationRef::new(Some(id.clone()), name, self.target()?.clone());
+        self.is_annotated(&desired.secret, Registrations::marks(&registration))?;
+        let (current, secret) = (Some(registration), Some(desired.secret.clone()));
+        self.is_recorded(RegistrationRecord { current, secret, ..self.record.clone() })?;
+        Ok(self.run(&desired.secret, token))
+    }
+
     /// Nothing is asked of coderd for a proxy that was never begun and may not begin.
     fn may_begin(&self) -> Flow<()> {
         let begun = !self.record.is_empty() || self.known_ids().next().is_some();
         if begun { Ok(()) } else { self.may_make() }
-    }
-
-    pub(super) fn may_make(&self) -> Flow<()> {
-        let closed = |blocker: &Blocker| CredentialVerdict::working(blocker.reason, blocker.message.clone());
-        self.observed.may_make.as_ref().map_err(|blocker| Stop::Wait(closed(blocker))).copied()
-    }
-
-    pub(super) fn target(&self) -> Flow<&'a CoderdTarget> {
-        self.observed.target.as_ref().map_err(|blocker| match blocker.reason {
-            reason @ (Reason::UrlNotAllowed | Reason::DeploymentChanged) => {
-                Stop::Wait(CredentialVerdict::stalled(reason, blocker.message.clone()))
-            }
-            _ => Stop::unsure(blocker),
-        })
-    }
-
-    /// Whether the recorded registration is what the spec asks for, as far as that can be told without asking.
-    fn is_wanted_on_record(&self, desired: &DesiredRegistration) -> bool {
-        let is_there = |recorded: &CoderdTarget| match &self.observed.target {
-            Ok(target) => recorded.is_same(target),
-            Err(_) => recorded.control_plane == desired.control_plane,
-        };
-        self.record.pending.is_none()
-            && self.record.secret.as_ref() == Some(&desired.secret)
-            && self.record.current.as_ref().is_some_and(|current| {
-                is_there(&current.target) && current.name.eq_ignore_ascii_case(&desired.name)
-            })
     }
 
     /// What belongs to another coderd than the wanted one is to go, once its successor runs.
@@ -207,76 +147,308 @@ impl<'a> RegistrationFacts<'a> {
         } else if record.pending.as_ref().is_some_and(|pending| elsewhere(&pending.credential.target)) {
             record.drop_pending();
         }
-        if record == *self.record { Ok(()) } else { Err(Stop::record(record)) }
-    }
-
-    /// The registrations of a coderd.
-    pub(super) fn listed(&self, target: &CoderdTarget) -> Flow<&'a [ListedProxy]> {
-        match self.observed.listings.get(target) {
-            None => Err(Stop::ask(RegistrationQuery::Registrations(target.clone()))),
-            Some(Listing::Known(listing)) => Ok(listing),
-            Some(Listing::Unknown(blocker)) => Err(Stop::unsure(blocker)),
-            Some(Listing::Gone) => {
-                let message = "another deployment answers than the one that is recorded".to_owned();
-                Err(Stop::unsure(&Blocker::new(Reason::ControlPlaneUnavailable, message)))
-            }
-        }
-    }
-
-    /// The Secret that a write expects. Stops if it cannot be written.
-    pub(super) fn writable(&self, place: &SecretDataRef) -> Flow<Version> {
-        let secret = self.observed.secrets.get(place);
-        Secret::writable(secret, place, "generatedTokenSecretName").map_err(Stop::Wait)
+        self.is_recorded(record)
     }
 
     /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if it
     /// is the token of the registration on record.
-    pub(super) fn last_run(&self) -> Option<Run> {
+    fn last_run(&self) -> Option<Run> {
         if let Some(workload) = &self.observed.workload {
             let mut run = workload.run.clone();
             // Pods of the Go operator have no checksum: they get that of the token that they would start with.
-            if let Some(Secret::Ours { holds: Some(token), .. }) = self.observed.secrets.get(&run.secret)
+            if let Some((token, _)) = self.held(&run.secret)
                 && run.checksum.is_empty()
             {
                 run.checksum.clone_from(&token.checksum);
             }
             return Some(run);
         }
-        let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
-        match self.observed.secrets.get(place) {
-            Some(Secret::Ours { holds: Some(token), marks: Some(marks), .. })
-                if Some(&marks.id) == current.id.as_ref() && self.record.pending.is_none() =>
-            {
-                let (secret, url) = (place.clone(), self.observed.url.clone()?);
-                Some(Run { secret, checksum: token.checksum.clone(), url })
+        self.stored_run(self.observed.own.url.as_ref()?).filter(|_| self.record.pending.is_none())
+    }
+
+    /// UUIDs of registrations whose tokens, or marks, our Secrets hold.
+    fn known_ids(&self) -> impl Iterator<Item = &'a String> + use<'a> {
+        let deployment = self.observed.target.as_ref().ok().and_then(|target| target.deployment_id.as_ref());
+        self.observed.secrets.values().flat_map(move |secret| {
+            let Secret::Ours { holds: token, marks, .. } = secret else { return Vec::new() };
+            let token = token.as_ref().and_then(|token| token.id.as_ref());
+            let here = |marks: &&RegistrationMarks| {
+                marks.deployment_id.is_none()
+                    || deployment.is_none()
+                    || marks.deployment_id.as_ref() == deployment
+            };
+            let marked = marks.as_ref().filter(here).map(|marks| &marks.id);
+            marked.into_iter().chain(token).collect()
+        })
+    }
+
+    /// There is no registration on record, or it is gone: one of ours is found again, or another one is made.
+    fn find_or_register(&self, desired: &DesiredRegistration, listing: &[ListedProxy]) -> Flow<Option<Run>> {
+        let target = self.target()?;
+        let known = self.known_ids().find_map(|id| listing.iter().find(|listed| listed.id == *id));
+        // A target that the spec returns to may still have the registration that was given up.
+        let given_up = self.record.stale.iter().map(|stale| (&stale.credential, stale.since));
+        let announced = self.record.pending.iter().map(|pending| (&pending.credential, pending.since));
+        let is_it = |listed: &ListedProxy, credential: &RegistrationRef, since| match &credential.id {
+            Some(id) => listed.id == *id,
+            None => listed.was_announced(credential, since),
+        };
+        let ours = known.or_else(|| {
+            // Of one that was announced and made, the token is lost with the answer.
+            let announced = announced.filter(|_| self.record.current.is_none());
+            let candidates = given_up.chain(announced);
+            candidates.filter(|(credential, _)| credential.target.is_same(target)).find_map(
+                |(credential, since)| listing.iter().find(|listed| is_it(listed, credential, since)),
+            )
+        });
+        if let Some(ours) = ours {
+            let mut record = self.record.clone();
+            record.adopt(reference(ours, target));
+            record.drop_pending();
+            return Err(Stop::record(record));
+        }
+        if self.record.current.is_some() {
+            // Somebody has deleted it.
+            let record = RegistrationRecord { current: None, pending: None, ..self.record.clone() };
+            return Err(Stop::record(record));
+        }
+        if let Some(record) = self.unrecorded(|marks| marks.is_of(target)) {
+            return Err(Stop::record(record));
+        }
+        self.register(desired, listing)
+    }
+
+    /// The record with a registration that so far only annotations know, and that is not one of those that are found
+    /// in another way.
+    fn unrecorded(&self, is_found: impl Fn(&RegistrationMarks) -> bool) -> Option<RegistrationRecord> {
+        let marks = self.observed.secrets.values().find_map(|secret| match secret {
+            Secret::Ours { marks, .. } => {
+                marks.as_ref().filter(|marks| !self.record.knows(&marks.id) && !is_found(marks))
             }
-            _ => None,
+            Secret::Absent | Secret::Blocked(_) | Secret::Unknown(_) => None,
+        })?;
+        Some(self.remember(marks, self.observed.target.as_ref().ok()))
+    }
+
+    fn register(&self, desired: &DesiredRegistration, listing: &[ListedProxy]) -> Flow<Option<Run>> {
+        self.may_make()?;
+        let version = self.writable(&desired.secret)?;
+        if let Err(conflict) = self.is_free(desired, listing, None) {
+            let mut record = self.record.clone();
+            // What was announced under this name was not made: the name is another's.
+            record.pending.take_if(|pending| pending.credential.name.eq_ignore_ascii_case(&desired.name));
+            record.drop_pending();
+            return Err(if record == *self.record { conflict } else { Stop::record(record) });
+        }
+        self.needs_finalizer()?;
+        let wanted = RegistrationRef::new(None, desired.name.clone(), self.target()?.clone());
+        let is_wanted = |pending: &&RegistrationIntent| pending.credential == wanted;
+        if let Some(pending) = self.record.pending.as_ref().filter(is_wanted) {
+            return Err(Stop::act(Effect::Make {
+                pending: Box::new(pending.clone()),
+                settings: settings(desired, None),
+                secret: desired.secret.clone(),
+                version,
+            }));
+        }
+        Err(self.announce(wanted, Reason::FirstRegistration))
+    }
+
+    /// Whether nobody else has the wanted name.
+    fn is_free(
+        &self,
+        desired: &DesiredRegistration,
+        listing: &[ListedProxy],
+        own: Option<&String>,
+    ) -> Flow<()> {
+        let conflict = |message| Err(Stop::Wait(CredentialVerdict::stalled(Reason::ProxyConflict, message)));
+        if let Some(name_conflict) = &self.observed.name_conflict {
+            return conflict(format!(
+                "{name_conflict} asks for the name {} too, and was there first; choose another one with proxyName",
+                desired.name
+            ));
+        }
+        let has_it = |listed: &ListedProxy| listed.name.eq_ignore_ascii_case(&desired.name);
+        if !listing.iter().any(|listed| has_it(listed) && Some(&listed.id) != own) {
+            return Ok(());
+        }
+        conflict(format!(
+            "coderd has a workspace proxy {} that this object did not register; delete it there, or choose another name with \
+             proxyName",
+            desired.name
+        ))
+    }
+
+    /// What pods run with: the wanted Secret holds a token that coderd knows, and says so.
+    fn token_in_place(
+        &self,
+        desired: &DesiredRegistration,
+        current: &RegistrationRef,
+        settings: ProxyProfile,
+    ) -> Flow<Option<Run>> {
+        let marks = Registrations::marks(current);
+        let reason = match self.stored_token(&desired.secret, current)? {
+            Ok(token) => {
+                self.is_annotated(&desired.secret, marks)?;
+                return Ok(self.run(&desired.secret, token));
+            }
+            Err(reason) => reason,
+        };
+        let version = self.writable(&desired.secret)?;
+        // A Secret that was renamed is copied: the token stays what it is.
+        for place in self.observed.secrets.keys().filter(|place| **place != desired.secret) {
+            if self.stored_token(place, current)?.is_ok() {
+                let (from, to) = (place.clone(), desired.secret.clone());
+                return Err(Stop::act(Effect::CopySecret { from, to, version, marks }));
+            }
+        }
+        self.may_make()?;
+        match &self.record.pending {
+            Some(pending) if pending.credential.id == current.id => {
+                let (pending, secret) = (Box::new(pending.clone()), desired.secret.clone());
+                Err(Stop::act(Effect::Make { pending, settings, secret, version }))
+            }
+            _ => Err(self.announce(current.clone(), reason)),
         }
     }
 
-    /// Whether everything is as it was left, by what is recorded alone. Nothing is asked then.
-    fn is_at_rest(&self, desired: &DesiredRegistration) -> bool {
-        let (observed, record) = (self.observed, self.record);
-        let (Some(current), Some(workload), Ok(target)) =
-            (&record.current, &observed.workload, &observed.target)
-        else {
-            return false;
-        };
-        let Some(Secret::Ours { holds: Some(token), marks: Some(marks), .. }) =
-            observed.secrets.get(&desired.secret)
-        else {
-            return false;
-        };
-        let is_wanted = current.target == *target
-            && current.name.eq_ignore_ascii_case(&desired.name)
-            && record.secret.as_ref() == Some(&desired.secret)
-            && Some(&marks.id) == current.id.as_ref();
-        let pods_have_it = workload.run.secret == desired.secret
-            && Some(&workload.run.url) == observed.url.as_ref()
-            && workload.run.checksum == token.checksum;
-        let nothing_else = record.pending.is_none()
-            && record.stale.is_empty()
-            && self.leftovers(&desired.secret).next().is_none();
-        !observed.verify_due && observed.has_finalizer && is_wanted && pods_have_it && nothing_else
+    fn run(&self, secret: &SecretDataRef, token: &TokenFacts) -> Option<Run> {
+        let (url, checksum) = (self.observed.own.url.clone()?, token.checksum.clone());
+        Some(Run { secret: secret.clone(), checksum, url })
     }
+
+    /// The token of a registration that a Secret holds, or why another one is to be made.
+    fn stored_token(
+        &self,
+        place: &SecretDataRef,
+        registration: &RegistrationRef,
+    ) -> Flow<Result<&'a TokenFacts, Reason>> {
+        if let Some(Secret::Unknown(blocker)) = self.observed.secrets.get(place) {
+            return Err(Stop::unsure(blocker));
+        }
+        let held = self.held(place).map(|(token, _)| token);
+        let Some(token) = held.filter(|token| token.id == registration.id) else {
+            return Ok(Err(Reason::TokenLost));
+        };
+        match self.observed.proofs.get(place) {
+            None => Err(Stop::ask(Query::Proof(place.clone()))),
+            // A server that cannot be asked: that it lists the registration must do.
+            Some(TokenProof::Is(()) | TokenProof::Unsupported) => Ok(Ok(token)),
+            Some(TokenProof::Refused) => Ok(Err(Reason::TokenRefused)),
+            Some(TokenProof::Unknown(blocker)) => Err(Stop::unsure(blocker)),
+        }
+    }
+}
+
+/// A listed registration as the record keeps it.
+fn reference(listed: &ListedProxy, target: &CoderdTarget) -> RegistrationRef {
+    RegistrationRef::new(Some(listed.id.clone()), listed.name.clone(), target.clone())
+}
+
+/// How a registration is called now.
+fn profile(listed: &ListedProxy) -> ProxyProfile {
+    ProxyProfile {
+        name: listed.name.clone(),
+        display_name: listed.display_name.clone(),
+        icon: listed.icon.clone(),
+    }
+}
+
+/// How the registration is to be called. What nobody chose stays as it is.
+fn settings(desired: &DesiredRegistration, listed: Option<&ListedProxy>) -> ProxyProfile {
+    let kept = |text: fn(&ListedProxy) -> &String| listed.map(text).filter(|text| !text.is_empty()).cloned();
+    let display_name = desired.display_name.clone().or_else(|| kept(|listed| &listed.display_name));
+    let icon = desired.icon.clone().or_else(|| kept(|listed| &listed.icon));
+    ProxyProfile {
+        // coderd takes names of another case for the same, and so does nobody rename for it.
+        name: listed
+            .map(|listed| listed.name.clone())
+            .filter(|name| name.eq_ignore_ascii_case(&desired.name))
+            .unwrap_or_else(|| desired.name.clone()),
+        display_name: display_name.unwrap_or_else(|| desired.name.clone()),
+        icon: icon.unwrap_or_else(|| ICON.to_owned()),
+    }
+}
+
+/// What can go now. `rest` is the decision while nothing can, with what pods are to run with.
+fn retire(facts: &RegistrationFacts<'_>, rest: Decision) -> Decision {
+    let leftover = rest.run.as_ref().and_then(|run| facts.leftover(&run.secret));
+    if facts.record.stale.is_empty() && leftover.is_none() {
+        return rest;
+    }
+    let workload = facts.observed.workload.as_ref();
+    if !workload.is_some_and(|workload| workload.settled && Some(&workload.run) == rest.run.as_ref()) {
+        return rest.wait();
+    }
+    let decision = credential::retire(facts, true, rest);
+    match leftover {
+        // The Secret tells of its registration until the record does no longer need to.
+        Some(removal) if decision.next == NextStep::Done => decision.then(NextStep::Act(Box::new(removal))),
+        _ => decision,
+    }
+}
+
+/// A person supplies the token. Nothing is registered, and what was registered before is to go.
+fn supplied(facts: &RegistrationFacts<'_>) -> Decision {
+    let given = match &facts.observed.own.given {
+        Ok(given) => given,
+        Err(blocker) => {
+            let unsure = CredentialVerdict { in_place: Some(false), ..CredentialVerdict::unsure(blocker) };
+            return Decision::rest(facts.last_run(), unsure);
+        }
+    };
+    let run = facts.run(&given.place, &given.token);
+    let message = "the Secret holds the token that somebody supplied";
+    let verdict = CredentialVerdict::ready(Reason::TokenGiven, message);
+    let is_its = |id: &String| given.token.id.as_ref() == Some(id);
+    // Only until the record says where the supplied token is: after that, the annotations are those of a Secret that goes.
+    let is_recorded = facts.record.secret.as_ref() == Some(&given.place);
+    let found = facts.unrecorded(|marks| is_recorded || is_its(&marks.id));
+    let record = found.unwrap_or_else(|| {
+        let mut record = facts.record.clone();
+        // The registration that the token is for goes on under the care of whoever supplies it.
+        record.current.take_if(|current| current.id.as_ref().is_some_and(is_its));
+        record.give_up(facts.now);
+        record.stale.retain(|stale| !stale.credential.id.as_ref().is_some_and(is_its));
+        record.secret = Some(given.place.clone());
+        record
+    });
+    let decision = Decision::rest(run, verdict);
+    if record != *facts.record {
+        return decision.then(NextStep::Record(Box::new(record)));
+    }
+    let decision = retire(facts, decision);
+    if decision.next == NextStep::Done && facts.observed.has_finalizer && facts.record.is_empty() {
+        return decision.then(NextStep::RemoveFinalizer);
+    }
+    decision
+}
+
+/// The object is being deleted: every registration of ours goes first.
+fn delete_all(facts: &RegistrationFacts<'_>, deletion: Deletion) -> Decision {
+    let message = "the registration of the proxy is being deleted";
+    let verdict = CredentialVerdict::working(Reason::Deleting, message);
+    let decision = credential::clean_up(facts, deletion, verdict);
+    match find_lost(facts) {
+        Some(record) => Decision { events: Vec::new(), ..decision.then(NextStep::Record(Box::new(record))) },
+        None => decision,
+    }
+}
+
+/// A status that was lost is found again first, by the annotations of the Secret or by the token in it.
+fn find_lost(facts: &RegistrationFacts<'_>) -> Option<RegistrationRecord> {
+    let observed = facts.observed;
+    if facts.record.current.is_some() || !observed.has_finalizer {
+        return None;
+    }
+    let Some(desired) = &observed.desired else {
+        let supplied = observed.own.given.as_ref().ok().and_then(|given| given.token.id.as_ref());
+        return facts.unrecorded(|marks| Some(&marks.id) == supplied);
+    };
+    let target = observed.target.as_ref().ok()?;
+    facts.unrecorded(|marks| marks.is_of(target)).or_else(|| {
+        let id = facts.known_ids().find(|id| !facts.record.knows(id))?.clone();
+        let current = RegistrationRef::new(Some(id), desired.name.clone(), target.clone());
+        Some(RegistrationRecord { current: Some(current), ..facts.record.clone() })
+    })
 }

@@ -6,8 +6,8 @@ use coder_k8s_api::{self as api, CoderWorkspaceProxyStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
-    credential::{CredentialRef, Details, Intent, Record, Retired, recorded_time},
-    target::{CoderdTarget, Credentials, SecretDataRef, nonempty},
+    credential::{CredentialRef, Details, Intent, Record, Retired, recorded_time, reported_target},
+    target::{CoderdTarget, SecretDataRef, nonempty},
 };
 
 /// The data key where none is recorded.
@@ -28,10 +28,6 @@ pub struct RegistrationDetails;
 
 impl Details for RegistrationDetails {
     const MADE_ANEW: bool = false;
-
-    fn shares_names(&self, _: &Self) -> bool {
-        true
-    }
 }
 
 impl RegistrationRef {
@@ -63,14 +59,10 @@ impl RegistrationRecord {
     /// Writes it into a status.
     pub fn write(&self, status: &mut CoderWorkspaceProxyStatus) {
         let Self { current, secret, pending, stale } = self;
-        let target = current.as_ref().map(|current| &current.target);
         status.proxy_id = current.as_ref().and_then(|current| current.id.clone());
         status.proxy_name = current.as_ref().map(|current| current.name.clone());
-        status.control_plane_ref_name = nonempty(target.map(|target| &target.control_plane));
-        status.coder_url = nonempty(target.map(|target| &target.url));
-        status.deployment_id = target.and_then(|target| target.deployment_id.clone());
-        status.credentials_source =
-            target.and_then(|target| target.credentials.as_ref()).map(Credentials::source);
+        (status.control_plane_ref_name, status.coder_url, status.deployment_id, status.credentials_source) =
+            reported_target(current.as_ref().map(|current| &current.target));
         status.proxy_token_secret_ref = secret.as_ref().map(SecretDataRef::reported);
         status.pending_registration = pending.as_ref().map(written);
         status.stale_registrations = stale
@@ -103,14 +95,15 @@ fn stale(stale: &api::PendingRegistration) -> RetiredRegistration {
 
 fn written(intent: &RegistrationIntent) -> api::PendingRegistration {
     let Intent { credential: RegistrationRef { id, name, target, details: _ }, reason, since } = intent;
-    let CoderdTarget { control_plane, url, deployment_id, credentials } = target;
+    let (control_plane_ref_name, coder_url, deployment_id, credentials_source) =
+        reported_target(Some(target));
     api::PendingRegistration {
         name: name.clone(),
         id: id.clone(),
-        control_plane_ref_name: nonempty(Some(control_plane)),
-        coder_url: nonempty(Some(url)),
-        deployment_id: deployment_id.clone(),
-        credentials_source: credentials.as_ref().map(Credentials::source),
+        control_plane_ref_name,
+        coder_url,
+        deployment_id,
+        credentials_source,
         reason: nonempty(Some(reason)),
         since: Some(Time(*since)),
     }

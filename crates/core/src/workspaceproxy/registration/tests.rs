@@ -80,20 +80,19 @@ fn fresh() -> ObservedRegistration {
             icon: None,
             secret: secret_at("s"),
         }),
-        given: Err(blocker()),
         record: RegistrationRecord::default(),
         has_finalizer: true,
         verify_due: true,
         may_make: Ok(()),
         target: Ok(place("coder")),
-        name_conflict: None,
-        url: Some("http://primary".into()),
         secrets: [(secret_at("s"), Secret::Absent)].into(),
         workload: None,
+        name_conflict: None,
         late_effect_window: jiff::SignedDuration::from_mins(2),
         deletion: None,
         proofs: BTreeMap::new(),
         listings: [(place("coder"), Listing::Known(Vec::new()))].into(),
+        own: RegistrationContext { given: Err(blocker()), url: Some("http://primary".into()) },
     }
 }
 
@@ -103,7 +102,7 @@ fn well() -> ObservedRegistration {
     observed.record.current = Some(registration(ID));
     observed.record.secret = Some(secret_at("s"));
     observed.secrets = [(secret_at("s"), secret(ID))].into();
-    observed.proofs = [(secret_at("s"), TokenProof::Good)].into();
+    observed.proofs = [(secret_at("s"), TokenProof::Is(()))].into();
     observed.listings = [(place("coder"), Listing::Known(vec![listed(ID, "eu")]))].into();
     observed.workload = Some(Workload { run: run(ID), settled: true });
     observed
@@ -147,9 +146,7 @@ fn a_free_name_is_announced_before_it_is_registered() {
     let RegistrationRef { id, name, .. } = &announced.credential;
     assert_eq!((name.as_str(), id.as_ref(), announced.since), ("eu", None, at(NOW)));
     observed.record.pending = Some(announced);
-    let Effect::Coderd(RegistrationEffect::Make { pending, settings, version, .. }) = step(&observed) else {
-        panic!()
-    };
+    let Effect::Make { pending, settings, version, .. } = step(&observed) else { panic!() };
     assert_eq!(pending.credential.id, None);
     assert_eq!((settings.display_name.as_str(), settings.icon.as_str()), ("eu", "/emojis/1f5fa.png"));
     assert_eq!(version, Version::Absent);
@@ -217,7 +214,7 @@ fn names_and_icons_are_repaired_without_another_token() {
     let mut observed = well();
     let desired = observed.desired.as_mut().unwrap();
     (desired.name, desired.display_name) = ("us".into(), Some("America".into()));
-    let Effect::Coderd(RegistrationEffect::Update { id, settings, .. }) = step(&observed) else { panic!() };
+    let Effect::Own(RegistrationEffect::Update { id, settings, .. }) = step(&observed) else { panic!() };
     let called = |name: &str, display_name: &str, icon: &str| ProxyProfile {
         name: name.into(),
         display_name: display_name.into(),
@@ -227,7 +224,7 @@ fn names_and_icons_are_repaired_without_another_token() {
     let mut bare = well();
     let listing = ListedProxy { display_name: String::new(), icon: String::new(), ..listed(ID, "eu") };
     bare.listings = [(place("coder"), Listing::Known(vec![listing]))].into();
-    let Effect::Coderd(RegistrationEffect::Update { settings, .. }) = step(&bare) else { panic!() };
+    let Effect::Own(RegistrationEffect::Update { settings, .. }) = step(&bare) else { panic!() };
     assert_eq!(settings, called("eu", "eu", "/emojis/1f5fa.png"), "else coderd would refuse every change");
 }
 
@@ -254,7 +251,7 @@ fn a_lost_or_dead_token_is_announced_and_made_again() {
         );
         observed.record.pending = Some(announced);
         assert!(
-            matches!(step(&observed), Effect::Coderd(RegistrationEffect::Make { pending, .. }) if pending.credential.id.as_deref() == Some(ID))
+            matches!(step(&observed), Effect::Make { pending, .. } if pending.credential.id.as_deref() == Some(ID))
         );
     }
 }
@@ -294,7 +291,7 @@ fn a_token_that_works_needs_no_credentials() {
     observed.record = RegistrationRecord::default();
     observed.listings = [(place("coder"), Listing::Unknown(missing))].into();
     observed.proofs.clear();
-    assert_eq!(next(&observed), NextStep::Ask(RegistrationQuery::TokenProof(secret_at("s"))));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Proof(secret_at("s"))));
     observed.proofs = well().proofs;
     let after = record(&observed);
     assert_eq!(after.current, Some(registration(ID)));
@@ -314,9 +311,9 @@ fn at_rest_nothing_is_asked() {
     (observed.verify_due, observed.listings, observed.proofs) = (false, BTreeMap::new(), BTreeMap::new());
     assert_eq!(verdict(&observed), (CredentialProgress::Ready, Reason::Registered));
     observed.verify_due = true;
-    assert_eq!(next(&observed), NextStep::Ask(RegistrationQuery::Registrations(place("coder"))));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Listing(place("coder"))));
     observed.listings = well().listings;
-    assert_eq!(next(&observed), NextStep::Ask(RegistrationQuery::TokenProof(secret_at("s"))));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Proof(secret_at("s"))));
     assert_eq!(health(&well()).unwrap().status, "ok");
 }
 
@@ -337,7 +334,7 @@ fn a_renamed_secret_is_copied_and_the_old_one_goes_when_nothing_reads_it() {
     observed.secrets.insert(secret_at("new"), Secret::Absent);
     assert!(matches!(step(&observed), Effect::CopySecret { version: Version::Absent, .. }));
     observed.secrets.insert(secret_at("new"), secret(ID));
-    observed.proofs.insert(secret_at("new"), TokenProof::Good);
+    observed.proofs.insert(secret_at("new"), TokenProof::Is(()));
     assert_eq!(record(&observed).secret, Some(secret_at("new")));
     observed.record.secret = Some(secret_at("new"));
     let decision = decide(&observed, at(NOW));
@@ -365,7 +362,7 @@ fn another_deployment_means_another_registration_and_the_old_one_goes_last() {
     let decision = decide(&observed, at(NOW));
     assert_eq!(decision.next, NextStep::Done, "pods run with the old one");
     observed.workload = Some(Workload { run: decision.run.unwrap(), settled: true });
-    assert!(matches!(step(&observed), Effect::Coderd(RegistrationEffect::Deregister { id, .. }) if id == ID));
+    assert!(matches!(step(&observed), Effect::Delete { id, .. } if id == ID));
     observed.listings.insert(place("coder"), Listing::Gone);
     let decision = decide(&observed, at(NOW));
     assert_eq!(decision.events[0].reason, Reason::ProxyAbandoned);
@@ -392,10 +389,10 @@ fn a_token_that_a_person_supplies_needs_no_registration() {
         place: place.clone(),
         token: TokenFacts { checksum: "m".into(), id: Some(id.into()) },
     };
-    observed.given = Ok(given(OTHER));
+    observed.own.given = Ok(given(OTHER));
     let after = record(&observed);
     assert_eq!((after.current, after.stale.len(), after.secret), (None, 1, Some(place.clone())));
-    observed.given = Ok(given(ID));
+    observed.own.given = Ok(given(ID));
     let after = record(&observed);
     assert!(after.is_empty(), "the registration goes on with the token that was supplied");
     observed.record = after;
@@ -403,7 +400,7 @@ fn a_token_that_a_person_supplies_needs_no_registration() {
     assert_eq!(next(&observed), NextStep::RemoveFinalizer);
     observed.has_finalizer = false;
     assert_eq!(verdict(&observed), (CredentialProgress::Ready, Reason::TokenGiven));
-    observed.given = Err(blocker());
+    observed.own.given = Err(blocker());
     assert_eq!(decide(&observed, at(NOW)).run, Some(run(ID)), "what runs stays");
 }
 
@@ -414,9 +411,7 @@ fn on_deletion_everything_of_ours_goes_and_what_cannot_is_named() {
         observed.deletion = Some(Deletion { overdue });
         observed
     };
-    assert!(
-        matches!(step(&going(false)), Effect::Coderd(RegistrationEffect::Deregister { id, .. }) if id == ID)
-    );
+    assert!(matches!(step(&going(false)), Effect::Delete { id, .. } if id == ID));
     let mut gone = going(false);
     gone.listings = fresh().listings;
     assert_eq!(next(&gone), NextStep::RemoveFinalizer);
@@ -432,9 +427,7 @@ fn on_deletion_everything_of_ours_goes_and_what_cannot_is_named() {
     announced.secrets.clear();
     let half_made = ListedProxy { version: String::new(), ..listed(OTHER, "eu") };
     announced.listings = [(place("coder"), Listing::Known(vec![half_made]))].into();
-    assert!(
-        matches!(step(&announced), Effect::Coderd(RegistrationEffect::Deregister { id, .. }) if id == OTHER)
-    );
+    assert!(matches!(step(&announced), Effect::Delete { id, .. } if id == OTHER));
     let mut lost = going(false);
     lost.record = RegistrationRecord::default();
     assert_eq!(record(&lost).current.unwrap().id.as_deref(), Some(ID), "found again by the Secret");

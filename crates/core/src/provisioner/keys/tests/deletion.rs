@@ -22,7 +22,7 @@ fn every_key_goes_before_the_object() {
     let mut gone = Vec::new();
     for _ in 0..3 {
         let observed = going(knows(observed.clone(), KeyProof::Is(found("k1", "pool")), all.clone()));
-        let Effect::Coderd(KeyEffect::Delete { id, .. }) = step(&observed) else { panic!("something else") };
+        let Effect::Delete { id, .. } = step(&observed) else { panic!("something else") };
         all.retain(|listed| listed.key.id != id);
         gone.push(id);
     }
@@ -35,7 +35,7 @@ fn every_key_goes_before_the_object() {
 #[test]
 fn it_works_without_a_control_plane_while_credentials_remain() {
     let observed = ObservedKeys { target: Err(blocker()), ..going(verified(running())) };
-    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { id, .. }) if id == "k1"));
+    assert!(matches!(step(&observed), Effect::Delete { id, .. } if id == "k1"));
 }
 
 #[test]

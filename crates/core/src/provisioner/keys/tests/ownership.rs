@@ -1,6 +1,10 @@
 //! Whose a key is, and what happens to names that others have.
 
+use coder_k8s_api::CoderProvisioner;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::*;
+use crate::object;
 
 /// A pool whose announced key bears a name that coderd lists.
 fn announced_and_listed(listed: ListedKey) -> ObservedKeys {
@@ -12,9 +16,7 @@ fn announced_and_listed(listed: ListedKey) -> ObservedKeys {
 #[test]
 fn a_key_of_an_earlier_attempt_is_deleted_and_made_again() {
     let observed = announced_and_listed(listed("k1", "pool"));
-    assert!(
-        matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { id, name, .. }) if id == "k1" && name == "pool")
-    );
+    assert!(matches!(step(&observed), Effect::Delete { id, name, .. } if id == "k1" && name == "pool"));
 }
 
 #[test]
@@ -37,7 +39,7 @@ fn a_key_that_lacks_one_sign_of_being_ours_is_never_touched() {
 #[test]
 fn clocks_that_are_minutes_apart_hide_no_key_of_ours() {
     let observed = announced_and_listed(ListedKey { created: Some(at(NOW - 120)), ..listed("k1", "pool") });
-    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { .. })));
+    assert!(matches!(step(&observed), Effect::Delete { .. }));
 }
 
 #[test]
@@ -79,30 +81,28 @@ fn a_name_on_the_record_is_not_given_twice() {
 
 #[test]
 fn of_two_that_claim_a_name_the_older_wins_and_the_other_touches_nothing() {
-    let claimant = |created, uid: &str| Claimant {
-        created: Some(at(created)),
-        uid: uid.into(),
-        called: "other/pool".into(),
+    let pool = |created, uid: &str| {
+        let spec = serde_json::json!({"controlPlaneRef": {"name": "coder"}});
+        let mut pool = CoderProvisioner::new("pool", serde_json::from_value(spec).unwrap());
+        pool.metadata.creation_timestamp = Some(Time(at(created)));
+        pool.metadata.uid = Some(uid.into());
+        pool
     };
-    let with = |given: Option<&str>, other: Claimant| {
+    let with = |given: Option<&str>, other: CoderProvisioner| {
         let mut observed = knows(new(), KeyProof::Refused, Vec::new());
         observed.desired.name = base(given);
-        observed.claimants = vec![other];
+        observed.name_conflict = object::is_before(&other, &pool(10, "b")).then(|| "other/pool".into());
         observed
     };
-    assert_eq!(stalls(&with(Some("pool"), claimant(5, "x"))), Reason::KeyConflict);
+    assert_eq!(stalls(&with(Some("pool"), pool(5, "x"))), Reason::KeyConflict);
+    assert_eq!(stalls(&with(Some("pool"), pool(10, "a"))), Reason::KeyConflict, "made in the same second");
+    assert_eq!(recorded(&with(Some("pool"), pool(20, "a"))).pending.unwrap().credential.name, "pool");
     assert_eq!(
-        stalls(&with(Some("pool"), claimant(10, "a"))),
-        Reason::KeyConflict,
-        "made in the same second"
-    );
-    assert_eq!(recorded(&with(Some("pool"), claimant(20, "a"))).pending.unwrap().credential.name, "pool");
-    assert_eq!(
-        recorded(&with(None, claimant(5, "x"))).pending.unwrap().credential.name,
+        recorded(&with(None, pool(5, "x"))).pending.unwrap().credential.name,
         spare(),
         "ours to choose"
     );
-    let mut holder = ObservedKeys { verify_due: true, ..with(Some("pool"), claimant(5, "x")) };
+    let mut holder = ObservedKeys { verify_due: true, ..with(Some("pool"), pool(5, "x")) };
     holder.record = running().record;
     holder.secrets = running().secrets;
     holder.workload = running().workload;

@@ -16,7 +16,7 @@ fn an_old_key_goes_when_no_pod_and_no_daemon_uses_it() {
     let mut observed = replaced(None);
     observed.record = recorded(&observed);
     assert_eq!(observed.record.stale[0].unused_since, Some(at(NOW + 1)), "the moment is remembered");
-    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { id, .. }) if id == "k0"));
+    assert!(matches!(step(&observed), Effect::Delete { id, .. } if id == "k0"));
     observed.listings.insert(here(), Listing::Known(vec![listed("k1", "pool")]));
     assert_eq!(recorded(&observed).stale, Vec::new());
 }
@@ -30,9 +30,9 @@ fn an_old_key_stays_while_anything_may_use_it() {
     let mut missing = replaced(None);
     missing.workload = None;
     let mut ending = replaced(None);
-    ending.old_pods = Some(Ok(true));
+    ending.own.old_pods = Some(Ok(true));
     let mut unknown = replaced(None);
-    unknown.old_pods = Some(Err(blocker()));
+    unknown.own.old_pods = Some(Err(blocker()));
     let mut seen_later = replaced(Some(NOW - 90));
     seen_later.listings.insert(
         here(),
@@ -57,8 +57,9 @@ fn an_old_key_stays_while_anything_may_use_it() {
 
 #[test]
 fn pods_are_looked_for_before_anything_goes() {
-    let observed = ObservedKeys { old_pods: None, ..replaced(None) };
-    assert_eq!(next(&observed), NextStep::Ask(KeyQuery::Pods));
+    let mut observed = replaced(None);
+    observed.own.old_pods = None;
+    assert_eq!(next(&observed), NextStep::Ask(Query::Own(KeyQuery::Pods)));
 }
 
 #[test]
@@ -66,9 +67,9 @@ fn a_key_of_another_coderd_goes_with_what_belongs_to_that_one() {
     let mut observed = replaced(Some(NOW - 30));
     observed.record.stale[0].credential.target = place("old");
     let there = KeyScope { target: place("old"), ..here() };
-    assert_eq!(next(&observed), NextStep::Ask(KeyQuery::Keys(there.clone())));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Listing(there.clone())));
     observed.listings.insert(there.clone(), Listing::Known(vec![listed("k0", &spare())]));
-    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { scope, .. }) if scope == there));
+    assert!(matches!(step(&observed), Effect::Delete { scope, .. } if scope == there));
 }
 
 #[test]
@@ -107,9 +108,9 @@ fn an_old_secret_goes_with_the_last_pod_that_reads_it() {
     let old = Secret::Ours { version: version.clone(), holds: None, marks: None };
     observed.secrets.insert(secret_at("old"), old);
     let mut observed = verified(observed);
-    observed.old_pods = Some(Ok(true));
+    observed.own.old_pods = Some(Ok(true));
     assert_eq!(next(&observed), NextStep::Done);
-    observed.old_pods = Some(Ok(false));
+    observed.own.old_pods = Some(Ok(false));
     assert_eq!(
         step(&observed),
         Effect::RemoveSecret { secret: secret_at("old"), version: Version::Is(version) }

@@ -24,7 +24,7 @@ fn a_pool_at_rest_asks_nothing() {
 #[test]
 fn a_verification_asks_what_the_material_is_and_nothing_else() {
     let mut observed = ObservedKeys { verify_due: true, ..running() };
-    assert_eq!(next(&observed), NextStep::Ask(KeyQuery::KeyProof(secret_at("s"))));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Proof(secret_at("s"))));
     observed.proofs.insert(secret_at("s"), KeyProof::Is(found("k1", "pool")));
     assert_eq!(next(&observed), NextStep::Done);
 }
@@ -32,9 +32,9 @@ fn a_verification_asks_what_the_material_is_and_nothing_else() {
 #[test]
 fn the_first_key_is_announced_before_it_is_made_and_only_under_a_free_name() {
     let mut observed = ObservedKeys { has_finalizer: false, ..new() };
-    assert_eq!(next(&observed), NextStep::Ask(KeyQuery::Organization));
-    observed.organization = Some(Ok(Some("org".into())));
-    assert_eq!(next(&observed), NextStep::Ask(KeyQuery::Keys(here())));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Own(KeyQuery::Organization)));
+    observed.own.organization = Some(Ok(Some("org".into())));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Listing(here())));
     observed.listings.insert(here(), Listing::Known(Vec::new()));
     assert_eq!(step(&observed), Effect::AddFinalizer, "the object must not go without its key");
     observed.has_finalizer = true;
@@ -43,9 +43,9 @@ fn the_first_key_is_announced_before_it_is_made_and_only_under_a_free_name() {
     assert_eq!(record.pending.as_ref().unwrap().reason, Reason::FirstKey.as_str());
     observed.record = record;
     match step(&observed) {
-        Effect::Coderd(KeyEffect::Make { key, tags: sent, secret, version, marks }) => {
+        Effect::Make { pending: key, settings: sent, secret, version } => {
+            assert_eq!((version, Keys::marks(&key.credential).id), (Version::Absent, None));
             assert_eq!((key.credential.name, sent, secret), ("pool".into(), tags("eu"), secret_at("s")));
-            assert_eq!((version, marks.id), (Version::Absent, None));
         }
         other => panic!("{other:?}"),
     }
@@ -60,7 +60,7 @@ fn a_made_key_is_proven_before_it_is_current_and_pods_change_over_after_that() {
     let new = FoundKey { tags: tags("us"), ..found("k2", &spare()) };
     observed.secrets.insert(secret_at("s"), secret("k2", &spare()));
     let before = decide(&observed, at(NOW));
-    assert_eq!(before.next, NextStep::Ask(KeyQuery::KeyProof(secret_at("s"))));
+    assert_eq!(before.next, NextStep::Ask(Query::Proof(secret_at("s"))));
     assert_eq!(before.run.unwrap().checksum, "sum-k1", "unproven material is not rolled out");
     observed.proofs.insert(secret_at("s"), KeyProof::Is(new));
     observed.record = recorded(&observed);
@@ -93,9 +93,9 @@ fn tags_organization_and_name_make_a_new_key() {
         (Reason::KeyNameChanged.as_str(), "team")
     );
     let mut observed = with(|desired| desired.organization = "acme".into());
-    observed.organization = Some(Ok(Some("org-2".into())));
+    observed.own.organization = Some(Ok(Some("org-2".into())));
     let at = KeyScope { organization: organization("acme", "org-2"), ..here() };
-    assert_eq!(next(&observed), NextStep::Ask(KeyQuery::Keys(at.clone())));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Listing(at.clone())));
     observed.listings.insert(at, Listing::Known(Vec::new()));
     let by_organization = announced(&observed);
     assert_eq!(
@@ -148,11 +148,11 @@ fn another_deployment_gets_a_key_of_its_own_and_never_sees_the_old_one() {
     let mut observed = running();
     observed.desired.control_plane = "other".into();
     observed.target = Ok(place("other"));
-    observed.organization = Some(Ok(Some("org-b".into())));
+    observed.own.organization = Some(Ok(Some("org-b".into())));
     let at_other = KeyScope { target: place("other"), organization: organization("default", "org-b") };
     assert_eq!(
         next(&observed),
-        NextStep::Ask(KeyQuery::Keys(at_other.clone())),
+        NextStep::Ask(Query::Listing(at_other.clone())),
         "the material is not shown to it"
     );
     observed.listings.insert(at_other, Listing::Known(Vec::new()));
@@ -221,7 +221,7 @@ fn answers_that_are_not_definite_change_nothing() {
     unread.secrets.insert(secret_at("s"), Secret::Unknown(blocker()));
     let away = ObservedKeys { target: Err(blocker()), ..running() };
     let mut nowhere = new();
-    nowhere.organization = Some(Err(blocker()));
+    nowhere.own.organization = Some(Err(blocker()));
     for (what, observed, stage) in [
         ("proof", lost, CredentialProgress::Unsure),
         ("list", unlisted, CredentialProgress::Unsure),
@@ -272,7 +272,7 @@ fn an_edit_that_is_taken_back_leaves_the_old_key_and_gets_rid_of_the_new_one() {
     let mut observed = knows(observed, KeyProof::Is(found("k1", "pool")), vec![listed("k1", "pool"), made]);
     observed.record = recorded(&observed);
     assert_eq!((observed.record.pending.clone(), observed.record.stale.len()), (None, 1));
-    assert!(matches!(step(&observed), Effect::Coderd(KeyEffect::Delete { id, .. }) if id == "k2"));
+    assert!(matches!(step(&observed), Effect::Delete { id, .. } if id == "k2"));
 }
 
 #[test]
@@ -323,6 +323,7 @@ fn a_secret_that_cannot_be_written_is_found_before_a_key_is_made() {
 
 #[test]
 fn an_organization_that_coderd_does_not_know_waits_for_a_person() {
-    let observed = ObservedKeys { organization: Some(Ok(None)), ..new() };
+    let mut observed = new();
+    observed.own.organization = Some(Ok(None));
     assert_eq!(stalls(&observed), Reason::OrganizationNotFound);
 }

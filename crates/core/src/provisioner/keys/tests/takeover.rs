@@ -42,7 +42,7 @@ fn a_pool_of_the_existing_operator_keeps_its_key_and_its_pods() {
 #[test]
 fn a_lost_status_is_found_again_without_a_new_key() {
     let observed = ObservedKeys { record: KeyRecord::default(), ..running() };
-    assert_eq!(next(&observed), NextStep::Ask(KeyQuery::KeyProof(secret_at("s"))));
+    assert_eq!(next(&observed), NextStep::Ask(Query::Proof(secret_at("s"))));
     let mut observed = verified(observed);
     observed.record = recorded(&observed);
     observed.record = recorded(&observed);

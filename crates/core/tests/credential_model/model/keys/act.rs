@@ -1,8 +1,11 @@
 //! What the operator does to the model: a reconcile up to its effect, and the effect itself, which may go wrong.
 
-use coder_k8s_core::provisioner::keys::{
-    Decision, Effect, KeyEffect, KeyIntent, KeyMarks, KeyRecord, KeyRef, KeyScope, NextStep, Run,
-    SecretDataRef, Version,
+use coder_k8s_core::{
+    credential::CredentialKind as _,
+    provisioner::keys::{
+        Decision, Effect, KeyIntent, KeyMarks, KeyRecord, KeyRef, KeyScope, Keys, NextStep, Run,
+        SecretDataRef, Version,
+    },
 };
 
 use super::{
@@ -75,12 +78,8 @@ fn write(world: &mut World, mut record: KeyRecord, flaw: Option<Flaw>) {
     {
         let secret = secret_place_of(world);
         let version = world.secret(secret_of(&secret)).map_or(Version::Absent, |s| Version::Is(version(s)));
-        let marks = KeyMarks { name: pending.credential.name.clone(), ..KeyMarks::default() };
-        let tags = tags(world.wanted_tags());
-        world.flight = Some(Flight::Do(
-            world.spec,
-            Effect::Coderd(KeyEffect::Make { key: Box::new(pending), tags, secret, version, marks }),
-        ));
+        let (pending, settings) = (Box::new(pending), tags(world.wanted_tags()));
+        world.flight = Some(Flight::Do(world.spec, Effect::Make { pending, settings, secret, version }));
         return;
     }
     if let Some(pending) = &mut record.pending {
@@ -107,7 +106,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
             next.budget.crashes = next.budget.crashes.checked_sub(1)?;
         }
         (_, How::Dropped) => {}
-        (Flight::Do(spec, Effect::Coderd(KeyEffect::Make { key, secret, version, marks, .. })), how) => {
+        (Flight::Do(spec, Effect::Make { pending: key, secret, version, settings: _ }), how) => {
             let made = make(&mut next, &key, how).ok()?;
             // The object is written and the Secret found as they were decided on, or nothing is stored.
             let is_same = next.spec == spec && next.phase == Phase::Alive && is_announced(&next, &key, flaw);
@@ -117,7 +116,8 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
                 if let Some(pending) = &mut next.record.pending {
                     pending.credential.id = Some(id_text(id));
                 }
-                let (secret, marks) = (secret_of(&secret), KeyMarks { id: Some(id_text(id)), ..marks });
+                let credential = KeyRef { id: Some(id_text(id)), ..key.credential };
+                let (secret, marks) = (secret_of(&secret), Keys::marks(&credential));
                 let expected = next.secret(secret).cloned();
                 next.flight = Some(Flight::Store { id, secret, expected, marks });
             }
@@ -125,7 +125,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
         (Flight::Store { id, secret, expected, marks }, How::Well) => {
             store(&mut next, id, secret, expected.as_ref(), marks);
         }
-        (Flight::Do(_, Effect::Coderd(KeyEffect::Delete { scope, name, id })), How::Well) => {
+        (Flight::Do(_, Effect::Delete { scope, name, id }), How::Well) => {
             delete(&mut next, &scope, &name, &id);
         }
         (Flight::Do(_, Effect::CopySecret { from, to, version, marks }), How::Well) => {

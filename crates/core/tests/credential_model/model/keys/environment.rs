@@ -5,7 +5,7 @@ use super::{
     act::make_now,
     world::{FOREIGN, Flight, Id, KeyHere, Material, Pod, Stored, World, id_text, secret_of},
 };
-use coder_k8s_core::provisioner::keys::{Effect, KeyEffect, Run};
+use coder_k8s_core::provisioner::keys::{Effect, Run};
 
 /// Everything that may happen without the operator, with a name.
 pub fn happenings(world: &World, limits: &Limits, at_rest: bool) -> Vec<(String, World)> {
@@ -222,7 +222,7 @@ fn others(world: &World, all: &mut Vec<(String, World)>) {
 }
 
 fn is_about_to_go(world: &World, key: &KeyHere) -> bool {
-    matches!(&world.flight, Some(Flight::Do(_, Effect::Coderd(KeyEffect::Delete { name, .. }))) if *name == key.name)
+    matches!(&world.flight, Some(Flight::Do(_, Effect::Delete { name, .. })) if *name == key.name)
 }
 
 fn remove(world: &mut World, id: Id) {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use coder_k8s_core::provisioner::keys::{
-    Claimant, Decision, Deletion, DesiredKey, FoundKey, KeyProof, KeyQuery, KeyScope, ListedKey, Listing,
-    NextStep, ObservedKeys, Secret, Workload, decide,
+    Decision, Deletion, DesiredKey, FoundKey, KeyContext, KeyProof, KeyQuery, KeyScope, ListedKey, Listing,
+    NextStep, ObservedKeys, Query, Secret, Workload, decide,
 };
 
 use super::{
@@ -106,25 +106,23 @@ fn observed(world: &World, how: Circumstances) -> ObservedKeys {
         Workload { run: run.clone(), settled: settled || hasty }
     });
     ObservedKeys {
-        object: Claimant { created: None, uid: "u".to_owned(), called: "ns/pool".to_owned() },
         desired,
         record: world.record.clone(),
         has_finalizer: world.has_finalizer || how.flaw == Some(Flaw::SkipsFinalizer),
         verify_due: how.verify,
         may_make: Ok(()),
         target: Ok(place(spec.server, spec.address)),
-        claimants: Vec::new(),
         secrets,
         workload,
+        name_conflict: None,
         deletion: match world.phase {
             Phase::Deletion { overdue } => Some(Deletion { overdue }),
             Phase::Alive | Phase::Gone => None,
         },
-        organization: None,
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
         late_effect_window: jiff::SignedDuration::from_mins(2),
-        old_pods: None,
+        own: KeyContext { organization: None, old_pods: None },
     }
 }
 
@@ -132,24 +130,24 @@ fn show_secret(stored: &Stored) -> Secret {
     Secret::Ours { version: version(stored), holds: checksums(stored.material), marks: stored.marks.clone() }
 }
 
-fn show(world: &World, how: Circumstances, now: i64, observed: &mut ObservedKeys, query: KeyQuery) {
+fn show(world: &World, how: Circumstances, now: i64, observed: &mut ObservedKeys, query: Query) {
     let silent = how.reach == Reach::Nothing;
     match query {
-        KeyQuery::Organization => {
+        Query::Own(KeyQuery::Organization) => {
             let id = organization_text(world.spec.organization);
-            observed.organization = Some(if silent { Err(silence()) } else { Ok(Some(id)) });
+            observed.own.organization = Some(if silent { Err(silence()) } else { Ok(Some(id)) });
         }
-        KeyQuery::KeyProof(at) => {
+        Query::Proof(at) => {
             let proof = proof(world, how, secret_of(&at));
             observed.proofs.insert(at, proof);
         }
-        KeyQuery::Keys(at) => {
+        Query::Listing(at) => {
             let listing = listing(world, how, now, &at);
             observed.listings.insert(at, listing);
         }
-        KeyQuery::Pods => {
+        Query::Own(KeyQuery::Pods) => {
             let left = world.pods.iter().any(|pod| Some(&pod.run) != world.deployment.as_ref());
-            observed.old_pods = Some(Ok(left && how.flaw != Some(Flaw::DeletesBeforeRollout)));
+            observed.own.old_pods = Some(Ok(left && how.flaw != Some(Flaw::DeletesBeforeRollout)));
         }
     }
 }

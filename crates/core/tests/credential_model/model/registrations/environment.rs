@@ -6,7 +6,7 @@ use super::{
 };
 use coder_k8s_core::{
     workload::Run,
-    workspaceproxy::registration::{Effect, RegistrationEffect, RegistrationRecord},
+    workspaceproxy::registration::{Effect, RegistrationRecord},
 };
 
 /// Everything that may happen without the operator, with a name.
@@ -77,9 +77,7 @@ pub fn arrive(world: &mut World) {
     if let Some(request) = world.late.take() {
         // A late request ends before the listing that a retry begins with. If it ended between that listing and the retry,
         // coderd would answer 409, and nobody could tell whose the registration is: the operator asks a person.
-        let retries = |flight: &Flight| {
-            matches!(flight, Flight::Do(_, Effect::Coderd(RegistrationEffect::Make { .. })))
-        };
+        let retries = |flight: &Flight| matches!(flight, Flight::Do(_, Effect::Make { .. }));
         world.flight.take_if(|flight| retries(flight));
         carry_out(world, &request);
     }

@@ -9,8 +9,8 @@ use coder_k8s_core::{
     target::{CoderdTarget, Obstacle, SecretDataRef, Version},
     workload::{Run, Workload},
     workspaceproxy::registration::{
-        Decision, DesiredRegistration, Effect, ListedProxy, Listing, NextStep, ObservedRegistration,
-        RegistrationEffect, RegistrationIntent, RegistrationMarks, RegistrationQuery, RegistrationRecord,
+        Decision, DesiredRegistration, Effect, ListedProxy, Listing, NextStep, ObservedRegistration, Query,
+        RegistrationContext, RegistrationEffect, RegistrationIntent, RegistrationMarks, RegistrationRecord,
         RegistrationRef, Secret, SuppliedToken, TokenFacts, TokenProof, decide,
     },
 };
@@ -89,11 +89,11 @@ pub fn decision(world: &World, how: Circumstances) -> Result<Decision, &'static 
     for _ in 0..24 {
         let decision = decide(&observed, time(now));
         match decision.next {
-            NextStep::Ask(RegistrationQuery::Registrations(target)) => {
+            NextStep::Ask(Query::Listing(target)) => {
                 let listing = listing(world, how, &target);
                 observed.listings.insert(target, listing);
             }
-            NextStep::Ask(RegistrationQuery::TokenProof(place)) => {
+            NextStep::Ask(Query::Proof(place)) => {
                 let proof = proof(world, how, &place);
                 observed.proofs.insert(place, proof);
             }
@@ -122,11 +122,6 @@ fn observed(world: &World, how: Circumstances) -> ObservedRegistration {
     ObservedRegistration {
         secrets: secrets(world, desired.as_ref()),
         desired,
-        given: if spec.supplied {
-            Ok(SuppliedToken { place: supplied_place(), token: supplied })
-        } else {
-            Err(silence())
-        },
         record: world.record.clone(),
         has_finalizer: world.has_finalizer || how.flaw == Some(Flaw::SkipsFinalizer),
         verify_due: how.verify,
@@ -134,10 +129,17 @@ fn observed(world: &World, how: Circumstances) -> ObservedRegistration {
             Reach::NoCredentials => Err(no_credentials()),
             _ => Ok(()),
         },
-        url: Some(target.url.clone()),
+        own: RegistrationContext {
+            given: if spec.supplied {
+                Ok(SuppliedToken { place: supplied_place(), token: supplied })
+            } else {
+                Err(silence())
+            },
+            url: Some(target.url.clone()),
+        },
         target: Ok(target),
-        name_conflict: None,
         workload,
+        name_conflict: None,
         late_effect_window: jiff::SignedDuration::from_mins(2),
         deletion: match world.phase {
             Phase::Deletion { overdue } => Some(Deletion { overdue }),
@@ -197,7 +199,7 @@ fn proof(world: &World, how: Circumstances, place: &SecretDataRef) -> TokenProof
         return if no { TokenProof::Refused } else { TokenProof::Unknown(silence()) };
     }
     let works = world.read(place).is_some_and(|token| world.works(token, world.spec.server));
-    if works || how.flaw == Some(Flaw::TrustsTokens) { TokenProof::Good } else { TokenProof::Refused }
+    if works || how.flaw == Some(Flaw::TrustsTokens) { TokenProof::Is(()) } else { TokenProof::Refused }
 }
 
 fn listing(world: &World, how: Circumstances, target: &CoderdTarget) -> Listing {
@@ -298,8 +300,8 @@ fn write(world: &mut World, mut record: RegistrationRecord, flaw: Option<Flaw>) 
             icon: String::new(),
         };
         let pending = Box::new(pending);
-        let effect = RegistrationEffect::Make { pending, settings, secret, version: expected };
-        world.flight = Some(Flight::Do(world.spec, Effect::Coderd(effect)));
+        let effect = Effect::Make { pending, settings, secret, version: expected };
+        world.flight = Some(Flight::Do(world.spec, effect));
         return;
     }
     if let Some(pending) = &mut record.pending {
@@ -320,17 +322,16 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
             next.budget.crashes = next.budget.crashes.checked_sub(1)?;
         }
         (_, How::Dropped) => {}
-        (
-            Flight::Do(spec, Effect::Coderd(RegistrationEffect::Make { pending, secret, version, .. })),
-            how,
-        ) => make(&mut next, spec, &pending, &secret, &version, how, flaw)?,
+        (Flight::Do(spec, Effect::Make { pending, secret, version, .. }), how) => {
+            make(&mut next, spec, &pending, &secret, &version, how, flaw)?;
+        }
         (Flight::Store { id, newest, secret, expected, marks }, How::Well) => {
             let stored = &mut next.secrets[usize::from(secret)];
             if *stored == expected {
                 *stored = Some(Stored { token: Token::Of(id, newest), marks: Some(marks) });
             }
         }
-        (Flight::Do(_, Effect::Coderd(RegistrationEffect::Update { target, id, settings })), How::Well) => {
+        (Flight::Do(_, Effect::Own(RegistrationEffect::Update { target, id, settings })), How::Well) => {
             let free = next.holder(server_of(&target), &settings.name).is_none();
             if let Some(proxy) = next.proxies.iter_mut().find(|proxy| id_text(proxy.id) == id && free) {
                 proxy.name = settings.name;
@@ -339,7 +340,7 @@ pub fn act(world: &World, how: How, flaw: Option<Flaw>) -> Option<World> {
                 }
             }
         }
-        (Flight::Do(_, Effect::Coderd(RegistrationEffect::Deregister { id, .. })), How::Well) => {
+        (Flight::Do(_, Effect::Delete { id, .. }), How::Well) => {
             deregister(&mut next, &id);
         }
         (Flight::Do(_, Effect::CopySecret { from, to, version, marks }), How::Well) => {
