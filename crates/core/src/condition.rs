@@ -272,7 +272,7 @@ fn is_bad(condition: &Condition) -> bool {
 }
 
 /// Conditions carry whole seconds; anything finer would differ after a round trip.
-pub(crate) fn whole_seconds(time: Timestamp) -> Timestamp {
+pub fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 

@@ -4,15 +4,13 @@
 
 pub mod access_url;
 pub mod coderd;
-pub mod database;
 pub mod deployment;
-mod downgrade;
 mod status;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
-    CoderControlPlane, Scaling,
+    CoderControlPlane, Scaling, WorkspaceRbac,
     names::{annotation, component},
 };
 use k8s_openapi::api::{
@@ -148,31 +146,19 @@ impl Observed {
 
 /// Decides what is to be done.
 pub fn decide(observed: &Observed) -> Plan {
-    let (grantee, rbac) = (observed.grantee(), &observed.children.rbac);
-    if observed.is_deleting() {
-        let nothing = coder_k8s_api::WorkspaceRbac { workspace_perms: false, ..Default::default() };
-        let workspaces = workspace_access::decide(
-            &nothing,
-            &grantee,
-            &BTreeMap::new(),
-            rbac,
-            true,
-            observed.privileged_rules,
-        );
-        return Plan { finalizer: false, desired: None, workspaces };
-    }
-    let spec = &observed.object.spec;
-    let workspaces = workspace_access::decide(
-        &spec.rbac,
-        &grantee,
-        &observed.consent,
-        rbac,
-        observed.has_moved(),
-        observed.privileged_rules,
-    );
-    let finalizer = workspaces.reaches_outside(&grantee, rbac)
+    let (grantee, existing) = (observed.grantee(), &observed.children.rbac);
+    let is_deleting = observed.is_deleting();
+    let (no_access, no_consent) =
+        (WorkspaceRbac { workspace_perms: false, ..WorkspaceRbac::default() }, BTreeMap::new());
+    let (rbac, consent) =
+        if is_deleting { (&no_access, &no_consent) } else { (&observed.object.spec.rbac, &observed.consent) };
+    let has_moved = is_deleting || observed.has_moved();
+    let workspaces =
+        workspace_access::decide(rbac, &grantee, consent, existing, has_moved, observed.privileged_rules);
+    let needs_finalizer = workspaces.reaches_outside(&grantee, existing)
         || coderd::access::needs_cleaning(&observed.object, &observed.coderd);
-    Plan { finalizer, desired: Some(desired(observed)), workspaces }
+    let desired = (!is_deleting).then(|| desired(observed));
+    Plan { finalizer: !is_deleting && needs_finalizer, desired, workspaces }
 }
 
 fn desired(observed: &Observed) -> Desired {

@@ -1,6 +1,6 @@
 //! What a license amounts to: its tier, and the state of each feature.
 
-use std::collections::BTreeMap;
+use coder_k8s_api::EntitlementsStatus;
 
 /// The state of a licensed feature, as coderd reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,9 +69,11 @@ impl Tier {
     }
 
     /// The tier that entitlements amount to. coderd does not report one: two features exist in Premium alone.
-    pub fn of(has_license: bool, trial: bool, features: &BTreeMap<String, FeatureState>) -> Self {
-        let has = |name: &str| features.get(name).is_some_and(|state| state.is_granted());
-        match (has_license, trial) {
+    pub fn of(entitlements: &EntitlementsStatus) -> Self {
+        let EntitlementsStatus { has_license, trial, features, .. } = entitlements;
+        let has =
+            |name: &str| features.get(name).is_some_and(|state| FeatureState::parse(state).is_granted());
+        match (*has_license, *trial) {
             (false, _) => Self::None,
             (true, true) => Self::Trial,
             (true, false) if has("custom_roles") || has("multiple_organizations") => Self::Premium,
@@ -104,8 +106,10 @@ mod tests {
             (true, false, &[("custom_roles", NotEntitled)][..], "enterprise"),
             (true, false, &[][..], "enterprise"),
         ] {
-            let features = list.iter().map(|(name, state)| ((*name).to_owned(), *state)).collect();
-            assert_eq!(Tier::of(license, trial, &features).as_str(), tier, "{list:?}");
+            let word = |state: &FeatureState| state.as_str().to_owned();
+            let features = list.iter().map(|(name, state)| ((*name).to_owned(), word(state))).collect();
+            let all = EntitlementsStatus { has_license: license, trial, features, ..Default::default() };
+            assert_eq!(Tier::of(&all).as_str(), tier, "{list:?}");
         }
     }
 

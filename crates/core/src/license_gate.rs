@@ -91,15 +91,6 @@ pub enum GateState {
     Unknown,
 }
 
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GateDecision {
-    /// Coderd is to be asked, and the gate decided with the answer.
-    Ask,
-    /// The gate.
-    Know(LicenseGate),
-}
-
 impl LicenseGate {
     /// Whether a key may be made and a first Deployment written.
     pub fn may_begin(&self) -> bool {
@@ -123,92 +114,67 @@ impl LicenseGate {
         }
     }
 
+    fn new(state: GateState, reason: Reason, message: impl Into<String>, again: Option<Duration>) -> Self {
+        Self { state, reason, message: message.into(), again }
+    }
+
     /// Nobody knows.
     pub fn unknown(message: impl Into<String>) -> Self {
-        let (state, reason) = (GateState::Unknown, Reason::EntitlementsQueryFailed);
-        Self { state, reason, message: message.into(), again: Some(RETRY) }
+        Self::new(GateState::Unknown, Reason::EntitlementsQueryFailed, message, Some(RETRY))
     }
 
     /// The license covers it.
     pub fn open(feature: Feature) -> Self {
         let message = format!("the license covers {}", feature.called());
-        Self { state: GateState::Open, reason: Reason::Entitled, message, again: None }
+        Self::new(GateState::Open, Reason::Entitled, message, None)
     }
 
     fn closed(feature: Feature, again: Duration) -> Self {
         let message = format!("the license does not cover {}: install a Premium license", feature.called());
-        let state = GateState::Closed;
-        Self { state, reason: Reason::NotEntitled, message, again: Some(again) }
+        Self::new(GateState::Closed, Reason::NotEntitled, message, Some(again))
     }
 }
 
-/// Decides from the control plane's status, and from coderd's own answer if there is one.
-pub fn decide(
-    feature: Feature,
-    published: &Published,
-    asked: Option<&EntitlementAnswer>,
-    now: Timestamp,
-) -> GateDecision {
+/// Decides from the control plane's status. None: coderd is to be asked, and the gate follows from its answer.
+pub fn decide(feature: Feature, published: &Published, now: Timestamp) -> Option<LicenseGate> {
     let left = published.checked.map(|checked| FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
-    let fresh = left.filter(SignedDuration::is_positive);
-    let left = fresh.and_then(|left| Duration::try_from(left).ok()).unwrap_or(RETRY);
-    match published.entitlement {
-        state if state.is_granted() && fresh.is_some() => {
-            return GateDecision::Know(LicenseGate::open(feature));
-        }
-        FeatureState::NotEntitled if fresh.is_some() => {
-            return GateDecision::Know(LicenseGate::closed(feature, left));
-        }
-        _ => {}
+    let left = left.filter(SignedDuration::is_positive).and_then(|left| Duration::try_from(left).ok());
+    // What is no longer fresh counts if the control plane asks again by itself: it asks within seconds, and its answer
+    // enqueues every dependent.
+    if left.is_none() && !published.kept {
+        return None;
     }
-    match asked {
-        Some(answer) => GateDecision::Know(answered(feature, answer)),
-        // The control plane asks within seconds, and its answer enqueues every dependent.
-        None if published.kept => GateDecision::Know(kept(feature, published)),
-        None => GateDecision::Ask,
+    match published.entitlement {
+        state if state.is_granted() => {
+            let again = if left.is_some() { None } else { Some(RETRY) };
+            Some(LicenseGate { again, ..LicenseGate::open(feature) })
+        }
+        FeatureState::NotEntitled => Some(LicenseGate::closed(feature, left.unwrap_or(RETRY))),
+        _ if published.kept => {
+            Some(LicenseGate::unknown("the control plane does not know yet what its license covers"))
+        }
+        _ => None,
     }
 }
 
-/// An answer that is no longer fresh, of a control plane that asks again by itself.
-fn kept(feature: Feature, published: &Published) -> LicenseGate {
-    match published.entitlement {
-        state if state.is_granted() => LicenseGate { again: Some(RETRY), ..LicenseGate::open(feature) },
-        FeatureState::NotEntitled => LicenseGate::closed(feature, RETRY),
-        _ => LicenseGate {
-            state: GateState::Unknown,
-            reason: Reason::EntitlementsQueryFailed,
-            message: "the control plane does not know yet what its license covers".to_owned(),
-            again: Some(RETRY),
-        },
-    }
-}
-
-fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
-    let unknown = |reason, message: String| LicenseGate {
-        state: GateState::Unknown,
-        reason,
-        message,
-        again: Some(RETRY),
-    };
+/// The gate that follows from the answer of coderd itself.
+pub fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
+    let fresh = FRESH.unsigned_abs();
     match answer {
         EntitlementAnswer::Entitlement(state) if state.is_granted() => LicenseGate::open(feature),
-        EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, FRESH.unsigned_abs()),
-        EntitlementAnswer::NotSupported => LicenseGate {
-            state: GateState::Closed,
-            reason: Reason::NotSupported,
-            message: format!(
+        EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, fresh),
+        EntitlementAnswer::NotSupported => {
+            let message = format!(
                 "this coderd has no licensed features: {} need the enterprise build",
                 feature.called()
-            ),
-            again: Some(FRESH.unsigned_abs()),
-        },
-        EntitlementAnswer::Forbidden => unknown(
-            Reason::Forbidden,
-            "coderd does not let the operator ask what the license covers".to_owned(),
-        ),
-        EntitlementAnswer::Failed(why) => {
-            unknown(Reason::EntitlementsQueryFailed, format!("cannot ask coderd: {why}"))
+            );
+            LicenseGate::new(GateState::Closed, Reason::NotSupported, message, Some(fresh))
         }
+        EntitlementAnswer::Forbidden => LicenseGate {
+            reason: Reason::Forbidden,
+            ..LicenseGate::unknown("coderd does not let the operator ask what the license covers")
+        },
+        EntitlementAnswer::Failed(why) => LicenseGate::unknown(format!("cannot ask coderd: {why}")),
     }
 }
 
@@ -225,10 +191,9 @@ mod tests {
     }
 
     fn know(published: &Published, asked: Option<&EntitlementAnswer>) -> LicenseGate {
-        match decide(Feature::Provisioners, published, asked, at(1000)) {
-            GateDecision::Know(gate) => gate,
-            GateDecision::Ask => panic!("asks"),
-        }
+        let known = decide(Feature::Provisioners, published, at(1000));
+        let asked = asked.map(|answer| answered(Feature::Provisioners, answer));
+        known.or(asked).unwrap_or_else(|| panic!("asks"))
     }
 
     #[test]
@@ -254,7 +219,7 @@ mod tests {
             published("unknown", 990),
             Published::default(),
         ] {
-            assert_eq!(decide(Feature::Proxies, &old, None, at(1000)), GateDecision::Ask, "{old:?}");
+            assert_eq!(decide(Feature::Proxies, &old, at(1000)), None, "{old:?}");
         }
         let yes = EntitlementAnswer::Entitlement(FeatureState::Entitled);
         assert!(know(&published("not_entitled", 700), Some(&yes)).may_begin());

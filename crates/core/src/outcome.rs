@@ -37,6 +37,11 @@ impl Blocker {
         Self { reason, message: message.into(), retry: Retry::OnChange }
     }
 
+    /// When another attempt may succeed without a change of any input. None: never.
+    pub fn timed_retry(&self) -> Option<Retry> {
+        Some(self.retry).filter(|retry| *retry != Retry::OnChange)
+    }
+
     /// The same blocker with another time for the next attempt.
     #[must_use]
     pub fn with_retry(self, retry: Retry) -> Self {

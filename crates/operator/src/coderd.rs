@@ -47,12 +47,11 @@ pub(crate) fn retry_of(error: &Error) -> Retry {
 /// The blocker for a failure in coderd's database.
 #[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
 pub(crate) fn blocker_of_database(error: postgres::Error) -> Blocker {
-    match error.retry() {
-        coder_k8s_coderd::Retry::OnChange => Blocker::until_change(error.reason(), error.to_string()),
-        coder_k8s_coderd::Retry::Backoff | coder_k8s_coderd::Retry::After(_) => {
-            Blocker::new(error.reason(), error.to_string())
-        }
-    }
+    let retry = match error.retry() {
+        coder_k8s_coderd::Retry::OnChange => Retry::OnChange,
+        coder_k8s_coderd::Retry::Backoff | coder_k8s_coderd::Retry::After(_) => Retry::Backoff,
+    };
+    Blocker::new(error.reason(), error.to_string()).with_retry(retry)
 }
 
 /// The blocker for a Secret that cannot be read or written.

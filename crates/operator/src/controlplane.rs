@@ -3,18 +3,37 @@
 //! A reconcile observes, decides, acts and writes the status. It never calls coderd: [`coderd_sync`] does, in its own queue,
 //! and leaves a report that the next reconcile reads. A server that is slow or dead therefore delays nothing here.
 
-mod act;
 pub(crate) mod coderd_sync;
 pub(crate) mod daemon_poll;
-mod observe;
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, atomic::Ordering},
+};
 
-use coder_k8s_core::{controlplane, object, outcome::ActResult};
-use coder_k8s_engine::{cache::ObjectKey, queue::Action};
+use coder_k8s_api::{
+    CoderControlPlane,
+    names::{component, finalizer::CONTROL_PLANE as FINALIZER},
+};
+use coder_k8s_core::{
+    controlplane::{self, Children, Desired, Observed, Outcome, Plan, access_url, coderd::access},
+    object,
+    outcome::ActResult,
+    pod,
+    rollout::Rollout,
+    service, sources,
+    workspace_access::{self, Existing},
+};
+use coder_k8s_engine::{apply::Owner, cache::ObjectKey, failure, queue::Action};
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::ResourceExt;
 use tokio::time::Instant;
 
-use crate::controller::Context;
+use crate::controller::{
+    Context,
+    children::{self, apply},
+    exposure, finalizer, pods, served_by, workspaces,
+};
 
 /// Reconciles one object.
 pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
@@ -27,13 +46,154 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         let status = controlplane::paused(&object, ctx.now());
         return ctx.finish(&key, &*object, &status, ActResult::default(), started).await;
     }
-    let observed = observe::observe(&key, object, &ctx).await;
-    let plan = controlplane::decide(&observed.plane);
-    let outcome = match act::act(&observed, &plan, &ctx).await {
-        ControlFlow::Continue(outcome) => outcome,
-        ControlFlow::Break(requeue) => return requeue,
+    let (observed, unknown_consent) = observe(&key, object, &ctx).await;
+    let plan = controlplane::decide(&observed);
+    let mut outcome = act(&observed, &plan, &ctx).await;
+    if outcome.object_written {
+        // What was observed is outdated.
+        return ctx.requeue_own_write();
+    }
+    outcome.grant_blockers.extend(unknown_consent);
+    ctx.coderd_sync.consider(&key, &observed.object, outcome.deployment.as_deref());
+    let status = controlplane::status(&observed, &plan, &outcome, ctx.now());
+    ctx.finish(&key, &*observed.object, &status, outcome.into_done(), started).await
+}
+
+/// Observes the object, its children, what it refers to, and what is known of its coderd.
+///
+/// Children come from caches, which may be outdated: irreversible effects read live again themselves. Secrets, ConfigMaps
+/// and Namespaces are read live once, and again when a watch shows a change. What coderd answered comes from the reports of
+/// the sync and the daemon poll. Returned besides: the namespaces whose consent could not be read.
+async fn observe(
+    key: &ObjectKey,
+    object: Arc<CoderControlPlane>,
+    ctx: &Context,
+) -> (Observed, workspaces::GrantBlockers) {
+    let children = cached_children(key, &object, ctx);
+    let inspected = access_url::inspected(&object);
+    let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
+    let uid = object.uid().unwrap_or_default();
+    let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
+    let (consent, unknown_consent) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
+    let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
+    let privileged_rules = ctx.policy.privileged_rules;
+    let coderd = ctx.coderd_sync.report(key, object.uid().as_ref());
+    let jobs = ctx.daemon_poller.jobs(key, ctx);
+    let observed =
+        Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs };
+    (observed, unknown_consent)
+}
+
+fn cached_children(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -> Children {
+    let (caches, namespace, name) = (&ctx.caches, &key.namespace, &key.name);
+    let served = served_by(workspace_access::Kind::ControlPlane, namespace, name);
+    Children {
+        deployment: caches.deployments.get(namespace, name),
+        service: caches.services.get(namespace, name),
+        ingress: caches.ingresses.get(namespace, name),
+        route: caches.routes.get(namespace, name),
+        budget: caches.budgets.get(namespace, name),
+        service_accounts: caches.service_accounts.of_group(&object.uid().unwrap_or_default()),
+        rbac: Existing { roles: caches.roles.of_group(&served), bindings: caches.bindings.of_group(&served) },
+    }
+}
+
+/// All effects of a reconcile, in order: finalizer, children, workspace access, removal of the finalizer.
+///
+/// One that fails is noted and does not stop the others. Everything to do is in the plan.
+async fn act(observed: &Observed, plan: &Plan, ctx: &Context) -> Outcome {
+    let mut outcome = Outcome::default();
+    let Some(owner) = children::owner_of(&*observed.object, component::CONTROL_PLANE) else { return outcome };
+    if let Some(desired) = &plan.desired {
+        // Before anything is created outside the namespace, so that a deletion at any time cleans it up.
+        if plan.finalizer && set_finalizer(observed, true, ctx, &mut outcome).await.is_break() {
+            return outcome;
+        }
+        apply_children(observed, desired, &owner, ctx, &mut outcome).await;
+    }
+    workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome.done, &mut outcome.grant_blockers).await;
+    if !plan.finalizer && is_cleaned_up(observed, ctx, &mut outcome).await {
+        let _ = set_finalizer(observed, false, ctx, &mut outcome).await;
+    }
+    outcome.done.foreign.extend(observed.coderd.foreign.clone());
+    outcome
+}
+
+/// Whether nothing is left in coderd or in other namespaces, so that the finalizer can be removed. Other namespaces are
+/// listed only if the object has the finalizer: without it there is nothing to remove.
+async fn is_cleaned_up(observed: &Observed, ctx: &Context, outcome: &mut Outcome) -> bool {
+    !(observed.is_deleting() && access::needs_cleaning(&observed.object, &observed.coderd))
+        && outcome.grant_blockers.is_empty()
+        && (!object::has_finalizer(&*observed.object, FINALIZER)
+            || workspaces::all_removed(&observed.grantee(), ctx, &mut outcome.done).await)
+}
+
+async fn set_finalizer(
+    observed: &Observed,
+    desired: bool,
+    ctx: &Context,
+    outcome: &mut Outcome,
+) -> ControlFlow<()> {
+    let set = finalizer::set(&*observed.object, FINALIZER, desired, ctx, &mut outcome.done).await;
+    set.map_break(|written| outcome.object_written = written == finalizer::Written::Yes)
+}
+
+/// Creates, updates and removes the children. The ServiceAccount and the Service come before the Deployment that needs them,
+/// and an earlier ServiceAccount is removed after it.
+async fn apply_children(
+    observed: &Observed,
+    desired: &Desired,
+    owner: &Owner,
+    ctx: &Context,
+    outcome: &mut Outcome,
+) {
+    let cached = &observed.children;
+    let done = &mut outcome.done;
+    children::apply_accounts(&desired.accounts, owner, ctx, done).await;
+    let service = apply(ctx, owner, desired.service.clone(), cached.service.clone(), done).await;
+    // The API server gives the Service an address of the cluster's IP family, which is that of the pods too. If the Service
+    // cannot be read, the Deployment keeps its family.
+    let present_family = || cached.deployment.as_deref().is_some_and(pod::is_ipv6);
+    let ipv6 = service.as_deref().map_or_else(present_family, service::is_ipv6);
+    outcome.deployment = roll_out(observed, desired, owner, ctx, ipv6, done).await;
+    if Rollout::of(outcome.deployment.as_deref()).is_stalled() {
+        outcome.pod_message =
+            pods::failure_message(&ctx.client, &owner.namespace, &observed.selector()).await;
+    }
+    outcome.exposure =
+        exposure::expose(&desired.exposure, cached.ingress.clone(), cached.route.clone(), owner, ctx, done)
+            .await;
+    children::apply_budget(ctx, owner, desired.budget.as_ref(), cached.budget.clone(), done).await;
+    children::remove_obsolete_accounts(&desired.accounts, owner, ctx, done).await;
+}
+
+/// Applies the Deployment. Returns it as it is now.
+async fn roll_out(
+    observed: &Observed,
+    desired: &Desired,
+    owner: &Owner,
+    ctx: &Context,
+    ipv6: bool,
+    done: &mut ActResult,
+) -> Option<Arc<Deployment>> {
+    let cached = observed.children.deployment.clone();
+    let sources = match &observed.sources {
+        Ok(sources) => sources,
+        Err(failure) => {
+            // The checksums of the sources are part of the pod template: without them the pods would be replaced now and
+            // once more when the sources can be read. The existing pods keep running.
+            done.failures.push(failure.clone());
+            return cached;
+        }
     };
-    ctx.coderd_sync.consider(&key, &observed.plane.object, outcome.deployment.as_deref());
-    let status = controlplane::status(&observed.plane, &plan, &outcome, ctx.now());
-    ctx.finish(&key, &*observed.plane.object, &status, outcome.into_done(), started).await
+    // First another field manager takes `replicas` over: a field that its only manager stops applying falls back to its
+    // default, which is 1.
+    if let Some(live) = cached.as_deref().filter(|_| desired.hand_over_replicas)
+        && let Err(error) = ctx.applier.hand_over_replicas(live).await
+    {
+        let what = format!("hand over the replicas of Deployment {}", live.name_any());
+        done.failures.push(failure::from_kube(&what, &error));
+        return cached;
+    }
+    apply(ctx, owner, controlplane::deployment::build(observed, sources, ipv6), cached, done).await
 }

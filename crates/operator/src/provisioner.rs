@@ -16,6 +16,7 @@ use coder_k8s_core::{object, outcome::ActResult, provisioner};
 use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use tokio::time::Instant;
 
+pub(crate) use self::daemons::ListedPods;
 use crate::controller::Context;
 
 /// Reconciles one object.
@@ -41,5 +42,6 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let status = provisioner::status(&observed.pool, &plan, &outcome, &decision, &health, ctx.now());
     let next = ctx.finish(&key, &*observed.pool.object, &status, outcome.into_done(), started).await;
     ctx.daemon_poller.consider(&observed.pool.object, &health);
-    ctx.verify_schedule.requeue_pool(&key, next, &decision, [observed.pool.gate.again, health.again], retry)
+    let delays = [decision.again, observed.pool.gate.again, health.again];
+    ctx.verify_schedule.requeue(&key, next, decision.next.goes_on(), 1.0, delays, retry)
 }

@@ -38,7 +38,14 @@ pub fn addresses(object: &CoderControlPlane, found: &SourceContents) -> Addresse
 }
 
 fn defaults(object: &CoderControlPlane) -> Defaults {
-    Defaults { url: default_url(object), wildcard: default_wildcard(object) }
+    let spec = &object.spec;
+    let exposed = exposed(spec.expose.as_ref());
+    let of_service = || {
+        spec.env_use_cluster_access_url
+            .then(|| of_service(&service_host(object), &spec.service, has_tls(object)))
+    };
+    let wildcard = exposed.as_ref().and_then(|exposed| exposed.wildcard.clone());
+    Defaults { url: exposed.map(|exposed| exposed.url).or_else(of_service), wildcard }
 }
 
 /// The addresses that hold where users set none in the environment.
@@ -63,44 +70,31 @@ impl Defaults {
 
     /// The addresses, given what the sources of the environment say.
     pub fn settled(self, pod: &PodSettings, found: &SourceContents) -> Addresses {
-        let Self { url, wildcard } = self;
-        settled(pod, found, url, wildcard)
-    }
-}
-
-fn settled(
-    pod: &PodSettings,
-    found: &SourceContents,
-    url: Option<String>,
-    wildcard: Option<String>,
-) -> Addresses {
-    let mut all = Addresses::default();
-    let mut settle = |name: &str, default: Option<String>| {
-        if let Some(entry) = env::find(&pod.extra_env, name) {
-            return entry.value.clone().filter(|value| !value.is_empty() && !value.contains("$("));
-        }
-        match definition(&pod.env_from, name, found) {
-            Defined::As(value) => Some(value),
-            Defined::FromSecret => None,
-            Defined::No => {
-                all.env.extend(default.iter().map(|value| variable(name, value.clone())));
-                default
+        let mut env = Vec::new();
+        let mut settle = |name: &str, default: Option<String>| {
+            if let Some(entry) = env::find(&pod.extra_env, name) {
+                // `$(NAME)` is expanded by the kubelet, so that the value is not known here.
+                return entry.value.clone().filter(|value| !value.is_empty() && !value.contains("$("));
             }
-        }
-    };
-    let shown = settle(ACCESS_URL, url);
-    settle(WILDCARD_ACCESS_URL, wildcard);
-    all.shown = shown;
-    all
+            match definition(&pod.env_from, name, found) {
+                Defined::As(value) => Some(value),
+                Defined::FromSecret => None,
+                Defined::No => {
+                    env.extend(default.iter().map(|value| variable(name, value.clone())));
+                    default
+                }
+            }
+        };
+        let shown = settle(ACCESS_URL, self.url);
+        settle(WILDCARD_ACCESS_URL, self.wildcard);
+        Addresses { env, shown }
+    }
 }
 
 /// The address of the Service inside the cluster, with its port.
 pub fn cluster_url(object: &CoderControlPlane) -> String {
-    if has_tls(object) {
-        format!("https://{}:443", service_host(object))
-    } else {
-        format!("http://{}:{}", service_host(object), object.spec.service.port)
-    }
+    // coderd serves HTTPS on 443 alone; `service.port` is then that of HTTP.
+    if has_tls(object) { https_url(object) } else { http_url(object) }
 }
 
 /// The address at which the operator itself calls coderd: always HTTP.
@@ -123,13 +117,6 @@ fn service_host(object: &CoderControlPlane) -> String {
     format!("{}.{namespace}.svc.{}", object.name_any(), object.spec.cluster_domain)
 }
 
-fn default_url(object: &CoderControlPlane) -> Option<String> {
-    exposed(object.spec.expose.as_ref()).map(|addresses| addresses.url).or_else(|| {
-        let url = of_service(&service_host(object), &object.spec.service, has_tls(object));
-        object.spec.env_use_cluster_access_url.then_some(url)
-    })
-}
-
 /// The address of a Service inside the cluster, without a port that goes without saying.
 pub fn of_service(host: &str, settings: &ServiceSettings, tls: bool) -> String {
     match (tls, settings.port) {
@@ -137,10 +124,6 @@ pub fn of_service(host: &str, settings: &ServiceSettings, tls: bool) -> String {
         (false, 80) => format!("http://{host}"),
         (false, port) => format!("http://{host}:{port}"),
     }
-}
-
-fn default_wildcard(object: &CoderControlPlane) -> Option<String> {
-    exposed(object.spec.expose.as_ref()).and_then(|addresses| addresses.wildcard)
 }
 
 /// The addresses of an exposure, if they are to become those of what is exposed.

@@ -7,13 +7,13 @@ use jiff::Timestamp;
 use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::ResourceExt;
 
-use super::{Observed, Plan, access_url, coderd, downgrade};
+use super::{Observed, Plan, access_url, coderd};
 use crate::{
     condition::{Conditions, Progress, Verdict},
     exposure::Exposure,
     outcome::{ActResult, Blocker},
     rollout::Rollout,
-    workload, workspace_access,
+    version, workload, workspace_access,
 };
 
 /// What came of a plan.
@@ -72,7 +72,7 @@ pub fn status(
     workspace_access::set_conditions(&mut conditions, &own, &plan.workspaces, &outcome.grant_blockers);
     observed.jobs.set_conditions(&mut conditions);
     conditions.clear(kind::PAUSED);
-    match downgrade::warning(object.spec.image.as_str(), next.version.as_deref()) {
+    match downgrade_warning(object.spec.image.as_str(), next.version.as_deref()) {
         Some(why) => conditions.set(kind::DOWNGRADE, true, Reason::OlderThanDatabase, why),
         None => conditions.clear(kind::DOWNGRADE),
     }
@@ -112,14 +112,13 @@ fn verdict(
     if !rollout.is_settled() {
         return workload::unsettled(rollout, outcome.pod_message.as_deref());
     }
-    if let Some(waiting) = outcome.exposure.verdict() {
-        return waiting;
-    }
-    if let Some((progress, message)) = coderd::license_verdict(object, license) {
-        let reason = if progress == Progress::Stalled { Reason::LicenseRefused } else { Reason::Pending };
-        return Verdict { ready: false, progress, reason, message };
-    }
-    Verdict { ready: true, progress: Progress::Settled, reason: rollout.reason(), message: rollout.message() }
+    let waiting = outcome.exposure.verdict().or_else(|| coderd::license::unready(object, license));
+    waiting.unwrap_or_else(|| Verdict {
+        ready: true,
+        progress: Progress::Settled,
+        reason: rollout.reason(),
+        message: rollout.message(),
+    })
 }
 
 fn set_deleting(conditions: &mut Conditions<'_>, observed: &Observed, outcome: &Outcome) {
@@ -127,7 +126,7 @@ fn set_deleting(conditions: &mut Conditions<'_>, observed: &Observed, outcome: &
         outcome.done.failures.first().or_else(|| outcome.grant_blockers.first().map(|(_, failure)| failure));
     let (reason, message) = match (failure, &observed.coderd.revocation) {
         (Some(failure), _) => (failure.reason, failure.message.clone()),
-        (None, Some(coderd::Revocation::Failing(blocker))) => {
+        (None, Some(coderd::access::Revocation::Failing(blocker))) => {
             (blocker.reason, format!("the operator token is not revoked yet: {}", blocker.message))
         }
         (None, None) if coderd::access::needs_cleaning(&observed.object, &observed.coderd) => {
@@ -137,4 +136,43 @@ fn set_deleting(conditions: &mut Conditions<'_>, observed: &Observed, outcome: &
     };
     conditions.set(kind::READY, false, Reason::Deleting, "the object is being deleted");
     conditions.set(kind::RECONCILING, true, reason, message);
+}
+
+/// What to say about an image that is older than the release that last ran on the database. None: it is not, or its name
+/// does not show it.
+///
+/// coderd migrates its database when it starts and refuses one that a newer release has migrated. So going back to an
+/// older image needs a backup of the database, which is worth a warning before anybody wonders.
+fn downgrade_warning(image: &str, last_ran: Option<&str>) -> Option<String> {
+    let (asked, ran) = (version::of_image(image)?, version::parse(last_ran?)?);
+    (asked < ran).then(|| {
+        format!(
+            "the image {image} is older than coderd {}, which last ran on this database; \
+             coderd does not start on a database of a newer release: restore a backup, or go back to the newer image",
+            last_ran.unwrap_or_default()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_certain_downgrade_is_warned_about() {
+        let ran = Some("v2.31.1+abc123");
+        for (image, warned) in [
+            ("ghcr.io/coder/coder:v2.30.0", true),
+            ("registry:5000/coder:v2.31.0@sha256:00", true),
+            ("ghcr.io/coder/coder:v2.31.1", false),
+            ("ghcr.io/coder/coder:v2.32.0", false),
+            ("ghcr.io/coder/coder:latest", false),
+            ("registry:5000/coder", false),
+            ("ghcr.io/coder/coder@sha256:00", false),
+        ] {
+            assert_eq!(downgrade_warning(image, ran).is_some(), warned, "{image}");
+        }
+        assert_eq!(downgrade_warning("ghcr.io/coder/coder:v2.30.0", None), None);
+        assert_eq!(downgrade_warning("ghcr.io/coder/coder:v2.30.0", Some("devel")), None);
+    }
 }

@@ -12,13 +12,12 @@ use coder_k8s_api::{
 use coder_k8s_core::{
     condition::Conditions,
     controlplane::coderd::{
-        self, CoderdReport, Installed, License,
+        self, CoderdReport,
         license::{
-            self, InstalledLicense, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord, LicenseReport,
-            LicenseText, ObservedLicense, rejection_mark,
+            self, InstalledLicense, License, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord,
+            LicenseReport, LicenseText, ObservedLicense, rejection_mark,
         },
     },
-    entitlements::Tier,
     outcome::Blocker,
     steps::Step,
 };
@@ -159,16 +158,9 @@ fn unmark(mark: &str) -> Option<(u8, u8)> {
     mark.split_once('@').map(|(hash, version)| (number(hash), number(version)))
 }
 
-fn installed(id: u8, replaces: Option<u8>) -> Installed {
+fn installed(id: u8, replaces: Option<u8>) -> LicenseStatus {
     let replaces = replaces.map(uuid);
-    Installed {
-        id: id.into(),
-        uuid: uuid(id),
-        account: String::new(),
-        tier: Tier::Premium,
-        expires: None,
-        replaces,
-    }
+    LicenseStatus { id: Some(id.into()), uuid: Some(uuid(id)), replaces, ..LicenseStatus::default() }
 }
 
 impl World {
@@ -408,8 +400,9 @@ impl World {
         self.known = license.map(|license| match license {
             License::Applied { installed, .. } => Known::Applied {
                 text,
-                installed: installed
-                    .map(|found| (number(&found.uuid), found.replaces.as_deref().map(number))),
+                installed: installed.and_then(|found| {
+                    Some((number(found.uuid.as_deref()?), found.replaces.as_deref().map(number)))
+                }),
             },
             License::Blocker(_) => Known::Blocked,
             License::Refused { mark, .. } => {
@@ -458,7 +451,7 @@ impl World {
     }
 
     /// coderd takes a license, or not.
-    fn take(&mut self, text: u8) -> Result<Installed, Blocker> {
+    fn take(&mut self, text: u8) -> Result<LicenseStatus, Blocker> {
         if self.limits.rejects_second && text == 1 {
             return Err(Blocker::until_change(Reason::InvalidLicense, ""));
         }

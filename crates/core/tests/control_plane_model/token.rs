@@ -15,10 +15,7 @@ use coder_k8s_api::{
     AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, OperatorTokenStatus,
     Reason, ReplacedToken, ReportedSecretRef, condition::kind, names::finalizer,
 };
-use coder_k8s_core::controlplane::coderd::{
-    Access, Grant, MintedToken, Revocation,
-    access::{self, is_recorded, needs_cleaning},
-};
+use coder_k8s_core::controlplane::coderd::access::{self, Access, Revocation, is_recorded, needs_cleaning};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -335,7 +332,7 @@ pub enum Successor {
 
 fn database_url() -> k8s_openapi::api::core::v1::EnvVar {
     k8s_openapi::api::core::v1::EnvVar {
-        name: coder_k8s_core::controlplane::database::URL.to_owned(),
+        name: access::DATABASE_URL.to_owned(),
         value: Some("postgres://db".to_owned()),
         value_from: None,
     }
@@ -365,27 +362,27 @@ pub fn reference(is_generated: bool) -> ReportedSecretRef {
 }
 
 impl Record {
-    pub fn of_grant(grant: &Grant) -> Self {
-        let user = |token: &MintedToken| (Method::of(token.method), token.user_id.is_some());
+    pub fn of_grant(grant: &OperatorTokenStatus) -> Self {
+        let OperatorTokenStatus { method, user_id, expires: _, renew_after, replaces } = grant;
         Self {
-            method: Method::of(grant.method),
-            knows_user: grant.user_id.is_some(),
-            born: grant.renew_after.map(unit),
-            replaces: grant.replaces.as_ref().map(user),
+            method: Method::of(*method),
+            knows_user: user_id.is_some(),
+            born: renew_after.as_ref().map(|at| unit(at.0)),
+            replaces: replaces.as_ref().map(|old| (Method::of(old.method), old.user_id.is_some())),
         }
     }
 
-    pub fn grant(self) -> Grant {
-        let token = |(method, knows_user): (Method, bool)| MintedToken {
+    pub fn grant(self) -> OperatorTokenStatus {
+        let token = |(method, knows_user): (Method, bool)| ReplacedToken {
             method: method.access(),
             user_id: knows_user.then(|| method.user().to_owned()),
         };
-        let MintedToken { method, user_id } = token((self.method, self.knows_user));
-        Grant {
+        let ReplacedToken { method, user_id } = token((self.method, self.knows_user));
+        OperatorTokenStatus {
             method,
             user_id,
-            expires: self.born.map(|born| at(born + 2)),
-            renew_after: self.born.map(|born| at(born + 1)),
+            expires: self.born.map(|born| Time(at(born + 2))),
+            renew_after: self.born.map(|born| Time(at(born + 1))),
             replaces: self.replaces.map(token),
         }
     }
@@ -399,16 +396,7 @@ fn unit(renew_after: Timestamp) -> u8 {
 impl Status {
     fn written(&self) -> CoderControlPlaneStatus {
         let mut status = CoderControlPlaneStatus::default();
-        status.operator_token = self.record.map(|record| {
-            let Grant { method, user_id, expires, renew_after, replaces } = record.grant();
-            OperatorTokenStatus {
-                method,
-                user_id,
-                expires: expires.map(Time),
-                renew_after: renew_after.map(Time),
-                replaces: replaces.map(|old| ReplacedToken { method: old.method, user_id: old.user_id }),
-            }
-        });
+        status.operator_token = self.record.map(Record::grant);
         status.operator_token_secret_ref = self.reference.map(reference);
         status.operator_access_ready = self.ready.then_some(true);
         status.workload.conditions = self.condition.into_iter().map(condition).collect();
@@ -416,18 +404,9 @@ impl Status {
     }
 
     pub fn read(status: &CoderControlPlaneStatus) -> Self {
-        let record = status.operator_token.as_ref().map(|token| {
-            let OperatorTokenStatus { method, user_id, expires: _, renew_after, replaces } = token;
-            Record {
-                method: Method::of(*method),
-                knows_user: user_id.is_some(),
-                born: renew_after.as_ref().map(|at| unit(at.0)),
-                replaces: replaces.as_ref().map(|old| (Method::of(old.method), old.user_id.is_some())),
-            }
-        });
         let found = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY);
         Self {
-            record,
+            record: status.operator_token.as_ref().map(Record::of_grant),
             reference: status.operator_token_secret_ref.as_ref().map(|reference| reference.name == GENERATED),
             ready: status.operator_access_ready == Some(true),
             condition: found.and_then(|c| {

@@ -3,12 +3,11 @@
 //! As a rule the answer is on the status of the control plane, which asks coderd once for all of its pools and proxies.
 //! coderd is asked here only where no control plane publishes it. What follows is decided in `core::license_gate`.
 
-use coder_k8s_api::{CoderControlPlane, Reason};
-use coder_k8s_coderd::{Entitlements, Error, ErrorKind};
+use coder_k8s_api::CoderControlPlane;
+use coder_k8s_coderd::{ErrorKind, Server};
 use coder_k8s_core::{
     entitlements::FeatureState,
-    license_gate::{self, EntitlementAnswer, Feature, GateDecision, LicenseGate, Published},
-    outcome::Blocker,
+    license_gate::{self, EntitlementAnswer, Feature, LicenseGate, Published},
 };
 
 use super::targets;
@@ -20,43 +19,22 @@ pub(crate) async fn of_plane(
     plane: Option<&CoderControlPlane>,
     ctx: &Context,
 ) -> LicenseGate {
-    let published = published(feature, plane);
-    match license_gate::decide(feature, &published, None, ctx.now()) {
-        GateDecision::Know(gate) => gate,
-        GateDecision::Ask => {
-            let answer = ask(feature, plane, ctx).await;
-            answered(feature, &published, &answer, ctx)
-        }
+    if let Some(gate) = license_gate::decide(feature, &published(feature, plane), ctx.now()) {
+        return gate;
     }
-}
-
-async fn ask(feature: Feature, plane: Option<&CoderControlPlane>, ctx: &Context) -> EntitlementAnswer {
+    let failed = |why: String| license_gate::answered(feature, &EntitlementAnswer::Failed(why));
     let Some(plane) = plane else {
-        return EntitlementAnswer::Failed("the control plane of controlPlaneRef does not exist".to_owned());
+        return failed("the control plane of controlPlaneRef does not exist".to_owned());
     };
-    let unavailable = |blocker: Blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message);
-    match targets::server_of(plane, ctx).await.map_err(unavailable) {
-        Ok(server) => answer(feature, server.entitlements().await),
-        Err(blocker) => EntitlementAnswer::Failed(blocker.message),
+    match targets::server_of(plane, ctx).await {
+        Ok(server) => of_server(feature, &server).await,
+        Err(blocker) => failed(blocker.message),
     }
 }
 
-/// The gate, given the answer of coderd.
-pub(crate) fn answered(
-    feature: Feature,
-    published: &Published,
-    answer: &EntitlementAnswer,
-    ctx: &Context,
-) -> LicenseGate {
-    match license_gate::decide(feature, published, Some(answer), ctx.now()) {
-        GateDecision::Know(gate) => gate,
-        GateDecision::Ask => LicenseGate::unknown("coderd was not asked"),
-    }
-}
-
-/// The answer of coderd for one feature. An AGPL server has no entitlements and is not a failure.
-pub(crate) fn answer(feature: Feature, entitlements: Result<Entitlements, Error>) -> EntitlementAnswer {
-    match entitlements {
+/// Asks a server whether its license covers a feature. An AGPL server has no entitlements and is not a failure.
+pub(crate) async fn of_server(feature: Feature, server: &Server) -> LicenseGate {
+    let answer = match server.entitlements().await {
         Ok(all) => {
             let state = all.features.get(feature.name());
             EntitlementAnswer::Entitlement(state.map_or(FeatureState::Unknown, super::feature_state))
@@ -66,7 +44,8 @@ pub(crate) fn answer(feature: Feature, entitlements: Result<Entitlements, Error>
             ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. } => EntitlementAnswer::Forbidden,
             _ => EntitlementAnswer::Failed(error.to_string()),
         },
-    }
+    };
+    license_gate::answered(feature, &answer)
 }
 
 /// What the status of a control plane publishes about a feature.

@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use coder_k8s_core::outcome::Retry;
+use coder_k8s_core::{object, outcome::Retry};
 use coder_k8s_engine::{
     backoff::{Failures, jitter},
     cache::ObjectKey,
@@ -15,6 +15,8 @@ use coder_k8s_engine::{
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use crate::controller::CoderResource;
 
 /// A call to coderd that repeats at an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,17 +35,9 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates an empty schedule whose queue is not part of the queue metrics.
-    pub(crate) fn uncounted() -> Self {
-        Self::with(Queue::uncounted())
-    }
-
-    /// Creates an empty schedule whose queue is part of the queue metrics.
-    pub(crate) fn counted(metrics: Arc<Metrics>) -> Self {
-        Self::with(Queue::new(metrics))
-    }
-
-    fn with(queue: Queue) -> Self {
+    /// Creates an empty schedule. `metrics` are those that its queue is part of.
+    pub(crate) fn new(metrics: Option<Arc<Metrics>>) -> Self {
+        let queue = metrics.map_or_else(Queue::uncounted, Queue::new);
         Self { queue, failures: Failures::default(), due: Mutex::default() }
     }
 
@@ -92,6 +86,16 @@ impl Schedule {
     }
 }
 
+/// Whether the condition is True for the present generation, and the object is not being deleted. After a restart the
+/// verification of such an object can wait.
+pub(crate) fn is_verified<K: CoderResource>(object: &K, condition: &str) -> bool {
+    let mut conditions = object.status().into_iter().flat_map(K::conditions);
+    let is_true = conditions.any(|c| {
+        c.type_ == condition && c.status == "True" && c.observed_generation == object.meta().generation
+    });
+    is_true && !object::is_deleting(object)
+}
+
 /// The interval, a tenth more or less, so that objects that start together do not call coderd together for ever.
 pub(crate) fn jittered(interval: Duration) -> Duration {
     interval.mul_f64(0.9 + 0.2 * jitter())
@@ -112,7 +116,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tasks_come_due_one_by_one_and_unknown_ones_are_due_at_once() {
-        let (schedule, key) = (Schedule::uncounted(), ObjectKey::new("CoderControlPlane", "ns", "coder"));
+        let (schedule, key) = (Schedule::new(None), ObjectKey::new("CoderControlPlane", "ns", "coder"));
         assert!(schedule.is_due(&key, Task::Verify));
         assert_eq!(schedule.next_due(&key), None);
         let now = Instant::now();

@@ -17,6 +17,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::secret::{self, SecretData};
 use kube::ResourceExt;
+use secrecy::SecretString;
 
 use super::{blocker_of_secret, credentials};
 use crate::controller::Context;
@@ -56,6 +57,12 @@ pub(crate) async fn server_of(plane: &CoderControlPlane, ctx: &Context) -> Resul
     server_at(url, ca, &plane.namespace().unwrap_or_default(), ctx).await
 }
 
+/// [`server_of`] for pools and proxies, for which every failure means that they wait for their control plane.
+pub(crate) async fn server_of_dependent(plane: &CoderControlPlane, ctx: &Context) -> Result<Server, Blocker> {
+    let server = server_of(plane, ctx).await;
+    server.map_err(|blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message))
+}
+
 /// The server at an address. `ca` is the Secret with the CA to trust, and the field of the spec that names it.
 async fn server_at(
     url: String,
@@ -63,10 +70,7 @@ async fn server_at(
     namespace: &str,
     ctx: &Context,
 ) -> Result<Server, Blocker> {
-    let ca = match ca {
-        None => None,
-        Some((reference, field)) => Some(read_ca(reference, field, namespace, ctx).await?),
-    };
+    let ca = read_ca(ca, namespace, ctx).await?;
     let bad = |bad| Blocker::until_change(Reason::BadTarget, format!("coderd cannot be called: {bad}"));
     ctx.external.connector.server(&Target { url, ca }).map_err(bad)
 }
@@ -91,19 +95,36 @@ pub(crate) async fn read_secret(
     secret::read(&ctx.client, namespace, name).await.map_err(blocker_of_secret)
 }
 
-/// Reads a CA certificate. `field` is the field of the spec that names the Secret, for the message.
-pub(crate) async fn read_ca(
-    reference: &SecretKeyRef,
+/// The text under a key of a Secret as it was read. `field` is the field of the spec that names the Secret.
+pub(crate) fn required_text(
+    data: Option<&SecretData>,
+    key: &str,
+    name: &str,
     field: &str,
-    namespace: &str,
-    ctx: &Context,
-) -> Result<Vec<u8>, Blocker> {
-    let key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
-    let data = read_secret(namespace, reference.name.as_str(), ctx).await?;
-    data.and_then(|data| data.value(key).map(<[u8]>::to_vec)).ok_or_else(|| {
-        let message = format!("Secret {} of {field} does not exist, or has no key {key}", reference.name);
+) -> Result<SecretString, Blocker> {
+    data.and_then(|data| data.text(key)).ok_or_else(|| {
+        let message =
+            format!("Secret {name} of {field} does not exist, or its key {key} is missing or empty");
         Blocker::until_change(Reason::SecretMissing, message)
     })
+}
+
+/// Reads a CA certificate, if the spec names one: the reference, and the field of the spec that holds it.
+pub(crate) async fn read_ca(
+    ca: Option<(&SecretKeyRef, &str)>,
+    namespace: &str,
+    ctx: &Context,
+) -> Result<Option<Vec<u8>>, Blocker> {
+    let Some((reference, field)) = ca else { return Ok(None) };
+    let key = reference.key.as_ref().map_or("ca.crt", AsRef::as_ref);
+    let data = read_secret(namespace, reference.name.as_str(), ctx).await?;
+    match data.and_then(|data| data.value(key).map(<[u8]>::to_vec)) {
+        Some(ca) => Ok(Some(ca)),
+        None => {
+            let message = format!("Secret {} of {field} does not exist, or has no key {key}", reference.name);
+            Err(Blocker::until_change(Reason::SecretMissing, message))
+        }
+    }
 }
 
 /// Whether a credential of an object may be sent to an address: it is that of a control plane of the same namespace, or
@@ -148,26 +169,7 @@ impl Connections {
         plane: &CoderControlPlane,
         ctx: &Context,
     ) -> Result<IdentifiedServer, TargetError> {
-        if let Some(server) = self.servers.get(&plane.name_any()) {
-            return Ok(server.clone());
-        }
-        let unavailable = |blocker: Blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message);
-        let server = server_of(plane, ctx).await.map_err(unavailable)?;
-        Ok(self.identify(plane.name_any(), &server).await?)
-    }
-
-    /// The identified server at the address of `bootstrap`. The caller has checked [`is_allowed`].
-    pub(crate) async fn bootstrap(
-        &mut self,
-        bootstrap: &ProxyBootstrap,
-        ctx: &Context,
-    ) -> Result<IdentifiedServer, TargetError> {
-        let url = bootstrap.coder_url.to_string();
-        if let Some(server) = self.servers.get(&url) {
-            return Ok(server.clone());
-        }
-        let server = bootstrap_server(bootstrap, &self.namespace, ctx).await?;
-        Ok(self.identify(url, &server).await?)
+        self.once(plane.name_any(), async { Ok(server_of_dependent(plane, ctx).await?) }).await
     }
 
     /// The server of a target, if it is the deployment that the target names.
@@ -200,22 +202,33 @@ impl Connections {
         target: &CoderdTarget,
         ctx: &Context,
     ) -> Result<IdentifiedServer, TargetError> {
+        let mut bootstrap = None;
         if target.control_plane.is_empty() {
             if !is_allowed(&target.url, &self.namespace, ctx) {
                 return Err(TargetError::Gone);
             }
-            let bootstrap = self.bootstrap.clone();
-            if let Some(bootstrap) = bootstrap.filter(|bootstrap| bootstrap.coder_url.as_str() == target.url)
-            {
-                return self.bootstrap(&bootstrap, ctx).await;
+            bootstrap = self.bootstrap.clone().filter(|bootstrap| bootstrap.coder_url.as_str() == target.url);
+        }
+        let (namespace, url) = (self.namespace.clone(), target.url.clone());
+        let server = async {
+            match bootstrap {
+                Some(bootstrap) => Ok(bootstrap_server(&bootstrap, &namespace, ctx).await?),
+                None => ctx.external.connector.server(&Target::new(url)).map_err(|_| TargetError::Gone),
             }
+        };
+        self.once(target.url.clone(), server).await
+    }
+
+    /// The server that this reconcile has identified under `key`, else a new one.
+    async fn once(
+        &mut self,
+        key: String,
+        server: impl Future<Output = Result<Server, TargetError>>,
+    ) -> Result<IdentifiedServer, TargetError> {
+        match self.servers.get(&key) {
+            Some(identified) => Ok(identified.clone()),
+            None => Ok(self.identify(key, &server.await?).await?),
         }
-        if let Some(server) = self.servers.get(&target.url) {
-            return Ok(server.clone());
-        }
-        let server =
-            ctx.external.connector.server(&Target::new(target.url.clone())).map_err(|_| TargetError::Gone)?;
-        Ok(self.identify(target.url.clone(), &server).await?)
     }
 
     /// Identifies a server and keeps it under `key`, the name of its control plane or its address.

@@ -1,4 +1,4 @@
-//! Decides when the keys of pools and the registrations of proxies are verified in coderd.
+//! Holds the queue of pools and proxies, and decides when their keys and registrations are verified in coderd.
 //!
 //! A verification runs when the spec or a Secret changes, and at an interval. After a restart of the operator the
 //! verifications of objects that are well are spread over one interval. What was created in coderd and could not be stored
@@ -10,18 +10,13 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderProvisioner, condition::kind};
-use coder_k8s_core::{
-    object,
-    outcome::Retry,
-    provisioner::{daemons::Pod, keys::Decision},
-};
+use coder_k8s_core::outcome::Retry;
 use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, metrics::Metrics, queue::Action};
 use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::schedule::{Schedule, Task, jittered, soonest};
+use super::schedule::{Schedule, Task, is_verified, jittered, soonest};
 use crate::controller::CoderResource;
 
 /// How soon the next reconcile continues with the steps that one reconcile began.
@@ -29,17 +24,13 @@ const REQUEUE_CONTINUE: Duration = Duration::from_millis(50);
 
 /// The schedule of all pools and proxies of the process.
 pub(crate) struct VerifySchedule {
+    /// Its queue is the one in which pools and proxies are reconciled: they call coderd while they are.
     pub(crate) schedule: Schedule,
     states: Mutex<HashMap<ObjectKey, VerifyState>>,
     /// Objects that refer to a Secret which changed since their last reconcile.
     changed: Mutex<HashSet<ObjectKey>>,
-    /// The pods of each pool as of a version of its Deployment.
-    pods: Mutex<HashMap<ObjectKey, Listed>>,
     interval: Duration,
 }
-
-/// Pods, and the version of the Deployment at which they were listed.
-type Listed = (String, Arc<Vec<Pod>>);
 
 /// What the process knows of one object between reconciles.
 struct VerifyState {
@@ -55,10 +46,9 @@ impl VerifySchedule {
     /// Creates an empty schedule. Verifications repeat at `interval`, a tenth more or less.
     pub(crate) fn new(metrics: Arc<Metrics>, interval: Duration) -> Self {
         Self {
-            schedule: Schedule::counted(metrics),
+            schedule: Schedule::new(Some(metrics)),
             states: Mutex::default(),
             changed: Mutex::default(),
-            pods: Mutex::default(),
             interval,
         }
     }
@@ -80,28 +70,7 @@ impl VerifySchedule {
     pub(crate) fn forget(&self, key: &ObjectKey) {
         self.states.lock().remove(key);
         self.changed.lock().remove(key);
-        self.pods.lock().remove(key);
         self.schedule.forget(key);
-    }
-
-    /// The pods of a pool, if they were listed at this version of its Deployment.
-    pub(crate) fn pods(&self, key: &ObjectKey, version: &str) -> Option<Arc<Vec<Pod>>> {
-        self.pods.lock().get(key).filter(|(listed, _)| listed == version).map(|(_, pods)| pods.clone())
-    }
-
-    /// Lists the pods of a pool again at the next reconcile, because this process deleted some.
-    pub(crate) fn forget_pods(&self, key: &ObjectKey) {
-        self.pods.lock().remove(key);
-    }
-
-    /// Keeps the pods of a pool as of a version of its Deployment.
-    pub(crate) fn keep_pods(&self, key: &ObjectKey, version: String, pods: &Arc<Vec<Pod>>) {
-        self.pods.lock().insert(key.clone(), (version, pods.clone()));
-    }
-
-    /// Whether the key of a pool is to be verified: see [`Self::is_due`].
-    pub(crate) fn verify_due(&self, key: &ObjectKey, object: &CoderProvisioner) -> bool {
-        self.is_due(key, object, kind::PROVISIONER_KEY_READY)
     }
 
     /// Whether an object is to be verified. `condition` is the one that is True while its credential is well. Consumes the
@@ -163,20 +132,6 @@ impl VerifySchedule {
         delay
     }
 
-    /// The requeue after the reconcile of a pool: see [`Self::requeue`]. `delays` are those of the license gate and of the
-    /// health of daemons.
-    pub(crate) fn requeue_pool(
-        &self,
-        key: &ObjectKey,
-        finished: Action,
-        decision: &Decision,
-        delays: [Option<Duration>; 2],
-        retry: Option<Retry>,
-    ) -> Action {
-        let [gate, health] = delays;
-        self.requeue(key, finished, decision.next.goes_on(), 1.0, [decision.again, gate, health], retry)
-    }
-
     /// The requeue after a reconcile: the soonest of all that ask for one.
     ///
     /// `finished` is that of [`Context::finish`](crate::controller::Context::finish), `continues` says that the protocol has
@@ -210,17 +165,9 @@ impl VerifySchedule {
     }
 }
 
-/// Whether the condition is True for the present generation, and the object is not being deleted.
-fn is_verified<K: CoderResource>(object: &K, condition: &str) -> bool {
-    let mut conditions = object.status().into_iter().flat_map(K::conditions);
-    let ready = conditions.any(|c| {
-        c.type_ == condition && c.status == "True" && c.observed_generation == object.meta().generation
-    });
-    ready && !object::is_deleting(object)
-}
-
 #[cfg(test)]
 mod tests {
+    use coder_k8s_api::{CoderProvisioner, condition::kind};
     use serde_json::json;
 
     use super::*;
@@ -241,7 +188,7 @@ mod tests {
             VerifySchedule::new(Metrics::new(), Duration::from_mins(5)),
             ObjectKey::new("Pool", "ns", "pool"),
         );
-        schedule.verify_due(&key, &object(1));
+        schedule.is_due(&key, &object(1), kind::PROVISIONER_KEY_READY);
         // A failure that lost nothing delays no creation.
         schedule.failed(&key, Retry::Backoff);
         assert_eq!(schedule.creation_backoff(&key), None);
@@ -255,7 +202,7 @@ mod tests {
         let half = delay / 2;
         tokio::time::advance(half).await;
         schedule.secret_changed(&key);
-        schedule.verify_due(&key, &object(1));
+        schedule.is_due(&key, &object(1), kind::PROVISIONER_KEY_READY);
         let next = schedule.requeue(&key, Action::AwaitChange, true, 1.0, [None], None);
         assert!(
             matches!(next, Action::RequeueAfter(left) if left.abs_diff(half) < TICK),
@@ -270,7 +217,7 @@ mod tests {
             panic!("it is not requeued")
         };
         assert!(longer > delay);
-        schedule.verify_due(&key, &object(2));
+        schedule.is_due(&key, &object(2), kind::PROVISIONER_KEY_READY);
         assert_eq!(schedule.creation_backoff(&key), None, "an edit is tried at once");
     }
 }

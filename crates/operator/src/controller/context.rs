@@ -51,6 +51,7 @@ use crate::{
         coderd_sync::{CoderdSync, Intervals},
         daemon_poll::DaemonPoller,
     },
+    provisioner::ListedPods,
 };
 
 /// How soon to check again a foreign object that has the name of a child. No watch shows it, because it lacks our label.
@@ -129,6 +130,7 @@ pub(crate) struct Context {
     /// Reconciles of pools and proxies.
     pub(crate) verify_schedule: VerifySchedule,
     pub(crate) daemon_poller: DaemonPoller,
+    pub(crate) listed_pods: ListedPods,
     last_written: Mutex<HashMap<ObjectKey, LastWritten>>,
 }
 
@@ -159,6 +161,7 @@ impl Context {
             coderd_sync: CoderdSync::new(intervals),
             verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
             daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
+            listed_pods: ListedPods::default(),
             last_written: Mutex::default(),
             metrics,
             client,
@@ -263,6 +266,7 @@ impl Context {
         self.coderd_sync.remove(key);
         self.verify_schedule.forget(key);
         self.daemon_poller.remove(key);
+        self.listed_pods.forget(key);
     }
 
     /// Writes a status in the middle of a reconcile, to record the intent before an irreversible effect. The observed object

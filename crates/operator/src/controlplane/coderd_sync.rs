@@ -5,12 +5,10 @@
 //! rest an exchange runs only when an interval ends or something changes; a restart alone starts none before its time.
 
 mod database;
-mod exchange;
 mod first_user;
 mod license;
 mod revocation;
 mod token;
-mod token_secret;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,25 +16,33 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, condition::kind};
-use coder_k8s_coderd::Server;
+use coder_k8s_api::{CoderControlPlane, EntitlementsStatus, Reason, condition::kind, names::component};
+use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, Server};
 use coder_k8s_core::{
-    controlplane::coderd::{Access, CoderdReport, access},
-    object,
+    controlplane::coderd::{
+        self, CoderdReport,
+        access::{self, Access},
+        license::License,
+    },
+    names, object,
+    outcome::{Blocker, Retry},
     rollout::Rollout,
 };
-use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, queue::Action};
+use coder_k8s_engine::{apply::Owner, backoff::jitter, cache::ObjectKey, queue::Action, secret};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
 use secrecy::SecretString;
 use tokio::time::Instant;
 
-use self::exchange::Exchange;
 use crate::{
-    coderd::schedule::{Schedule, Task, jittered},
-    controller::Context,
+    coderd::{
+        blocker_of, feature_state,
+        schedule::{Schedule, Task, is_verified, jittered},
+        targets,
+    },
+    controller::{Context, children},
 };
 
 /// How soon an exchange checks again whether the status records the token that it is about to create.
@@ -58,15 +64,32 @@ pub(crate) struct CoderdSync {
     intervals: Intervals,
 }
 
+/// A control plane as one run of the sync sees it.
+#[derive(Clone, Copy)]
+struct Plane<'a> {
+    key: &'a ObjectKey,
+    object: &'a CoderControlPlane,
+    /// The control plane as the owner of the token's Secret.
+    owner: &'a Owner,
+    ctx: &'a Context,
+}
+
+impl Plane<'_> {
+    /// The name of the operator token in coderd.
+    fn token_name(&self) -> String {
+        names::operator_token(&self.key.namespace, &self.key.name)
+    }
+}
+
 /// What the process knows of one control plane between exchanges.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct SyncState {
     uid: Option<String>,
     inputs: Inputs,
     report: CoderdReport,
     /// The server without a credential, with its CA. Read again when something changes.
     server: Option<Server>,
-    /// The token that coderd accepted last.
+    /// The token in the Secret, as it was read or written last.
     token: Option<SecretString>,
     /// The version of the token's Secret that this process wrote.
     stored_version: Option<String>,
@@ -77,7 +100,7 @@ struct SyncState {
 }
 
 /// What an exchange depends on, besides Secrets and ConfigMaps. Another value starts another exchange.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Inputs {
     generation: Option<i64>,
     /// Whether any pod is ready.
@@ -100,12 +123,7 @@ impl Inputs {
 
 impl CoderdSync {
     pub(crate) fn new(intervals: Intervals) -> Self {
-        Self {
-            schedule: Schedule::uncounted(),
-            states: Mutex::default(),
-            changed: Mutex::default(),
-            intervals,
-        }
+        Self { schedule: Schedule::new(None), states: Mutex::default(), changed: Mutex::default(), intervals }
     }
 
     /// What exchanges brought so far. Empty for another UID: a control plane that was deleted and created again starts anew.
@@ -163,23 +181,26 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
         sync.forget(&key);
         return Action::AwaitChange;
     };
+    let Some(owner) = children::owner_of(&*object, component::CONTROL_PLANE) else {
+        return Action::AwaitChange;
+    };
+    let plane = Plane { key: &key, object: &object, owner: &owner, ctx: &ctx };
     let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
     let inputs = Inputs::of(&object, deployment.as_deref());
     let changed = sync.changed.lock().remove(&key).unwrap_or_default();
     let before = sync.states.lock().get(&key).filter(|state| state.uid == object.uid()).cloned();
     let is_first = before.is_none();
     let mut state = before.clone().unwrap_or_else(|| resume(&key, &object, &inputs, sync));
-    let by_others = changed_by_others(&state, &changed, &key, &object, &ctx).await;
-    let has_changed = state.inputs != inputs || by_others;
+    let has_changed = changed_by_others(&state, &changed, plane).await || state.inputs != inputs;
     state.inputs = inputs;
     let next = if object::is_deleting(&*object) {
-        revocation::on_deletion(&mut state, &key, &object, &ctx).await
+        revocation::on_deletion(&mut state, plane).await
     } else if object.spec.operator_access.disabled {
         state.forget_access();
-        revocation::on_disabled(&mut state, &key, &object, &ctx).await
+        revocation::on_disabled(&mut state, plane).await
     } else {
         state.drop_reports_of_other_methods(&object);
-        sync_due(&mut state, has_changed, is_first, &key, &object, &ctx).await
+        sync_due(&mut state, has_changed, is_first, plane).await
     };
     let has_news = before.map(|before| before.report).unwrap_or_default() != state.report;
     sync.states.lock().insert(key.clone(), state);
@@ -191,19 +212,13 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
 
 /// Whether somebody else changed a Secret or ConfigMap. The watch shows the operator's own write of the token too, which must
 /// not start another exchange.
-async fn changed_by_others(
-    state: &SyncState,
-    changed: &BTreeSet<String>,
-    key: &ObjectKey,
-    object: &CoderControlPlane,
-    ctx: &Context,
-) -> bool {
-    let token = access::secret_name(object);
-    let only_token = changed.len() == 1 && changed.contains(&token) && state.stored_version.is_some();
-    if only_token {
-        return !token_secret::is_own_write(state, key, object, ctx).await;
+async fn changed_by_others(state: &SyncState, changed: &BTreeSet<String>, plane: Plane<'_>) -> bool {
+    let token = access::secret_name(plane.object);
+    if changed.len() != 1 || !changed.contains(&token) || state.stored_version.is_none() {
+        return !changed.is_empty();
     }
-    !changed.is_empty()
+    let read = secret::read(&plane.ctx.client, &plane.key.namespace, &token).await;
+    read.ok().flatten().map(|live| live.resource_version) != state.stored_version
 }
 
 impl SyncState {
@@ -230,15 +245,11 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     let status = object.status.as_ref();
     let checked = status.and_then(|status| status.entitlements_last_checked.as_ref());
     let age = checked.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
-    let conditions = || status.into_iter().flat_map(|status| &status.workload.conditions);
-    let present_condition = |type_: &str| {
-        conditions().find(|c| c.type_ == type_ && c.observed_generation == object.metadata.generation)
-    };
-    let is_true = |type_: &str| present_condition(type_).is_some_and(|c| c.status == "True");
     let renewal = status.and_then(|status| status.operator_token.as_ref()?.renew_after.as_ref());
     let needs_no_renewal = renewal.is_none_or(|at| at.0 > Timestamp::now());
-    let licensed = object.spec.license_secret_ref.is_none() || is_true(kind::LICENSE_APPLIED);
-    let is_steady = licensed && needs_no_renewal && is_true(kind::OPERATOR_ACCESS_READY) && age.is_some();
+    let licensed = object.spec.license_secret_ref.is_none() || is_verified(object, kind::LICENSE_APPLIED);
+    let has_access = needs_no_renewal && is_verified(object, kind::OPERATOR_ACCESS_READY);
+    let is_steady = licensed && has_access && age.is_some();
     let intervals = sync.intervals;
     let verify_in = if is_steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };
     let refresh_in = age.map_or(Duration::ZERO, |age| jittered(intervals.entitlements).saturating_sub(age));
@@ -247,31 +258,21 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     SyncState {
         uid: object.uid(),
         inputs: inputs.clone(),
-        report: CoderdReport::default(),
-        server: None,
-        token: None,
-        stored_version: None,
         // A refused token is replaced once for its inputs, restarts included.
         replaced_refused: access::is_replacement_refused(object),
-        awaits_record: false,
+        ..SyncState::default()
     }
 }
 
 /// Runs an exchange if one is due, and returns when the next one is.
-async fn sync_due(
-    state: &mut SyncState,
-    has_changed: bool,
-    is_first: bool,
-    key: &ObjectKey,
-    object: &CoderControlPlane,
-    ctx: &Context,
-) -> Action {
-    let (schedule, intervals) = (&ctx.coderd_sync.schedule, ctx.coderd_sync.intervals);
+async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plane: Plane<'_>) -> Action {
+    let CoderdSync { schedule, intervals, .. } = &plane.ctx.coderd_sync;
+    let key = plane.key;
     if !state.inputs.is_serving {
         return Action::AwaitChange;
     }
     // No watch shows a change that happened while the operator did not run.
-    let has_changed = has_changed || (is_first && license::secret_changed(key, object, ctx).await);
+    let has_changed = has_changed || (is_first && license::secret_changed(plane).await);
     if has_changed {
         let now = Instant::now();
         schedule.set_due(key, Task::Verify, now);
@@ -285,7 +286,7 @@ async fn sync_due(
     if !verify && !schedule.is_due(key, Task::Entitlements) {
         return schedule.at_next_due(key);
     }
-    let mut exchange = Exchange { state, has_changed, key, object, ctx };
+    let mut exchange = Exchange { state, has_changed, plane };
     if let Err(retry) = exchange.run(verify).await {
         return Action::RequeueAfter(schedule.failed(key, retry));
     }
@@ -302,4 +303,163 @@ async fn sync_due(
     let interval = if is_agpl { intervals.verify } else { intervals.entitlements };
     schedule.set_due(key, Task::Entitlements, now + jittered(interval));
     schedule.at_next_due(key)
+}
+
+/// One exchange with the coderd of a control plane, in order: identify the server, verify the token, apply the license, read
+/// the entitlements.
+///
+/// A part that fails does not stop later parts that do not need it. The exchange writes only its report; failures that are
+/// worth a condition are in it.
+struct Exchange<'a> {
+    state: &'a mut SyncState,
+    /// Whether the spec, a Secret or the server's pods changed since the last exchange.
+    has_changed: bool,
+    plane: Plane<'a>,
+}
+
+impl Exchange<'_> {
+    /// Runs the exchange. `verify`: the token and the license are verified, not only what is still to be applied. The error
+    /// says when to retry; what failed is in the report.
+    async fn run(&mut self, verify: bool) -> Result<(), Retry> {
+        let Some(server) = self.server().await? else { return Ok(()) };
+        let (client, token_retry) = if verify {
+            let Some(identified) = self.identify(&server).await? else { return Ok(()) };
+            self.verify_token(&identified).await
+        } else if license::is_pending(self.state, self.plane.object) {
+            (self.reuse_token(&server).await?, None)
+        } else {
+            (None, None)
+        };
+        let license_retry = match &client {
+            Some(client) if verify || license::is_pending(self.state, self.plane.object) => {
+                license::sync(self, client).await
+            }
+            _ => None,
+        };
+        // coderd serves entitlements without a token, so that they are read whatever became of it.
+        let entitlements = self.refresh_entitlements(&server).await;
+        match token_retry.or(license_retry) {
+            Some(retry) => Err(retry),
+            None => entitlements,
+        }
+    }
+
+    /// The server without a credential. None: the spec gives no usable address, and the report says why.
+    async fn server(&mut self) -> Result<Option<Server>, Retry> {
+        if self.state.server.is_none() {
+            match targets::server_of(self.plane.object, self.plane.ctx).await {
+                Ok(server) => self.state.server = Some(server),
+                Err(blocker) if blocker.retry == Retry::OnChange => {
+                    self.state.report.access = Some(Access::Refused(blocker));
+                }
+                Err(blocker) => {
+                    tracing::warn!(reason = %blocker.reason, "{}", blocker.message);
+                    return Err(blocker.retry);
+                }
+            }
+        }
+        Ok(self.state.server.clone())
+    }
+
+    /// Asks the server which deployment it is. None: it is another one than the token belongs to.
+    ///
+    /// Only an `apiURL` is checked. The control plane's own Service leads to its own pods, whose deployment changes with their
+    /// database, and an edit of the spec or of a Secret may be a person's decision to move.
+    async fn identify(&mut self, server: &Server) -> Result<Option<IdentifiedServer>, Retry> {
+        let identified = match server.identify().await {
+            Ok(identified) => identified,
+            Err(error) => return Err(self.unreachable(&blocker_of(&error))),
+        };
+        let known = self.plane.object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        let by_address = self.plane.object.spec.operator_access.api_url.is_some();
+        if by_address && !self.has_changed && known.is_some_and(|known| known != identified.deployment_id()) {
+            let message = "another deployment answers at operatorAccess.apiURL than the one that the operator token belongs \
+                           to, and the token was not sent: supply a token of this deployment";
+            let blocker = Blocker::until_change(Reason::DeploymentChanged, message);
+            self.state.report.access = Some(Access::Refused(blocker));
+            return Ok(None);
+        }
+        self.state.report.server = Some(coderd::ReportedServer {
+            version: identified.version().to_owned(),
+            deployment_id: identified.deployment_id().to_owned(),
+        });
+        Ok(Some(identified))
+    }
+
+    /// Runs the token's protocol. Returns a client if coderd accepts the token, and when to retry.
+    async fn verify_token(&mut self, server: &IdentifiedServer) -> (Option<Client>, Option<Retry>) {
+        let (report, client) = token::sync(self, server).await;
+        let state = &mut *self.state;
+        state.replaced_refused = report.replaced_refused;
+        state.awaits_record = report.awaits_record;
+        if let Some(grant) = report.grant {
+            state.report.grant = Some(grant);
+            // An earlier revocation says nothing about a token that was created after it.
+            state.report.revocation = None;
+        }
+        if let Some(revocation) = report.revocation {
+            state.report.revocation = Some(revocation);
+        }
+        if let Some(access) = report.access {
+            if let (true, Access::Refused(blocker) | Access::Degraded(blocker)) =
+                (report.blocks_license, &access)
+            {
+                let blocker = blocker.clone();
+                self.block_license(&blocker);
+            }
+            self.state.report.access = Some(access);
+        }
+        for event in &report.events {
+            tracing::warn!("{}", event.message);
+            self.plane.ctx.events.publish(&self.plane.object.object_ref(&()), event).await;
+        }
+        (client.filter(|_| report.is_usable), report.retry)
+    }
+
+    /// A client with the token of the last verification, for a license that is still to be applied.
+    async fn reuse_token(&mut self, server: &Server) -> Result<Option<Client>, Retry> {
+        let Some(token) = self.state.token.clone() else { return Ok(None) };
+        let Some(identified) = self.identify(server).await? else { return Ok(None) };
+        Ok(token::client(&identified, &token).ok())
+    }
+
+    /// Reports that coderd does not answer. The token and the license stay as they are.
+    fn unreachable(&mut self, blocker: &Blocker) -> Retry {
+        if self.state.token.is_some() || access::has_token_source(self.plane.object) {
+            self.state.report.access = Some(Access::unreachable(blocker));
+            self.block_license(blocker);
+        }
+        blocker.retry
+    }
+
+    fn block_license(&mut self, blocker: &Blocker) {
+        if self.plane.object.spec.license_secret_ref.is_some()
+            && !license::is_applied(self.state, self.plane.object)
+        {
+            self.state.report.license = Some(License::Blocker(blocker.clone()));
+        }
+    }
+
+    async fn refresh_entitlements(&mut self, server: &Server) -> Result<(), Retry> {
+        let asked_at = Timestamp::now();
+        let answer = match server.entitlements().await {
+            Ok(answer) => Some(answer),
+            Err(error) if error.kind == ErrorKind::NotSupported => None,
+            Err(error) => return Err(self.unreachable(&blocker_of(&error))),
+        };
+        let answer = answer.map(|found| EntitlementsStatus {
+            has_license: found.has_license,
+            trial: found.trial,
+            features: found
+                .features
+                .iter()
+                .map(|(name, feature)| (name.clone(), feature_state(feature).as_str().to_owned()))
+                .collect(),
+            warnings: found.warnings,
+            errors: found.errors,
+        });
+        let before = self.state.report.entitlements.take();
+        self.state.report.entitlements = Some(coderd::entitlements(answer, before.as_ref(), asked_at));
+        Ok(())
+    }
 }

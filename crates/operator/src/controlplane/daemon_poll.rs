@@ -32,7 +32,10 @@ use tokio::time::Instant;
 pub(crate) use self::query::daemons_now;
 use self::query::{Answer, PollFailure};
 use crate::{
-    coderd::schedule::{Schedule, jittered},
+    coderd::{
+        schedule::{Schedule, jittered},
+        targets,
+    },
     controller::{CoderKind, Context},
     metrics::JobQueue,
 };
@@ -59,8 +62,11 @@ struct PolledPlane {
     jobs: Option<Jobs>,
     /// Until when a daemon is expected to connect.
     expecting_until: Option<Instant>,
+    /// The generation of the control plane at the last poll. What is remembered below, and the token of each organization,
+    /// is used again while the generation is the same.
+    generation: Option<i64>,
     /// The server that answered last.
-    server: Option<Remembered<Server>>,
+    server: Option<Server>,
 }
 
 struct PolledOrganization {
@@ -69,19 +75,7 @@ struct PolledOrganization {
     /// When coderd last answered. Before its first answer: when the organization became known.
     since: Instant,
     /// The token that coderd accepted last.
-    token: Option<Remembered<BoundToken>>,
-}
-
-/// Something that worked, and is used again while the control plane has the same generation.
-struct Remembered<T> {
-    generation: Option<i64>,
-    value: T,
-}
-
-impl<T: Clone> Remembered<T> {
-    fn of(&self, generation: Option<i64>) -> Option<T> {
-        (self.generation == generation).then(|| self.value.clone())
-    }
+    token: Option<BoundToken>,
 }
 
 impl PolledOrganization {
@@ -90,12 +84,12 @@ impl PolledOrganization {
     }
 
     /// Records the outcome of a poll. A listing counts for `valid_for` after coderd last answered.
-    fn record(&mut self, answer: Result<Answer, PollFailure>, generation: Option<i64>, valid_for: Duration) {
+    fn record(&mut self, answer: Result<Answer, PollFailure>, valid_for: Duration) {
         match answer {
             Ok(Answer { daemons, jobs, blocker, token }) => {
                 self.listing = Some(Arc::new(DaemonListing { daemons, jobs, blocker, outdated: false }));
                 self.since = Instant::now();
-                self.token = Some(Remembered { generation, value: token });
+                self.token = Some(token);
             }
             Err(PollFailure { blocker, .. }) => {
                 self.token = None;
@@ -115,7 +109,7 @@ impl PolledOrganization {
 impl DaemonPoller {
     /// Creates a poller without control planes: they are added as their pools are reconciled.
     pub(crate) fn new(interval: Duration, patience: Duration) -> Self {
-        Self { schedule: Schedule::uncounted(), interval, patience, planes: Mutex::default() }
+        Self { schedule: Schedule::new(None), interval, patience, planes: Mutex::default() }
     }
 
     /// The last listing of an organization. None: it was not polled yet.
@@ -195,14 +189,11 @@ impl DaemonPoller {
         queues.collect()
     }
 
-    /// The server that answered last, if the control plane is still of the same generation.
-    fn server(&self, plane: &ObjectKey, generation: Option<i64>) -> Option<Server> {
-        self.planes.lock().get(plane)?.server.as_ref()?.of(generation)
-    }
-
-    /// The token that coderd accepted last, if the control plane is still of the same generation.
-    fn token(&self, plane: &ObjectKey, organization: &str, generation: Option<i64>) -> Option<BoundToken> {
-        self.planes.lock().get(plane)?.organizations.get(organization)?.token.as_ref()?.of(generation)
+    /// The token that coderd accepted last, while the control plane is of the same generation.
+    fn token(&self, key: &ObjectKey, organization: &str, plane: &CoderControlPlane) -> Option<BoundToken> {
+        let planes = self.planes.lock();
+        let known = planes.get(key).filter(|known| known.generation == plane.metadata.generation)?;
+        known.organizations.get(organization)?.token.clone()
     }
 
     fn delay_until_next(&self, plane: &ObjectKey) -> Duration {
@@ -224,15 +215,14 @@ pub(crate) async fn poll(key: ObjectKey, ctx: Arc<Context>) -> Action {
         }
         return Action::AwaitChange;
     };
-    let generation = plane.metadata.generation;
     // Once for all organizations: an identification costs one call and holds for one poll.
     let server = identify(&plane, &key, &ctx).await;
     let mut answers = BTreeMap::new();
-    for (organization, members) in by_organization(&pools) {
+    for (organization, members) in &pools {
         let answer = match &server {
             Ok(server) => {
-                let token = poller.token(&key, &organization, generation);
-                query::daemons_and_jobs(server, token, &plane, &organization, &members, &ctx).await
+                let token = poller.token(&key, organization, &plane);
+                query::daemons_and_jobs(server, token, &plane, organization, members, &ctx).await
             }
             Err(failure) => Err(failure.clone()),
         };
@@ -243,7 +233,7 @@ pub(crate) async fn poll(key: ObjectKey, ctx: Arc<Context>) -> Action {
         tracing::debug!(reason = %blocker.reason, "the daemon poll failed: {}", blocker.message);
     }
     let retry = failures().find_map(|failure| failure.retry);
-    record(answers, &pools, &key, generation, &ctx);
+    record(answers, &pools, &key, &ctx);
     let delay = poller.delay_until_next(&key);
     match retry {
         None => {
@@ -259,60 +249,75 @@ async fn identify(
     key: &ObjectKey,
     ctx: &Context,
 ) -> Result<IdentifiedServer, PollFailure> {
-    if !is_serving(key, ctx) {
+    let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
+    if Rollout::of(deployment.as_deref()).ready == 0 {
         let message = format!("waiting for a ready pod of CoderControlPlane {}", key.name);
         return Err(Blocker::new(Reason::ControlPlaneUnavailable, message).into());
     }
-    let generation = plane.metadata.generation;
-    let server = match ctx.daemon_poller.server(key, generation) {
-        Some(server) => server,
-        None => query::server(plane, ctx).await?,
-    };
+    let server = server(plane, key, ctx).await?;
     let identified = server.identify().await?;
     let mut planes = ctx.daemon_poller.planes.lock();
-    planes.entry(key.clone()).or_default().server = Some(Remembered { generation, value: server });
+    let known = planes.entry(key.clone()).or_default();
+    if known.generation != plane.metadata.generation {
+        known.generation = plane.metadata.generation;
+        known.organizations.values_mut().for_each(|polled| polled.token = None);
+    }
+    known.server = Some(server);
     Ok(identified)
+}
+
+/// The server that answered last, while the control plane is of the same generation, else a new one. Not identified yet.
+async fn server(plane: &CoderControlPlane, key: &ObjectKey, ctx: &Context) -> Result<Server, Blocker> {
+    let remembered = ctx
+        .daemon_poller
+        .planes
+        .lock()
+        .get(key)
+        .and_then(|known| known.server.clone().filter(|_| known.generation == plane.metadata.generation));
+    match remembered {
+        Some(server) => Ok(server),
+        None => targets::server_of_dependent(plane, ctx).await,
+    }
 }
 
 /// Records the answers, and enqueues the objects that they concern.
 fn record(
-    answers: BTreeMap<String, Result<Answer, PollFailure>>,
-    pools: &[Arc<CoderProvisioner>],
+    answers: BTreeMap<&String, Result<Answer, PollFailure>>,
+    pools: &PoolsByOrganization,
     key: &ObjectKey,
-    generation: Option<i64>,
     ctx: &Context,
 ) {
     let poller = &ctx.daemon_poller;
     let mut all = poller.planes.lock();
     let known = all.entry(key.clone()).or_default();
+    let listings = known.organizations.iter();
     let before: BTreeMap<_, _> =
-        known.organizations.iter().map(|(id, polled)| (id.clone(), polled.listing.clone())).collect();
-    known.organizations.retain(|id, _| answers.contains_key(id));
+        listings.filter_map(|(id, polled)| Some((id.clone(), polled.listing.clone()?))).collect();
+    known.organizations.retain(|id, _| pools.contains_key(id));
     for (id, answer) in answers {
-        let name = pools.iter().find(|pool| organization(pool).as_ref() == Some(&id));
-        let name = name.map_or_else(|| id.clone(), |pool| organization_name(pool));
-        let polled = known.organizations.entry(id).or_insert_with(|| PolledOrganization::new(&name));
+        let first = pools.get(id).and_then(|members| members.first());
+        let name = first.map_or_else(|| id.clone(), |pool| organization_name(pool));
+        let polled = known.organizations.entry(id.clone()).or_insert_with(|| PolledOrganization::new(&name));
         polled.name = name;
-        polled.record(answer, generation, poller.interval * INTERVALS_UNTIL_OUTDATED);
+        polled.record(answer, poller.interval * INTERVALS_UNTIL_OUTDATED);
     }
     let jobs = verdict(known, pools, ctx.now());
     let has_changed = known.jobs.as_ref() != Some(&jobs);
     known.jobs = Some(jobs);
-    let after = |pool: &CoderProvisioner| {
-        known.organizations.get(&organization(pool)?).and_then(|polled| polled.listing.clone())
-    };
-    let changed: Vec<_> = pools
-        .iter()
-        .filter_map(|pool| {
-            let before = organization(pool).and_then(|id| before.get(&id).cloned().flatten());
-            let after = after(pool)?;
-            let vanished = has_vanished(pool, before.as_deref(), &after);
-            let same = before.is_some_and(|before| {
-                part(&before, pool) == part(&after, pool) && before.outdated == after.outdated
-            });
-            (!same).then(|| (ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool), vanished))
-        })
-        .collect();
+    let mut changed = Vec::new();
+    for (id, members) in pools {
+        let polled = known.organizations.get(id).and_then(|polled| polled.listing.as_deref());
+        let (before, Some(after)) = (before.get(id).map(Arc::as_ref), polled) else { continue };
+        for pool in members {
+            let is_same = |before: &DaemonListing| {
+                part(before, pool) == part(after, pool) && before.outdated == after.outdated
+            };
+            if !before.is_some_and(is_same) {
+                let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool);
+                changed.push((key, has_vanished(pool, before, after)));
+            }
+        }
+    }
     drop(all);
     for (pool, vanished) in changed {
         if vanished {
@@ -327,7 +332,7 @@ fn record(
 }
 
 /// Whether the jobs of a control plane can run, judged by the organizations that have been polled.
-fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp) -> Jobs {
+fn verdict(known: &PolledPlane, pools: &PoolsByOrganization, now: Timestamp) -> Jobs {
     let polled: Vec<_> = known
         .organizations
         .iter()
@@ -338,10 +343,10 @@ fn verdict(known: &PolledPlane, pools: &[Arc<CoderProvisioner>], now: Timestamp)
     if polled.is_empty() {
         return Jobs::NotPolledYet;
     }
-    let ours = pools.iter().filter_map(|pool| {
-        Some(jobs::Pool {
+    let ours = pools.iter().flat_map(|(id, members)| {
+        members.iter().map(|pool| jobs::Pool {
             name: pool.name_any(),
-            organization: organization(pool)?,
+            organization: id.clone(),
             tags: pool.spec.tags.clone(),
             is_scaled_to_zero: pool.spec.replicas == 0,
         })
@@ -365,13 +370,12 @@ fn part(listing: &DaemonListing, pool: &CoderProvisioner) -> Part {
     pool.status.as_ref().map(|status| listing.part(&daemons::keys(status))).unwrap_or_default()
 }
 
-fn is_serving(key: &ObjectKey, ctx: &Context) -> bool {
-    Rollout::of(ctx.caches.deployments.get(&key.namespace, &key.name).as_deref()).ready > 0
-}
+/// By the UUID of the organization.
+type PoolsByOrganization = BTreeMap<String, Vec<Arc<CoderProvisioner>>>;
 
 /// The pools of a control plane that have a key in it. A pool whose key is in another deployment, as after a restored
 /// database, has no daemons here.
-fn pools(plane: &ObjectKey, ctx: &Context) -> Vec<Arc<CoderProvisioner>> {
+fn pools(plane: &ObjectKey, ctx: &Context) -> PoolsByOrganization {
     let deployment = |plane: &CoderControlPlane| plane.status.as_ref()?.deployment_id.clone();
     let present = ctx.caches.control_planes.get(&plane.namespace, &plane.name);
     let present = present.and_then(|plane| deployment(&plane));
@@ -379,21 +383,15 @@ fn pools(plane: &ObjectKey, ctx: &Context) -> Vec<Arc<CoderProvisioner>> {
         let recorded = pool.status.as_ref().and_then(|status| status.deployment_id.as_ref());
         !matches!((recorded, &present), (Some(recorded), Some(present)) if recorded != present)
     };
-    let mut found = ctx.caches.provisioners.filter(|pool| {
-        plane_of(pool) == *plane
-            && organization(pool).is_some()
-            && !object::is_deleting(pool)
-            && is_of_deployment(pool)
-    });
+    let mut found = ctx
+        .caches
+        .provisioners
+        .filter(|pool| plane_of(pool) == *plane && !object::is_deleting(pool) && is_of_deployment(pool));
     found.sort_by_key(|pool| pool.name_any());
-    found
-}
-
-fn by_organization(pools: &[Arc<CoderProvisioner>]) -> BTreeMap<String, Vec<Arc<CoderProvisioner>>> {
-    let mut all: BTreeMap<String, Vec<_>> = BTreeMap::new();
-    for pool in pools {
-        if let Some(id) = organization(pool) {
-            all.entry(id).or_default().push(pool.clone());
+    let mut all = PoolsByOrganization::new();
+    for pool in found {
+        if let Some(id) = organization(&pool) {
+            all.entry(id).or_default().push(pool);
         }
     }
     all

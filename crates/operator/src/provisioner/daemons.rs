@@ -3,7 +3,7 @@
 //! Daemons come from the last daemon poll of the control plane, pods from the API server. Which pods to restart is decided
 //! in `core::provisioner::daemons`.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use coder_k8s_api::{CoderProvisioner, Reason};
 use coder_k8s_core::{
@@ -20,6 +20,7 @@ use kube::{
     Api, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Preconditions},
 };
+use parking_lot::Mutex;
 
 use crate::{
     controller::{CoderKind, Context},
@@ -44,14 +45,25 @@ pub(super) async fn observe(
     observed
 }
 
+/// The pods of each pool, and the version of its Deployment at which they were listed.
+#[derive(Default)]
+pub(crate) struct ListedPods(Mutex<HashMap<ObjectKey, (String, Arc<Vec<Pod>>)>>);
+
+impl ListedPods {
+    /// Lists the pods of a pool again at the next reconcile: this process changed some, or the pool no longer exists.
+    pub(crate) fn forget(&self, key: &ObjectKey) {
+        self.0.lock().remove(key);
+    }
+}
+
 /// The pods of a pool. None: they cannot be listed.
 ///
 /// Listed once for each version of the Deployment: its status changes with every pod that is created, deleted or turns
 /// ready, so that no watch of pods is needed.
 pub(super) async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<Pod>>> {
     let version = deployment.resource_version().unwrap_or_default();
-    if let Some(pods) = ctx.verify_schedule.pods(key, &version) {
-        return Some(pods);
+    if let Some((_, pods)) = ctx.listed_pods.0.lock().get(key).filter(|(listed, _)| *listed == version) {
+        return Some(pods.clone());
     }
     let selector = deployment.spec.as_ref()?.selector.match_labels.as_ref()?;
     let labels = selector.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
@@ -59,7 +71,7 @@ pub(super) async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context
     match api.list(&ListParams::default().labels(&labels)).await {
         Ok(list) => {
             let pods = Arc::new(list.iter().filter_map(Pod::of).collect());
-            ctx.verify_schedule.keep_pods(key, version, &pods);
+            ctx.listed_pods.0.lock().insert(key.clone(), (version, Arc::clone(&pods)));
             Some(pods)
         }
         Err(error) => {
@@ -89,7 +101,7 @@ pub(super) async fn restart_stopped(health: &Health, observed: &Observed, ctx: &
         }
     }
     if !deleted.is_empty() {
-        ctx.verify_schedule.forget_pods(&ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object));
+        ctx.listed_pods.forget(&ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object));
         let message = format!(
             "restarted {}: coderd refused their daemons for want of a license, and a refused daemon does not retry",
             deleted.join(", ")

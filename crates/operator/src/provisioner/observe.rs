@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, Tls};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, Tls, condition::kind};
 use coder_k8s_core::{
     provisioner::{Children, Observed, keys::Blocker, license_gate::Feature, names},
     sources,
@@ -34,7 +34,7 @@ pub(super) async fn observe(
     object: Arc<CoderProvisioner>,
     ctx: &Arc<Context>,
 ) -> Option<(Observation, KeyReconciler)> {
-    let verify_due = ctx.verify_schedule.verify_due(key, &object);
+    let verify_due = ctx.verify_schedule.is_due(key, &*object, kind::PROVISIONER_KEY_READY);
     let mut connections = Connections::new(&key.namespace, None);
     let children = children(key, &object, ctx);
     let plane = object.spec.control_plane_ref.name.as_str();

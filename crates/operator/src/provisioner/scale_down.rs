@@ -47,7 +47,7 @@ pub(super) async fn prepare(
     let Some(pods) = daemons::pods(&key, cached, ctx).await else { return };
     for mark in cost::marks(&pods, &daemons) {
         set_cost(&key, &mark, ctx).await;
-        ctx.verify_schedule.forget_pods(&key);
+        ctx.listed_pods.forget(&key);
     }
 }
 

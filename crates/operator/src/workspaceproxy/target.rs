@@ -9,7 +9,7 @@ use std::sync::Arc;
 use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy, ProxyBootstrap, Reason, condition::kind};
 use coder_k8s_coderd::Server;
 use coder_k8s_core::{
-    license_gate::{Feature, LicenseGate, Published},
+    license_gate::{Feature, LicenseGate},
     outcome::{Blocker, Retry},
     provisioner::daemon_url,
     target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
@@ -124,7 +124,7 @@ async fn by_address(
             return found;
         }
     };
-    found.gate = Some(license(object, &server, verify_due, ctx).await);
+    found.gate = Some(license(object, &server, verify_due).await);
     let identity = identity(object, &url, &server, verify_due, &mut found).await;
     found.target = identity.and_then(|id| {
         let target = CoderdTarget {
@@ -148,19 +148,13 @@ fn refusal(url: &str) -> Blocker {
 
 /// Whether the license covers proxies. No control plane publishes that for an address, so that coderd is asked at each
 /// verification; in between the condition on status counts.
-async fn license(
-    object: &CoderWorkspaceProxy,
-    server: &Server,
-    verify_due: bool,
-    ctx: &Context,
-) -> LicenseGate {
+async fn license(object: &CoderWorkspaceProxy, server: &Server, verify_due: bool) -> LicenseGate {
     let conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
     let was_entitled = conditions.into_iter().any(|c| c.type_ == kind::ENTITLED && c.status == "True");
     if was_entitled && !verify_due {
         return LicenseGate::open(Feature::Proxies);
     }
-    let answer = license_gate::answer(Feature::Proxies, server.entitlements().await);
-    license_gate::answered(Feature::Proxies, &Published::default(), &answer, ctx)
+    license_gate::of_server(Feature::Proxies, server).await
 }
 
 /// The ID of the deployment that answers at the address. Between verifications it is the recorded one.

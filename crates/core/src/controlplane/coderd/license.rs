@@ -4,18 +4,57 @@
 //! when the list does not show it, and sends a value that a server has rejected no second time to that server. A replaced
 //! license of ours is removed only when the spec asks for it, and only once the list shows its successor.
 
-use coder_k8s_api::Reason;
+use coder_k8s_api::{CoderControlPlane, CoderControlPlaneStatus, LicenseStatus, Reason, condition::kind};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sha2::{Digest, Sha256};
 
-use super::{Access, Installed, License};
+use super::{access::Access, condition};
 use crate::{
+    condition::{ConditionStatus, Conditions, Progress, Verdict, whole_seconds},
     outcome::{Blocker, Retry},
     steps::Step,
 };
 
+/// The license that the spec asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum License {
+    /// coderd holds it.
+    Applied {
+        /// SHA-256 of it.
+        hash: String,
+        /// When coderd accepted it. None: coderd held it already.
+        accepted: Option<Timestamp>,
+        /// What coderd lists of it, as the status shows it. `replaces` names a license that is still to be removed.
+        installed: Option<LicenseStatus>,
+    },
+    /// Not applied, for a reason that may pass.
+    Blocker(Blocker),
+    /// coderd does not take it, and will not until it, or the server, is another one.
+    Refused {
+        /// Why.
+        blocker: Blocker,
+        /// Which value on which server was refused.
+        mark: String,
+    },
+}
+
+impl License {
+    /// The same verdict, with the time at which an earlier exchange had the same license accepted.
+    #[must_use]
+    pub fn keeping_time_of(self, before: Option<&Self>) -> Self {
+        match (self, before) {
+            (
+                Self::Applied { hash, accepted: None, installed },
+                Some(Self::Applied { hash: earlier, accepted, .. }),
+            ) if hash == *earlier => Self::Applied { hash, accepted: *accepted, installed },
+            (license, _) => license,
+        }
+    }
+}
+
 /// What is known of the license. The options are filled in as [`decide`] asks for them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ObservedLicense {
     /// The version of the server that would reject or accept it.
     pub server_version: String,
@@ -30,7 +69,7 @@ pub struct ObservedLicense {
     /// The licenses that coderd holds.
     pub list: Option<Result<LicenseList, Blocker>>,
     /// The outcome of [`LicenseEffect::Send`].
-    pub sent: Option<Result<Installed, Blocker>>,
+    pub sent: Option<Result<LicenseStatus, Blocker>>,
     /// The outcome of [`LicenseEffect::Remove`].
     pub removed: Option<Result<(), Blocker>>,
 }
@@ -45,10 +84,10 @@ pub struct LicenseText {
 }
 
 /// coderd's list.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LicenseList {
     /// The license of the Secret, if the list shows it.
-    pub ours: Option<Installed>,
+    pub ours: Option<LicenseStatus>,
     /// UUIDs and numbers of all licenses.
     pub all: Vec<InstalledLicense>,
 }
@@ -92,7 +131,7 @@ pub enum LicenseEffect {
 }
 
 /// The result of one exchange about the license.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LicenseReport {
     /// The new verdict. None: no license is asked for, or the earlier verdict stands (see `keeps`).
     pub license: Option<License>,
@@ -113,7 +152,7 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
         None => return Step::Ask(LicenseQuery::Secret),
         Some(Ok(None)) => return Step::Done(LicenseReport::default()),
         Some(Err(blocker)) => {
-            let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
+            let retry = blocker.timed_retry();
             return Step::Done(LicenseReport { retry, ..verdict(License::Blocker(blocker.clone())) });
         }
         Some(Ok(Some(text))) => text,
@@ -140,12 +179,9 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
             (None, _) | (Some(_), Some(Ok(()))) => Step::Done(applied(text, Some(ours.clone()), accepted)),
             (Some(old), None) => Step::Act(LicenseEffect::Remove(old)),
             (Some(old), Some(Err(blocker))) => {
-                let pending = Installed { replaces: Some(old.uuid), ..ours.clone() };
-                let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
-                Step::Done(LicenseReport {
-                    retry: retry.or(Some(Retry::Backoff)),
-                    ..applied(text, Some(pending), accepted)
-                })
+                let pending = LicenseStatus { replaces: Some(old.uuid), ..ours.clone() };
+                let retry = blocker.timed_retry().or(Some(Retry::Backoff));
+                Step::Done(LicenseReport { retry, ..applied(text, Some(pending), accepted) })
             }
         };
     }
@@ -164,8 +200,9 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
 
 impl ObservedLicense {
     /// The license of ours that `ours` replaces and that the spec wants removed.
-    fn replaced_by(&self, ours: &Installed, list: &LicenseList) -> Option<InstalledLicense> {
-        let uuid = self.record.uuid.as_ref().filter(|uuid| **uuid != ours.uuid && !uuid.is_empty())?;
+    fn replaced_by(&self, ours: &LicenseStatus, list: &LicenseList) -> Option<InstalledLicense> {
+        let recorded = self.record.uuid.as_ref().filter(|uuid| !uuid.is_empty());
+        let uuid = recorded.filter(|uuid| ours.uuid.as_ref() != Some(*uuid))?;
         let old = list.all.iter().find(|license| license.uuid == *uuid)?;
         self.remove_replaced.then(|| old.clone())
     }
@@ -173,29 +210,20 @@ impl ObservedLicense {
     /// A call failed. A license that was applied stays applied while the failure may pass: then the failure is the token's.
     fn failed(&self, text: &LicenseText, blocker: &Blocker) -> LicenseReport {
         let is_same = self.was_applied && self.record.hash.as_ref() == Some(&text.hash);
-        let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
-        let kept =
-            |access: Access| LicenseReport { keeps: true, access: Some(access), ..LicenseReport::default() };
-        match blocker.reason {
+        let (access, retry) = match blocker.reason {
             Reason::InvalidLicense | Reason::NotSupported => {
                 let mark = rejection_mark(&text.hash, &self.server_version);
-                verdict(License::Refused { blocker: blocker.clone(), mark })
+                return verdict(License::Refused { blocker: blocker.clone(), mark });
             }
-            Reason::Unauthenticated if is_same => kept(Access::Refused(blocker.clone())),
-            Reason::Unauthenticated => LicenseReport {
-                access: Some(Access::Refused(blocker.clone())),
-                ..verdict(License::Blocker(blocker.clone()))
-            },
-            Reason::Forbidden | Reason::Redirected if is_same => kept(Access::unreachable(blocker)),
-            Reason::Forbidden | Reason::Redirected => verdict(License::Blocker(blocker.clone())),
-            _ if is_same => LicenseReport {
-                retry: retry.or(Some(Retry::Backoff)),
-                ..kept(Access::Degraded(blocker.clone()))
-            },
-            _ => LicenseReport {
-                retry: retry.or(Some(Retry::Backoff)),
-                ..verdict(License::Blocker(blocker.clone()))
-            },
+            Reason::Unauthenticated => (Access::Refused(blocker.clone()), None),
+            Reason::Forbidden | Reason::Redirected => (Access::unreachable(blocker), None),
+            _ => (Access::Degraded(blocker.clone()), blocker.timed_retry().or(Some(Retry::Backoff))),
+        };
+        LicenseReport {
+            license: (!is_same).then(|| License::Blocker(blocker.clone())),
+            keeps: is_same,
+            access: (is_same || blocker.reason == Reason::Unauthenticated).then_some(access),
+            retry,
         }
     }
 }
@@ -204,8 +232,115 @@ fn verdict(license: License) -> LicenseReport {
     LicenseReport { license: Some(license), ..LicenseReport::default() }
 }
 
-fn applied(text: &LicenseText, installed: Option<Installed>, accepted: Option<Timestamp>) -> LicenseReport {
+fn applied(
+    text: &LicenseText,
+    installed: Option<LicenseStatus>,
+    accepted: Option<Timestamp>,
+) -> LicenseReport {
     verdict(License::Applied { hash: text.hash.clone(), accepted, installed })
+}
+
+/// How many days before its end a license is first warned about, and again.
+const WARN_DAYS: [(i64, Reason); 3] =
+    [(1, Reason::ExpiresIn1Day), (7, Reason::ExpiresIn7Days), (30, Reason::ExpiresIn30Days)];
+
+/// Sets the conditions about the license, and what the status shows of it.
+pub(super) fn set_conditions(
+    object: &CoderControlPlane,
+    license: Option<&License>,
+    conditions: &mut Conditions<'_>,
+    status: &mut CoderControlPlaneStatus,
+    now: Timestamp,
+) {
+    set_applied(object, license, conditions, status);
+    set_expiring(conditions, status.license.as_mut(), now);
+}
+
+fn set_applied(
+    object: &CoderControlPlane,
+    license: Option<&License>,
+    conditions: &mut Conditions<'_>,
+    status: &mut CoderControlPlaneStatus,
+) {
+    use ConditionStatus::{False, True, Unknown};
+    let (state, reason, message) = match license {
+        _ if object.spec.license_secret_ref.is_none() => {
+            (Unknown, Reason::Pending, "spec.licenseSecretRef is not set")
+        }
+        // Keeps the condition of an earlier process, unless it is from before the spec named a license.
+        None if condition(status, kind::LICENSE_APPLIED).is_some_and(|c| c.status != "Unknown") => return,
+        None => {
+            let message = "waiting for operator access to coderd (condition OperatorAccessReady)";
+            (False, Reason::Pending, message)
+        }
+        Some(License::Blocker(blocker)) => (False, blocker.reason, blocker.message.as_str()),
+        Some(License::Refused { blocker, mark }) => {
+            status.license.get_or_insert_default().refused = Some(mark.clone());
+            (False, blocker.reason, blocker.message.as_str())
+        }
+        Some(License::Applied { hash, accepted, installed }) => {
+            if let Some(at) = accepted {
+                status.license_last_applied = Some(Time(whole_seconds(*at)));
+            }
+            status.license_last_applied_hash = Some(hash.clone());
+            match installed {
+                Some(installed) => status.license = Some(installed.clone()),
+                // What the list did not show says nothing against what is known.
+                None => status.license.iter_mut().for_each(|license| license.refused = None),
+            }
+            (True, Reason::Applied, "coderd holds the license of the Secret")
+        }
+    };
+    conditions.set(kind::LICENSE_APPLIED, state, reason, message);
+}
+
+/// Days left, and a warning when they are few.
+fn set_expiring(conditions: &mut Conditions<'_>, license: Option<&mut LicenseStatus>, now: Timestamp) {
+    conditions.clear(kind::LICENSE_EXPIRING);
+    let Some(license) = license else { return };
+    license.days_left = None;
+    let Some(expires) = license.expires.as_ref().map(|time| time.0) else { return };
+    let left = expires.duration_since(now);
+    let days = left.as_hours().div_euclid(24);
+    license.days_left = Some(days);
+    let date = expires.strftime("%Y-%m-%d");
+    let (is_expiring, reason, message) = if left.is_negative() {
+        let message = format!("the license ended on {date}; coderd may still be in its grace period");
+        (true, Reason::Expired, message)
+    } else {
+        let due = WARN_DAYS.iter().find(|(limit, _)| days < *limit);
+        let reason = due.map_or(Reason::Valid, |(_, reason)| *reason);
+        (due.is_some(), reason, format!("the license ends on {date}"))
+    };
+    conditions.set(kind::LICENSE_EXPIRING, is_expiring, reason, message);
+}
+
+/// Why a license that is asked for stands in the way of readiness. None: it does not.
+pub(in crate::controlplane) fn unready(
+    object: &CoderControlPlane,
+    said: Option<&Condition>,
+) -> Option<Verdict> {
+    object.spec.license_secret_ref.as_ref()?;
+    let stalled = [
+        Reason::InvalidLicense,
+        Reason::NotSupported,
+        Reason::Unauthenticated,
+        Reason::Forbidden,
+        Reason::Redirected,
+        Reason::NotALicense,
+    ];
+    let (progress, reason, message) = match said {
+        None => (Progress::Working, Reason::Pending, "the license is not applied yet".to_owned()),
+        Some(said) if said.status == "True" => return None,
+        Some(said) => {
+            let message = format!("the license is not applied: {}", said.message);
+            match Reason::of(said).filter(|reason| stalled.contains(reason)) {
+                Some(_) => (Progress::Stalled, Reason::LicenseRefused, message),
+                None => (Progress::Working, Reason::Pending, message),
+            }
+        }
+    };
+    Some(Verdict { ready: false, progress, reason, message })
 }
 
 /// SHA-256 of a license without surrounding blanks, as status records it.

@@ -8,26 +8,28 @@
 //! used until its successor is stored and proven. A token that coderd refuses is replaced once for the same inputs. An
 //! answer that is not definite creates, replaces and revokes nothing.
 
-use coder_k8s_api::{AccessMethod, Reason};
+use coder_k8s_api::{AccessMethod, OperatorTokenStatus, Reason, ReplacedToken};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::access::{Access, Grant, MintedToken, Revocation};
+use super::access::{Access, Revocation};
 use crate::{
+    condition::whole_seconds,
     outcome::{Blocker, EventNote, Retry},
     steps::Step,
 };
 
 /// What is known of the operator token. The options are filled in as [`decide`] asks for them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ObservedToken {
     /// How the spec wants the operator to get its token.
     pub method: AccessMethod,
     /// Whether the status announces a token of this method, with the finalizer in place.
     pub is_recorded: bool,
     /// The token on record, if it was proven: it has an expiry.
-    pub record: Option<Grant>,
+    pub record: Option<OperatorTokenStatus>,
     /// Tokens of other methods that are still to be revoked, as [`super::access::replaced_tokens`] lists them.
-    pub replaced: Vec<MintedToken>,
+    pub replaced: Vec<ReplacedToken>,
     /// Whether a refused token was already replaced for the present inputs.
     pub replaced_refused: bool,
     /// The Secrets with the token.
@@ -48,28 +50,6 @@ pub struct ObservedToken {
     pub others_removed: Option<Result<(), Blocker>>,
     /// The outcomes of [`TokenEffect::RevokeReplaced`], in the order of `replaced`.
     pub replaced_revoked: Vec<Result<(), Blocker>>,
-}
-
-impl ObservedToken {
-    /// Nothing asked yet.
-    pub fn new(method: AccessMethod) -> Self {
-        Self {
-            method,
-            is_recorded: false,
-            record: None,
-            replaced: Vec::new(),
-            replaced_refused: false,
-            secret: None,
-            check: None,
-            rights: None,
-            source: None,
-            stored: None,
-            created: None,
-            proof: None,
-            others_removed: None,
-            replaced_revoked: Vec::new(),
-        }
-    }
 }
 
 /// The Secrets that may hold the operator token.
@@ -130,7 +110,7 @@ pub enum TokenQuery {
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum TokenEffect {
     /// Copy the token into the Secret of the spec, then remove the one of an earlier name.
     Store,
@@ -146,19 +126,19 @@ pub enum TokenEffect {
     /// Revoke the tokens of another method. Those of the first user are revoked with the token that works now, by the
     /// user's UUID; without a UUID the operator logs in as the first user. They are never revoked as `me`: that is the
     /// user of the token that works now.
-    RevokeReplaced(MintedToken),
+    RevokeReplaced(ReplacedToken),
 }
 
 /// The result of one exchange about the token.
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, which callers read one by one")]
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenReport {
     /// The new verdict. None: the earlier one stands.
     pub access: Option<Access>,
     /// Whether a license that is not applied is blocked by the same thing.
     pub blocks_license: bool,
     /// What to record about the token. None: the record stands.
-    pub grant: Option<Grant>,
+    pub grant: Option<OperatorTokenStatus>,
     /// Whether the token can be created only once `grant` is on the status.
     pub awaits_record: bool,
     /// Set when a token of another method was revoked and no record of ours remains.
@@ -260,10 +240,10 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
         Some(Err(blocker)) => Step::Done(observed.failed(blocker, works)),
         Some(Ok(())) => Step::Done(TokenReport {
             access: works.then_some(Access::Ready),
-            grant: Some(Grant {
+            grant: Some(OperatorTokenStatus {
                 method: observed.method,
                 replaces: observed.replaced.first().cloned(),
-                ..Grant::default()
+                ..OperatorTokenStatus::default()
             }),
             awaits_record: true,
             is_usable: works,
@@ -275,11 +255,11 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
 
 /// What is wrong with the token in the Secret. The error is the next step, where that is not known yet.
 fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, Box<TokenStep>> {
+    let ask = |query| Err(Box::new(Step::Ask(query)));
+    let unreachable = |blocker| Err(Box::new(Step::Done(observed.unreachable(blocker))));
     match &observed.check {
-        None => return Err(Box::new(Step::Ask(TokenQuery::Check))),
-        Some(TokenCheck::Unknown(blocker)) => {
-            return Err(Box::new(Step::Done(observed.unreachable(blocker))));
-        }
+        None => return ask(TokenQuery::Check),
+        Some(TokenCheck::Unknown(blocker)) => return unreachable(blocker),
         // A text that cannot be a token is as good as none.
         Some(TokenCheck::Refused(blocker)) if blocker.reason == Reason::BadToken => {
             return Ok(Some(Lack::Missing));
@@ -287,19 +267,19 @@ fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, Box<To
         Some(TokenCheck::Refused(_)) => return Ok(Some(Lack::Refused)),
         Some(TokenCheck::Accepted { .. }) => {}
     }
-    let renew_after = observed.record.as_ref().and_then(|record| record.renew_after);
-    if renew_after.is_none_or(|at| at <= now) {
+    let renew_after = observed.record.as_ref().and_then(|record| record.renew_after.as_ref());
+    if renew_after.is_none_or(|at| at.0 <= now) {
         return Ok(Some(Lack::Expiring));
     }
-    // The first user is a person, whose roles are not the operator's to change.
-    if observed.method == AccessMethod::FirstUser {
-        return Ok(None);
-    }
-    match &observed.rights {
-        None => Err(Box::new(Step::Ask(TokenQuery::Rights))),
-        Some(Err(blocker)) => Err(Box::new(Step::Done(observed.unreachable(blocker)))),
-        Some(Ok(true)) => Ok(None),
-        Some(Ok(false)) => Ok(Some(Lack::Rights)),
+    match (observed.method, &observed.rights) {
+        // The first user is a person, whose roles are not the operator's to change.
+        (AccessMethod::FirstUser, _) => Ok(None),
+        (AccessMethod::Postgres | AccessMethod::TokenSecret, rights) => match rights {
+            None => ask(TokenQuery::Rights),
+            Some(Err(blocker)) => unreachable(blocker),
+            Some(Ok(true)) => Ok(None),
+            Some(Ok(false)) => Ok(Some(Lack::Rights)),
+        },
     }
 }
 
@@ -323,18 +303,18 @@ fn after_creation(observed: &ObservedToken, created: &Result<CreatedToken, Block
         Some(Err(blocker)) => return Step::Done(observed.failed(blocker, true)),
         None | Some(Ok(())) => {}
     }
-    observed.finish(Some(Grant {
+    observed.finish(Some(OperatorTokenStatus {
         method: observed.method,
         user_id: Some(user_id.clone()),
-        expires: Some(created.expires),
-        renew_after: Some(created.renew_after),
+        expires: Some(Time(whole_seconds(created.expires))),
+        renew_after: Some(Time(whole_seconds(created.renew_after))),
         replaces: observed.replaced.first().cloned(),
     }))
 }
 
 impl ObservedToken {
     /// coderd accepts the token. What it replaces is revoked before the exchange goes on.
-    fn finish(&self, grant: Option<Grant>) -> TokenStep {
+    fn finish(&self, grant: Option<OperatorTokenStatus>) -> TokenStep {
         let ready = TokenReport {
             access: Some(Access::Ready),
             grant: grant.clone(),
@@ -344,12 +324,13 @@ impl ObservedToken {
         if self.replaced.is_empty() {
             return Step::Done(ready);
         }
-        let is_supplied = self.method == AccessMethod::TokenSecret;
-        let Some(successor) =
-            grant.or_else(|| self.record.clone()).or_else(|| is_supplied.then(Grant::default))
-        else {
-            // Only a token that is on record counts as a successor.
-            return Step::Done(ready);
+        let successor = match self.method {
+            AccessMethod::TokenSecret => None,
+            AccessMethod::Postgres | AccessMethod::FirstUser => match grant.or_else(|| self.record.clone()) {
+                Some(successor) => Some(OperatorTokenStatus { replaces: None, ..successor }),
+                // Only a token that is on record counts as a successor.
+                None => return Step::Done(ready),
+            },
         };
         if let Some(next) = self.replaced.get(self.replaced_revoked.len()) {
             return Step::Act(TokenEffect::RevokeReplaced(next.clone()));
@@ -363,18 +344,15 @@ impl ObservedToken {
         let outcomes = self.replaced.iter().zip(&self.replaced_revoked);
         let events = outcomes
             .filter_map(|(token, outcome)| outcome.as_ref().err().map(|blocker| abandoned(token, blocker)));
-        let mut report = TokenReport { events: events.collect(), ..ready };
-        if is_supplied {
-            report.revocation = Some(Revocation::Done);
-        } else {
-            report.grant = Some(Grant { replaces: None, ..successor });
-        }
-        Step::Done(report)
+        // No token of ours remains beside a supplied one.
+        let revocation = successor.is_none().then_some(Revocation::Done);
+        let events = events.collect();
+        Step::Done(TokenReport { events, grant: successor, revocation, ..ready })
     }
 
     /// Something other than coderd failed. A token that works goes on working.
     fn failed(&self, blocker: &Blocker, works: bool) -> TokenReport {
-        let retry = Some(blocker.retry).filter(|retry| *retry != Retry::OnChange);
+        let retry = blocker.timed_retry();
         if works {
             let access = Some(Access::Overdue(blocker.clone()));
             return TokenReport { access, is_usable: true, retry, ..self.unchanged() };
@@ -425,7 +403,7 @@ fn not_accepted(method: AccessMethod) -> Blocker {
     )
 }
 
-fn abandoned(replaced: &MintedToken, blocker: &Blocker) -> EventNote {
+fn abandoned(replaced: &ReplacedToken, blocker: &Blocker) -> EventNote {
     let message = format!(
         "the operator token of method {:?} may still be valid in coderd and could not be revoked: {}",
         replaced.method, blocker.message

@@ -4,11 +4,11 @@
 //! the first user is revoked with itself, so that its Secret goes last. A deletion ends at its deadline: what is left is
 //! named in an event.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
-use coder_k8s_api::{AccessMethod, Reason};
+use coder_k8s_api::{AccessMethod, OperatorTokenStatus, Reason};
 
-use super::access::{MintedToken, Revocation};
+use super::access::Revocation;
 use crate::{
     outcome::{Blocker, EventNote, Retry},
     steps::Step,
@@ -19,12 +19,11 @@ use crate::{
 pub struct ObservedRevocation {
     /// The name of the token in coderd, for people.
     pub token_name: String,
-    /// The token on record. None: nothing records one, but one may have been created.
-    pub recorded: Option<MintedToken>,
+    /// The token on record, and the one of another method that it replaces and that was still to be revoked. None: nothing
+    /// records a token, but one may have been created.
+    pub recorded: Option<OperatorTokenStatus>,
     /// The method of the spec, for a token that nothing records.
     pub method: AccessMethod,
-    /// A token of another method that was still to be revoked.
-    pub replaced: Option<MintedToken>,
     /// Set while the object is being deleted.
     pub deletion: Option<TokenDeletion>,
     /// What was done so far in this exchange.
@@ -71,12 +70,8 @@ pub struct RevocationReport {
     pub event: Option<EventNote>,
 }
 
-/// Nothing has to be asked: what is on record says what to revoke.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoQuery {}
-
-/// The next step.
-pub type RevocationStep = Step<NoQuery, RevocationEffect, RevocationReport>;
+/// The next step. Nothing has to be asked: what is on record says what to revoke.
+pub type RevocationStep = Step<Infallible, RevocationEffect, RevocationReport>;
 
 /// How often the operator looks whether dependents have gone.
 const REQUEUE_DEPENDENTS: Duration = Duration::from_millis(500);
@@ -102,15 +97,14 @@ pub fn decide(observed: &ObservedRevocation) -> RevocationStep {
 fn effects(observed: &ObservedRevocation) -> Vec<RevocationEffect> {
     use AccessMethod::{FirstUser, Postgres, TokenSecret};
     use RevocationEffect::{RemoveSecret, RevokeInCoderd, RevokeInDatabase};
-    let unrecorded = MintedToken { method: observed.method, user_id: None };
+    let unrecorded = OperatorTokenStatus { method: observed.method, ..OperatorTokenStatus::default() };
     let token = observed.recorded.as_ref().unwrap_or(&unrecorded);
-    let replaced = observed.replaced.as_ref().filter(|replaced| replaced.method != token.method);
-    let (of_first_user, has_both) = match (token.method, replaced) {
+    let (of_first_user, has_both) = match (token.method, &token.replaces) {
         // A supplied token belongs to a person.
         (TokenSecret, _) => return Vec::new(),
-        (Postgres, Some(MintedToken { method: FirstUser, user_id })) => (user_id, true),
+        (Postgres, Some(old)) if old.method == FirstUser => (&old.user_id, true),
         (Postgres, _) => return vec![RemoveSecret, RevokeInDatabase],
-        (FirstUser, replaced) => (&token.user_id, replaced.is_some_and(|old| old.method == Postgres)),
+        (FirstUser, old) => (&token.user_id, old.as_ref().is_some_and(|old| old.method == Postgres)),
     };
     let in_coderd = RevokeInCoderd { user_id: of_first_user.clone() };
     match (has_both, of_first_user) {
@@ -162,14 +156,20 @@ fn finished(revocation: Revocation) -> RevocationReport {
 
 #[cfg(test)]
 mod tests {
+    use coder_k8s_api::ReplacedToken;
+
     use super::*;
+
+    fn token(method: AccessMethod, user: Option<&str>) -> OperatorTokenStatus {
+        let user_id = user.map(str::to_owned);
+        OperatorTokenStatus { method, user_id, ..OperatorTokenStatus::default() }
+    }
 
     fn observed(method: AccessMethod) -> ObservedRevocation {
         ObservedRevocation {
             token_name: "coder-k8s-operator-ns-coder".into(),
-            recorded: Some(MintedToken { method, user_id: None }),
+            recorded: Some(token(method, None)),
             method,
-            replaced: None,
             deletion: None,
             done: Vec::new(),
             blocker: None,
@@ -191,11 +191,13 @@ mod tests {
     fn each_method_has_its_order() {
         use AccessMethod::{FirstUser, Postgres, TokenSecret};
         use RevocationEffect::{RemoveSecret, RevokeInCoderd, RevokeInDatabase};
-        let token = |method, user: Option<&str>| MintedToken { method, user_id: user.map(str::to_owned) };
-        let with = |recorded: MintedToken, replaced: Option<MintedToken>| ObservedRevocation {
-            recorded: Some(recorded),
-            replaced,
-            ..observed(Postgres)
+        let with = |recorded: OperatorTokenStatus, replaced: Option<OperatorTokenStatus>| {
+            let replaces =
+                replaced.map(|OperatorTokenStatus { method, user_id, .. }| ReplacedToken { method, user_id });
+            ObservedRevocation {
+                recorded: Some(OperatorTokenStatus { replaces, ..recorded }),
+                ..observed(Postgres)
+            }
         };
         let in_coderd = |user: Option<&str>| RevokeInCoderd { user_id: user.map(str::to_owned) };
         for (observed, expected) in [

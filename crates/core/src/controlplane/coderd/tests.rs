@@ -1,7 +1,8 @@
-use coder_k8s_api::CoderControlPlaneSpec;
+use coder_k8s_api::{CoderControlPlaneSpec, LicenseStatus};
 use serde_json::json;
 
 use super::*;
+use crate::{condition::Progress, outcome::Blocker};
 
 fn plane(spec: serde_json::Value) -> CoderControlPlane {
     let spec: CoderControlPlaneSpec = serde_json::from_value(spec).unwrap();
@@ -35,13 +36,13 @@ fn pair(status: &str, reason: Reason) -> (String, String) {
 }
 
 fn applied(expires: i64) -> CoderdReport {
-    let installed = Installed {
-        id: 7,
-        uuid: "u".into(),
-        account: "acme".into(),
-        tier: Tier::Premium,
-        expires: Some(at(expires)),
-        replaces: None,
+    let installed = LicenseStatus {
+        id: Some(7),
+        uuid: Some("u".into()),
+        account: Some("acme".into()),
+        tier: Some("premium".into()),
+        expires: Some(Time(at(expires))),
+        ..LicenseStatus::default()
     };
     CoderdReport {
         access: Some(Access::Ready),
@@ -139,9 +140,9 @@ fn a_refused_license_waits_for_a_person_and_is_remembered() {
     );
     assert_eq!(status.license.as_ref().unwrap().refused.as_deref(), Some("h@v1"));
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
-    assert_eq!(license_verdict(&licensed(), said).unwrap().0, Progress::Stalled);
-    assert_eq!(license_verdict(&licensed(), None).unwrap().0, Progress::Working);
-    assert_eq!(license_verdict(&plane(json!({})), said), None);
+    assert_eq!(license::unready(&licensed(), said).unwrap().progress, Progress::Stalled);
+    assert_eq!(license::unready(&licensed(), None).unwrap().progress, Progress::Working);
+    assert!(license::unready(&plane(json!({})), said).is_none());
 }
 
 #[test]

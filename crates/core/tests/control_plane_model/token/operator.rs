@@ -19,7 +19,7 @@ use coder_k8s_core::{
 };
 
 use super::{
-    Access, AccessKind, Flaw, Material, Method, MintedToken, Phase, Process, Reason, Record, Revocation,
+    Access, AccessKind, Flaw, Material, Method, Phase, Process, Reason, Record, ReplacedToken, Revocation,
     RevocationKind, Status, Successor, World, access, at, is_recorded, needs_cleaning, reference,
 };
 
@@ -100,10 +100,8 @@ impl Hash for RevokeExchange {
         let Self { observed, effect } = self;
         (effect, &observed.done, observed.deletion.is_some_and(|deletion| deletion.time_left.is_zero()))
             .hash(state);
-        for token in observed.recorded.iter().chain(&observed.replaced) {
-            (Method::of(token.method), token.user_id.is_some()).hash(state);
-        }
-        (observed.recorded.is_some(), observed.deletion.is_some()).hash(state);
+        observed.recorded.as_ref().map(Record::of_grant).hash(state);
+        observed.deletion.is_some().hash(state);
     }
 }
 
@@ -340,11 +338,14 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
                 return next;
             }
         }
+        let mut recorded = access::minted_token(&object);
+        if world.flaw == Some(Flaw::ForgetsReplacedOnRevocation) {
+            recorded.iter_mut().for_each(|recorded| recorded.replaces = None);
+        }
         let observed = ObservedRevocation {
             token_name: "coder-k8s-operator".to_owned(),
-            recorded: access::minted_token(&object),
+            recorded,
             method: world.spec.method.access(),
-            replaced: replaced_on(status).filter(|_| world.flaw != Some(Flaw::ForgetsReplacedOnRevocation)),
             deletion: match world.phase {
                 Phase::Deleting { is_overdue } => Some(TokenDeletion {
                     time_left: Duration::from_secs(if is_overdue { 0 } else { 60 }),
@@ -381,7 +382,8 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
         record: access::proven_record(&object),
         replaced,
         replaced_refused: next.process.replaced_refused && world.flaw != Some(Flaw::ReplacesForEver),
-        ..ObservedToken::new(world.spec.method.access())
+        method: world.spec.method.access(),
+        ..ObservedToken::default()
     };
     let sync = SyncExchange {
         generation: world.generation,
@@ -394,7 +396,7 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
     continue_sync(next, sync, is_up)
 }
 
-fn replaced_on(status: &Status) -> Option<MintedToken> {
+fn replaced_on(status: &Status) -> Option<ReplacedToken> {
     status.record.and_then(|record| record.grant().replaces)
 }
 

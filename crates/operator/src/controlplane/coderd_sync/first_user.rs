@@ -4,23 +4,31 @@
 //! creates its successor. When to do so is decided in `core::controlplane::coderd::operator_token`.
 
 use coder_k8s_api::Reason;
-use coder_k8s_coderd::{Client, ErrorKind, NewFirstUser, Token};
-use coder_k8s_core::{names, outcome::Blocker};
+use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, NewFirstUser, Token};
+use coder_k8s_core::{controlplane::coderd::operator_token::CreatedToken, outcome::Blocker};
 use jiff::{SignedDuration, Timestamp};
 use secrecy::{ExposeSecret, SecretString};
 
-use super::token::{NewToken, TokenRequest, token_id};
+use super::{
+    Plane,
+    token::{self, token_id},
+};
 use crate::coderd::{blocker_of, targets};
 
-/// Creates a token beside the present one.
-pub(super) async fn create(request: &TokenRequest<'_>) -> Result<NewToken, Blocker> {
-    if let Some(current) = request.current.filter(|_| request.renews) {
-        let client = client(request, current)?;
-        return mint(request, &client, Some(token_id(current))).await;
+/// Creates a token beside the present one. `renews`: the present one works and creates its own successor.
+pub(super) async fn create(
+    plane: Plane<'_>,
+    server: &IdentifiedServer,
+    present: Option<&SecretString>,
+    renews: bool,
+) -> Result<(SecretString, CreatedToken), Blocker> {
+    if let Some(present) = present.filter(|_| renews) {
+        let client = token::client(server, present)?;
+        return mint(plane, &client, Some(token_id(present))).await;
     }
-    let session = log_in(request).await?;
-    let client = client(request, &session)?;
-    let minted = mint(request, &client, request.current.map(token_id)).await;
+    let session = log_in(plane, server).await?;
+    let client = token::client(server, &session)?;
+    let minted = mint(plane, &client, present.map(token_id)).await;
     // A session that stays would be one more credential.
     if let Err(error) = client.delete_token("me", token_id(&session)).await {
         tracing::warn!("cannot end the session of the first user: {error}");
@@ -30,12 +38,12 @@ pub(super) async fn create(request: &TokenRequest<'_>) -> Result<NewToken, Block
 
 /// Deletes the operator's tokens of a user, except `keep`. Recognised by name, so that those of lost responses are included.
 pub(super) async fn remove_tokens(
-    request: &TokenRequest<'_>,
+    plane: Plane<'_>,
     client: &Client,
     user: &str,
     keep: Option<&str>,
 ) -> Result<(), Blocker> {
-    for token in our_tokens(request, client, user).await? {
+    for token in our_tokens(plane, client, user).await? {
         if Some(token.id.as_str()) != keep {
             delete(client, user, &token.id).await?;
         }
@@ -44,18 +52,18 @@ pub(super) async fn remove_tokens(
 }
 
 /// Deletes every token of ours that the first user has, after a login.
-pub(super) async fn remove_all(request: &TokenRequest<'_>) -> Result<(), Blocker> {
-    let session = log_in(request).await?;
-    let client = client(request, &session)?;
-    let removed = remove_tokens(request, &client, "me", None).await;
+pub(super) async fn remove_all(plane: Plane<'_>, server: &IdentifiedServer) -> Result<(), Blocker> {
+    let session = log_in(plane, server).await?;
+    let client = token::client(server, &session)?;
+    let removed = remove_tokens(plane, &client, "me", None).await;
     // A session is one more way in, and no longer needed.
     delete(&client, "me", token_id(&session)).await?;
     removed
 }
 
-async fn our_tokens(request: &TokenRequest<'_>, client: &Client, user: &str) -> Result<Vec<Token>, Blocker> {
+async fn our_tokens(plane: Plane<'_>, client: &Client, user: &str) -> Result<Vec<Token>, Blocker> {
     let all = client.tokens(user).await.map_err(|error| blocker_of(&error))?;
-    let names = token_names(request);
+    let names = token_names(plane);
     Ok(all.into_iter().filter(|token| names.contains(&token.token_name)).collect())
 }
 
@@ -70,21 +78,21 @@ pub(super) async fn delete(client: &Client, user: &str, id: &str) -> Result<(), 
 
 /// The two names that tokens take turns in: names are unique for each user, and a token is created while its predecessor
 /// still exists.
-fn token_names(request: &TokenRequest<'_>) -> [String; 2] {
-    let name = names::operator_token(&request.key.namespace, &request.key.name);
+fn token_names(plane: Plane<'_>) -> [String; 2] {
+    let name = plane.token_name();
     [format!("{name}-next"), name]
 }
 
 /// Creates a token under the name that the present one does not have. An unused token of that name, left by a crash, is
 /// deleted first.
 async fn mint(
-    request: &TokenRequest<'_>,
+    plane: Plane<'_>,
     client: &Client,
     in_use: Option<&str>,
-) -> Result<NewToken, Blocker> {
-    let existing = our_tokens(request, client, "me").await?;
+) -> Result<(SecretString, CreatedToken), Blocker> {
+    let existing = our_tokens(plane, client, "me").await?;
     let present = existing.iter().find(|token| Some(token.id.as_str()) == in_use);
-    let [next, plain] = token_names(request);
+    let [next, plain] = token_names(plane);
     let name = if present.is_some_and(|token| token.token_name == plain) { next } else { plain };
     for leftover in existing.iter().filter(|token| token.token_name == name) {
         delete(client, "me", &leftover.id).await?;
@@ -92,25 +100,20 @@ async fn mint(
     // For owners the maximum is seven days by default, and coderd rejects a longer lifetime instead of shortening it.
     let longest = client.longest_token_lifetime("me").await.map_err(|error| blocker_of(&error))?;
     let longest = SignedDuration::try_from(longest).unwrap_or(SignedDuration::MAX);
-    let lifetime = request.lifetime().min(longest);
+    let lifetime = token::lifetime(plane.object).min(longest);
     let now = Timestamp::now();
     let requested = std::time::Duration::try_from(lifetime).unwrap_or_default();
     let token =
         client.create_token("me", &name, Some(requested)).await.map_err(|error| blocker_of(&error))?;
     tracing::info!(token = token.id, "coderd created an operator token");
     let after = |time: SignedDuration| now.checked_add(time).unwrap_or(Timestamp::MAX);
-    Ok(NewToken {
-        token: token.secret,
-        expires: after(lifetime),
-        renew_after: after(lifetime * 2 / 3),
-        is_only_one: false,
-    })
+    let (expires, renew_after) = (after(lifetime), after(lifetime * 2 / 3));
+    Ok((token.secret, CreatedToken { expires, renew_after, is_only_one: false }))
 }
 
 /// Logs in as the first user, which is created if coderd has none yet.
-pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, Blocker> {
-    let user = read(request).await?;
-    let server = request.server;
+async fn log_in(plane: Plane<'_>, server: &IdentifiedServer) -> Result<SecretString, Blocker> {
+    let user = read(plane).await?;
     let has_user = server.has_first_user().await.map_err(|error| blocker_of(&error))?;
     if !has_user {
         match server.create_first_user(&user).await {
@@ -141,33 +144,19 @@ pub(super) async fn log_in(request: &TokenRequest<'_>) -> Result<SecretString, B
 }
 
 /// Reads name, address and password of the first user.
-pub(super) async fn read(request: &TokenRequest<'_>) -> Result<NewFirstUser, Blocker> {
-    let Some(reference) = &request.object.spec.operator_access.first_user_secret_ref else {
-        return Err(Blocker::until_change(
-            Reason::SecretMissing,
-            "operatorAccess.firstUserSecretRef is not set: name the Secret with the first user there",
-        ));
+pub(super) async fn read(Plane { key, object, ctx, .. }: Plane<'_>) -> Result<NewFirstUser, Blocker> {
+    const FIELD: &str = "operatorAccess.firstUserSecretRef";
+    let Some(reference) = &object.spec.operator_access.first_user_secret_ref else {
+        let message = format!("{FIELD} is not set: name the Secret with the first user there");
+        return Err(Blocker::until_change(Reason::SecretMissing, message));
     };
     let name = reference.name.as_str();
-    let data = targets::read_secret(&request.key.namespace, name, request.ctx).await?;
-    let field = |key: &str| {
-        data.as_ref().and_then(|data| data.text(key)).ok_or_else(|| {
-            let message = format!(
-                "Secret {name} of operatorAccess.firstUserSecretRef does not exist, or its key {key} is missing or empty"
-            );
-            Blocker::until_change(Reason::SecretMissing, message)
-        })
-    };
+    let data = targets::read_secret(&key.namespace, name, ctx).await?;
+    let field = |key: &str| targets::required_text(data.as_ref(), key, name, FIELD);
     let plain = |text: SecretString| text.expose_secret().to_owned();
     Ok(NewFirstUser {
         username: plain(field("username")?),
         email: plain(field("email")?),
         password: field("password")?,
     })
-}
-
-/// A client with a token that this very server issued: the present token, which was checked, or a session of this exchange.
-fn client(request: &TokenRequest<'_>, token: &SecretString) -> Result<Client, Blocker> {
-    let client = request.server.first_contact(token);
-    client.map_err(|bad| Blocker::until_change(Reason::BadToken, bad.to_string()))
 }

@@ -5,29 +5,24 @@
 
 use std::ops::ControlFlow;
 
-use coder_k8s_api::{CoderControlPlane, Reason, condition::kind};
+use coder_k8s_api::{CoderControlPlane, LicenseStatus, Reason, condition::kind};
 use coder_k8s_coderd::{self as coderd, Client, ErrorKind};
 use coder_k8s_core::{
-    controlplane::coderd::{
-        Installed, License,
-        license::{
-            self, InstalledLicense, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord, LicenseReport,
-            LicenseText, ObservedLicense,
-        },
+    condition::whole_seconds,
+    controlplane::coderd::license::{
+        self, InstalledLicense, License, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord,
+        LicenseReport, LicenseText, ObservedLicense,
     },
     entitlements::Tier,
     outcome::{Blocker, Retry},
     steps::Step,
 };
-use coder_k8s_engine::cache::ObjectKey;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{SyncState, exchange::Exchange};
-use crate::{
-    coderd::{blocker_of, driver, targets},
-    controller::Context,
-};
+use super::{Exchange, Plane, SyncState};
+use crate::coderd::{blocker_of, driver, targets};
 
 /// Whether the license of the spec is applied, by the last exchange or else by the status. True if the spec names none.
 pub(super) fn is_applied(state: &SyncState, object: &CoderControlPlane) -> bool {
@@ -50,20 +45,16 @@ pub(super) fn is_pending(state: &SyncState, object: &CoderControlPlane) -> bool 
 
 /// Whether the Secret holds another license than the one that was applied last. False if it cannot be read: the exchange
 /// reports that.
-pub(super) async fn secret_changed(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -> bool {
-    let recorded = object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
-    match read(key, object, ctx).await {
+pub(super) async fn secret_changed(plane: Plane<'_>) -> bool {
+    let recorded = plane.object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
+    match read(plane).await {
         Ok(Some(text)) => recorded != Some(license::hash(text.expose_secret())),
         Ok(None) | Err(_) => false,
     }
 }
 
 /// Reads the license. None: the spec names no Secret.
-async fn read(
-    key: &ObjectKey,
-    object: &CoderControlPlane,
-    ctx: &Context,
-) -> Result<Option<SecretString>, Blocker> {
+async fn read(Plane { key, object, ctx, .. }: Plane<'_>) -> Result<Option<SecretString>, Blocker> {
     let Some(reference) = &object.spec.license_secret_ref else { return Ok(None) };
     let data_key = reference.key.as_ref().map_or("license", AsRef::as_ref);
     let data = targets::read_secret(&key.namespace, reference.name.as_str(), ctx).await?;
@@ -84,21 +75,13 @@ async fn read(
 
 /// Runs the protocol and puts its report into the state. Returns when to try again.
 pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option<Retry> {
+    let (object, server) = (exchange.plane.object, exchange.state.report.server.as_ref());
     let observed = ObservedLicense {
-        server_version: exchange
-            .state
-            .report
-            .server
-            .as_ref()
-            .map(|server| server.version.clone())
-            .unwrap_or_default(),
-        remove_replaced: exchange.object.spec.license.remove_replaced,
-        was_applied: is_applied(exchange.state, exchange.object),
-        record: record(exchange.state, exchange.object),
-        secret: None,
-        list: None,
-        sent: None,
-        removed: None,
+        server_version: server.map(|server| server.version.clone()).unwrap_or_default(),
+        remove_replaced: object.spec.license.remove_replaced,
+        was_applied: is_applied(exchange.state, object),
+        record: record(exchange.state, object),
+        ..ObservedLicense::default()
     };
     let mut protocol = LicenseProtocol { observed, exchange, client, text: None };
     let Some(report) = driver::run(&mut protocol).await else { return Some(Retry::Backoff) };
@@ -125,10 +108,10 @@ fn record(state: &SyncState, object: &CoderControlPlane) -> LicenseRecord {
     match &state.report.license {
         Some(License::Applied { hash, installed, .. }) => LicenseRecord {
             hash: Some(hash.clone()),
-            uuid: installed
-                .as_ref()
-                .map(|installed| installed.replaces.clone().unwrap_or_else(|| installed.uuid.clone()))
-                .or(recorded.uuid),
+            uuid: match installed {
+                Some(installed) => installed.replaces.clone().or_else(|| installed.uuid.clone()),
+                None => recorded.uuid,
+            },
             refused: None,
         },
         Some(License::Refused { mark, .. }) => LicenseRecord { refused: Some(mark.clone()), ..recorded },
@@ -155,7 +138,7 @@ impl driver::Protocol for LicenseProtocol<'_, '_> {
     async fn ask(&mut self, query: LicenseQuery) {
         match query {
             LicenseQuery::Secret => {
-                let read = read(self.exchange.key, self.exchange.object, self.exchange.ctx).await;
+                let read = read(self.exchange.plane).await;
                 self.observed.secret = Some(read.map(|text| {
                     self.text = text;
                     self.text.as_ref().map(|text| LicenseText {
@@ -170,7 +153,7 @@ impl driver::Protocol for LicenseProtocol<'_, '_> {
 
     async fn act(&mut self, effect: LicenseEffect) -> ControlFlow<LicenseReport> {
         // The license of a spec that was edited meanwhile must not be sent.
-        if !self.exchange.ctx.is_unedited(self.exchange.object).await {
+        if !self.exchange.plane.ctx.is_unedited(self.exchange.plane.object).await {
             let (keeps, retry) = (true, Some(Retry::Backoff));
             return ControlFlow::Break(LicenseReport { keeps, retry, ..LicenseReport::default() });
         }
@@ -222,13 +205,15 @@ impl LicenseProtocol<'_, '_> {
     }
 }
 
-fn installed(license: &coderd::License) -> Installed {
-    Installed {
-        id: license.id.into(),
-        uuid: license.uuid.clone(),
-        account: license.claims.account_id.clone(),
-        tier: Tier::claimed(&license.claims.feature_set, license.claims.trial),
-        expires: license.claims.license_expires,
-        replaces: None,
+/// A license as the status shows it, from which what coderd leaves empty is left out.
+fn installed(license: &coderd::License) -> LicenseStatus {
+    let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    LicenseStatus {
+        id: Some(license.id.into()),
+        uuid: given(&license.uuid),
+        account: given(&license.claims.account_id),
+        tier: Some(Tier::claimed(&license.claims.feature_set, license.claims.trial).as_str().to_owned()),
+        expires: license.claims.license_expires.map(|at| Time(whole_seconds(at))),
+        ..LicenseStatus::default()
     }
 }

@@ -3,31 +3,29 @@
 //! What to revoke, in which order, and when to give up is decided in `core::controlplane::coderd::revocation`; this file
 //! performs it in the database or in coderd and removes the Secret. A token that a person supplied is never revoked.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{convert::Infallible, ops::ControlFlow, time::Duration};
 
-use coder_k8s_api::{CoderControlPlane, Reason, names::component};
+use coder_k8s_api::Reason;
 use coder_k8s_coderd::ErrorKind;
 use coder_k8s_core::{
     controlplane::coderd::{
         access::{self, Revocation},
-        revocation::{self, NoQuery, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
+        revocation::{self, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
     },
-    names,
     outcome::{Blocker, Retry},
     steps::Step,
 };
-use coder_k8s_engine::{apply::Owner, cache::ObjectKey, queue::Action};
+use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use jiff::{SignedDuration, Timestamp};
 use kube::Resource;
 
 use super::{
-    SyncState, database, first_user,
-    token::{TokenRequest, token_id},
-    token_secret::{self, Found},
+    Plane, SyncState, database, first_user,
+    token::{StoredSecret, token_id},
 };
 use crate::{
     coderd::{blocker_of, driver, targets},
-    controller::{CoderKind, Context, children},
+    controller::{CoderKind, Context},
 };
 
 /// How long after the control plane its dependents may be deleted and still find the token: one `kubectl delete` of a
@@ -35,25 +33,16 @@ use crate::{
 const DELETED_TOGETHER: SignedDuration = SignedDuration::from_secs(3);
 
 /// Revokes the token because the access is disabled.
-pub(super) async fn on_disabled(
-    state: &mut SyncState,
-    key: &ObjectKey,
-    object: &CoderControlPlane,
-    ctx: &Context,
-) -> Action {
-    if access::is_revoked(object) || matches!(state.report.revocation, Some(Revocation::Done)) {
+pub(super) async fn on_disabled(state: &mut SyncState, plane: Plane<'_>) -> Action {
+    if access::is_revoked(plane.object) || matches!(state.report.revocation, Some(Revocation::Done)) {
         return Action::AwaitChange;
     }
-    revoke(state, None, key, object, ctx).await
+    revoke(state, None, plane).await
 }
 
 /// Revokes the token of an object that is being deleted, within the clean-up deadline.
-pub(super) async fn on_deletion(
-    state: &mut SyncState,
-    key: &ObjectKey,
-    object: &CoderControlPlane,
-    ctx: &Context,
-) -> Action {
+pub(super) async fn on_deletion(state: &mut SyncState, plane: Plane<'_>) -> Action {
+    let Plane { key, object, ctx, .. } = plane;
     if !access::needs_cleaning(object, &state.report) {
         return Action::AwaitChange;
     }
@@ -63,33 +52,21 @@ pub(super) async fn on_deletion(
     let time_left = Duration::try_from(limit - now.duration_since(since)).unwrap_or_default();
     let is_recent = now.duration_since(since) < DELETED_TOGETHER;
     let deletion = TokenDeletion { time_left, has_dependents: has_dependents(key, ctx, is_recent) };
-    revoke(state, Some(deletion), key, object, ctx).await
+    revoke(state, Some(deletion), plane).await
 }
 
-async fn revoke(
-    state: &mut SyncState,
-    deletion: Option<TokenDeletion>,
-    key: &ObjectKey,
-    object: &CoderControlPlane,
-    ctx: &Context,
-) -> Action {
-    let Some(owner) = children::owner_of(object, component::CONTROL_PLANE) else {
-        return Action::AwaitChange;
-    };
-    let replaced =
-        object.status.as_ref().and_then(|status| status.operator_token.as_ref()?.replaces.as_ref());
+async fn revoke(state: &mut SyncState, deletion: Option<TokenDeletion>, plane: Plane<'_>) -> Action {
+    let Plane { key, object, ctx, .. } = plane;
     let observed = ObservedRevocation {
-        token_name: names::operator_token(&key.namespace, &key.name),
+        token_name: plane.token_name(),
         recorded: access::minted_token(object),
         method: object.spec.operator_access.method,
-        replaced: replaced
-            .map(|token| access::MintedToken { method: token.method, user_id: token.user_id.clone() }),
         deletion,
         done: Vec::new(),
         blocker: None,
     };
     state.report.foreign = None;
-    let mut protocol = RevocationProtocol { observed, owner, key, object, ctx };
+    let mut protocol = RevocationProtocol { observed, plane };
     let Some(report) = driver::run(&mut protocol).await else {
         return Action::RequeueAfter(ctx.coderd_sync.schedule.failed(key, Retry::Backoff));
     };
@@ -119,49 +96,46 @@ fn has_dependents(key: &ObjectKey, ctx: &Context, is_recent: bool) -> bool {
     let caches = &ctx.caches;
     ctx.references.of(key).into_iter().any(|dependent| {
         let (namespace, name) = (&dependent.namespace, &dependent.name);
-        let needs_token = |meta: &kube::core::ObjectMeta| {
-            let has_finalizer = meta.finalizers.as_ref().is_some_and(|all| !all.is_empty());
-            meta.deletion_timestamp.is_some() || (is_recent && has_finalizer)
-        };
-        match CoderKind::named(dependent.kind) {
+        let meta = match CoderKind::named(dependent.kind) {
             Some(CoderKind::Provisioner) => {
-                caches.provisioners.get(namespace, name).is_some_and(|object| needs_token(object.meta()))
+                caches.provisioners.get(namespace, name).map(|pool| pool.metadata.clone())
             }
             Some(CoderKind::WorkspaceProxy) => {
-                caches.workspace_proxies.get(namespace, name).is_some_and(|object| needs_token(object.meta()))
+                caches.workspace_proxies.get(namespace, name).map(|proxy| proxy.metadata.clone())
             }
-            Some(CoderKind::ControlPlane) | None => false,
-        }
+            Some(CoderKind::ControlPlane) | None => None,
+        };
+        meta.is_some_and(|meta| {
+            let has_finalizer = meta.finalizers.is_some_and(|all| !all.is_empty());
+            meta.deletion_timestamp.is_some() || (is_recent && has_finalizer)
+        })
     })
 }
 
 struct RevocationProtocol<'a> {
     observed: ObservedRevocation,
-    owner: Owner,
-    key: &'a ObjectKey,
-    object: &'a CoderControlPlane,
-    ctx: &'a Context,
+    plane: Plane<'a>,
 }
 
 impl driver::Protocol for RevocationProtocol<'_> {
-    type Query = NoQuery;
+    type Query = Infallible;
     type Effect = RevocationEffect;
     type Done = RevocationReport;
 
-    fn decide(&mut self) -> Step<NoQuery, RevocationEffect, RevocationReport> {
+    fn decide(&mut self) -> Step<Infallible, RevocationEffect, RevocationReport> {
         revocation::decide(&self.observed)
     }
 
-    async fn ask(&mut self, query: NoQuery) {
+    async fn ask(&mut self, query: Infallible) {
         match query {}
     }
 
     async fn act(&mut self, effect: RevocationEffect) -> ControlFlow<RevocationReport> {
         // The fence of the Kubernetes client does not cover coderd and the database.
-        let acted = if self.ctx.fence.is_open() {
+        let acted = if self.plane.ctx.fence.is_open() {
             match &effect {
-                RevocationEffect::RemoveSecret => self.remove_secret().await,
-                RevocationEffect::RevokeInDatabase => database::revoke(self.key, self.object, self.ctx).await,
+                RevocationEffect::RemoveSecret => StoredSecret::remove(self.plane).await,
+                RevocationEffect::RevokeInDatabase => database::revoke(self.plane).await,
                 RevocationEffect::RevokeInCoderd { user_id } => {
                     self.revoke_in_coderd(user_id.as_deref()).await
                 }
@@ -181,48 +155,31 @@ impl driver::Protocol for RevocationProtocol<'_> {
 }
 
 impl RevocationProtocol<'_> {
-    async fn remove_secret(&self) -> Result<(), Blocker> {
-        match token_secret::read(&self.owner, self.object, self.ctx).await? {
-            Found::Ours(secret) => secret.remove(&self.owner, self.ctx).await,
-            Found::Foreign(_) => Ok(()),
-        }
-    }
-
     /// Deletes the tokens of the first user: with the token in the Secret, or after a login if coderd refuses it. `user_id`
     /// is the user on record.
     async fn revoke_in_coderd(&self, user_id: Option<&str>) -> Result<(), Blocker> {
-        let current = match token_secret::read(&self.owner, self.object, self.ctx).await? {
-            Found::Ours(secret) => secret.token,
-            Found::Foreign(_) => None,
-        };
-        let server = targets::server_of(self.object, self.ctx).await?;
+        let plane = self.plane;
+        let stored = StoredSecret::read(plane).await?;
+        let current = stored.ok().and_then(|secret| secret.token());
+        let server = targets::server_of(plane.object, plane.ctx).await?;
         let server = server.identify().await.map_err(|error| blocker_of(&error))?;
-        let request = TokenRequest {
-            object: self.object,
-            key: self.key,
-            ctx: self.ctx,
-            server: &server,
-            current: None,
-            renews: false,
-            is_refused: false,
-        };
         if let Some(token) = current
             && let Ok(client) = server.first_contact(&token)
         {
             match (client.me().await, user_id) {
                 // The token in the Secret came by another method, and its user may delete the tokens of the first user.
                 (Ok(me), Some(user)) if user != me.id => {
-                    return first_user::remove_tokens(&request, &client, user, None).await;
+                    return first_user::remove_tokens(plane, &client, user, None).await;
                 }
                 (Ok(_), _) => {
                     // The others first: the token that makes the calls is deleted last.
-                    first_user::remove_tokens(&request, &client, "me", Some(token_id(&token))).await?;
+                    first_user::remove_tokens(plane, &client, "me", Some(token_id(&token))).await?;
                     return first_user::delete(&client, "me", token_id(&token)).await;
                 }
                 (Err(error), _) if matches!(error.kind, ErrorKind::Unauthenticated { .. }) => {}
                 (Err(error), _) => return Err(blocker_of(&error)),
             }
         }
-        first_user::remove_all(&request).await
+        first_user::remove_all(plane, &server).await
     }
 }

@@ -2,68 +2,55 @@
 //! stores tokens.
 //!
 //! What to ask and do is decided in `core::controlplane::coderd::operator_token`, which never sees a token. Tokens are never
-//! printed.
+//! printed. The Secret with the token is read live before it is written, and written only onto the version that was read. A
+//! Secret of that name that the operator does not own is reported as foreign, and neither used nor written.
 
-use std::ops::ControlFlow;
+use std::{collections::BTreeMap, ops::ControlFlow};
 
-use coder_k8s_api::{AccessMethod, CoderControlPlane, Reason, ReportedSecretRef, names::component};
+use coder_k8s_api::{
+    AccessMethod, CoderControlPlane, Reason, ReplacedToken, ReportedSecretRef, names::annotation,
+};
 use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, User};
 use coder_k8s_core::{
     controlplane::coderd::{
-        access::{self, MintedToken},
+        access,
         operator_token::{
             self, CreatedToken, ObservedToken, TokenCheck, TokenEffect, TokenQuery, TokenReport, TokenSecret,
         },
     },
-    outcome::{Blocker, Retry},
+    outcome::{Blocker, ForeignObject, Retry},
     steps::Step,
 };
-use coder_k8s_engine::{apply::Owner, cache::ObjectKey};
+use coder_k8s_engine::secret::{self, SecretData, SecretEntry, SecretOwnership};
 use jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{
-    database,
-    exchange::Exchange,
-    first_user,
-    token_secret::{self, Found, StoredSecret},
-};
-use crate::{
-    coderd::{blocker_of, blocker_of_secret, driver, targets},
-    controller::{Context, children},
-};
+use super::{Exchange, Plane, database, first_user};
+use crate::coderd::{blocker_of, blocker_of_secret, driver, targets};
 
 /// How long a token lives unless `operatorAccess.tokenLifetimeDays` says otherwise.
 const DEFAULT_LIFETIME_DAYS: i64 = 365;
+/// The key in the token's Secret.
+const DATA_KEY: &str = "token";
 
-/// A token that was created, or the present one if it is good for long enough.
-pub(super) struct NewToken {
-    pub(super) token: SecretString,
-    pub(super) expires: Timestamp,
-    pub(super) renew_after: Timestamp,
-    /// Whether coderd has no other token of this control plane.
-    pub(super) is_only_one: bool,
+/// How long a new token is to live. coderd may allow less.
+pub(super) fn lifetime(object: &CoderControlPlane) -> SignedDuration {
+    let days = object.spec.operator_access.token_lifetime_days;
+    SignedDuration::from_hours(24 * days.map_or(DEFAULT_LIFETIME_DAYS, i64::from))
 }
 
-/// What creating a token needs.
-pub(super) struct TokenRequest<'a> {
-    pub(super) object: &'a CoderControlPlane,
-    pub(super) key: &'a ObjectKey,
-    pub(super) ctx: &'a Context,
-    pub(super) server: &'a IdentifiedServer,
-    /// The token in the Secret.
-    pub(super) current: Option<&'a SecretString>,
-    /// Whether that token works and creates its own successor.
-    pub(super) renews: bool,
-    /// Whether coderd refuses that token.
-    pub(super) is_refused: bool,
+/// The public half of a token, `<id>-<secret>`, by which coderd lists and deletes it.
+pub(super) fn token_id(token: &SecretString) -> &str {
+    let text = token.expose_secret();
+    text.split_once('-').map_or(text, |(id, _)| id)
 }
 
-impl TokenRequest<'_> {
-    pub(super) fn lifetime(&self) -> SignedDuration {
-        let days = self.object.spec.operator_access.token_lifetime_days;
-        SignedDuration::from_hours(24 * days.map_or(DEFAULT_LIFETIME_DAYS, i64::from))
-    }
+/// A client with a token of the server's deployment: one that this server issued, or the one in the Secret, because
+/// [`Exchange`] stops where another deployment answers at a given address.
+pub(super) fn client(server: &IdentifiedServer, token: &SecretString) -> Result<Client, Blocker> {
+    let client = server.first_contact(token);
+    client.map_err(|bad| Blocker::until_change(Reason::BadToken, bad.to_string()))
 }
 
 /// Runs the protocol. Returns the client with the token that coderd accepted, if it accepted one.
@@ -71,50 +58,29 @@ pub(super) async fn sync(
     exchange: &mut Exchange<'_>,
     server: &IdentifiedServer,
 ) -> (TokenReport, Option<Client>) {
-    let Some(owner) = children::owner_of(exchange.object, component::CONTROL_PLANE) else {
-        return (TokenReport::default(), None);
-    };
-    let mut protocol = TokenProtocol {
-        observed: observed(exchange),
-        exchange,
-        server,
-        owner,
-        secret: None,
-        current: None,
-        user: None,
-        created: None,
-        client: None,
-    };
-    let report = driver::run(&mut protocol)
-        .await
-        .unwrap_or(TokenReport { retry: Some(Retry::Backoff), ..TokenReport::default() });
-    let client = protocol.client;
-    (report, client)
-}
-
-fn observed(exchange: &Exchange<'_>) -> ObservedToken {
-    let object = exchange.object;
-    let method = object.spec.operator_access.method;
-    ObservedToken {
+    let object = exchange.plane.object;
+    let observed = ObservedToken {
+        method: object.spec.operator_access.method,
         is_recorded: access::is_recorded(object),
         record: access::proven_record(object),
         replaced: access::replaced_tokens(object),
         replaced_refused: exchange.state.replaced_refused,
-        ..ObservedToken::new(method)
-    }
+        ..ObservedToken::default()
+    };
+    let mut protocol = TokenProtocol { observed, exchange, server, secret: None, accepted: None };
+    let report = driver::run(&mut protocol)
+        .await
+        .unwrap_or(TokenReport { retry: Some(Retry::Backoff), ..TokenReport::default() });
+    (report, protocol.accepted.map(|(client, _)| client))
 }
 
 struct TokenProtocol<'a, 'e> {
     observed: ObservedToken,
     exchange: &'a mut Exchange<'e>,
     server: &'a IdentifiedServer,
-    owner: Owner,
     secret: Option<StoredSecret>,
-    current: Option<SecretString>,
-    user: Option<User>,
-    created: Option<SecretString>,
-    /// With the token that coderd accepted last.
-    client: Option<Client>,
+    /// The user of the token that coderd accepted last, and a client with that token.
+    accepted: Option<(Client, User)>,
 }
 
 impl driver::Protocol for TokenProtocol<'_, '_> {
@@ -129,14 +95,8 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
     async fn ask(&mut self, query: TokenQuery) {
         match query {
             TokenQuery::Secret => self.observed.secret = Some(self.read_secret().await),
-            TokenQuery::Check => {
-                let token = self.current.clone();
-                self.observed.check = Some(self.check(token).await);
-            }
-            TokenQuery::Proof => {
-                let token = self.created.clone();
-                self.observed.proof = Some(self.check(token).await);
-            }
+            TokenQuery::Check => self.observed.check = Some(self.check().await),
+            TokenQuery::Proof => self.observed.proof = Some(self.check().await),
             TokenQuery::Rights => self.observed.rights = Some(self.rights().await),
             TokenQuery::Source => self.observed.source = Some(self.source().await),
         }
@@ -144,13 +104,18 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
 
     async fn act(&mut self, effect: TokenEffect) -> ControlFlow<TokenReport> {
         // A token for a spec that was edited meanwhile must be neither created nor revoked.
-        if !self.exchange.ctx.is_unedited(self.exchange.object).await {
+        if !self.exchange.plane.ctx.is_unedited(self.exchange.plane.object).await {
             let retry = Some(Retry::Backoff);
             let replaced_refused = self.observed.replaced_refused;
             return ControlFlow::Break(TokenReport { retry, replaced_refused, ..TokenReport::default() });
         }
         match effect {
-            TokenEffect::Store => self.observed.stored = Some(self.store_current().await),
+            TokenEffect::Store => {
+                self.observed.stored = Some(match self.exchange.state.token.clone() {
+                    Some(token) => self.store(token).await,
+                    None => Ok(()),
+                });
+            }
             TokenEffect::Create { renews, is_refused } => {
                 let created = self.create(renews, is_refused).await;
                 if let Err(blocker) = &created {
@@ -170,79 +135,70 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
 
 impl TokenProtocol<'_, '_> {
     async fn read_secret(&mut self) -> Result<TokenSecret, Blocker> {
-        let (object, ctx) = (self.exchange.object, self.exchange.ctx);
         if self.observed.method == AccessMethod::TokenSecret {
             return self.read_supplied().await;
         }
-        let found = token_secret::read(&self.owner, object, ctx).await;
-        self.exchange.state.report.foreign = None;
-        let secret = match found? {
-            Found::Ours(secret) => *secret,
-            Found::Foreign(foreign) => {
+        let state = &mut *self.exchange.state;
+        let read = StoredSecret::read(self.exchange.plane).await;
+        state.report.foreign = None;
+        let secret = match read? {
+            Ok(secret) => secret,
+            Err(foreign) => {
                 let name = foreign.name.clone();
-                self.exchange.state.report.foreign = Some(foreign);
+                state.report.foreign = Some(foreign);
                 return Ok(TokenSecret::Foreign { name });
             }
         };
-        let (has_token, in_place) = (secret.token.is_some(), secret.is_in_place());
-        self.current.clone_from(&secret.token);
-        self.exchange.state.token.clone_from(&secret.token);
+        state.token = secret.token();
+        let (has_token, in_place) = (state.token.is_some(), secret.is_in_place());
         self.secret = Some(secret);
         Ok(TokenSecret::Ours { has_token, in_place })
     }
 
     /// Reads the token that a person supplies, once until something changes.
     async fn read_supplied(&mut self) -> Result<TokenSecret, Blocker> {
-        let Some(reference) = &self.exchange.object.spec.operator_access.token_secret_ref else {
-            return Err(Blocker::until_change(
-                Reason::SecretMissing,
-                "operatorAccess.tokenSecretRef is not set: name the Secret with the token there",
-            ));
+        const FIELD: &str = "operatorAccess.tokenSecretRef";
+        let Plane { key, object, ctx, .. } = self.exchange.plane;
+        let Some(reference) = &object.spec.operator_access.token_secret_ref else {
+            let message = format!("{FIELD} is not set: name the Secret with the token there");
+            return Err(Blocker::until_change(Reason::SecretMissing, message));
         };
-        let data_key = reference.key.as_ref().map_or("token", AsRef::as_ref);
         if self.exchange.state.token.is_none() {
-            let read = targets::read_secret(
-                &self.exchange.key.namespace,
-                reference.name.as_str(),
-                self.exchange.ctx,
-            );
-            let Some(token) = read.await?.and_then(|data| data.text(data_key)) else {
-                let message = format!(
-                    "Secret {} of operatorAccess.tokenSecretRef does not exist, or its key {data_key} is missing or empty",
-                    reference.name
-                );
-                return Err(Blocker::until_change(Reason::SecretMissing, message));
-            };
+            let (name, data_key) =
+                (reference.name.as_str(), reference.key.as_ref().map_or(DATA_KEY, AsRef::as_ref));
+            let data = targets::read_secret(&key.namespace, name, ctx).await?;
+            let token = targets::required_text(data.as_ref(), data_key, name, FIELD)?;
             self.exchange.state.token = Some(token);
             self.exchange.state.report.token =
-                Some(ReportedSecretRef { name: reference.name.to_string(), key: Some(data_key.to_owned()) });
+                Some(ReportedSecretRef { name: name.to_owned(), key: Some(data_key.to_owned()) });
         }
-        self.current.clone_from(&self.exchange.state.token);
         Ok(TokenSecret::Ours { has_token: true, in_place: true })
     }
 
-    async fn check(&mut self, token: Option<SecretString>) -> TokenCheck {
-        let Some(token) = token else {
+    /// Asks coderd who the token in the Secret belongs to: the one that was read, or the one that was created since.
+    async fn check(&mut self) -> TokenCheck {
+        let Some(token) = &self.exchange.state.token else {
             return TokenCheck::Refused(Blocker::until_change(Reason::BadToken, "there is no token"));
         };
-        let client = match self.exchange.client(self.server, &token) {
+        let client = match client(self.server, token) {
             Ok(client) => client,
             Err(blocker) => return TokenCheck::Refused(blocker),
         };
-        let is_supplied = self.observed.method == AccessMethod::TokenSecret;
         match client.me().await {
             Ok(user) => {
                 let user_id = user.id.clone();
-                (self.user, self.client) = (Some(user), Some(client));
-                self.exchange.state.token = Some(token);
+                self.accepted = Some((client, user));
                 if let Some(secret) = self.secret.as_ref().filter(|secret| secret.is_in_place()) {
                     self.exchange.state.report.token = Some(secret.reference());
                 }
                 TokenCheck::Accepted { user_id }
             }
-            Err(error) => match error.kind {
-                ErrorKind::Unauthenticated { .. } => TokenCheck::Refused(blocker_of(&error)),
-                ErrorKind::Forbidden { .. } if is_supplied => TokenCheck::Refused(blocker_of(&error)),
+            Err(error) => match (&error.kind, self.observed.method) {
+                // What a token of ours lacks, the operator gives to its user; a supplied one is a person's to replace.
+                (ErrorKind::Unauthenticated { .. }, _)
+                | (ErrorKind::Forbidden { .. }, AccessMethod::TokenSecret) => {
+                    TokenCheck::Refused(blocker_of(&error))
+                }
                 _ => TokenCheck::Unknown(blocker_of(&error)),
             },
         }
@@ -250,110 +206,180 @@ impl TokenProtocol<'_, '_> {
 
     /// Whether the token's user is an owner and a member of every organization.
     async fn rights(&self) -> Result<bool, Blocker> {
-        let (Some(user), Some(client)) = (&self.user, &self.client) else { return Ok(false) };
-        if !user.is_owner() {
+        let Some((client, user)) = self.accepted.as_ref().filter(|(_, user)| user.is_owner()) else {
             return Ok(false);
-        }
+        };
         let all = client.organizations().await.map_err(|error| blocker_of(&error))?;
         Ok(all.iter().all(|organization| user.organization_ids.contains(&organization.id)))
     }
 
-    fn request(&self, renews: bool, is_refused: bool) -> TokenRequest<'_> {
-        TokenRequest {
-            object: self.exchange.object,
-            key: self.exchange.key,
-            ctx: self.exchange.ctx,
-            server: self.server,
-            current: self.current.as_ref(),
-            renews,
-            is_refused,
-        }
-    }
-
     /// Whether a token could be created: the Secret of the first user, or the address of the database, can be read.
     async fn source(&self) -> Result<(), Blocker> {
-        let request = self.request(false, false);
+        let plane = self.exchange.plane;
         match self.observed.method {
-            AccessMethod::FirstUser => first_user::read(&request).await.map(drop),
-            AccessMethod::Postgres | AccessMethod::TokenSecret => database::check(&request).await,
+            AccessMethod::FirstUser => first_user::read(plane).await.map(drop),
+            AccessMethod::Postgres | AccessMethod::TokenSecret => database::check(plane).await,
         }
     }
 
-    async fn store_current(&mut self) -> Result<(), Blocker> {
-        match self.current.clone() {
-            Some(token) => self.store(&token).await,
-            None => Ok(()),
+    async fn store(&mut self, token: SecretString) -> Result<(), Blocker> {
+        let (Some(secret), plane) = (&self.secret, self.exchange.plane) else { return Ok(()) };
+        let state = &mut *self.exchange.state;
+        if let Some(version) = secret.write(&token, plane).await? {
+            state.stored_version = Some(version);
         }
-    }
-
-    async fn store(&mut self, token: &SecretString) -> Result<(), Blocker> {
-        let Some(secret) = &self.secret else { return Ok(()) };
-        if let Some(version) = secret.write(token, &self.owner, self.exchange.ctx).await? {
-            self.exchange.state.stored_version = Some(version);
-        }
-        secret.remove_earlier(&self.owner, self.exchange.ctx).await.map_err(blocker_of_secret)?;
-        self.exchange.state.token = Some(token.clone());
-        self.exchange.state.report.token = Some(secret.reference());
+        secret.remove_earlier(plane).await?;
+        (state.token, state.report.token) = (Some(token), Some(secret.reference()));
         Ok(())
     }
 
     /// Creates a token and stores it. The token that it replaces keeps working until [`TokenEffect::RemoveOthers`].
     async fn create(&mut self, renews: bool, is_refused: bool) -> Result<CreatedToken, Blocker> {
-        let request = self.request(renews, is_refused);
-        let NewToken { token, expires, renew_after, is_only_one } = match self.observed.method {
-            AccessMethod::FirstUser => first_user::create(&request).await?,
-            AccessMethod::Postgres | AccessMethod::TokenSecret => database::create(&request).await?,
+        let (plane, present) = (self.exchange.plane, self.exchange.state.token.as_ref());
+        let (token, created) = match self.observed.method {
+            AccessMethod::FirstUser => first_user::create(plane, self.server, present, renews).await?,
+            AccessMethod::Postgres | AccessMethod::TokenSecret => {
+                database::create(plane, self.server, present, is_refused).await?
+            }
         };
-        self.store(&token).await?;
-        self.created = Some(token);
-        Ok(CreatedToken { expires, renew_after, is_only_one })
+        self.store(token).await?;
+        Ok(created)
     }
 
+    /// Removes every token of ours but the one that was created, stored and accepted.
     async fn remove_others(&self) -> Result<(), Blocker> {
-        let request = self.request(false, false);
-        match (self.observed.method, &self.client, &self.created) {
-            (AccessMethod::FirstUser, Some(client), Some(token)) => {
-                first_user::remove_tokens(&request, client, "me", Some(token_id(token))).await
+        let (plane, token) = (self.exchange.plane, self.exchange.state.token.as_ref());
+        match (self.observed.method, &self.accepted, token) {
+            (AccessMethod::FirstUser, Some((client, _)), Some(token)) => {
+                first_user::remove_tokens(plane, client, "me", Some(token_id(token))).await
             }
-            (AccessMethod::Postgres, _, Some(token)) => database::keep_only(&request, token).await,
+            (AccessMethod::Postgres, _, Some(token)) => database::keep_only(plane, token).await,
             _ => Ok(()),
         }
     }
 
-    async fn revoke_replaced(&mut self, replaced: &MintedToken) -> Result<(), Blocker> {
-        let (key, object, ctx) = (self.exchange.key, self.exchange.object, self.exchange.ctx);
-        let revoked = match (replaced.method, &self.client, &replaced.user_id) {
-            (AccessMethod::Postgres, _, _) => database::revoke(key, object, ctx).await,
-            (AccessMethod::FirstUser, Some(client), Some(user)) => {
-                first_user::remove_tokens(&self.request(false, false), client, user, None).await
+    async fn revoke_replaced(&mut self, replaced: &ReplacedToken) -> Result<(), Blocker> {
+        let plane = self.exchange.plane;
+        let revoked = match (replaced.method, &self.accepted, &replaced.user_id) {
+            (AccessMethod::Postgres, _, _) => database::revoke(plane).await,
+            (AccessMethod::FirstUser, Some((client, _)), Some(user)) => {
+                first_user::remove_tokens(plane, client, user, None).await
             }
             // Nothing records whose token it was. `me` would be the user of the token in use.
-            (AccessMethod::FirstUser, _, None) => first_user::remove_all(&self.request(false, false)).await,
+            (AccessMethod::FirstUser, _, None) => first_user::remove_all(plane, self.server).await,
             (AccessMethod::FirstUser, None, Some(_)) | (AccessMethod::TokenSecret, _, _) => Ok(()),
         };
         // What will be retried may still need its Secret.
         if revoked.as_ref().is_err_and(|blocker| blocker.retry != Retry::OnChange) {
             return revoked;
         }
-        if self.observed.method == AccessMethod::TokenSecret {
-            // The Secret of a revoked token is of no use. If it cannot be removed, garbage collection removes it with the
-            // object.
-            let removed = async {
-                match token_secret::read(&self.owner, object, ctx).await? {
-                    Found::Ours(secret) => secret.remove(&self.owner, ctx).await,
-                    Found::Foreign(_) => Ok(()),
-                }
-            };
-            if let Err(blocker) = removed.await {
-                tracing::warn!(reason = %blocker.reason, "{}", blocker.message);
-            }
+        // The Secret of a revoked token is of no use. If it cannot be removed, garbage collection removes it with the object.
+        if self.observed.method == AccessMethod::TokenSecret
+            && let Err(blocker) = StoredSecret::remove(plane).await
+        {
+            tracing::warn!(reason = %blocker.reason, "{}", blocker.message);
         }
         revoked
     }
 }
 
-/// The public half of a token, `<id>-<secret>`, by which coderd lists and deletes it.
-pub(super) fn token_id(token: &SecretString) -> &str {
-    let text = token.expose_secret();
-    text.split_once('-').map_or(text, |(id, _)| id)
+/// The Secret with the token that the operator created, as it was read, and after a rename the one before it.
+pub(super) struct StoredSecret {
+    name: String,
+    live: Option<SecretData>,
+    /// The Secret of an earlier `generatedTokenSecretName`.
+    earlier: Option<(String, SecretData)>,
+}
+
+impl StoredSecret {
+    /// Reads the Secret of the spec and, after a rename, the one before it. The inner error is a foreign Secret.
+    pub(super) async fn read(plane: Plane<'_>) -> Result<Result<Self, ForeignObject>, Blocker> {
+        let Plane { key, object, owner, ctx } = plane;
+        let name = access::secret_name(object);
+        let live = targets::read_secret(&key.namespace, &name, ctx).await?;
+        match live.as_ref().map(|live| live.ownership(owner)) {
+            None | Some(SecretOwnership::Ours) => {}
+            Some(SecretOwnership::Leftover) => {
+                let message = format!(
+                    "waiting for the deletion of Secret {name} of an earlier object of the same name"
+                );
+                return Err(Blocker::new(Reason::AwaitingDeletion, message));
+            }
+            Some(SecretOwnership::Foreign) => {
+                let hand_over = format!("{}=CoderControlPlane/{}", annotation::ADOPT_BY, object.name_any());
+                return Ok(Err(ForeignObject { kind: "Secret".to_owned(), name, hand_over }));
+            }
+        }
+        let recorded = object.status.as_ref().and_then(|status| status.operator_token_secret_ref.as_ref());
+        let renamed =
+            recorded.filter(|recorded| recorded.name != name && access::minted_token(object).is_some());
+        let mut earlier = None;
+        if let Some(recorded) = renamed {
+            let read = targets::read_secret(&key.namespace, &recorded.name, ctx).await?;
+            let ours = read.filter(|earlier| earlier.ownership(owner) == SecretOwnership::Ours);
+            earlier = ours.map(|earlier| (recorded.name.clone(), earlier));
+        }
+        Ok(Ok(Self { name, live, earlier }))
+    }
+
+    /// The token in the Secret of the spec.
+    fn stored(&self) -> Option<SecretString> {
+        self.live.as_ref()?.text(DATA_KEY)
+    }
+
+    /// The token in either Secret.
+    pub(super) fn token(&self) -> Option<SecretString> {
+        self.stored().or_else(|| self.earlier.as_ref()?.1.text(DATA_KEY))
+    }
+
+    /// Whether the Secret of the spec holds the token and no earlier one is left.
+    fn is_in_place(&self) -> bool {
+        self.stored().is_some() && self.earlier.is_none()
+    }
+
+    /// Where readers find the token.
+    fn reference(&self) -> ReportedSecretRef {
+        ReportedSecretRef { name: self.name.clone(), key: Some(DATA_KEY.to_owned()) }
+    }
+
+    /// Writes the token. Returns the new version. None: the Secret already holds it.
+    async fn write(&self, token: &SecretString, plane: Plane<'_>) -> Result<Option<String>, Blocker> {
+        if self.stored().is_some_and(|stored| stored.expose_secret() == token.expose_secret()) {
+            return Ok(None);
+        }
+        let annotations = BTreeMap::new();
+        let entry = SecretEntry { name: &self.name, key: DATA_KEY, value: token, annotations: &annotations };
+        let written = secret::write(&plane.ctx.client, plane.owner, self.live.as_ref(), &entry).await;
+        let Some(version) = written.map_err(blocker_of_secret)? else {
+            let message = format!(
+                "Secret {} changed while the operator token was stored: waiting to store it again",
+                self.name
+            );
+            return Err(Blocker::new(Reason::Conflict, message).with_retry(Retry::Soon));
+        };
+        tracing::info!("stored the operator token in Secret {}", self.name);
+        Ok(Some(version))
+    }
+
+    /// Removes the Secret of an earlier name.
+    async fn remove_earlier(&self, Plane { key, ctx, .. }: Plane<'_>) -> Result<(), Blocker> {
+        let Some((name, live)) = &self.earlier else { return Ok(()) };
+        let removed = secret::remove(&ctx.client, &key.namespace, name, live).await;
+        if removed.map_err(blocker_of_secret)? {
+            tracing::info!("removed Secret {name}: the operator token is in Secret {} now", self.name);
+        }
+        Ok(())
+    }
+
+    /// Removes every Secret with the token. A foreign one stays.
+    pub(super) async fn remove(plane: Plane<'_>) -> Result<(), Blocker> {
+        let Ok(secret) = Self::read(plane).await? else { return Ok(()) };
+        if let Some(live) = &secret.live {
+            let removed = secret::remove(&plane.ctx.client, &plane.key.namespace, &secret.name, live).await;
+            if removed.map_err(blocker_of_secret)? {
+                tracing::info!("removed Secret {} with the operator token", secret.name);
+            }
+        }
+        secret.remove_earlier(plane).await
+    }
 }

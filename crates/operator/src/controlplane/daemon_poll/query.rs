@@ -8,7 +8,6 @@ use std::sync::Arc;
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason};
 use coder_k8s_coderd::{
     BoundToken, Client, DaemonStatus, Daemons, Error, ErrorKind, IdentifiedServer, Job, JobStatus, Jobs,
-    Server,
 };
 use coder_k8s_core::{
     daemon_listing,
@@ -17,7 +16,7 @@ use coder_k8s_core::{
 };
 use kube::ResourceExt;
 
-use super::{organization, plane_of};
+use super::{organization, plane_of, server};
 use crate::{
     coderd::{blocker_of, credentials, retry_of, targets},
     controller::Context,
@@ -53,12 +52,6 @@ impl From<Error> for PollFailure {
     }
 }
 
-/// The server of a control plane, not identified yet.
-pub(super) async fn server(plane: &CoderControlPlane, ctx: &Context) -> Result<Server, PollFailure> {
-    let unavailable = |blocker: Blocker| Blocker::new(Reason::ControlPlaneUnavailable, blocker.message);
-    Ok(targets::server_of(plane, ctx).await.map_err(unavailable)?)
-}
-
 /// Lists the live daemons and the pending jobs of an organization.
 pub(super) async fn daemons_and_jobs(
     server: &IdentifiedServer,
@@ -87,25 +80,16 @@ pub(crate) async fn daemons_now(
 ) -> Option<Vec<daemon_listing::Daemon>> {
     let (key, organization) = (plane_of(pool), organization(pool)?);
     let plane = ctx.caches.control_planes.get(&key.namespace, &key.name)?;
-    let generation = plane.metadata.generation;
     let listed = async {
-        let server = match ctx.daemon_poller.server(&key, generation) {
-            Some(server) => server,
-            None => server(&plane, ctx).await?,
-        };
-        let (server, token) =
-            (server.identify().await?, ctx.daemon_poller.token(&key, &organization, generation));
+        let server = server(&plane, &key, ctx).await?.identify().await?;
+        let token = ctx.daemon_poller.token(&key, &organization, &plane);
         let pools = std::slice::from_ref(pool);
         daemons(&server, token, &plane, &organization, pools, ctx).await
     };
     match listed.await {
         Ok((_, _, daemons)) => Some(daemons),
         Err(PollFailure { blocker, .. }) => {
-            tracing::info!(
-                reason = %blocker.reason,
-                "cannot list busy daemons: {}",
-                blocker.message
-            );
+            tracing::info!(reason = %blocker.reason, "cannot list busy daemons: {}", blocker.message);
             None
         }
     }
@@ -176,14 +160,15 @@ async fn token(
             "waiting for a token: neither the control plane nor a pool has one",
         )
     };
-    let mut all: Vec<_> = pools.iter().map(|pool| (pool, credentials::of_pool(pool, Some(plane)))).collect();
+    let all = pools.iter().map(|pool| (pool, credentials::of_pool(pool, Some(plane))));
     let rank = |found: &Result<Credentials, Blocker>| match found {
         Ok(credentials) if credentials.kind == CredentialsKind::Operator => 0,
         Ok(_) => 1,
         Err(_) => 2,
     };
-    all.sort_by_key(|(_, found)| rank(found));
-    let Some((pool, found)) = all.into_iter().next() else { return Err(no_token().into()) };
+    let Some((pool, found)) = all.min_by_key(|(_, found)| rank(found)) else {
+        return Err(no_token().into());
+    };
     let found = found?;
     let Some(secret) = &found.secret else { return Err(no_token().into()) };
     let token = credentials::read(secret, &plane.namespace().unwrap_or_default(), ctx).await?;

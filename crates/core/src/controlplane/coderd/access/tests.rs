@@ -14,7 +14,7 @@ fn plane(spec: Value, status: Value) -> CoderControlPlane {
 }
 
 fn with_url(access: Value) -> Value {
-    json!({"extraEnv": [{"name": database::URL, "value": "postgres://db"}], "operatorAccess": access})
+    json!({"extraEnv": [{"name": DATABASE_URL, "value": "postgres://db"}], "operatorAccess": access})
 }
 
 /// The status after a report, and reason of the condition.
@@ -108,7 +108,7 @@ fn the_record_says_what_there_is_to_give_back() {
     // What a person supplies is not ours to give back.
     let given = json!({"operatorAccess": {"method": "TokenSecret", "tokenSecretRef": {"name": "mine"}}});
     assert_eq!(of(given.clone(), reference("mine")), None);
-    let postgres = || MintedToken { method: AccessMethod::Postgres, user_id: None };
+    let postgres = || ReplacedToken { method: AccessMethod::Postgres, user_id: None };
     assert_eq!(replaced_tokens(&plane(given, recorded("Postgres"))), [postgres()]);
     assert_eq!(replaced_tokens(&plane(json!({}), recorded("Postgres"))), []);
 }
@@ -183,7 +183,7 @@ fn the_object_stays_until_the_token_is_gone_or_abandoned() {
     assert!(!needs(&object, Some(Revocation::Done)));
     assert!(!needs(&object, Some(Revocation::Abandoned)));
     assert!(!needs(&plane(json!({}), json!({})), None), "nothing was made");
-    let intent = CoderdReport { grant: Some(Grant::default()), ..CoderdReport::default() };
+    let intent = CoderdReport { grant: Some(OperatorTokenStatus::default()), ..CoderdReport::default() };
     assert!(needs_cleaning(&plane(json!({}), json!({})), &intent), "it is about to be made");
 }
 
@@ -199,4 +199,29 @@ fn a_restart_says_nothing_new_about_the_same_spec() {
     // Another spec is another matter.
     object.metadata.generation = Some(2);
     assert_eq!(status_after(&object, &CoderdReport::default()).1, "False Pending");
+}
+
+#[test]
+fn the_address_may_come_from_every_place_that_pods_read() {
+    for (pod, expected) in [
+        (json!({}), false),
+        (json!({"extraEnv": [{"name": DATABASE_URL, "value": "postgres://db"}]}), true),
+        (json!({"extraEnv": [{"name": DATABASE_URL, "value": " "}]}), false),
+        (json!({"extraEnv": [{"name": DATABASE_URL}]}), false),
+        (
+            json!({"extraEnv": [{"name": DATABASE_URL, "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}),
+            true,
+        ),
+        (json!({"envFrom": [{"secretRef": {"name": "s"}}]}), true),
+        (json!({"envFrom": [{"prefix": "CODER_", "secretRef": {"name": "s"}}]}), true),
+        (json!({"envFrom": [{"prefix": "OTHER_", "secretRef": {"name": "s"}}]}), false),
+        // What is set by name wins over what a source brings, even if it is nothing.
+        (
+            json!({"extraEnv": [{"name": DATABASE_URL, "value": ""}], "envFrom": [{"secretRef": {"name": "s"}}]}),
+            false,
+        ),
+    ] {
+        let settings: PodSettings = serde_json::from_value(pod.clone()).unwrap();
+        assert_eq!(may_have_database(&settings), expected, "{pod}");
+    }
 }

@@ -1,17 +1,9 @@
 use super::*;
-use crate::entitlements::Tier;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-fn installed(uuid: &str) -> Installed {
-    Installed {
-        id: 1,
-        uuid: uuid.into(),
-        account: "acme".into(),
-        tier: Tier::Premium,
-        expires: None,
-        replaces: None,
-    }
+fn installed(uuid: &str) -> LicenseStatus {
+    LicenseStatus { id: Some(1), uuid: Some(uuid.into()), ..LicenseStatus::default() }
 }
 
 fn list(ours: Option<&str>, all: &[&str]) -> LicenseList {
@@ -138,7 +130,7 @@ fn a_license_that_somebody_else_sends_at_the_same_moment_is_recognised() {
         ..observed(LicenseRecord::default(), list(Some("a"), &["a"]))
     };
     let Some(License::Applied { accepted, installed, .. }) = report(&found).license else { panic!() };
-    assert_eq!((accepted, installed.map(|one| one.uuid)), (Some(NOW), Some("a".into())));
+    assert_eq!((accepted, installed.and_then(|one| one.uuid)), (Some(NOW), Some("a".into())));
     let hidden = ObservedLicense { sent: duplicate, ..observed(LicenseRecord::default(), list(None, &[])) };
     assert!(is_applied(&hidden));
 }

@@ -17,14 +17,18 @@ fn ours(has_token: bool, in_place: bool) -> Option<Result<TokenSecret, Blocker>>
     Some(Ok(TokenSecret::Ours { has_token, in_place }))
 }
 
-fn grant(renew_after: i64) -> Grant {
-    Grant {
+fn grant(renew_after: i64) -> OperatorTokenStatus {
+    OperatorTokenStatus {
         method: AccessMethod::Postgres,
         user_id: Some("u".into()),
-        expires: Some(at(900)),
-        renew_after: Some(at(renew_after)),
+        expires: Some(Time(at(900))),
+        renew_after: Some(Time(at(renew_after))),
         replaces: None,
     }
+}
+
+fn unasked(method: AccessMethod) -> ObservedToken {
+    ObservedToken { method, ..ObservedToken::default() }
 }
 
 /// A token that is on record, in its Secret, and due for renewal at 600.
@@ -35,7 +39,7 @@ fn steady() -> ObservedToken {
         secret: ours(true, true),
         check: Some(accepted()),
         rights: Some(Ok(true)),
-        ..ObservedToken::new(AccessMethod::Postgres)
+        ..unasked(AccessMethod::Postgres)
     }
 }
 
@@ -69,7 +73,7 @@ fn a_token_in_order_costs_questions_and_nothing_else() {
 
 #[test]
 fn nothing_is_created_before_it_is_announced() {
-    let new = ObservedToken { secret: ours(false, true), ..ObservedToken::new(AccessMethod::Postgres) };
+    let new = ObservedToken { secret: ours(false, true), ..unasked(AccessMethod::Postgres) };
     assert_eq!(step(&new), Step::Ask(TokenQuery::Source));
     let open = ObservedToken { source: Some(Ok(())), ..new.clone() };
     let announced = report(&open);
@@ -163,7 +167,7 @@ fn a_foreign_secret_is_neither_read_nor_written() {
 
 #[test]
 fn a_replaced_token_is_revoked_only_after_its_successor_works() {
-    let old = MintedToken { method: AccessMethod::FirstUser, user_id: Some("p".into()) };
+    let old = ReplacedToken { method: AccessMethod::FirstUser, user_id: Some("p".into()) };
     let replacing = ObservedToken { replaced: vec![old.clone()], ..steady() };
     assert_eq!(step(&replacing), Step::Act(TokenEffect::RevokeReplaced(old.clone())));
     let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..replacing.clone() };
@@ -181,8 +185,7 @@ fn a_replaced_token_is_revoked_only_after_its_successor_works() {
 
 #[test]
 fn a_supplied_token_is_checked_and_never_created() {
-    let supplied =
-        ObservedToken { secret: ours(true, true), ..ObservedToken::new(AccessMethod::TokenSecret) };
+    let supplied = ObservedToken { secret: ours(true, true), ..unasked(AccessMethod::TokenSecret) };
     assert_eq!(step(&supplied), Step::Ask(TokenQuery::Check));
     let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..supplied.clone() };
     assert!(matches!(report(&refused).access, Some(Access::Refused(_))));
@@ -192,7 +195,7 @@ fn a_supplied_token_is_checked_and_never_created() {
     let told = report(&ObservedToken { secret: Some(Err(blocker())), ..supplied.clone() });
     assert_eq!((told.access, told.retry), (None, Some(Retry::Backoff)), "unreadable is not refused");
     // It takes over from a token of ours.
-    let old = MintedToken { method: AccessMethod::Postgres, user_id: None };
+    let old = ReplacedToken { method: AccessMethod::Postgres, user_id: None };
     let takes_over = ObservedToken { replaced: vec![old], check: Some(accepted()), ..supplied };
     assert!(matches!(step(&takes_over), Step::Act(TokenEffect::RevokeReplaced(_))));
     let told = report(&ObservedToken { replaced_revoked: vec![Ok(())], ..takes_over });
@@ -201,13 +204,13 @@ fn a_supplied_token_is_checked_and_never_created() {
 
 #[test]
 fn two_replaced_tokens_are_both_revoked_before_the_record_goes() {
-    let old = |method| MintedToken { method, user_id: None };
+    let old = |method| ReplacedToken { method, user_id: None };
     let both = vec![old(AccessMethod::Postgres), old(AccessMethod::FirstUser)];
     let supplied = ObservedToken {
         secret: ours(true, true),
         check: Some(accepted()),
         replaced: both.clone(),
-        ..ObservedToken::new(AccessMethod::TokenSecret)
+        ..unasked(AccessMethod::TokenSecret)
     };
     let never = || Blocker::until_change(Reason::DatabaseUrlMissing, "gone");
     for (outcomes, next) in
@@ -247,7 +250,7 @@ fn a_text_that_cannot_be_a_token_counts_as_none() {
     let supplied = ObservedToken {
         secret: ours(true, true),
         check: Some(garbage),
-        ..ObservedToken::new(AccessMethod::TokenSecret)
+        ..unasked(AccessMethod::TokenSecret)
     };
     let told = report(&supplied);
     assert!(matches!(told.access, Some(Access::Refused(_))) && !told.blocks_license);
