@@ -46,23 +46,6 @@ pub enum AddressError {
     },
 }
 
-impl Address {
-    /// Whether no listener is to be opened.
-    pub fn is_off(&self) -> bool {
-        matches!(self, Self::Off)
-    }
-
-    /// Whether only processes on this machine can connect. True for [`Off`](Self::Off).
-    pub fn is_loopback(&self) -> bool {
-        match self {
-            Self::Off => true,
-            Self::Any(_) => false,
-            Self::Ip(ip, _) => ip.is_loopback(),
-            Self::Name(name, _) => name == "localhost",
-        }
-    }
-}
-
 impl FromStr for Address {
     type Err = AddressError;
 
@@ -144,23 +127,22 @@ mod tests {
     fn valid_addresses() {
         let ip = |ip: &str, port| Address::Ip(ip.parse().unwrap(), port);
         let table = [
-            (":8081", Address::Any(8081), false),
-            (":0", Address::Any(0), false),
-            ("0", Address::Off, true),
-            ("off", Address::Off, true),
-            ("OFF", Address::Off, true),
-            ("127.0.0.1:8081", ip("127.0.0.1", 8081), true),
-            ("0.0.0.0:8081", ip("0.0.0.0", 8081), false),
-            ("10.1.2.3:1", ip("10.1.2.3", 1), false),
-            ("[::1]:8081", ip("::1", 8081), true),
-            ("[::]:65535", ip("::", 65535), false),
-            ("localhost:8081", Address::Name("localhost".into(), 8081), true),
-            ("metrics.example:9090", Address::Name("metrics.example".into(), 9090), false),
+            (":8081", Address::Any(8081)),
+            (":0", Address::Any(0)),
+            ("0", Address::Off),
+            ("off", Address::Off),
+            ("OFF", Address::Off),
+            ("127.0.0.1:8081", ip("127.0.0.1", 8081)),
+            ("0.0.0.0:8081", ip("0.0.0.0", 8081)),
+            ("10.1.2.3:1", ip("10.1.2.3", 1)),
+            ("[::1]:8081", ip("::1", 8081)),
+            ("[::]:65535", ip("::", 65535)),
+            ("localhost:8081", Address::Name("localhost".into(), 8081)),
+            ("metrics.example:9090", Address::Name("metrics.example".into(), 9090)),
         ];
-        for (given, address, loopback) in table {
+        for (given, address) in table {
             let parsed: Address = given.parse().unwrap();
             assert_eq!(parsed, address, "{given}");
-            assert_eq!(parsed.is_loopback(), loopback, "{given}");
             assert_eq!(parsed.to_string().parse(), Ok(address), "{given} reads back");
         }
     }

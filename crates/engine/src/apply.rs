@@ -5,33 +5,37 @@
 //! child that is not cached is created without a read. The applier never adopts an object of others on its own: an
 //! object that happens to have the name of a child is left untouched and reported.
 
-mod contains;
 mod desired;
-mod managed_fields;
-mod owner;
 
-use std::{any::Any, collections::HashMap, fmt::Debug, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeMap, HashMap},
+    fmt::Debug,
+    sync::Arc,
+};
 
 use coder_k8s_api::names::{FIELD_MANAGER, annotation};
 use coder_k8s_core::outcome::ForeignObject;
-use k8s_openapi::{NamespaceResourceScope, api::apps::v1::Deployment};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::apps::v1::Deployment,
+    apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, OwnerReference},
+};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::intervals::MAX_WATCH_LAG;
 
-pub use owner::{Owner, OwnerMark};
-
 use desired::DesiredObject;
 
-/// A kind that can be a child. Implemented for every namespaced kind with a static type.
-pub trait Child:
+/// A namespaced kind with a static type, such as that of a child. Implemented for each.
+pub trait NamespacedKind:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
     + Debug
@@ -43,7 +47,7 @@ pub trait Child:
 {
 }
 
-impl<K> Child for K where
+impl<K> NamespacedKind for K where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
         + Debug
@@ -53,6 +57,76 @@ impl<K> Child for K where
         + Sync
         + 'static
 {
+}
+
+/// The object that children belong to.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    /// Namespace of the children.
+    pub namespace: String,
+    /// The controller reference to the owner.
+    pub reference: OwnerReference,
+    /// Labels that are added to each child.
+    pub labels: BTreeMap<String, String>,
+    /// How a child shows that it belongs to the owner.
+    pub mark: OwnerMark,
+}
+
+/// How a child shows that it belongs to its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerMark {
+    /// By its controller reference. The garbage collector deletes the child with its owner.
+    ControllerReference,
+    /// By an annotation of this name with the uid of the owner. For children in other namespaces, where owner
+    /// references are not valid. The operator must delete these children itself.
+    UidAnnotation(&'static str),
+}
+
+impl Owner {
+    /// The same owner with children in another namespace, marked by the annotation `uid_annotation`.
+    #[must_use]
+    pub fn in_namespace(&self, namespace: &str, uid_annotation: &'static str) -> Self {
+        let mark = OwnerMark::UidAnnotation(uid_annotation);
+        Self { namespace: namespace.to_owned(), mark, ..self.clone() }
+    }
+
+    /// The value of the annotation that hands an object over to this owner: `<kind>/<name>`.
+    pub(crate) fn adopt_value(&self) -> String {
+        format!("{}/{}", self.reference.kind, self.reference.name)
+    }
+
+    /// Whether an object belongs to this incarnation of the owner.
+    fn owns<K: Resource>(&self, object: &K) -> bool {
+        match self.mark {
+            OwnerMark::ControllerReference => {
+                self.controllers_of_our_name(object).any(|reference| reference.uid == self.reference.uid)
+            }
+            OwnerMark::UidAnnotation(name) => object.annotations().get(name) == Some(&self.reference.uid),
+        }
+    }
+
+    /// Whether an object belongs to an earlier object of the owner's name. The garbage collector is about to delete it.
+    fn owned_before<K: Resource>(&self, object: &K) -> bool {
+        self.mark == OwnerMark::ControllerReference
+            && self.controllers_of_our_name(object).any(|reference| reference.uid != self.reference.uid)
+    }
+
+    /// Whether an object that nobody controls was handed over to this owner with an annotation.
+    fn was_given<K: Resource>(&self, object: &K) -> bool {
+        let controlled = object.owner_references().iter().any(|reference| reference.controller == Some(true));
+        !controlled && object.annotations().get(annotation::ADOPT_BY) == Some(&self.adopt_value())
+    }
+
+    fn controllers_of_our_name<'a, K: Resource>(
+        &'a self,
+        object: &'a K,
+    ) -> impl Iterator<Item = &'a OwnerReference> {
+        object.owner_references().iter().filter(|reference| {
+            reference.controller == Some(true)
+                && reference.kind == self.reference.kind
+                && reference.name == self.reference.name
+        })
+    }
 }
 
 /// The result of applying a child.
@@ -109,7 +183,7 @@ impl Applier {
     }
 
     /// Makes the child equal to `desired`. `cached` is the child as a watch last delivered it, if it did.
-    pub async fn apply<K: Child>(
+    pub async fn apply<K: NamespacedKind>(
         &self,
         owner: &Owner,
         desired: K,
@@ -119,18 +193,12 @@ impl Applier {
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
         let newer = self.newer_than(&owner.namespace, &desired.name, cached);
         match newer.as_deref().or(cached) {
-            Some(live) => match self.update(&api, owner, &desired, live).await? {
-                Applied::Unchanged(_) => Ok(Applied::Unchanged(newer.as_deref().cloned())),
-                other => Ok(other),
-            },
+            Some(live) => self.update(&api, owner, &desired, live, newer.is_some()).await,
             None => match self.send(&api, &desired, Precondition::Absent).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {
                     // The object exists, or was deleted this moment. Then the conflict is returned, and retried.
                     match api.get_opt(&desired.name).await? {
-                        Some(live) => match self.update(&api, owner, &desired, &live).await? {
-                            Applied::Unchanged(_) => Ok(Applied::Unchanged(Some(live))),
-                            other => Ok(other),
-                        },
+                        Some(live) => self.update(&api, owner, &desired, &live, true).await,
                         None => Err(kube::Error::Api(status)),
                     }
                 }
@@ -143,7 +211,7 @@ impl Applier {
     ///
     /// For children that are marked by an annotation the caller has decided that they are to go; then the deletion holds
     /// only for the version that the caller saw. Returns whether anything was deleted.
-    pub async fn remove<K: Child>(&self, owner: &Owner, live: &K) -> kube::Result<bool> {
+    pub async fn remove<K: NamespacedKind>(&self, owner: &Owner, live: &K) -> kube::Result<bool> {
         let decided_by_caller = matches!(owner.mark, OwnerMark::UidAnnotation(_));
         if !(decided_by_caller || owner.owns(live)) || live.meta().deletion_timestamp.is_some() {
             return Ok(false);
@@ -159,7 +227,7 @@ impl Applier {
     }
 
     /// Releases a child: it stays and no longer belongs to the owner. An annotation lets the owner take it back later.
-    pub async fn detach<K: Child>(&self, owner: &Owner, live: &K) -> kube::Result<()> {
+    pub async fn detach<K: NamespacedKind>(&self, owner: &Owner, live: &K) -> kube::Result<()> {
         if !owner.owns(live) {
             return Ok(());
         }
@@ -194,12 +262,14 @@ impl Applier {
         api.patch(&live.name_any(), &params, &Patch::Apply(&patch)).await.map(|_| ())
     }
 
-    async fn update<K: Child>(
+    /// Makes `live` equal to `desired`, if it belongs to the owner. `newer` says whether it is newer than the cached one.
+    async fn update<K: NamespacedKind>(
         &self,
         api: &Api<K>,
         owner: &Owner,
         desired: &DesiredObject,
         live: &K,
+        newer: bool,
     ) -> kube::Result<Applied<K>> {
         if owner.owned_before(live) {
             return Ok(Applied::Leftover);
@@ -222,21 +292,21 @@ impl Applier {
         if applied_hash == Some(&desired.hash)
             && (self.is_last_written(live, desired) || desired.is_in(live)?)
         {
-            return Ok(Applied::Unchanged(None));
+            return Ok(Applied::Unchanged(newer.then(|| live.clone())));
         }
         if applied_hash.is_none() {
-            managed_fields::migrate(api, &desired.name).await?;
+            migrate_managed_fields(api, &desired.name).await?;
         }
         let mut written = self.send(api, desired, Precondition::Incarnation(live.uid())).await?;
         // A cached object has no managed fields: only the response shows whether fields must be migrated.
-        if managed_fields::has_updates(&written) {
-            managed_fields::migrate(api, &desired.name).await?;
+        if has_updates(&written) {
+            migrate_managed_fields(api, &desired.name).await?;
             written = self.send(api, desired, Precondition::Incarnation(live.uid())).await?;
         }
         Ok(Applied::Written(written))
     }
 
-    async fn send<K: Child>(
+    async fn send<K: NamespacedKind>(
         &self,
         api: &Api<K>,
         desired: &DesiredObject,
@@ -264,7 +334,12 @@ impl Applier {
 
     /// The response to the last write, if it is newer than the cached object. The cache lags behind by the delay of the
     /// watch, and deciding by an older object would send the same write again.
-    fn newer_than<K: Child>(&self, namespace: &str, name: &str, cached: Option<&K>) -> Option<Arc<K>> {
+    fn newer_than<K: NamespacedKind>(
+        &self,
+        namespace: &str,
+        name: &str,
+        cached: Option<&K>,
+    ) -> Option<Arc<K>> {
         let mut all = self.last_written.lock();
         let last = all.get_mut(&key_of::<K>(Some(namespace), name))?;
         let (object, since) = last.undelivered.as_ref()?;
@@ -278,7 +353,7 @@ impl Applier {
     }
 
     /// Whether `live` is exactly what the server made of the last write of the same desired object.
-    fn is_last_written<K: Child>(&self, live: &K, desired: &DesiredObject) -> bool {
+    fn is_last_written<K: NamespacedKind>(&self, live: &K, desired: &DesiredObject) -> bool {
         let all = self.last_written.lock();
         let last = all.get(&key_of::<K>(live.namespace().as_deref(), &desired.name));
         last.is_some_and(|last| {
@@ -309,6 +384,62 @@ enum Precondition {
     Absent,
     /// The object has this uid.
     Incarnation(Option<String>),
+}
+
+const UPDATE: &str = "Update";
+const APPLY: &str = "Apply";
+
+/// Whether the object has fields that the field manager wrote by update.
+fn has_updates<K: Resource>(object: &K) -> bool {
+    object.managed_fields().iter().any(|entry| is_ours(entry, UPDATE))
+}
+
+/// Turns the manager's `Update` entries into an `Apply` entry, on the live object. Does nothing if the object is gone.
+///
+/// An object that the field manager wrote by create or update lists its fields under an `Update` entry. Server-side
+/// apply does not take fields from that entry, and so never removes a field that is no longer desired. With an `Apply`
+/// entry the next apply owns, and removes, those fields. The object itself does not change.
+async fn migrate_managed_fields<K: NamespacedKind>(api: &Api<K>, name: &str) -> kube::Result<()> {
+    let Some(live) = api.get_opt(name).await? else { return Ok(()) };
+    if !has_updates(&live) {
+        return Ok(());
+    }
+    let patch = json!({"metadata": {
+        "resourceVersion": live.resource_version(),
+        "managedFields": merged(live.managed_fields()),
+    }});
+    api.patch(name, &merge_params(), &Patch::Merge(&patch)).await.map(|_| ())
+}
+
+fn is_ours(entry: &ManagedFieldsEntry, operation: &str) -> bool {
+    entry.manager.as_deref() == Some(FIELD_MANAGER)
+        && entry.operation.as_deref() == Some(operation)
+        && entry.subresource.as_deref().unwrap_or_default().is_empty()
+}
+
+/// The entries, with those of the manager merged into one `Apply` entry.
+fn merged(entries: &[ManagedFieldsEntry]) -> Vec<ManagedFieldsEntry> {
+    let (ours, mut others): (Vec<_>, Vec<_>) =
+        entries.iter().cloned().partition(|entry| is_ours(entry, UPDATE) || is_ours(entry, APPLY));
+    let mut fields = json!({});
+    for entry in &ours {
+        if let Some(FieldsV1(more)) = &entry.fields_v1 {
+            unite(&mut fields, more);
+        }
+    }
+    if let Some(first) = ours.into_iter().next() {
+        let operation = Some(APPLY.to_owned());
+        others.push(ManagedFieldsEntry { operation, fields_v1: Some(FieldsV1(fields)), ..first });
+    }
+    others
+}
+
+fn unite(into: &mut Value, more: &Value) {
+    if let (Value::Object(into), Value::Object(more)) = (into, more) {
+        for (key, value) in more {
+            unite(into.entry(key.clone()).or_insert_with(|| json!({})), value);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The objects of one kind as a watch last delivered them, and the keys that name them.
+//! The objects of one kind as a watch last delivered them, the keys that name them, and which object refers to which.
 //!
 //! Caches are meant for kinds that the operator owns and for children that it labels, so that memory does not grow
 //! with the objects of others. Managed fields and the manifest of `kubectl apply`, which nobody reads, are removed
@@ -46,7 +46,7 @@ impl fmt::Display for ObjectKey {
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Objects of one kind. Clones share them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Cache<K> {
     kind: &'static str,
     objects: Arc<RwLock<Objects<K>>>,
@@ -60,17 +60,6 @@ pub struct Cache<K> {
 struct Objects<K> {
     by_key: HashMap<ObjectKey, Arc<K>>,
     by_group: HashMap<String, BTreeSet<ObjectKey>>,
-}
-
-impl<K> Clone for Cache<K> {
-    fn clone(&self) -> Self {
-        Self {
-            kind: self.kind,
-            objects: self.objects.clone(),
-            group: self.group,
-            unreadable: self.unreadable.clone(),
-        }
-    }
 }
 
 impl<K: Resource> Cache<K> {
@@ -199,6 +188,60 @@ fn slim<K: Resource>(object: &mut K) {
     }
 }
 
+/// Which objects (sources) refer to which objects (targets), such as Secrets, ConfigMaps and Namespaces.
+///
+/// The watches of the referring kinds maintain it, not their reconciles, so that it is complete before the first
+/// reconcile. It does not know whether a referenced object exists.
+#[derive(Debug, Default)]
+pub struct ReferenceIndex {
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    by_target: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+}
+
+impl ReferenceIndex {
+    /// Replaces the targets of `source`. An empty set removes the source.
+    pub fn set(&self, source: &ObjectKey, targets: BTreeSet<ObjectKey>) {
+        let mut inner = self.inner.write();
+        let old = if targets.is_empty() {
+            inner.by_source.remove(source)
+        } else {
+            inner.by_source.insert(source.clone(), targets.clone())
+        };
+        for gone in old.iter().flatten().filter(|target| !targets.contains(target)) {
+            if let Some(sources) = inner.by_target.get_mut(gone) {
+                sources.remove(source);
+                if sources.is_empty() {
+                    inner.by_target.remove(gone);
+                }
+            }
+        }
+        for target in targets {
+            inner.by_target.entry(target).or_default().insert(source.clone());
+        }
+    }
+
+    /// The objects that refer to `target`, in order.
+    pub fn of(&self, target: &ObjectKey) -> Vec<ObjectKey> {
+        self.inner.read().by_target.get(target).into_iter().flatten().cloned().collect()
+    }
+
+    /// The objects that refer to any object of `kind`.
+    pub fn of_kind(&self, kind: &str) -> BTreeSet<ObjectKey> {
+        let inner = self.inner.read();
+        inner
+            .by_target
+            .iter()
+            .filter(|(target, _)| target.kind == kind)
+            .flat_map(|(_, sources)| sources.clone())
+            .collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::{api::core::v1::ServiceAccount, apimachinery::pkg::apis::meta::v1::OwnerReference};
@@ -235,5 +278,34 @@ mod tests {
         cache.remove(&ObjectKey::new("ServiceAccount", "ns", "a"));
         assert!(names("2").is_empty());
         assert_eq!(cache.objects.read().by_group.len(), 1);
+    }
+
+    fn secret(name: &str) -> ObjectKey {
+        ObjectKey::new("Secret", "ns", name)
+    }
+
+    fn root(name: &str) -> ObjectKey {
+        ObjectKey::new("Widget", "ns", name)
+    }
+
+    #[test]
+    fn new_targets_replace_the_old_ones() {
+        let index = ReferenceIndex::default();
+        index.set(&root("a"), [secret("license"), secret("db")].into());
+        index.set(&root("b"), [secret("db")].into());
+        assert_eq!(index.of(&secret("db")), [root("a"), root("b")]);
+        index.set(&root("a"), [secret("license-2")].into());
+        assert_eq!(index.of(&secret("license")), []);
+        assert_eq!(index.of(&secret("db")), [root("b")]);
+        assert_eq!(index.of_kind("Secret"), [root("a"), root("b")].into());
+    }
+
+    #[test]
+    fn a_removed_source_leaves_nothing_behind() {
+        let index = ReferenceIndex::default();
+        index.set(&root("a"), [secret("db")].into());
+        index.set(&root("a"), BTreeSet::new());
+        let inner = index.inner.read();
+        assert!(inner.by_target.is_empty() && inner.by_source.is_empty());
     }
 }

@@ -8,12 +8,12 @@
 //! It retries nothing: only the caller knows whether a call may be repeated.
 
 mod call;
-mod faults;
 mod guard;
-mod response;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{error::Error, iter::successors, sync::Arc, time::Duration};
 
+use coder_k8s_api::Reason;
+use coder_k8s_core::outcome::{Blocker, Retry};
 use kube::{Client, Config, client::ClientBuilder};
 
 use crate::{
@@ -22,10 +22,8 @@ use crate::{
     metrics::Metrics,
 };
 
-pub use call::{Call, Verb};
-pub use faults::{EXIT_CODE, Fault, Faults};
-pub use guard::{Guard, GuardService};
-pub use response::GuardedBody;
+pub use call::Call;
+pub use guard::{Guard, GuardService, GuardedBody};
 
 /// The default user agent: name and version of the program.
 pub const USER_AGENT: &str = concat!("coder-k8s/", env!("CARGO_PKG_VERSION"));
@@ -51,6 +49,31 @@ impl ClientSettings {
         let (deadline, user_agent) = (API_CALL_DEADLINE, USER_AGENT.to_owned());
         Self { deadline, user_agent, fence: None, metrics, faults: None }
     }
+}
+
+/// The exit code of [`Fault::Exit`].
+pub const EXIT_CODE: i32 = 86;
+
+/// The hook through which tests make calls to the API server fail. A released operator installs none.
+pub trait Faults: Send + Sync {
+    /// Asked before a call is sent. Unless the fault is a delay, the server never receives the call.
+    fn before(&self, call: &Call) -> Option<Fault>;
+
+    /// Asked after the server has answered: the call took effect, and the caller does not learn of it.
+    fn after(&self, call: &Call) -> Option<Fault>;
+}
+
+/// How a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The connection breaks.
+    Error,
+    /// The caller gets this HTTP status in place of the server's response.
+    Status(u16),
+    /// The call takes this much longer. Its deadline does not change.
+    Delay(Duration),
+    /// The process exits at once, with [`EXIT_CODE`].
+    Exit,
 }
 
 /// Why a call ended without a complete response of the API server.
@@ -88,23 +111,13 @@ pub fn is_timeout(error: &kube::Error) -> bool {
     matches!(interrupted(error), Some(Interrupted::Timeout(_)))
 }
 
-/// Limits an operation of several calls to one deadline. Fails with the same error as a single call does.
-pub async fn within<T>(deadline: Duration, calls: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    tokio::time::timeout(deadline, calls)
-        .await
-        .unwrap_or_else(|_| Err(kube::Error::Service(Interrupted::Timeout(deadline).into())))
-}
-
 /// Describes an error in one line, safe to log and to put into a status.
 ///
 /// A Status of the API server is described by its message alone. For a response that cannot be decoded only the
 /// position is named, because a decoding error quotes the offending value, which may be secret.
-pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut chain: Vec<&(dyn std::error::Error + 'static)> = vec![error];
-    while let Some(source) = chain.last().and_then(|error| error.source()) {
-        chain.push(source);
-    }
-    for link in &chain {
+pub fn describe(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for link in chain(error) {
         match link.downcast_ref() {
             Some(kube::Error::Api(status)) => return status.message.clone(),
             Some(kube::Error::SerdeError(cause)) => {
@@ -113,18 +126,14 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
                     "the response of the API server cannot be decoded (line {line}, column {column})"
                 );
             }
+            // It only wraps its cause.
+            Some(kube::Error::Service(_)) => continue,
+            _ if link.is::<serde_json::Error>() => {
+                return "the response of the API server cannot be decoded".to_owned();
+            }
             _ => {}
         }
-        if link.downcast_ref::<serde_json::Error>().is_some() {
-            return "the response of the API server cannot be decoded".to_owned();
-        }
-    }
-    let mut text = String::new();
-    // `kube::Error::Service` only wraps its cause.
-    let is_wrapping = |link: &&&(dyn std::error::Error + 'static)| {
-        matches!(link.downcast_ref(), Some(kube::Error::Service(_)))
-    };
-    for link in chain.iter().filter(|link| !is_wrapping(link)).map(ToString::to_string) {
+        let link = link.to_string();
         // Many errors already contain the text of their cause.
         if !text.contains(&link) {
             text = if text.is_empty() { link } else { format!("{text}: {link}") };
@@ -133,19 +142,45 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-fn interrupted(error: &kube::Error) -> Option<&Interrupted> {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = match error {
-        kube::Error::Service(inner) => Some(inner.as_ref()),
-        kube::Error::ReadEvents(inner) => Some(inner),
-        _ => None,
-    };
-    while let Some(error) = source {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
+/// Turns a failed call into a [`Blocker`]: a reason, a message and the time of the next attempt. This is the only place
+/// that interprets errors of kube for a status. `action` completes "cannot ...", such as `write ServiceAccount coder`.
+pub fn blocker(action: &str, error: &kube::Error) -> Blocker {
+    let (reason, retry) = match error {
+        kube::Error::Api(status) => {
+            let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+            let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+            let retry = retry_after.map_or(Retry::Backoff, Retry::After);
+            match status.code {
+                _ if is_schema_skew(&status.message) => (Reason::SchemaSkew, Retry::Backoff),
+                401 | 403 => (Reason::Forbidden, Retry::Backoff),
+                404 => (Reason::NotFound, Retry::Backoff),
+                409 => (Reason::Outdated, Retry::Soon),
+                // A uid that does not match: the object was deleted and created again.
+                422 if status.message.contains("metadata.uid") => (Reason::Outdated, Retry::Soon),
+                400 | 422 => (Reason::Invalid, Retry::Backoff),
+                429 => (Reason::RateLimited, retry),
+                _ => (Reason::ApiServerError, retry),
+            }
         }
-        source = error.source();
-    }
-    None
+        error if is_not_leading(error) => (Reason::NotLeading, Retry::Backoff),
+        error if is_timeout(error) => (Reason::Timeout, Retry::Backoff),
+        _ => (Reason::ApiServerUnreachable, Retry::Backoff),
+    };
+    Blocker::new(reason, format!("cannot {action}: {}", describe(error))).with_retry(retry)
+}
+
+/// Server-side apply responds to a field that the server does not know with 500 and this text.
+fn is_schema_skew(message: &str) -> bool {
+    message.contains("field not declared in schema")
+}
+
+fn interrupted(error: &kube::Error) -> Option<&Interrupted> {
+    chain(error).find_map(|link| link.downcast_ref())
+}
+
+/// The error and its causes.
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    successors(Some(error), |&link| link.source())
 }
 
 #[cfg(test)]

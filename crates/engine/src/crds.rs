@@ -4,15 +4,15 @@
 //! lacks fields of this release, is waited for, so that no object is written without the fields that the server would
 //! drop. Meanwhile the readiness of the process names the command that installs it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::field_paths;
 use futures::future::join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{Api, Client};
+use kube::{
+    Api, Client,
+    runtime::wait::{Condition as _, conditions::is_crd_established},
+};
 use tokio::{
     sync::{mpsc, watch},
     time::sleep,
@@ -166,10 +166,7 @@ async fn read_due(
 /// Reads a CRD. `None` if that failed and must be retried.
 async fn read(api: &Api<CustomResourceDefinition>, name: &str, requirement: &Requirement) -> Option<Served> {
     match api.get_opt(name).await {
-        Ok(crd) => Some(match requirement {
-            Requirement::Fields { fields, .. } => state_of(crd.as_ref(), fields, None),
-            Requirement::Version(version) => state_of(crd.as_ref(), &[], Some(version)),
-        }),
+        Ok(crd) => Some(state_of(crd.as_ref(), requirement)),
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
             tracing::warn!(crd = name, "cannot check whether the CRD is up to date: {}", status.message);
             // An install without permission to read CRDs works on: the required kinds are assumed to be there, and their
@@ -209,22 +206,21 @@ fn report(name: &str, state: &Served, requirement: &Requirement) {
 }
 
 /// The state of a CRD that was just read.
-fn state_of(crd: Option<&CustomResourceDefinition>, fields: &[&str], version: Option<&str>) -> Served {
+fn state_of(crd: Option<&CustomResourceDefinition>, requirement: &Requirement) -> Served {
     let Some(crd) = crd else { return Served::Absent };
-    if let Some(version) = version
-        && !crd.spec.versions.iter().any(|found| found.name == version && found.served)
-    {
-        return Served::Older(vec![format!("version {version}")]);
-    }
-    let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let established =
-        conditions.into_iter().flatten().any(|c| c.type_ == "Established" && c.status == "True");
-    if !established || crd.metadata.deletion_timestamp.is_some() {
+    let missing = match requirement {
+        Requirement::Version(version) => {
+            let served = crd.spec.versions.iter().any(|found| found.name == *version && found.served);
+            if served { Vec::new() } else { return Served::Older(vec![format!("version {version}")]) }
+        }
+        Requirement::Fields { fields, .. } => {
+            let found = field_paths(crd);
+            fields.iter().filter(|field| !found.contains(**field)).map(ToString::to_string).collect()
+        }
+    };
+    if !is_crd_established().matches_object(Some(crd)) || crd.metadata.deletion_timestamp.is_some() {
         return Served::Pending;
     }
-    let found = if fields.is_empty() { BTreeSet::new() } else { field_paths(crd) };
-    let missing: Vec<String> =
-        fields.iter().filter(|field| !found.contains(**field)).map(ToString::to_string).collect();
     if missing.is_empty() { Served::Ready } else { Served::Older(missing) }
 }
 
@@ -247,6 +243,11 @@ mod tests {
         crd
     }
 
+    fn needs(fields: Vec<&'static str>) -> Requirement {
+        let check = Readiness::default().ready_check("crd");
+        Requirement::Fields { fields, check, install_command: "" }
+    }
+
     fn fields() -> Vec<&'static str> {
         coder_k8s_api::fields().remove("codercontrolplanes.coder.com").unwrap()
     }
@@ -254,20 +255,23 @@ mod tests {
     #[test]
     fn a_crd_without_a_needed_field_is_older() {
         let crd = ours();
-        assert_eq!(state_of(Some(&crd), &fields(), None), Served::Ready);
+        assert_eq!(state_of(Some(&crd), &needs(fields())), Served::Ready);
         assert_eq!(
-            state_of(Some(&without(&crd, "scaling")), &fields(), None),
+            state_of(Some(&without(&crd, "scaling")), &needs(fields())),
             Served::Older(vec!["spec.scaling".into()])
         );
-        assert_eq!(state_of(None, &fields(), None), Served::Absent);
-        assert_eq!(state_of(Some(&crd), &[], Some("v1alpha1")), Served::Ready);
-        assert_eq!(state_of(Some(&crd), &[], Some("v1")), Served::Older(vec!["version v1".into()]));
-        assert_eq!(state_of(Some(&coder_k8s_api::crds().remove(0)), &fields(), None), Served::Pending);
+        assert_eq!(state_of(None, &needs(fields())), Served::Absent);
+        assert_eq!(state_of(Some(&crd), &Requirement::Version("v1alpha1")), Served::Ready);
+        assert_eq!(
+            state_of(Some(&crd), &Requirement::Version("v1")),
+            Served::Older(vec!["version v1".into()])
+        );
+        assert_eq!(state_of(Some(&coder_k8s_api::crds().remove(0)), &needs(fields())), Served::Pending);
     }
 
     #[test]
     fn a_crd_of_a_later_release_is_ready() {
         let older: Vec<_> = fields().into_iter().filter(|field| *field != "spec.scaling").collect();
-        assert_eq!(state_of(Some(&ours()), &older, None), Served::Ready);
+        assert_eq!(state_of(Some(&ours()), &needs(older)), Served::Ready);
     }
 }

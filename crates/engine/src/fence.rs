@@ -43,14 +43,6 @@ impl Moment {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos).min(ALWAYS - 1))
     }
-
-    pub(crate) fn as_nanos(self) -> u64 {
-        self.0
-    }
-
-    pub(crate) fn from_nanos(nanos: u64) -> Self {
-        Self(nanos)
-    }
 }
 
 /// Whether this process may write now. Clones share one state.

@@ -3,11 +3,19 @@
 //! There are three routers for three listeners, because they have three audiences: [`probes`] for the kubelet,
 //! [`metrics`] for Prometheus, [`admin`] for a person on the machine. Only the last one changes anything, and only the
 //! log filter. [`bind`] and [`serve`] run a router on a listen address.
+//!
+//! The process is ready when all named checks of [`Readiness`] pass. A check is either set by its owner, through a
+//! [`ReadyCheck`], or computed for each report.
 
-mod listener;
-mod readiness;
-
-use std::sync::Arc;
+use std::{
+    fmt::Write,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use axum::{
     Router,
@@ -15,14 +23,22 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use parking_lot::Mutex;
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    sync::watch,
+};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
+    address::Address,
+    intervals::SERVER_DRAIN_TIMEOUT,
     logs,
     metrics::{CONTENT_TYPE as OPEN_METRICS, Metrics},
 };
 
-pub use listener::{BindError, Bound, bind, serve};
-pub use readiness::{Readiness, ReadyCheck};
+/// How many connections may wait to be accepted.
+const BACKLOG: u32 = 256;
 
 /// Called before each scrape, to set gauges that are computed from caches.
 pub type Refresh = Arc<dyn Fn() + Send + Sync>;
@@ -99,6 +115,194 @@ fn line(text: &str) -> String {
 
 fn not_found(uri: &Uri, served: &str) -> (StatusCode, String) {
     (StatusCode::NOT_FOUND, format!("{} is not served here; this listener serves {served}\n", uri.path()))
+}
+
+/// The checks of the process. Clones share them. A process without checks is not ready: nothing has started yet.
+#[derive(Clone)]
+pub struct Readiness {
+    checks: Arc<Mutex<Vec<NamedCheck>>>,
+    /// The number of changes of any check, for waiting for the next one.
+    changes: watch::Sender<u64>,
+}
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Self { checks: Arc::default(), changes: watch::Sender::new(0) }
+    }
+}
+
+#[derive(Clone)]
+struct NamedCheck {
+    name: String,
+    evaluate: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
+}
+
+/// One check of readiness, set by its owner. Clones share one state.
+#[derive(Clone, Debug)]
+pub struct ReadyCheck {
+    /// Why the check fails; `None` if it passes.
+    failing: Arc<Mutex<Option<String>>>,
+    forbidden: Arc<AtomicBool>,
+    changes: watch::Sender<u64>,
+}
+
+/// What [`Readiness::report`] found.
+struct Report {
+    ready: bool,
+    text: String,
+}
+
+impl Readiness {
+    /// Adds a check that fails with "not started" until its owner sets it.
+    pub fn ready_check(&self, name: impl Into<String>) -> ReadyCheck {
+        let check = ReadyCheck {
+            failing: Arc::new(Mutex::new(Some("not started".into()))),
+            forbidden: Arc::default(),
+            changes: self.changes.clone(),
+        };
+        let state = check.failing.clone();
+        self.check(name, move || state.lock().clone().map_or(Ok(()), Err));
+        check
+    }
+
+    /// Adds a check that is computed for each report. `evaluate` must not block.
+    pub fn check(
+        &self,
+        name: impl Into<String>,
+        evaluate: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        self.checks.lock().push(NamedCheck { name: name.into(), evaluate: Arc::new(evaluate) });
+    }
+
+    /// Changes whenever a check is set. Subscribe first, then evaluate the checks, then wait for a change: so none is
+    /// missed.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Whether there are checks and all of them pass.
+    pub fn is_ready(&self) -> bool {
+        self.report().ready
+    }
+
+    fn report(&self) -> Report {
+        // Not locked during the evaluation, which may itself use the list.
+        let checks = self.checks.lock().clone();
+        let mut report = Report { ready: !checks.is_empty(), text: String::new() };
+        for NamedCheck { name, evaluate } in checks {
+            // invariant: writing to a String does not fail.
+            let _ = match evaluate() {
+                Ok(()) => writeln!(report.text, "[+] {name} ok"),
+                Err(why) => {
+                    report.ready = false;
+                    writeln!(report.text, "[-] {name}: {why}")
+                }
+            };
+        }
+        report.text.push_str(if report.ready { "ok\n" } else { "not ready\n" });
+        report
+    }
+}
+
+impl ReadyCheck {
+    /// The check passes.
+    pub fn pass(&self) {
+        self.forbidden.store(false, Ordering::SeqCst);
+        *self.failing.lock() = None;
+        self.changed();
+    }
+
+    /// The check fails.
+    pub fn fail(&self, why: impl Into<String>) {
+        *self.failing.lock() = Some(why.into());
+        self.changed();
+    }
+
+    /// Sets why the check does not pass yet. A check that has passed is not changed: a watch that was synced once and is
+    /// interrupted still has its cache. If it is `forbidden`, it cannot pass until a permission is granted, and the rest of
+    /// the process need not wait for it.
+    pub fn note(&self, why: &str, forbidden: bool) {
+        if forbidden {
+            self.forbidden.store(true, Ordering::SeqCst);
+        }
+        if let Some(known) = &mut *self.failing.lock() {
+            why.clone_into(known);
+        }
+        self.changed();
+    }
+
+    /// Whether there is nothing to wait for: the check passed, or only a permission can make it pass.
+    pub fn settled(&self) -> bool {
+        self.passed() || self.forbidden.load(Ordering::SeqCst)
+    }
+
+    /// Whether the check passes now.
+    pub fn passed(&self) -> bool {
+        self.failing.lock().is_none()
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+/// An open listener.
+#[derive(Debug)]
+pub struct Bound {
+    listener: TcpListener,
+    /// The address with the actual port, also if port 0 was given.
+    pub local_addr: SocketAddr,
+}
+
+/// The listener cannot be opened. The message names the flag that sets its address.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}: {source}; choose another address with {flag}")]
+pub struct BindError {
+    address: Address,
+    flag: &'static str,
+    source: io::Error,
+}
+
+/// Opens a listener on `address`; `None` if the address is off. `flag` is the flag that sets the address, for the error.
+pub async fn bind(address: &Address, flag: &'static str) -> Result<Option<Bound>, BindError> {
+    let listener = match address {
+        Address::Off => return Ok(None),
+        Address::Any(port) => all_interfaces(*port).await,
+        Address::Ip(ip, port) => TcpListener::bind((*ip, *port)).await,
+        Address::Name(name, port) => TcpListener::bind((name.as_str(), *port)).await,
+    };
+    listener
+        .and_then(|listener| Ok(Some(Bound { local_addr: listener.local_addr()?, listener })))
+        .map_err(|source| BindError { address: address.clone(), flag, source })
+}
+
+/// Serves until `stop`, then waits up to [`SERVER_DRAIN_TIMEOUT`] for responses in flight.
+pub async fn serve(bound: Bound, router: Router, stop: CancellationToken) -> io::Result<()> {
+    let stopped = stop.clone();
+    let server = axum::serve(bound.listener, router).with_graceful_shutdown(stopped.cancelled_owned());
+    tokio::select! {
+        result = server => result,
+        () = async { stop.cancelled().await; tokio::time::sleep(SERVER_DRAIN_TIMEOUT).await } => Ok(()),
+    }
+}
+
+/// Listens on IPv6 and IPv4 with one socket, or on IPv4 alone where the machine has no IPv6.
+async fn all_interfaces(port: u16) -> io::Result<TcpListener> {
+    match dual_stack(port) {
+        Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await
+        }
+        other => other,
+    }
+}
+
+fn dual_stack(port: u16) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v6()?;
+    // The default depends on the sysctl net.ipv6.bindv6only.
+    rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
+    socket.set_reuseaddr(true)?;
+    socket.bind((Ipv6Addr::UNSPECIFIED, port).into())?;
+    socket.listen(BACKLOG)
 }
 
 #[cfg(test)]

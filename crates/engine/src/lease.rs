@@ -8,19 +8,12 @@
 
 mod decide;
 mod failure;
-mod settings;
 
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
 use kube::{Api, Client, api::PostParams};
+use parking_lot::Mutex;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -28,14 +21,94 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    backoff::jitter,
     fence::{Fence, Moment},
-    intervals::LEASE_RELEASE_RETRY,
+    intervals::{LEASE_DURATION, LEASE_RELEASE_RETRY, LEASE_RENEW_DEADLINE, LEASE_RETRY_PERIOD},
 };
-
-pub use settings::{InvalidLeaseSettings, LeaseSettings};
 
 use decide::{LeaseDecision, ObservedHolder, claimed, decide, holder, observe, released};
 use failure::{AttemptError, FailureLog};
+
+/// Which Lease to compete for, under which identity, and at which pace.
+#[derive(Clone, Debug)]
+pub struct LeaseSettings {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of the Lease. It is created if it does not exist.
+    pub name: String,
+    /// Unique for each process: `<pod or host>_<uuid>`. A restarted process must not use its old identity.
+    pub identity: String,
+    /// How long others wait after a renewal before they take over. Whole seconds.
+    pub lease_duration: Duration,
+    /// How long the leader acts after a renewal. Shorter than `lease_duration`.
+    pub renew_deadline: Duration,
+    /// How often the leader renews. Followers read the Lease twice as often.
+    pub retry_period: Duration,
+}
+
+/// Why settings are refused.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidLeaseSettings {
+    /// The API stores the duration in whole seconds.
+    #[error("the lease duration must be a whole number of seconds and at least 1 s, not {0:?}")]
+    LeaseDuration(Duration),
+    /// A leader would act after others may have taken over.
+    #[error("the renew deadline ({renew:?}) must be shorter than the lease duration ({lease:?})")]
+    RenewDeadline {
+        /// The renew deadline.
+        renew: Duration,
+        /// The lease duration.
+        lease: Duration,
+    },
+    /// A leader could not retry a renewal that failed.
+    #[error(
+        "the retry period ({retry:?}) must be longer than zero and shorter than the renew deadline ({renew:?})"
+    )]
+    RetryPeriod {
+        /// The retry period.
+        retry: Duration,
+        /// The renew deadline.
+        renew: Duration,
+    },
+    /// In a Lease, an empty holder means that nobody holds it.
+    #[error("the identity of a leader must not be empty")]
+    Identity,
+}
+
+impl LeaseSettings {
+    /// Settings with the default durations of [`crate::intervals`].
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            identity: identity.into(),
+            lease_duration: LEASE_DURATION,
+            renew_deadline: LEASE_RENEW_DEADLINE,
+            retry_period: LEASE_RETRY_PERIOD,
+        }
+    }
+
+    /// Checks the rules without which two processes could lead at once.
+    pub fn validate(&self) -> Result<(), InvalidLeaseSettings> {
+        let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
+        let in_seconds = lease.subsec_nanos() == 0 && (1..=i32::MAX as u64).contains(&lease.as_secs());
+        if !in_seconds {
+            return Err(InvalidLeaseSettings::LeaseDuration(lease));
+        }
+        if renew >= lease {
+            return Err(InvalidLeaseSettings::RenewDeadline { renew, lease });
+        }
+        if retry.is_zero() || retry >= renew {
+            return Err(InvalidLeaseSettings::RetryPeriod { retry, renew });
+        }
+        if self.identity.is_empty() { Err(InvalidLeaseSettings::Identity) } else { Ok(()) }
+    }
+
+    /// The longest time of one attempt: an attempt that hangs leaves time for another on a new connection.
+    fn attempt_timeout(&self) -> Duration {
+        self.retry_period.max(self.renew_deadline / 2)
+    }
+}
 
 /// How the election ended for this process.
 #[derive(Debug)]
@@ -77,29 +150,23 @@ pub enum Loss {
 
 /// When the election loop last iterated, for readiness. Clones share one state.
 #[derive(Clone, Debug)]
-pub struct Heartbeat {
-    last: Arc<AtomicU64>,
+pub struct Heartbeat(Arc<Mutex<Moment>>);
+
+impl Default for Heartbeat {
+    /// The heartbeat of a loop that is about to start; it counts as alive from now.
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Moment::now())))
+    }
 }
 
 impl Heartbeat {
-    /// Creates the heartbeat of a loop that is about to start; it counts as alive from now.
-    pub fn new() -> Self {
-        Self { last: Arc::new(AtomicU64::new(Moment::now().as_nanos())) }
-    }
-
     fn beat(&self) {
-        self.last.store(Moment::now().as_nanos(), Ordering::Relaxed);
+        *self.0.lock() = Moment::now();
     }
 
     /// Whether the loop iterated within `limit`. The election loop iterates at least once in a renew deadline.
     pub fn alive(&self, limit: Duration) -> bool {
-        Moment::from_nanos(self.last.load(Ordering::Relaxed)).elapsed() <= limit
-    }
-}
-
-impl Default for Heartbeat {
-    fn default() -> Self {
-        Self::new()
+        self.0.lock().elapsed() <= limit
     }
 }
 
@@ -148,14 +215,10 @@ struct Elector {
     /// knowing.
     has_claimed: bool,
     failures: FailureLog,
-    /// State of the random numbers that spread the reads of followers.
-    random: u64,
 }
 
 impl Elector {
     fn new(client: Client, settings: LeaseSettings, fence: Fence, heartbeat: Heartbeat) -> Self {
-        let mut hasher = DefaultHasher::new();
-        settings.identity.hash(&mut hasher);
         Self {
             api: Api::namespaced(client, &settings.namespace),
             fence,
@@ -164,7 +227,6 @@ impl Elector {
             last_written: None,
             has_claimed: false,
             failures: FailureLog::new(&settings),
-            random: hasher.finish(),
             settings,
         }
     }
@@ -185,8 +247,9 @@ impl Elector {
                 Ok(Err(error)) => self.failures.following(&error),
                 Err(_) => self.failures.following(&AttemptError::Timeout),
             }
-            let delay = self.follower_delay();
-            sleep(delay).await;
+            // At most half a retry period, so that a released lease is acquired well within one, and up to a fifth less,
+            // so that followers do not read in step.
+            sleep((self.settings.retry_period / 2).mul_f64(1.0 - 0.2 * jitter())).await;
         }
     }
 
@@ -320,18 +383,6 @@ impl Elector {
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// The delay before a follower reads the Lease again: at most half a retry period, so that a released lease is
-    /// acquired well within one, and up to a fifth less, so that followers do not read in step.
-    fn follower_delay(&mut self) -> Duration {
-        // splitmix64
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let thousandths = u32::try_from((z ^ (z >> 31)) % 201).unwrap_or(0);
-        self.settings.retry_period / 2 * (1000 - thousandths) / 1000
     }
 }
 

@@ -33,9 +33,6 @@ pub enum Format {
 }
 
 impl Format {
-    /// The values that a flag accepts.
-    pub const NAMES: [&str; 3] = ["auto", "human", "json"];
-
     fn is_json(self, terminal: bool) -> bool {
         match self {
             Self::Auto => !terminal,
@@ -58,20 +55,10 @@ impl FromStr for Format {
     }
 }
 
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Human => "human",
-            Self::Json => "json",
-        })
-    }
-}
-
 /// Why logging cannot be set up or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The text is not one of [`Format::NAMES`].
+    /// The text is not the name of a [`Format`].
     #[error("{0:?} is not a log format: use auto, human or json")]
     Format(String),
     /// The text is neither a level nor a list of directives.

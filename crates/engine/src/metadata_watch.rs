@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
     backoff::{Backoff, jitter},
-    failure,
+    client,
     health::ReadyCheck,
     intervals::{
         WATCH_IDLE_TIMEOUT, WATCH_REOPEN_DELAY, WATCH_RETRY_BASE, WATCH_RETRY_MAX,
@@ -64,11 +64,8 @@ where
                 continue;
             };
             self.metrics.watch_restarts(&failures.resource);
-            let why = crate::client::describe(&error);
-            match &error {
-                kube::Error::Api(status) if status.code == 403 => self.synced.forbidden(&why),
-                _ => self.synced.note(&why),
-            }
+            let why = client::describe(&error);
+            self.synced.note(&why, matches!(&error, kube::Error::Api(status) if status.code == 403));
             sleep(failures.delay_after(why, &error)).await;
         }
     }
@@ -80,7 +77,9 @@ where
         failures: &mut WatchFailures,
         notify: &impl Fn(MetadataEvent<'_>),
     ) -> kube::Result<()> {
-        let mut version = self.current_version().await?;
+        // The list is only there for its version, so that one object is enough.
+        let list = self.api.list(&ListParams::default().limit(1)).await?;
+        let mut version = list.metadata.resource_version.unwrap_or_default();
         let params = WatchParams::default().timeout(WATCH_SERVER_TIMEOUT_SECONDS);
         let mut started = false;
         loop {
@@ -120,11 +119,6 @@ where
             sleep_until(opened + WATCH_REOPEN_DELAY).await;
         }
     }
-
-    async fn current_version(&self) -> kube::Result<String> {
-        let list = self.api.list(&ListParams::default().limit(1)).await?;
-        Ok(list.metadata.resource_version.unwrap_or_default())
-    }
 }
 
 /// The failures in a row of one watch. Logs a failure when its text changes, and the first success after it.
@@ -142,7 +136,7 @@ impl WatchFailures {
             self.last = why;
         }
         let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
-        let retry_after = match failure::from_kube("watch", error).retry {
+        let retry_after = match client::blocker("watch", error).retry {
             Retry::After(least) => Some(least),
             Retry::Soon | Retry::Backoff | Retry::OnChange => None,
         };

@@ -20,7 +20,7 @@ use parking_lot::RwLock;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
-    registry::{Registry, Unit},
+    registry::{Metric, Registry, Unit},
 };
 
 /// The content type of [`Metrics::encode`].
@@ -55,32 +55,14 @@ struct Reconciled {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Kind {
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Ready {
-    kind: &'static str,
-    ready: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ApiCall {
     verb: &'static str,
     resource: String,
     code: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Verb {
-    verb: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Resource {
-    resource: String,
-}
+/// Labels of a metric as pairs of name and value, where no more than two are needed.
+type Labels<const N: usize, V = &'static str> = [(&'static str, V); N];
 
 /// A counter that starts at zero with the process.
 pub type Count = Counter<u64, AtomicU64>;
@@ -95,96 +77,90 @@ pub struct Metrics {
     /// Locked for writing only while metrics are registered, at the start of the process.
     registry: RwLock<Registry>,
     reconciles: Family<Reconciled, Count>,
-    reconcile_duration: Durations<Kind>,
+    reconcile_duration: Durations<Labels<1>>,
     queue_depth: Level,
     queue_wait: Histogram,
     api_calls: Family<ApiCall, Count>,
-    api_call_duration: Durations<Verb>,
+    api_call_duration: Durations<Labels<1>>,
     leading: Level,
-    objects: Family<Ready, Level>,
-    unparsable: Family<Kind, Level>,
-    watch_restarts: Family<Resource, Count>,
+    objects: Family<Labels<2>, Level>,
+    unparsable: Family<Labels<1>, Level>,
+    watch_restarts: Family<Labels<1, String>, Count>,
 }
 
 impl Metrics {
     /// Creates a registry with the metrics of the engine, all at zero.
     pub fn new() -> Arc<Self> {
-        let metrics = Self {
-            registry: RwLock::default(),
-            reconciles: Family::default(),
-            reconcile_duration: Family::new_with_constructor(slow_durations),
-            queue_depth: Level::default(),
-            queue_wait: slow_durations(),
-            api_calls: Family::default(),
-            api_call_duration: Family::new_with_constructor(call_durations),
-            leading: Level::default(),
-            objects: Family::default(),
-            unparsable: Family::default(),
-            watch_restarts: Family::default(),
-        };
-        metrics.registry.write().register_collector(Box::new(process::Process));
-        metrics.register(|registry| metrics.register_own(registry));
-        Arc::new(metrics)
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(process::Process));
+        let own = registry.sub_registry_with_prefix(crate::PREFIX);
+        let build =
+            count(own, "build_info", "The running version; always 1", Family::<Labels<1>, Level>::default());
+        build.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]).set(1);
+        Arc::new(Self {
+            reconciles: count(
+                own,
+                "reconciles",
+                "Reconciles ended, by outcome and reason",
+                Family::default(),
+            ),
+            reconcile_duration: seconds(
+                own,
+                "reconcile_duration",
+                "Time one reconcile took",
+                Family::new_with_constructor(slow_durations),
+            ),
+            queue_depth: count(own, "queue_depth", "Objects waiting to be reconciled now", Level::default()),
+            queue_wait: seconds(
+                own,
+                "queue_wait",
+                "Time an object that was due waited for a free worker",
+                slow_durations(),
+            ),
+            api_calls: count(
+                own,
+                "api_calls",
+                "Calls to the Kubernetes API, by HTTP status or error, timeout, fenced, canceled",
+                Family::default(),
+            ),
+            api_call_duration: seconds(
+                own,
+                "api_call_duration",
+                "Time a call to the Kubernetes API took; of a watch, until it was established",
+                Family::new_with_constructor(call_durations),
+            ),
+            leading: count(own, "leading", "1 while this process leads and works", Level::default()),
+            objects: count(own, "objects", "Custom resources, by their Ready condition", Family::default()),
+            unparsable: count(
+                own,
+                "unparsable_objects",
+                "Custom resources that this version cannot read and therefore leaves alone",
+                Family::default(),
+            ),
+            watch_restarts: count(
+                own,
+                "watch_restarts",
+                "Watches that had to be started again",
+                Family::default(),
+            ),
+            registry: RwLock::new(registry),
+        })
     }
 
-    /// Registers further metrics under the prefix of the program. `add` registers the metrics; its caller keeps clones
-    /// of them, which share their values, to set them later.
+    /// Registers further metrics under the prefix of the program: `add` registers them with [`count`] and [`seconds`], and
+    /// returns them.
     ///
     /// Call it once for each metric, before the first [`encode`](Self::encode): the registry does not notice a name that
     /// is registered twice.
-    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
-        add(self.registry.write().sub_registry_with_prefix(crate::PREFIX));
-    }
-
-    fn register_own(&self, registry: &mut Registry) {
-        let build = Family::<Vec<(&'static str, &'static str)>, Level>::default();
-        build.get_or_create(&vec![("version", env!("CARGO_PKG_VERSION"))]).set(1);
-        registry.register("build_info", "The running version; always 1", build);
-
-        registry.register("reconciles", "Reconciles ended, by outcome and reason", self.reconciles.clone());
-        registry.register_with_unit(
-            "reconcile_duration",
-            "Time one reconcile took",
-            Unit::Seconds,
-            self.reconcile_duration.clone(),
-        );
-        registry.register("queue_depth", "Objects waiting to be reconciled now", self.queue_depth.clone());
-        registry.register_with_unit(
-            "queue_wait",
-            "Time an object that was due waited for a free worker",
-            Unit::Seconds,
-            self.queue_wait.clone(),
-        );
-        registry.register(
-            "api_calls",
-            "Calls to the Kubernetes API, by HTTP status or error, timeout, fenced, canceled",
-            self.api_calls.clone(),
-        );
-        registry.register_with_unit(
-            "api_call_duration",
-            "Time a call to the Kubernetes API took; of a watch, until it was established",
-            Unit::Seconds,
-            self.api_call_duration.clone(),
-        );
-        registry.register("leading", "1 while this process leads and works", self.leading.clone());
-        registry.register("objects", "Custom resources, by their Ready condition", self.objects.clone());
-        registry.register(
-            "unparsable_objects",
-            "Custom resources that this version cannot read and therefore leaves alone",
-            self.unparsable.clone(),
-        );
-        registry.register(
-            "watch_restarts",
-            "Watches that had to be started again",
-            self.watch_restarts.clone(),
-        );
+    pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
+        add(self.registry.write().sub_registry_with_prefix(crate::PREFIX))
     }
 
     /// Counts a reconcile of an object of `kind`.
     pub fn reconciled(&self, kind: &'static str, outcome: ReconcileOutcome, reason: Reason, took: Duration) {
         let labels = Reconciled { kind, outcome: outcome.as_str(), reason: reason.to_string() };
         self.reconciles.get_or_create(&labels).inc();
-        self.reconcile_duration.get_or_create(&Kind { kind }).observe(took.as_secs_f64());
+        self.reconcile_duration.get_or_create(&[("kind", kind)]).observe(took.as_secs_f64());
     }
 
     /// Sets the number of objects that wait to be reconciled.
@@ -201,7 +177,7 @@ impl Metrics {
     pub fn api_call(&self, verb: &'static str, resource: &str, code: &str, took: Duration) {
         let labels = ApiCall { verb, resource: resource.to_owned(), code: code.to_owned() };
         self.api_calls.get_or_create(&labels).inc();
-        self.api_call_duration.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+        self.api_call_duration.get_or_create(&[("verb", verb)]).observe(took.as_secs_f64());
     }
 
     /// Sets whether this process holds the lease and works.
@@ -211,17 +187,17 @@ impl Metrics {
 
     /// Sets how many objects of `kind` have `ready` (`true`, `false`, `unknown`) in their Ready condition.
     pub fn objects(&self, kind: &'static str, ready: &'static str, count: usize) {
-        self.objects.get_or_create(&Ready { kind, ready }).set(level(count));
+        self.objects.get_or_create(&[("kind", kind), ("ready", ready)]).set(level(count));
     }
 
     /// Sets how many objects of `kind` this version cannot parse.
     pub fn unparsable(&self, kind: &'static str, count: usize) {
-        self.unparsable.get_or_create(&Kind { kind }).set(level(count));
+        self.unparsable.get_or_create(&[("kind", kind)]).set(level(count));
     }
 
     /// Counts a watch on `resource` that failed and is started again.
     pub fn watch_restarts(&self, resource: &str) {
-        self.watch_restarts.get_or_create(&Resource { resource: resource.to_owned() }).inc();
+        self.watch_restarts.get_or_create(&[("resource", resource.to_owned())]).inc();
     }
 
     /// Encodes all metrics as text. CPU, memory and open files of the process are read from the system during the call.
@@ -230,6 +206,18 @@ impl Metrics {
         text::encode(&mut text, &self.registry.read())?;
         Ok(text)
     }
+}
+
+/// Registers a metric without a unit. The caller keeps the result, which shares its values with the registry.
+pub fn count<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+/// As [`count`], for a metric in seconds.
+pub fn seconds<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
+    metric
 }
 
 /// A count as the value of a [`Level`].

@@ -74,11 +74,7 @@ where
                 Err(error) => {
                     self.metrics.watch_restarts(&resource);
                     let why = explain(&error);
-                    if is_forbidden(&error) {
-                        self.synced.forbidden(&why);
-                    } else {
-                        self.synced.note(&why);
-                    }
+                    self.synced.note(&why, is_forbidden(&error));
                     if last_failure.as_ref() != Some(&why) {
                         tracing::warn!(%resource, namespace = self.namespace, "watch failed, retrying: {why}");
                         last_failure = Some(why);

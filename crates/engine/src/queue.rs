@@ -10,10 +10,12 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::Duration,
 };
 
+use futures::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
@@ -90,37 +92,28 @@ impl Queue {
 
     /// Reconciles the object as soon as a worker is free, and once more if it is being reconciled now.
     pub fn enqueue(&self, key: ObjectKey) {
-        let mut state = self.shared.state.lock();
-        match state.phases.get_mut(&key) {
-            Some(Phase::Waiting { .. }) => return,
-            Some(Phase::Running { enqueued_again }) => {
-                *enqueued_again = true;
-                return;
-            }
-            Some(Phase::Delayed { .. }) | None => state.make_ready(key, Instant::now()),
-        }
-        self.shared.report_depth(state.ready.len());
-        drop(state);
-        self.shared.changed.notify_one();
+        self.enqueue_by(key, None);
     }
 
     /// Reconciles the object after `delay` at the latest. One that is being reconciled now is reconciled again right
     /// after.
     pub fn enqueue_within(&self, key: ObjectKey, delay: Duration) {
-        let until = Instant::now() + delay;
+        self.enqueue_by(key, Some(Instant::now() + delay));
+    }
+
+    fn enqueue_by(&self, key: ObjectKey, latest: Option<Instant>) {
         let mut state = self.shared.state.lock();
-        match state.phases.get_mut(&key) {
-            Some(Phase::Waiting { .. }) => return,
-            Some(Phase::Running { enqueued_again }) => {
+        match (state.phases.get_mut(&key), latest) {
+            (Some(Phase::Waiting { .. }), _) => return,
+            (Some(Phase::Running { enqueued_again }), _) => {
                 *enqueued_again = true;
                 return;
             }
-            Some(Phase::Delayed { until: sooner }) if *sooner <= until => return,
-            Some(Phase::Delayed { .. }) | None => {
-                state.phases.insert(key.clone(), Phase::Delayed { until });
-                state.delays.push(Reverse((until, key)));
-            }
+            (Some(Phase::Delayed { until }), Some(latest)) if *until <= latest => return,
+            (Some(Phase::Delayed { .. }) | None, Some(latest)) => state.delay(key, latest),
+            (Some(Phase::Delayed { .. }) | None, None) => state.make_ready(key, Instant::now()),
         }
+        self.shared.report_depth(state.ready.len());
         drop(state);
         self.shared.changed.notify_one();
     }
@@ -165,14 +158,17 @@ impl Queue {
             while running.len() < concurrency.max(1)
                 && let Some(key) = self.take()
             {
-                let (queue, guard) =
-                    (self.clone(), PanicGuard { queue: self.clone(), key: Some(key.clone()) });
+                let queue = self.clone();
                 let span = tracing::info_span!("reconcile", object = %key);
-                let job = reconcile(key.clone());
+                let job = AssertUnwindSafe(reconcile(key.clone())).catch_unwind();
                 running.spawn(
                     async move {
-                        let next = job.await;
-                        guard.disarm();
+                        // Without a catch, the phase of the object would stay `Running` for ever after a panic.
+                        let next = job.await.unwrap_or_else(|_| {
+                            let delay = REQUEUE_AFTER_PANIC;
+                            tracing::error!(object = %key, "the reconcile panicked; it is retried in {} s", delay.as_secs());
+                            Action::RequeueAfter(delay)
+                        });
                         queue.finish(key, next);
                     }
                     .instrument(span),
@@ -221,11 +217,7 @@ impl Queue {
         match next {
             _ if enqueued_again => state.make_ready(key, now),
             Action::AwaitChange => {}
-            Action::RequeueAfter(delay) => {
-                let until = now + delay;
-                state.phases.insert(key.clone(), Phase::Delayed { until });
-                state.delays.push(Reverse((until, key)));
-            }
+            Action::RequeueAfter(delay) => state.delay(key, now + delay),
         }
         drop(state);
         self.shared.changed.notify_one();
@@ -242,6 +234,11 @@ impl State {
         self.ready.push_back(key);
     }
 
+    fn delay(&mut self, key: ObjectKey, until: Instant) {
+        self.phases.insert(key.clone(), Phase::Delayed { until });
+        self.delays.push(Reverse((until, key)));
+    }
+
     /// Makes delayed objects ready whose delay has ended.
     fn promote(&mut self, now: Instant) {
         while self.delays.peek().is_some_and(|Reverse((at, _))| *at <= now) {
@@ -249,29 +246,6 @@ impl State {
             if self.phases.get(&key) == Some(&Phase::Delayed { until: at }) {
                 self.make_ready(key, now);
             }
-        }
-    }
-}
-
-/// Requeues an object whose reconcile panicked; otherwise its phase would stay `Running` for ever. A reconcile that is
-/// cancelled at shutdown is not requeued.
-struct PanicGuard {
-    queue: Queue,
-    key: Option<ObjectKey>,
-}
-
-impl PanicGuard {
-    fn disarm(mut self) {
-        self.key = None;
-    }
-}
-
-impl Drop for PanicGuard {
-    fn drop(&mut self) {
-        if let Some(key) = self.key.take().filter(|_| std::thread::panicking()) {
-            let delay = REQUEUE_AFTER_PANIC;
-            tracing::error!(object = %key, "the reconcile panicked; it is retried in {} s", delay.as_secs());
-            self.queue.finish(key, Action::RequeueAfter(delay));
         }
     }
 }

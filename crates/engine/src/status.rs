@@ -1,15 +1,23 @@
-//! Writes the status of an object: by server-side apply, only if it changes, and only onto the version from which it was
-//! computed, so that neither a newer spec nor a recreated object gets the status of an older one.
+//! What users see of a reconcile: the status of an object, and Kubernetes Events about it.
+//!
+//! A status is written by server-side apply, only if it changes, and only onto the version from which it was computed,
+//! so that neither a newer spec nor a recreated object gets the status of an older one. Events are for people and
+//! nothing depends on them: one that cannot be written is logged and not retried.
 
 use std::fmt::Debug;
 
 use coder_k8s_api::names::FIELD_MANAGER;
-use k8s_openapi::NamespaceResourceScope;
+use coder_k8s_core::outcome::EventNote;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, ResourceExt,
     api::{Patch, PatchParams},
+    runtime::events::{Event, EventType, Recorder, Reporter},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::apply::NamespacedKind;
 
 /// The result of a status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,23 +30,6 @@ pub enum StatusWrite {
     Outdated,
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct StatusPatch<'a, S> {
-    api_version: &'a str,
-    kind: &'a str,
-    metadata: Metadata<'a>,
-    status: &'a S,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Metadata<'a> {
-    name: &'a str,
-    /// The precondition. The API server ignores a uid in a patch of the status subresource, but checks this field.
-    resource_version: Option<&'a str>,
-}
-
 /// Writes `next` as the status of `object`, whose status is `current`.
 pub async fn write<K, S>(
     client: &Client,
@@ -47,19 +38,19 @@ pub async fn write<K, S>(
     next: &S,
 ) -> kube::Result<StatusWrite>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    K: NamespacedKind,
     S: Serialize + Debug + PartialEq,
 {
     if current == Some(next) {
         return Ok(StatusWrite::Unchanged);
     }
     let name = object.name_any();
-    let patch = StatusPatch {
-        api_version: &K::api_version(&()),
-        kind: &K::kind(&()),
-        metadata: Metadata { name: &name, resource_version: object.meta().resource_version.as_deref() },
-        status: next,
-    };
+    // The precondition is the version, because the API server ignores a uid in a patch of the status subresource.
+    let patch = json!({
+        "apiVersion": K::api_version(&()), "kind": K::kind(&()),
+        "metadata": {"name": name, "resourceVersion": object.resource_version()},
+        "status": next,
+    });
     let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
     match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await {
         Ok(_) => Ok(StatusWrite::Changed),
@@ -67,5 +58,57 @@ where
             Ok(StatusWrite::Outdated)
         }
         Err(error) => Err(error),
+    }
+}
+
+/// The longest note that the API server accepts, in bytes.
+const MAX_NOTE_BYTES: usize = 1024;
+
+/// Publishes events. A repeated event raises the count of the first one.
+#[derive(Clone)]
+pub struct Events {
+    recorder: Recorder,
+}
+
+impl Events {
+    /// Creates a publisher. `instance` identifies this process among its replicas.
+    pub fn new(client: Client, instance: String) -> Self {
+        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(instance) };
+        Self { recorder: Recorder::new(client, reporter) }
+    }
+
+    /// Publishes an event about an object. The message is cut to the longest that the API server accepts.
+    pub async fn publish(&self, about: &ObjectReference, event: &EventNote) {
+        let event = Event {
+            type_: if event.warning { EventType::Warning } else { EventType::Normal },
+            reason: event.reason.to_string(),
+            note: Some(truncated(&event.message)),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, about).await {
+            tracing::warn!(reason = event.reason, "event not written: {}", crate::client::describe(&error));
+        }
+    }
+}
+
+fn truncated(text: &str) -> String {
+    if text.len() <= MAX_NOTE_BYTES {
+        return text.to_owned();
+    }
+    let end = (0..=MAX_NOTE_BYTES - 4).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}…", text.get(..end).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_note_is_cut_between_characters() {
+        let long = "ä".repeat(2000);
+        let short = truncated(&long);
+        assert!(short.len() <= MAX_NOTE_BYTES && short.ends_with('…'));
+        assert_eq!(truncated("fine"), "fine");
     }
 }

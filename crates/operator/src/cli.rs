@@ -9,7 +9,7 @@ use clap_complete::Shell;
 use secrecy::SecretString;
 
 use crate::{
-    controller, crds,
+    controller,
     manifests::{self, Install},
     print::{Format, objects, print},
 };
@@ -106,7 +106,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
             controller::run(args.controller, &idle)
         }
         Some(Command::Controller(options)) => controller::run(*options, &[]),
-        Some(Command::Crds { format }) => print(&crds::render(format)?),
+        Some(Command::Crds { format }) => {
+            let crds = coder_k8s_api::crds();
+            print(&objects(format, &crds.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?)?)
+        }
         Some(Command::Manifests { format, install }) => {
             print(&objects(format, &manifests::objects(&install)?)?)
         }

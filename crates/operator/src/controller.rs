@@ -4,7 +4,6 @@
 //! writes nothing from that moment on and exits with an error. On SIGTERM or SIGINT it finishes the running reconciles and
 //! then releases the lease, so that a successor takes over at once. Nothing here knows what a reconcile does.
 
-mod caches;
 pub(crate) mod children;
 mod context;
 mod enqueue;
@@ -49,12 +48,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use caches::served_by;
 pub(crate) use context::Context;
-pub(crate) use kinds::{CoderKind, CoderResource};
+pub(crate) use kinds::{CoderKind, CoderResource, served_by};
 pub(crate) use options::Options;
 
-use crate::metrics::CoderMetrics;
+use crate::{intervals::LEASE_RELEASE_TIMEOUT, metrics::CoderMetrics};
 use context::ExternalClients;
 use watches::{OPTIONAL_CRDS, Watches};
 
@@ -67,9 +65,6 @@ const CODERD_CONCURRENCY: usize = 512;
 /// The command that installs or updates the CRDs of this release.
 const INSTALL_CRDS: &str = "coder-k8s crds | kubectl apply --server-side -f -";
 
-/// How long the release of the lease may take at shutdown.
-const LEASE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Runs the controller in this process until a signal ends it.
 pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
     let logs = logs::init(options.log_format, &options.log_level)?;
@@ -78,26 +73,31 @@ pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
-        let stop = CancellationToken::new();
-        let signals = stop_on_signal(stop.clone())?;
-        let outcome = control(options, Some(logs), None, stop).await;
-        signals.abort();
-        outcome
+        let (stop, signal) = (CancellationToken::new(), stop_signal()?);
+        let stopping = async {
+            tracing::info!("received {}: stopping", signal.await);
+            stop.cancel();
+            std::future::pending().await
+        };
+        tokio::select! {
+            outcome = control(options, Some(logs), None, stop.clone()) => outcome,
+            never = stopping => never,
+        }
     });
     runtime.shutdown_background();
     outcome
 }
 
-fn stop_on_signal(stop: CancellationToken) -> Result<JoinHandle<()>> {
+/// Catches SIGTERM and SIGINT from now on. The future ends with the name of the first that arrives.
+pub(crate) fn stop_signal() -> Result<impl Future<Output = &'static str>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(tokio::spawn(async move {
+    Ok(async move {
         tokio::select! {
-            _ = terminate.recv() => tracing::info!("received SIGTERM: stopping"),
-            _ = interrupt.recv() => tracing::info!("received SIGINT: stopping"),
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
         }
-        stop.cancel();
-    }))
+    })
 }
 
 /// Runs the controller until `stop`. `resolver` finds coderd where the DNS names of Services do not resolve, as outside a
@@ -148,8 +148,7 @@ pub(crate) async fn control(
         metrics,
     );
     tasks.spawn(crd_watch);
-    let watches =
-        Watches { ctx: &ctx, client: &client, readiness: &readiness, crds: &crds, tasks: &mut tasks };
+    let watches = Watches { ctx: &ctx, readiness: &readiness, crds: &crds, tasks: &mut tasks };
     let synced = watches.start(&ctx.policy.scope);
 
     let release = CancellationToken::new();

@@ -24,7 +24,7 @@ use coder_k8s_core::{
     service, sources,
     workspace_access::{self, Existing},
 };
-use coder_k8s_engine::{apply::Owner, cache::ObjectKey, failure, queue::Action};
+use coder_k8s_engine::{apply::Owner, cache::ObjectKey, client, queue::Action};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 use tokio::time::Instant;
@@ -192,7 +192,7 @@ async fn roll_out(
         && let Err(error) = ctx.applier.hand_over_replicas(live).await
     {
         let what = format!("hand over the replicas of Deployment {}", live.name_any());
-        done.failures.push(failure::from_kube(&what, &error));
+        done.failures.push(client::blocker(&what, &error));
         return cached;
     }
     apply(ctx, owner, controlplane::deployment::build(observed, sources, ipv6), cached, done).await

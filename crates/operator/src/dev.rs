@@ -4,8 +4,6 @@
 //! containers. With `--with-coderd` the node runs the real coderd for the Deployment of a control plane, with a real
 //! Postgres. Nothing is left when the command ends, however it ends.
 
-mod coderd;
-mod operator;
 mod real;
 mod samples;
 mod watch;
@@ -17,16 +15,27 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use clap::Parser;
 use coder_k8s_coderd::Resolve;
+use coder_k8s_engine::logs;
 use coder_k8s_testbed::{Binaries, Cluster, Node};
-use kube::Client;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::Instant,
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
+use serde_json::{Value, json};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{controller::options::duration, print::print};
+use crate::{
+    controller::{self, options::duration},
+    intervals::DEV_SHUTDOWN_TIMEOUT,
+    manifests::{self, Install},
+    print::print,
+};
+
+/// The namespace of the Secrets that the samples name.
+const NAMESPACE: &str = "coder";
 
 /// Flags of `dev`. The doc comments are the text of `--help`.
 #[derive(Debug, clap::Args)]
@@ -53,20 +62,20 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(dev(options));
-    runtime.shutdown_timeout(Duration::from_secs(2));
+    runtime.shutdown_timeout(DEV_SHUTDOWN_TIMEOUT);
     outcome
 }
 
 async fn dev(options: &Options) -> Result<()> {
     let console = Console::new();
-    let mut interrupted = Box::pin(interrupt()?);
+    let mut interrupted = Box::pin(controller::stop_signal()?);
     let (cluster, coder) = tokio::select! {
         started = start(options, &console) => started?,
-        () = &mut interrupted => { console.line("interrupted"); return Ok(()) }
+        _ = &mut interrupted => { console.line("interrupted"); return Ok(()) }
     };
     let outcome = tokio::select! {
         outcome = serve(&cluster, coder.as_deref(), options, &console) => outcome,
-        () = &mut interrupted => Ok(()),
+        _ = &mut interrupted => Ok(()),
     };
     console.line("stopping the cluster");
     cluster.stop().await;
@@ -96,7 +105,7 @@ async fn serve(cluster: &Cluster, coder: Option<&Path>, options: &Options, conso
         None => {
             let _node = node(cluster).await?;
             let client = greet(cluster, console);
-            let coderd = coderd::Coderd::start(console).await?;
+            let coderd = samples::Coderd::start(console).await?;
             let work = async {
                 samples::namespaces(&client).await?;
                 coderd.fill_secrets(&client).await?;
@@ -174,7 +183,7 @@ async fn with_operator(
     let watching = watch::everything(client, console);
     tokio::pin!(watching);
     let stop = CancellationToken::new();
-    let operator = operator::run(cluster, client, &options.log_level, resolver, stop.clone(), console);
+    let operator = run_operator(cluster, client, &options.log_level, resolver, stop.clone(), console);
     tokio::pin!(operator);
     let outcome = tokio::select! {
         outcome = work => outcome,
@@ -186,16 +195,69 @@ async fn with_operator(
     outcome
 }
 
-/// Waits for Ctrl-C or SIGTERM.
-fn interrupt() -> Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+/// Runs the operator in this process until `stop`, with exactly the permissions of its manifests.
+async fn run_operator(
+    cluster: &Cluster,
+    client: &Client,
+    log_level: &str,
+    resolver: Arc<dyn Resolve>,
+    stop: CancellationToken,
+    console: &Console,
+) -> Result<()> {
+    #[derive(clap::Parser)]
+    struct Defaults {
+        #[command(flatten)]
+        options: controller::Options,
+    }
+    let install = Install::default();
+    for object in manifests::objects(&install)?.into_iter().filter(|object| object["kind"] != "Deployment") {
+        apply(client, object).await.context("cannot install the RBAC of the operator")?;
+    }
+    let kubeconfig = cluster.kubeconfig_for_account(&install.namespace, "coder-k8s").await?;
+    let logs = logs::init(logs::Format::Human, log_level)?;
+    let mut options = Defaults::try_parse_from(["dev"])?.options;
+    options.kubeconfig = Some(kubeconfig);
+    options.leader_elect_namespace = Some(install.namespace);
+    for address in [&mut options.health_addr, &mut options.metrics_addr, &mut options.admin_addr] {
+        *address = "127.0.0.1:0".parse()?;
+    }
+    console.line("starting the operator with the permissions of its manifests");
+    controller::control(options, Some(logs), Some(resolver), stop).await
+}
+
+/// Applies an object of any kind, as a person would, not as the operator does.
+async fn apply(client: &Client, object: Value) -> Result<()> {
+    let object: DynamicObject = serde_json::from_value(object)?;
+    let (name, params) = (object.name_any(), PatchParams::apply("coder-k8s-dev").force());
+    let applied = api(client, &object)?.patch(&name, &params, &Patch::Apply(&object)).await;
+    applied.with_context(|| format!("cannot apply {} {name}", kind(&object)))?;
+    Ok(())
+}
+
+async fn apply_namespace(client: &Client, name: &str) -> Result<()> {
+    apply(client, json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})).await
+}
+
+/// Applies a Secret in the namespace of the samples.
+async fn apply_secret(client: &Client, name: &str, key: &str, value: &str) -> Result<()> {
+    let metadata = json!({"name": name, "namespace": NAMESPACE});
+    let data = json!({key: value});
+    apply(client, json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}))
+        .await
+}
+
+/// The API of an object's kind, in its namespace if it has one.
+fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
+    let types = object.types.as_ref().context("an object without a kind")?;
+    let resource = ApiResource::from_gvk(&types.try_into()?);
+    Ok(match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
     })
+}
+
+fn kind(object: &DynamicObject) -> &str {
+    object.types.as_ref().map_or("object", |types| types.kind.as_str())
 }
 
 /// Prints lines to standard output, with the seconds since the start.

@@ -79,11 +79,11 @@ struct FaultsFile {
 
 impl Faults for FaultsFile {
     fn before(&self, call: &Call) -> Option<Fault> {
-        self.find("before", call.verb.as_str(), &call.resource, call.path())
+        self.find("before", call.verb, &call.resource, &call.path)
     }
 
     fn after(&self, call: &Call) -> Option<Fault> {
-        self.find("after", call.verb.as_str(), &call.resource, call.path())
+        self.find("after", call.verb, &call.resource, &call.path)
     }
 }
 

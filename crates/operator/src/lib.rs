@@ -5,11 +5,11 @@ mod cli;
 mod coderd;
 mod controller;
 mod controlplane;
-mod crds;
 #[cfg(feature = "dev")]
 mod dev;
 #[cfg(feature = "dev")]
 mod faults;
+mod intervals;
 pub mod manifests;
 mod metrics;
 pub mod permissions;

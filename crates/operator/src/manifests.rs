@@ -77,40 +77,35 @@ pub fn objects(install: &Install) -> Result<Vec<Value>> {
 
 /// The Roles of the operator, bound to its ServiceAccount.
 pub fn access(install: &Install) -> Vec<Value> {
-    let mut objects = Vec::new();
+    let mut places: Vec<(Option<&str>, &str, &[Within])> = Vec::new();
     if install.watch_namespaces.is_empty() {
-        let all = rules(&[Within::Cluster, Within::ClusterIfAll, Within::Watched]);
-        objects.extend(granted(None, NAME, &all, &install.namespace));
+        places.push((None, NAME, &[Within::Cluster, Within::ClusterIfAll, Within::Watched]));
     } else {
-        objects.extend(granted(None, NAME, &rules(&[Within::Cluster]), &install.namespace));
-        for namespace in &install.watch_namespaces {
-            objects.extend(granted(Some(namespace), NAME, &rules(&[Within::Watched]), &install.namespace));
-        }
+        places.push((None, NAME, &[Within::Cluster]));
+        places.extend(
+            install.watch_namespaces.iter().map(|name| (Some(name.as_str()), NAME, &[Within::Watched][..])),
+        );
     }
-    objects.extend(granted(
-        Some(&install.namespace),
-        "coder-k8s-leader-election",
-        &rules(&[Within::Own]),
-        &install.namespace,
-    ));
-    objects
+    places.push((Some(&install.namespace), "coder-k8s-leader-election", &[Within::Own]));
+    let granted = |(namespace, name, within)| granted(namespace, name, &rules(within), &install.namespace);
+    places.into_iter().flat_map(granted).collect()
 }
 
 /// A Role and its binding in a namespace, or a ClusterRole and its binding without one.
 fn granted(namespace: Option<&str>, name: &str, rules: &[PolicyRule], of: &str) -> [Value; 2] {
-    let prefix = if namespace.is_some() { "" } else { "Cluster" };
-    let api = "rbac.authorization.k8s.io";
-    let metadata = namespace.map_or_else(
-        || json!({"name": name, "labels": labels()}),
-        |namespace| json!({"name": name, "namespace": namespace, "labels": labels()}),
-    );
+    const API: &str = "rbac.authorization.k8s.io";
+    let role = if namespace.is_some() { "Role" } else { "ClusterRole" };
+    let mut metadata = json!({"name": name, "labels": labels()});
+    if let Some(namespace) = namespace {
+        metadata["namespace"] = json!(namespace);
+    }
     [
-        json!({"apiVersion": format!("{api}/v1"), "kind": format!("{prefix}Role"), "metadata": metadata, "rules": rules}),
+        json!({"apiVersion": format!("{API}/v1"), "kind": role, "metadata": metadata, "rules": rules}),
         json!({
-            "apiVersion": format!("{api}/v1"),
-            "kind": format!("{prefix}RoleBinding"),
+            "apiVersion": format!("{API}/v1"),
+            "kind": format!("{role}Binding"),
             "metadata": metadata,
-            "roleRef": {"apiGroup": api, "kind": format!("{prefix}Role"), "name": name},
+            "roleRef": {"apiGroup": API, "kind": role, "name": name},
             "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": of}],
         }),
     ]

@@ -6,22 +6,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coder_k8s_engine::metrics::{Count, Durations, Level, Metrics, call_durations, level};
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::family::Family,
-    registry::{Registry, Unit},
-};
+use coder_k8s_engine::metrics::{Count, Durations, Level, Metrics, call_durations, count, level, seconds};
+use prometheus_client::{encoding::EncodeLabelSet, metrics::family::Family};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CoderdCall {
     call: &'static str,
     outcome: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CoderdCallName {
-    call: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -57,7 +48,7 @@ pub(crate) struct JobQueue {
 #[derive(Debug)]
 pub(crate) struct CoderMetrics {
     coderd_calls: Family<CoderdCall, Count>,
-    coderd_call_duration: Durations<CoderdCallName>,
+    coderd_call_duration: Durations<[(&'static str, &'static str); 1]>,
     license_expires: Family<ControlPlane, Level>,
     jobs_pending: Family<JobTags, Level>,
     jobs_longest_wait: Family<JobTags, Level>,
@@ -66,52 +57,44 @@ pub(crate) struct CoderMetrics {
 impl CoderMetrics {
     /// Registers the operator's metrics, all empty, in the registry of `metrics`. Call it once for each registry.
     pub(crate) fn new(metrics: &Metrics) -> Arc<Self> {
-        let own = Self {
-            coderd_calls: Family::default(),
-            coderd_call_duration: Family::new_with_constructor(call_durations),
-            license_expires: Family::default(),
-            jobs_pending: Family::default(),
-            jobs_longest_wait: Family::default(),
-        };
-        metrics.register(|registry| own.register(registry));
-        Arc::new(own)
-    }
-
-    fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "coderd_calls",
-            "Calls to coderd, by what they do and ok or the reason of their failure",
-            self.coderd_calls.clone(),
-        );
-        registry.register_with_unit(
-            "coderd_call_duration",
-            "Time a call to coderd took",
-            Unit::Seconds,
-            self.coderd_call_duration.clone(),
-        );
-        registry.register_with_unit(
-            "license_expires_timestamp",
-            "When the license of a control plane ends, since 1970",
-            Unit::Seconds,
-            self.license_expires.clone(),
-        );
-        registry.register(
-            "jobs_pending",
-            "Provisioner jobs that wait for a daemon, by the tags that they need",
-            self.jobs_pending.clone(),
-        );
-        registry.register_with_unit(
-            "jobs_longest_wait",
-            "Time that the first of these jobs has waited",
-            Unit::Seconds,
-            self.jobs_longest_wait.clone(),
-        );
+        Arc::new(metrics.register(|own| Self {
+            coderd_calls: count(
+                own,
+                "coderd_calls",
+                "Calls to coderd, by what they do and ok or the reason of their failure",
+                Family::default(),
+            ),
+            coderd_call_duration: seconds(
+                own,
+                "coderd_call_duration",
+                "Time a call to coderd took",
+                Family::new_with_constructor(call_durations),
+            ),
+            license_expires: seconds(
+                own,
+                "license_expires_timestamp",
+                "When the license of a control plane ends, since 1970",
+                Family::default(),
+            ),
+            jobs_pending: count(
+                own,
+                "jobs_pending",
+                "Provisioner jobs that wait for a daemon, by the tags that they need",
+                Family::default(),
+            ),
+            jobs_longest_wait: seconds(
+                own,
+                "jobs_longest_wait",
+                "Time that the first of these jobs has waited",
+                Family::default(),
+            ),
+        }))
     }
 
     /// Counts a call to coderd. `outcome` is `ok` or the reason of the failure.
     pub(crate) fn coderd_call(&self, call: &'static str, outcome: &str, took: Duration) {
         self.coderd_calls.get_or_create(&CoderdCall { call, outcome: outcome.to_owned() }).inc();
-        self.coderd_call_duration.get_or_create(&CoderdCallName { call }).observe(took.as_secs_f64());
+        self.coderd_call_duration.get_or_create(&[("call", call)]).observe(took.as_secs_f64());
     }
 
     /// Replaces the expiry times of all licenses: namespace and name of the control plane, and seconds since 1970.

@@ -32,163 +32,134 @@ pub struct Permission {
     why: &'static str,
 }
 
+/// A permission on all objects of some resources in the watched namespaces.
+const fn watched(
+    group: &'static str,
+    resources: &'static [&'static str],
+    verbs: &'static [&'static str],
+    why: &'static str,
+) -> Permission {
+    Permission { group, resources, verbs, only: None, within: Within::Watched, why }
+}
+
+const KINDS: &[&str] = &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"];
+const READ: &[&str] = &["get", "list", "watch"];
+const MANAGE: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
+/// What workspaces do with their own objects. RBAC lets nobody grant what they do not have themselves.
+const GRANT: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+
 /// Everything that the operator may do.
 pub const PERMISSIONS: [Permission; 19] = [
-    Permission {
-        group: "coder.com",
-        resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
-        verbs: &["list", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "reconciling them",
-    },
-    Permission {
-        group: "coder.com",
-        resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
-        verbs: &["patch"],
-        only: None,
-        within: Within::Watched,
-        why: "setting the finalizer while another namespace or coderd holds something to clean up",
-    },
-    Permission {
-        group: "coder.com",
-        resources: &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"],
-        verbs: &["get"],
-        only: None,
-        within: Within::Watched,
-        why: "reading the object live before something is created or deleted in coderd",
-    },
-    Permission {
-        group: "coder.com",
-        resources: &["codercontrolplanes/status", "coderprovisioners/status", "coderworkspaceproxies/status"],
-        verbs: &["patch"],
-        only: None,
-        within: Within::Watched,
-        why: "writing their status",
-    },
-    Permission {
-        group: "coder.com",
-        resources: &[
+    watched("coder.com", KINDS, &["list", "watch"], "reconciling them"),
+    watched(
+        "coder.com",
+        KINDS,
+        &["patch"],
+        "setting the finalizer while another namespace or coderd holds something to clean up",
+    ),
+    watched(
+        "coder.com",
+        KINDS,
+        &["get"],
+        "reading the object live before something is created or deleted in coderd",
+    ),
+    watched(
+        "coder.com",
+        &["codercontrolplanes/status", "coderprovisioners/status", "coderworkspaceproxies/status"],
+        &["patch"],
+        "writing their status",
+    ),
+    watched(
+        "coder.com",
+        &[
             "codercontrolplanes/finalizers",
             "coderprovisioners/finalizers",
             "coderworkspaceproxies/finalizers",
         ],
-        verbs: &["update"],
-        only: None,
-        within: Within::Watched,
-        why: "creating children that block the deletion of their owner, in clusters that check this permission",
-    },
+        &["update"],
+        "creating children that block the deletion of their owner, in clusters that check this permission",
+    ),
+    watched(
+        "",
+        &["serviceaccounts", "services"],
+        MANAGE,
+        "managing the identity and the address of the pods",
+    ),
+    watched(
+        "apps",
+        &["deployments"],
+        GRANT,
+        "managing the pods; `update` and `deletecollection` only to grant them to workspaces",
+    ),
+    watched(
+        "",
+        &["pods", "persistentvolumeclaims"],
+        GRANT,
+        "reporting why pods do not start and whose daemon is missing, marking busy pods before a pool is scaled down, restarting pods whose daemon stopped trying; the rest only to grant it to workspaces",
+    ),
+    watched("policy", &["poddisruptionbudgets"], MANAGE, "limiting how many pods may be disrupted at once"),
+    watched("networking.k8s.io", &["ingresses"], MANAGE, "exposing a control plane or proxy by an Ingress"),
+    watched(
+        "gateway.networking.k8s.io",
+        &["httproutes"],
+        MANAGE,
+        "exposing a control plane or proxy by the Gateway API",
+    ),
+    watched(
+        "rbac.authorization.k8s.io",
+        &["roles", "rolebindings"],
+        MANAGE,
+        "granting permissions to workspaces, never more than the operator itself has",
+    ),
+    watched(
+        "",
+        &["configmaps", "secrets"],
+        READ,
+        "reading those that objects refer to; the watch asks for metadata only",
+    ),
+    watched(
+        "",
+        &["secrets"],
+        &["create", "delete", "patch"],
+        "storing the operator token, the keys of pools and the tokens of proxies; a foreign Secret is never written",
+    ),
+    watched(
+        "events.k8s.io",
+        &["events"],
+        &["create", "patch"],
+        "publishing events on transitions of conditions",
+    ),
     Permission {
-        group: "",
-        resources: &["serviceaccounts", "services"],
-        verbs: &["create", "delete", "get", "list", "patch", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "managing the identity and the address of the pods",
-    },
-    Permission {
-        group: "apps",
-        resources: &["deployments"],
-        verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "managing the pods; `update` and `deletecollection` only to grant them to workspaces",
-    },
-    Permission {
-        group: "",
-        resources: &["pods", "persistentvolumeclaims"],
-        verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "reporting why pods do not start and whose daemon is missing, marking busy pods before a pool is scaled down, restarting pods whose daemon stopped trying; the rest only to grant it to workspaces",
-    },
-    Permission {
-        group: "policy",
-        resources: &["poddisruptionbudgets"],
-        verbs: &["create", "delete", "get", "list", "patch", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "limiting how many pods may be disrupted at once",
-    },
-    Permission {
-        group: "networking.k8s.io",
-        resources: &["ingresses"],
-        verbs: &["create", "delete", "get", "list", "patch", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "exposing a control plane or proxy by an Ingress",
-    },
-    Permission {
-        group: "gateway.networking.k8s.io",
-        resources: &["httproutes"],
-        verbs: &["create", "delete", "get", "list", "patch", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "exposing a control plane or proxy by the Gateway API",
-    },
-    Permission {
-        group: "rbac.authorization.k8s.io",
-        resources: &["roles", "rolebindings"],
-        verbs: &["create", "delete", "get", "list", "patch", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "granting permissions to workspaces, never more than the operator itself has",
-    },
-    Permission {
-        group: "",
-        resources: &["configmaps", "secrets"],
-        verbs: &["get", "list", "watch"],
-        only: None,
-        within: Within::Watched,
-        why: "reading those that objects refer to; the watch asks for metadata only",
-    },
-    Permission {
-        group: "",
-        resources: &["secrets"],
-        verbs: &["create", "delete", "patch"],
-        only: None,
-        within: Within::Watched,
-        why: "storing the operator token, the keys of pools and the tokens of proxies; a foreign Secret is never written",
-    },
-    Permission {
-        group: "events.k8s.io",
-        resources: &["events"],
-        verbs: &["create", "patch"],
-        only: None,
-        within: Within::Watched,
-        why: "publishing events on transitions of conditions",
-    },
-    Permission {
-        group: "",
-        resources: &["namespaces"],
-        verbs: &["get", "list", "watch"],
-        only: None,
         within: Within::ClusterIfAll,
-        why: "checking whether a namespace consents to workspaces; only metadata is read",
+        ..watched(
+            "",
+            &["namespaces"],
+            READ,
+            "checking whether a namespace consents to workspaces; only metadata is read",
+        )
     },
     Permission {
-        group: "apiextensions.k8s.io",
-        resources: &["customresourcedefinitions"],
-        verbs: &["get", "list", "watch"],
-        only: None,
         within: Within::Cluster,
-        why: "checking whether the kinds and the Gateway API are installed and up to date",
+        ..watched(
+            "apiextensions.k8s.io",
+            &["customresourcedefinitions"],
+            READ,
+            "checking whether the kinds and the Gateway API are installed and up to date",
+        )
     },
     Permission {
-        group: "coordination.k8s.io",
-        resources: &["leases"],
-        verbs: &["create"],
-        only: None,
         within: Within::Own,
-        why: "creating the lease; RBAC cannot limit `create` to a name",
+        ..watched(
+            "coordination.k8s.io",
+            &["leases"],
+            &["create"],
+            "creating the lease; RBAC cannot limit `create` to a name",
+        )
     },
     Permission {
-        group: "coordination.k8s.io",
-        resources: &["leases"],
-        verbs: &["get", "update"],
+        within: Within::Own,
         only: Some(coder_k8s_api::names::LEASE),
-        within: Within::Own,
-        why: "electing a leader",
+        ..watched("coordination.k8s.io", &["leases"], &["get", "update"], "electing a leader")
     },
 ];
 

@@ -83,3 +83,28 @@ fn an_object_is_handed_over_by_name_and_only_without_a_controller() {
     other.uid = "2".into();
     assert!(!me.was_given(&account(Some("Widget/main"), vec![other])));
 }
+
+fn entry(manager: &str, operation: &str, subresource: Option<&str>, fields: Value) -> ManagedFieldsEntry {
+    ManagedFieldsEntry {
+        manager: Some(manager.into()),
+        operation: Some(operation.into()),
+        subresource: subresource.map(Into::into),
+        fields_v1: Some(FieldsV1(fields)),
+        ..ManagedFieldsEntry::default()
+    }
+}
+
+#[test]
+fn entries_of_the_manager_become_one_and_the_others_stay() {
+    let entries = [
+        entry("kubectl", UPDATE, None, json!({"f:data": {}})),
+        entry(FIELD_MANAGER, UPDATE, None, json!({"f:spec": {"f:a": {}}})),
+        entry(FIELD_MANAGER, APPLY, None, json!({"f:spec": {"f:b": {}}})),
+        entry(FIELD_MANAGER, UPDATE, Some("status"), json!({"f:status": {}})),
+    ];
+    let merged = merged(&entries);
+    assert_eq!(merged.len(), 3);
+    let ours = merged.iter().find(|entry| is_ours(entry, APPLY)).unwrap();
+    assert_eq!(ours.fields_v1.as_ref().unwrap().0, json!({"f:spec": {"f:a": {}, "f:b": {}}}));
+    assert!(merged.iter().any(|entry| entry.subresource.as_deref() == Some("status")));
+}

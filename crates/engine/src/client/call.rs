@@ -1,53 +1,13 @@
 //! Classifies a request by its method, path, query and content type, without reading the body. The result has few
 //! distinct values, fit for metric labels: the name of an object is never part of it.
 
-use std::fmt;
-
-use http::{Method, Request, Uri, header::CONTENT_TYPE};
-
-/// The verb of a call as RBAC names it, except that `apply` differs from `patch`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Verb {
-    Get,
-    List,
-    Watch,
-    Create,
-    Update,
-    Patch,
-    Apply,
-    Delete,
-    DeleteCollection,
-}
-
-impl Verb {
-    /// The value of the `verb` label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Get => "get",
-            Self::List => "list",
-            Self::Watch => "watch",
-            Self::Create => "create",
-            Self::Update => "update",
-            Self::Patch => "patch",
-            Self::Apply => "apply",
-            Self::Delete => "delete",
-            Self::DeleteCollection => "deletecollection",
-        }
-    }
-}
-
-impl fmt::Display for Verb {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+use http::{Method, Request, header::CONTENT_TYPE};
 
 /// A classified call to the API server.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// `patch` with the content type of server-side apply is [`Verb::Apply`].
-    pub verb: Verb,
+    /// The verb as RBAC names it, except that server-side apply is `apply` and not `patch`.
+    pub verb: &'static str,
     /// Resource and subresource, such as `pods` or `deployments/status`; outside of the API the first segment of the
     /// path, such as `/version`.
     pub resource: String,
@@ -55,67 +15,41 @@ pub struct Call {
     pub writes: bool,
     /// Whether the response has no end of its own: a watch or a followed log.
     pub streams: bool,
-    uri: Uri,
+    /// The path without the query. It names the object: fit for logs, not for labels.
+    pub path: String,
 }
 
 impl Call {
     /// Classifies a request.
     pub fn of<B>(request: &Request<B>) -> Self {
-        let uri = request.uri();
-        let query = Query::of(uri.query().unwrap_or_default());
-        let target = RequestTarget::of(uri.path());
+        let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+        let asks = |options: &[&str]| query.split('&').any(|pair| options.contains(&pair));
+        let RequestTarget { resource, collection, review } = RequestTarget::of(path);
         let verb = match *request.method() {
-            Method::POST => Verb::Create,
-            Method::PUT => Verb::Update,
-            Method::PATCH if is_apply(request) => Verb::Apply,
-            Method::PATCH => Verb::Patch,
-            Method::DELETE if target.collection => Verb::DeleteCollection,
-            Method::DELETE => Verb::Delete,
-            _ if query.watch => Verb::Watch,
-            _ if target.collection => Verb::List,
-            _ => Verb::Get,
+            Method::POST => "create",
+            Method::PUT => "update",
+            Method::PATCH if is_apply(request) => "apply",
+            Method::PATCH => "patch",
+            Method::DELETE if collection => "deletecollection",
+            Method::DELETE => "delete",
+            _ if asks(&["watch=true", "watch=1"]) => "watch",
+            _ if collection => "list",
+            _ => "get",
         };
-        let reads = matches!(verb, Verb::Get | Verb::List | Verb::Watch);
+        let reads = matches!(verb, "get" | "list" | "watch");
         Self {
             verb,
-            writes: !reads && !query.dry_run && !target.review,
-            streams: verb == Verb::Watch || query.follow,
-            resource: target.resource,
-            uri: uri.clone(),
+            resource,
+            writes: !reads && !asks(&["dryRun=All"]) && !review,
+            streams: verb == "watch" || asks(&["follow=true", "follow=1"]),
+            path: path.to_owned(),
         }
-    }
-
-    /// The path without the query. It names the object: fit for logs, not for labels.
-    pub fn path(&self) -> &str {
-        self.uri.path()
     }
 }
 
 fn is_apply<B>(request: &Request<B>) -> bool {
     let content = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     content.is_some_and(|content| content.starts_with("application/apply-patch"))
-}
-
-#[derive(Default)]
-struct Query {
-    watch: bool,
-    follow: bool,
-    dry_run: bool,
-}
-
-impl Query {
-    fn of(query: &str) -> Self {
-        let mut found = Self::default();
-        for pair in query.split('&') {
-            match pair {
-                "watch=true" | "watch=1" => found.watch = true,
-                "follow=true" | "follow=1" => found.follow = true,
-                "dryRun=All" => found.dry_run = true,
-                _ => {}
-            }
-        }
-        found
-    }
 }
 
 struct RequestTarget {

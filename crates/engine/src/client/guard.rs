@@ -1,9 +1,12 @@
 //! The layer that every call passes: fence, deadline, fault injection and measurement.
+//!
+//! A caller gets the response of the server with a body that ends at the deadline of its call. Nothing is buffered:
+//! frames are passed on as they arrive. Only a response that is no Status, of an overloaded server, is replaced by one.
 
 use std::{
     borrow::Cow,
     future::{Future, poll_fn, ready},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -11,18 +14,17 @@ use std::{
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderValue, Request, Response, StatusCode, header::USER_AGENT};
-use http_body::Body as HttpBody;
+use http::{
+    HeaderValue, Request, Response, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER, USER_AGENT},
+};
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use kube::client::Body;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
 
-use super::{
-    Call, ClientSettings, Fault, Interrupted,
-    faults::EXIT_CODE,
-    response::{self, GuardedBody, Limit},
-};
+use super::{Call, ClientSettings, EXIT_CODE, Fault, Interrupted};
 use crate::{fence::Fence, intervals::FENCE_CHECK_PERIOD, metrics::Metrics};
 
 /// The layer, for a [`kube::client::ClientBuilder`].
@@ -59,7 +61,9 @@ impl<S> Layer<S> for Guard {
     }
 }
 
-type GuardedResponse<B> = Response<GuardedBody<Either<B, Full<Bytes>>>>;
+/// The body of the server, or that of a Status in its place.
+type AnyBody<B> = Either<B, Full<Bytes>>;
+type GuardedResponse<B> = Response<GuardedBody<AnyBody<B>>>;
 
 impl<S, B> Service<Request<Body>> for GuardService<S>
 where
@@ -79,23 +83,26 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let rules = self.rules.clone();
-        let call = Call::of(&request);
-        let mut record = CallRecord::new(&rules.settings.metrics, &call);
-
-        if rules.fence(&call).is_some_and(|fence| !fence.is_open()) {
-            record.code = "fenced".into();
-            return Box::pin(ready(Err(Interrupted::NotLeading.into())));
+        let record = CallRecord {
+            metrics: rules.settings.metrics.clone(),
+            call: Call::of(&request),
+            started: Instant::now(),
+            deadline: rules.settings.deadline,
+            code: "canceled".into(),
+        };
+        if rules.fence(&record.call).is_some_and(|fence| !fence.is_open()) {
+            return Box::pin(ready(record.finish(Err(Interrupted::NotLeading.into()))));
         }
-        let delay = match rules.settings.faults.as_ref().and_then(|faults| faults.before(&call)) {
+        let delay = match rules.settings.faults.as_ref().and_then(|faults| faults.before(&record.call)) {
             None => Duration::ZERO,
             Some(Fault::Delay(delay)) => delay,
-            Some(fault) => return Box::pin(ready(rules.finish(&call, record, injected(fault)))),
+            Some(fault) => return Box::pin(ready(record.finish(injected(fault)))),
         };
         request.headers_mut().insert(USER_AGENT, rules.user_agent.clone());
         let response = self.inner.call(request);
         Box::pin(async move {
-            let result = rules.headers(&call, record.started, delay, response).await;
-            rules.finish(&call, record, result)
+            let result = rules.headers(&record, delay, response).await;
+            record.finish(result)
         })
     }
 }
@@ -109,20 +116,19 @@ impl Rules {
     /// Waits for the headers of the response, within the deadline and while the fence is open.
     async fn headers<B, E: Into<BoxError>>(
         &self,
-        call: &Call,
-        started: Instant,
+        record: &CallRecord,
         delay: Duration,
         response: impl Future<Output = Result<Response<B>, E>>,
-    ) -> Result<Response<Either<B, Full<Bytes>>>, BoxError> {
+    ) -> Result<Response<AnyBody<B>>, BoxError> {
         let work = async {
             if !delay.is_zero() {
                 sleep(delay).await;
             }
             let response = response.await.map_err(Into::into)?;
-            if let Some(status) = response::overloaded(&response) {
+            if let Some(status) = overloaded(&response) {
                 return Ok(status.map(Either::Right));
             }
-            match self.settings.faults.as_ref().and_then(|faults| faults.after(call)) {
+            match self.settings.faults.as_ref().and_then(|faults| faults.after(&record.call)) {
                 None => {}
                 Some(Fault::Delay(delay)) => sleep(delay).await,
                 Some(fault) => return injected(fault),
@@ -130,53 +136,24 @@ impl Rules {
             Ok(response.map(Either::Left))
         };
         let work = async {
-            match self.fence(call) {
+            match self.fence(&record.call) {
                 Some(fence) => while_open(fence, work).await,
                 None => work.await,
             }
         };
-        let deadline = self.settings.deadline;
-        timeout_at(started + deadline, work)
+        timeout_at(record.started + record.deadline, work)
             .await
-            .unwrap_or_else(|_| Err(Interrupted::Timeout(deadline).into()))
-    }
-
-    /// Records the result of the call. The body of a response goes on measuring, except for a stream, which may stay
-    /// open for minutes.
-    fn finish<B>(
-        &self,
-        call: &Call,
-        mut record: CallRecord,
-        result: Result<Response<Either<B, Full<Bytes>>>, BoxError>,
-    ) -> Result<GuardedResponse<B>, BoxError> {
-        let response = result.inspect_err(|error| record.code = failure_code(error).into())?;
-        record.code = response.status().as_str().to_owned().into();
-        let (limit, record) = if call.streams {
-            (None, None)
-        } else {
-            let deadline = self.settings.deadline;
-            let sleep = Box::pin(sleep_until(record.started + deadline));
-            (Some(Limit { sleep, deadline }), Some(record))
-        };
-        Ok(response.map(|body| GuardedBody::new(body, limit, record)))
-    }
-}
-
-fn failure_code(error: &BoxError) -> &'static str {
-    match error.downcast_ref() {
-        Some(Interrupted::Timeout(_)) => "timeout",
-        Some(Interrupted::NotLeading | Interrupted::LostLeading) => "fenced",
-        Some(Interrupted::Injected) | None => "error",
+            .unwrap_or_else(|_| Err(Interrupted::Timeout(record.deadline).into()))
     }
 }
 
 /// The result of a call that a test makes fail.
-fn injected<B>(fault: Fault) -> Result<Response<Either<B, Full<Bytes>>>, BoxError> {
+fn injected<B>(fault: Fault) -> Result<Response<AnyBody<B>>, BoxError> {
     match fault {
         Fault::Error | Fault::Delay(_) => Err(Interrupted::Injected.into()),
         Fault::Status(code) => {
             let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            Ok(response::status(code, "injected fault", None).map(Either::Right))
+            Ok(status(code, "injected fault", 0).map(Either::Right))
         }
         Fault::Exit => std::process::exit(EXIT_CODE),
     }
@@ -208,30 +185,133 @@ async fn while_open<T>(
 }
 
 /// Measures one call and counts it when dropped, so that a call whose caller gives up is counted as `canceled`.
-pub(super) struct CallRecord {
+struct CallRecord {
     metrics: Arc<Metrics>,
     call: Call,
     started: Instant,
-    pub(super) code: Cow<'static, str>,
+    deadline: Duration,
+    code: Cow<'static, str>,
 }
 
 impl CallRecord {
-    fn new(metrics: &Arc<Metrics>, call: &Call) -> Self {
-        Self {
-            metrics: metrics.clone(),
-            call: call.clone(),
-            started: Instant::now(),
-            code: "canceled".into(),
+    /// Records the result of the call. The body of a response goes on measuring, except for a stream, which may stay
+    /// open for minutes.
+    fn finish<B>(
+        mut self,
+        result: Result<Response<AnyBody<B>>, BoxError>,
+    ) -> Result<GuardedResponse<B>, BoxError> {
+        let response = result.inspect_err(|error| self.fail(error))?;
+        self.code = response.status().as_str().to_owned().into();
+        let limit = (!self.call.streams)
+            .then(|| Limit { at: Box::pin(sleep_until(self.started + self.deadline)), record: self });
+        Ok(response.map(|body| GuardedBody { inner: Box::pin(body), limit }))
+    }
+
+    /// Makes the failure the result of the call.
+    fn fail(&mut self, error: &BoxError) {
+        self.code = match error.downcast_ref() {
+            Some(Interrupted::Timeout(_)) => "timeout",
+            Some(Interrupted::NotLeading | Interrupted::LostLeading) => "fenced",
+            Some(Interrupted::Injected) | None => "error",
         }
+        .into();
     }
 }
 
 impl Drop for CallRecord {
     fn drop(&mut self) {
         let took = self.started.elapsed();
-        let Call { verb, resource, .. } = &self.call;
-        self.metrics.api_call(verb.as_str(), resource, &self.code, took);
-        let (path, ms) = (self.call.path(), took.as_millis());
-        tracing::debug!(%verb, resource, code = %self.code, ms, path, "called the API server");
+        let Call { verb, resource, path, .. } = &self.call;
+        self.metrics.api_call(verb, resource, &self.code, took);
+        let ms = took.as_millis();
+        tracing::debug!(verb, resource, code = %self.code, ms, path, "called the API server");
     }
+}
+
+/// A response body with the deadline of its call. The call is measured until the body ends.
+pub struct GuardedBody<B> {
+    inner: Pin<Box<B>>,
+    /// `None` for a stream, and after the end of the body.
+    limit: Option<Limit>,
+}
+
+struct Limit {
+    at: Pin<Box<Sleep>>,
+    record: CallRecord,
+}
+
+impl<B> HttpBody for GuardedBody<B>
+where
+    B: HttpBody<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let error = match self.inner.as_mut().poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => return Poll::Ready(Some(Ok(frame))),
+            Poll::Ready(Some(Err(error))) => Some(error.into()),
+            Poll::Ready(None) => None,
+            Poll::Pending => {
+                let Some(limit) = &mut self.limit else { return Poll::Pending };
+                std::task::ready!(limit.at.as_mut().poll(cx));
+                Some(Interrupted::Timeout(limit.record.deadline).into())
+            }
+        };
+        if let (Some(mut limit), Some(error)) = (self.limit.take(), &error) {
+            limit.record.fail(error);
+        }
+        Poll::Ready(error.map(Err))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// The Status that stands for an overloaded server's response, if that has a `Retry-After` in seconds.
+///
+/// Overloaded servers often send the header with a body that is no Status; kube drops the header. In a Status, the
+/// delay reaches whoever retries.
+fn overloaded<B>(response: &Response<B>) -> Option<Response<Full<Bytes>>> {
+    let code = response.status();
+    if ![StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&code) {
+        return None;
+    }
+    let seconds: u32 = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(status(code, "the API server is overloaded and asks to retry later", seconds))
+}
+
+/// A response with a Status object of a failure. Zero seconds mean that the server does not ask for a delay.
+fn status(code: StatusCode, message: &str, retry_after_seconds: u32) -> Response<Full<Bytes>> {
+    // kube tells failures apart by the reason, not by the code.
+    let reason = match code.as_u16() {
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "Conflict",
+        410 => "Expired",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "InternalError",
+    };
+    let body = serde_json::json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "code": code.as_u16(), "reason": reason, "message": message,
+        "details": {"retryAfterSeconds": retry_after_seconds},
+    });
+    let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
+    *response.status_mut() = code;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }

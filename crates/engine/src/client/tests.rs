@@ -1,6 +1,5 @@
 use std::{
     collections::VecDeque,
-    future::pending,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -166,7 +165,7 @@ impl Faults for Script {
     }
 
     fn after(&self, call: &Call) -> Option<Fault> {
-        assert_eq!(call.path(), "/api/v1/namespaces/default/configmaps/x");
+        assert_eq!(call.path, "/api/v1/namespaces/default/configmaps/x");
         self.after.lock().pop_front()
     }
 }
@@ -231,13 +230,6 @@ async fn every_call_sends_the_user_agent() {
     assert!(matches!(Guard::new(unsendable).err().unwrap(), kube::Error::HttpError(_)));
 }
 
-#[tokio::test(start_paused = true)]
-async fn several_calls_share_a_deadline() {
-    let error = within(SECOND, pending::<kube::Result<()>>()).await.unwrap_err();
-    assert!(is_timeout(&error));
-    assert_eq!(within(SECOND, async { Ok(3) }).await.unwrap(), 3);
-}
-
 #[tokio::test]
 async fn the_retry_after_of_an_overloaded_server_reaches_the_caller() {
     let service = tower::service_fn(|_: Request<Body>| async {
@@ -250,6 +242,50 @@ async fn the_retry_after_of_an_overloaded_server_reaches_the_caller() {
     let guard = Guard::new(settings()).unwrap();
     let client = ClientBuilder::new(service, "default").with_layer(&guard).build();
     let error = Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
-    let failure = crate::failure::from_kube("read x", &error);
-    assert_eq!(failure.retry, coder_k8s_core::outcome::Retry::After(7 * SECOND));
+    let failure = blocker("read x", &error);
+    assert_eq!(failure.retry, Retry::After(7 * SECOND));
+}
+
+fn refused(code: u16, message: &str, retry_after: Option<i32>) -> kube::Error {
+    let status = serde_json::json!({
+        "status": "Failure", "code": code, "message": message, "reason": "",
+        "details": {"retryAfterSeconds": retry_after.unwrap_or(0)},
+    });
+    kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+}
+
+#[test]
+fn each_response_has_its_reason_and_retry() {
+    for (error, reason, retry) in [
+        (refused(403, "cannot patch resource", None), Reason::Forbidden, Retry::Backoff),
+        (refused(409, "conflict", None), Reason::Outdated, Retry::Soon),
+        (
+            refused(422, "metadata.uid: Invalid value: field is immutable", None),
+            Reason::Outdated,
+            Retry::Soon,
+        ),
+        (
+            refused(422, "spec.selector: Invalid value: field is immutable", None),
+            Reason::Invalid,
+            Retry::Backoff,
+        ),
+        (refused(422, "spec.ports: Required value", None), Reason::Invalid, Retry::Backoff),
+        (refused(429, "slow down", Some(7)), Reason::RateLimited, Retry::After(Duration::from_secs(7))),
+        (refused(500, "x: field not declared in schema", None), Reason::SchemaSkew, Retry::Backoff),
+        (
+            refused(503, "shutting down", Some(1)),
+            Reason::ApiServerError,
+            Retry::After(Duration::from_secs(1)),
+        ),
+    ] {
+        let failure = blocker("write ServiceAccount coder", &error);
+        assert_eq!((failure.reason, failure.retry), (reason, retry), "{error}");
+    }
+}
+
+#[test]
+fn a_forbidden_call_names_verb_and_resource() {
+    let text = r#"serviceaccounts "coder" is forbidden: User "u" cannot patch resource "serviceaccounts" in API group "" in the namespace "ns""#;
+    let failure = blocker("write ServiceAccount coder", &refused(403, text, None));
+    assert_eq!(failure.message, format!("cannot write ServiceAccount coder: {text}"));
 }

@@ -4,11 +4,9 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::*;
-use crate::address::Address;
 
 async fn request(router: &Router, method: Method, path: &str, body: &str) -> (u16, String, String) {
     let built = Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
@@ -26,7 +24,7 @@ async fn get_path(router: &Router, path: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn a_process_that_is_not_ready_is_alive() {
-    let readiness = Readiness::new();
+    let readiness = Readiness::default();
     let check = readiness.ready_check("watch secrets");
     let router = probes(readiness);
     assert_eq!(get_path(&router, "/livez").await, (200, "ok".into()));
@@ -41,13 +39,13 @@ async fn a_process_that_is_not_ready_is_alive() {
 
 #[tokio::test]
 async fn an_unknown_path_lists_the_known_ones() {
-    let (status, body) = get_path(&probes(Readiness::new()), "/health?x=y").await;
+    let (status, body) = get_path(&probes(Readiness::default()), "/health?x=y").await;
     assert_eq!(status, 404);
     assert_eq!(
         body,
         "/health is not served here; this listener serves GET /livez, GET /healthz, GET /readyz\n"
     );
-    assert_eq!(request(&probes(Readiness::new()), Method::POST, "/livez", "").await.0, 405);
+    assert_eq!(request(&probes(Readiness::default()), Method::POST, "/livez", "").await.0, 405);
 }
 
 #[tokio::test]
@@ -91,7 +89,7 @@ async fn a_listener_serves_until_it_is_stopped() {
         let port = bound.local_addr.port();
         assert_ne!(port, 0);
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(bound, probes(Readiness::new()), stop.clone()));
+        let server = tokio::spawn(serve(bound, probes(Readiness::default()), stop.clone()));
         assert!(fetch(([127, 0, 0, 1], port).into()).await.starts_with("HTTP/1.1 200"), "{address}");
         stop.cancel();
         server.await.unwrap().unwrap();
@@ -102,7 +100,7 @@ async fn a_listener_serves_until_it_is_stopped() {
 async fn an_idle_connection_does_not_hold_up_the_stop() {
     let bound = bind(&"127.0.0.1:0".parse().unwrap(), "--x").await.unwrap().unwrap();
     let (addr, stop) = (bound.local_addr, CancellationToken::new());
-    let server = tokio::spawn(serve(bound, probes(Readiness::new()), stop.clone()));
+    let server = tokio::spawn(serve(bound, probes(Readiness::default()), stop.clone()));
     let _half_a_request = {
         let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
         stream.write_all(b"GET /liv").await.unwrap();
@@ -124,4 +122,32 @@ async fn a_taken_port_names_the_address_and_the_flag() {
 #[tokio::test]
 async fn off_listens_nowhere() {
     assert!(bind(&Address::Off, "--health-address").await.unwrap().is_none());
+}
+
+#[test]
+fn the_process_is_ready_when_every_check_passes() {
+    let readiness = Readiness::default();
+    assert!(!readiness.is_ready(), "nothing has started");
+    let widgets = readiness.ready_check("watch widgets");
+    let secrets = readiness.ready_check("watch secrets");
+    let alive = Arc::new(AtomicBool::new(true));
+    let state = alive.clone();
+    readiness.check("lease loop", move || {
+        if state.load(Ordering::SeqCst) { Ok(()) } else { Err("no sign of life for 12 s".into()) }
+    });
+    widgets.pass();
+    assert_eq!(
+        readiness.report().text,
+        "[+] watch widgets ok\n[-] watch secrets: not started\n[+] lease loop ok\nnot ready\n"
+    );
+    secrets.pass();
+    assert_eq!(
+        readiness.report().text,
+        "[+] watch widgets ok\n[+] watch secrets ok\n[+] lease loop ok\nok\n"
+    );
+    secrets.fail("not synced yet");
+    assert!(readiness.report().text.contains("[-] watch secrets: not synced yet\n"));
+    secrets.pass();
+    alive.store(false, Ordering::SeqCst);
+    assert!(!readiness.is_ready());
 }

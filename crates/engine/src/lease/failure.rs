@@ -56,10 +56,7 @@ impl AttemptError {
 
 /// Logs a failure when its text changes, and the first success after it.
 pub(super) struct FailureLog {
-    lease: String,
-    namespace: String,
-    renew_deadline: Duration,
-    lease_duration: Duration,
+    settings: LeaseSettings,
     /// The last failure since the last success, conflicts included.
     last: Option<String>,
     /// The last failure that was logged as a warning.
@@ -68,14 +65,7 @@ pub(super) struct FailureLog {
 
 impl FailureLog {
     pub(super) fn new(settings: &LeaseSettings) -> Self {
-        Self {
-            lease: settings.name.clone(),
-            namespace: settings.namespace.clone(),
-            renew_deadline: settings.renew_deadline,
-            lease_duration: settings.lease_duration,
-            last: None,
-            logged: None,
-        }
+        Self { settings: settings.clone(), last: None, logged: None }
     }
 
     pub(super) fn following(&mut self, error: &AttemptError) {
@@ -83,12 +73,12 @@ impl FailureLog {
     }
 
     pub(super) fn leading(&mut self, error: &AttemptError, since: Duration) {
-        let (since, deadline) = (since.as_secs(), self.renew_deadline.as_secs());
+        let (since, deadline) = (since.as_secs(), self.settings.renew_deadline.as_secs());
         self.log(error, || format!("lease not renewed for {since} s of {deadline} s"));
     }
 
     pub(super) fn releasing(&mut self, error: &AttemptError) {
-        let wait = self.lease_duration.as_secs();
+        let wait = self.settings.lease_duration.as_secs();
         self.logged = None;
         self.log(error, || format!("lease not released, a successor waits for up to {wait} s"));
     }
@@ -97,7 +87,7 @@ impl FailureLog {
     pub(super) fn reset(&mut self) {
         self.last = None;
         if self.logged.take().is_some() {
-            tracing::info!(lease = self.lease, "the lease can be read and written again");
+            tracing::info!(lease = self.settings.name, "the lease can be read and written again");
         }
     }
 
@@ -107,11 +97,11 @@ impl FailureLog {
     }
 
     fn log(&mut self, error: &AttemptError, consequence: impl FnOnce() -> String) {
-        let text = error.describe(&self.namespace);
+        let text = error.describe(&self.settings.namespace);
         if error.is_conflict() {
-            tracing::debug!(lease = self.lease, "another client wrote the lease first");
+            tracing::debug!(lease = self.settings.name, "another client wrote the lease first");
         } else if self.logged.as_ref() != Some(&text) {
-            tracing::warn!(lease = self.lease, "{}: {text}", consequence());
+            tracing::warn!(lease = self.settings.name, "{}: {text}", consequence());
             self.logged = Some(text.clone());
         }
         self.last = Some(text);

@@ -1,9 +1,8 @@
-use std::sync::{Arc, atomic::AtomicU64, atomic::Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use kube::client::Body;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::Instant};
 use tower::BoxError;
@@ -131,7 +130,7 @@ impl Candidate {
     fn start(server: &Server, identity: &str) -> Self {
         let link = Switch::new(Mutex::new(Link::Up));
         let (sender, leading) = watch::channel(false);
-        let (fence, heartbeat, stop) = (Fence::closed(), Heartbeat::new(), CancellationToken::new());
+        let (fence, heartbeat, stop) = (Fence::closed(), Heartbeat::default(), CancellationToken::new());
         let settings = LeaseSettings::new("ns", "op", identity);
         settings.validate().unwrap();
         let task = tokio::spawn(run(

@@ -17,7 +17,7 @@ use coder_k8s_core::{
 use coder_k8s_engine::{
     apply::Owner,
     cache::ObjectKey,
-    failure,
+    client,
     secret::{self, SecretData},
     status::StatusWrite,
 };
@@ -261,7 +261,7 @@ impl<K: CoderResource> StepState<K> {
             }
             Ok(StatusWrite::Unchanged | StatusWrite::Outdated) => self.outdated(),
             Err(error) => {
-                let failure = failure::from_kube("write the status", &error);
+                let failure = client::blocker("write the status", &error);
                 tracing::warn!(reason = %failure.reason, "{}", failure.message);
                 self.retry = Some(failure.retry);
                 false

@@ -13,8 +13,8 @@ use coder_k8s_core::{
     outcome::{ActResult, Blocker},
 };
 use coder_k8s_engine::{
-    apply::{Applied, Child, Owner, OwnerMark},
-    failure,
+    apply::{Applied, NamespacedKind, Owner, OwnerMark},
+    client,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Resource, ResourceExt};
@@ -30,7 +30,7 @@ pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &st
 }
 
 /// Applies a child and returns it as it is now. None: it does not exist, or somebody else owns it.
-pub(crate) async fn apply<K: Child>(
+pub(crate) async fn apply<K: NamespacedKind>(
     ctx: &Context,
     owner: &Owner,
     desired: K,
@@ -52,7 +52,7 @@ pub(crate) async fn apply<K: Child>(
         )),
         Ok(Applied::Foreign(foreign)) => done.foreign.push(foreign),
         Err(error) => {
-            done.failures.push(failure::from_kube(&format!("write {kind} {name}"), &error));
+            done.failures.push(client::blocker(&format!("write {kind} {name}"), &error));
             // The existing child keeps running, so that the status still reports it.
             return cached;
         }
@@ -61,13 +61,18 @@ pub(crate) async fn apply<K: Child>(
 }
 
 /// Removes a child that is no longer desired, if it is ours.
-pub(crate) async fn remove<K: Child>(ctx: &Context, owner: &Owner, cached: &K, done: &mut ActResult) {
+pub(crate) async fn remove<K: NamespacedKind>(
+    ctx: &Context,
+    owner: &Owner,
+    cached: &K,
+    done: &mut ActResult,
+) {
     let name = cached.name_any();
     let kind = K::kind(&());
     match ctx.applier.remove(owner, cached).await {
         Ok(true) => tracing::info!("removed {kind} {name}"),
         Ok(false) => {}
-        Err(error) => done.failures.push(failure::from_kube(&format!("remove {kind} {name}"), &error)),
+        Err(error) => done.failures.push(client::blocker(&format!("remove {kind} {name}"), &error)),
     }
 }
 
@@ -97,7 +102,7 @@ pub(crate) async fn apply_accounts(accounts: &Accounts, owner: &Owner, ctx: &Con
     for account in &accounts.detached {
         if let Err(error) = ctx.applier.detach(owner, &**account).await {
             let what = format!("give up ServiceAccount {}", account.name_any());
-            done.failures.push(failure::from_kube(&what, &error));
+            done.failures.push(client::blocker(&what, &error));
         }
     }
 }

@@ -21,26 +21,21 @@ use coder_k8s_core::{
 use coder_k8s_engine::{
     apply::Applier,
     backoff::Failures,
-    cache::Cache,
-    cache::ObjectKey,
+    cache::{Cache, ObjectKey, ReferenceIndex},
     client,
-    events::Events,
-    failure,
     fence::Fence,
-    index::ReferenceIndex,
     metrics::{Metrics, ReconcileOutcome},
     queue::{Action, Queue},
-    status::{self, StatusWrite},
+    status::{self, Events, StatusWrite},
 };
 use jiff::{SignedDuration, Timestamp};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt, api::ObjectMeta};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
-    caches::Caches,
-    kinds::{CoderKind, CoderResource},
+    kinds::{Caches, CoderKind, CoderResource},
     options::Options,
     referenced::ReferencedObjects,
     watches::Scope,
@@ -51,17 +46,9 @@ use crate::{
         coderd_sync::{CoderdSync, Intervals},
         daemon_poll::DaemonPoller,
     },
+    intervals::{REQUEUE_FOREIGN, REQUEUE_NOT_LEADING, REQUEUE_OWN_WRITE},
     provisioner::ListedPods,
 };
-
-/// How soon to check again a foreign object that has the name of a child. No watch shows it, because it lacks our label.
-const REQUEUE_FOREIGN: Duration = Duration::from_secs(5);
-
-/// How soon to reconcile again after this process wrote the object itself. As a rule the watch enqueues it earlier.
-const REQUEUE_OWN_WRITE: Duration = Duration::from_millis(50);
-
-/// How long a deposed leader delays an object. The process ends before that.
-const REQUEUE_NOT_LEADING: Duration = Duration::from_secs(1);
 
 /// What this process wrote to an object last.
 #[derive(Default)]
@@ -197,11 +184,8 @@ impl Context {
             return Err(Action::AwaitChange);
         };
         let version = object.meta().resource_version.as_ref();
-        let is_stale = self
-            .last_written
-            .lock()
-            .get(key)
-            .is_some_and(|written| version.is_some() && written.onto.as_ref() == version);
+        let all = self.last_written.lock();
+        let is_stale = all.get(key).is_some_and(|last| version.is_some() && last.onto.as_ref() == version);
         if is_stale { Err(self.requeue_own_write()) } else { Ok(object) }
     }
 
@@ -228,27 +212,24 @@ impl Context {
     /// Whether the object is still of the version that was decided on, read live, and this process still leads. A failed
     /// read counts as no, so that nothing irreversible is done.
     pub(crate) async fn is_current<K: CoderResource>(&self, object: &K) -> bool {
-        let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
-        let live = match api.get_metadata_opt(&object.name_any()).await {
-            Ok(Some(live)) => live.resource_version() == object.resource_version(),
-            Ok(None) | Err(_) => false,
-        };
-        live && self.fence.is_open()
+        self.live_matches(object, |live| live.resource_version == object.meta().resource_version).await
     }
 
-    /// Whether the object is still of the generation that was decided on, read live, and this process still leads. Unlike
-    /// [`Self::is_current`] it allows for writes of the status, which other queues of this process make.
+    /// As [`Self::is_current`], for the generation that was decided on. It allows for writes of the status, which other
+    /// queues of this process make.
     pub(crate) async fn is_unedited<K: CoderResource>(&self, object: &K) -> bool {
+        let of = |meta: &ObjectMeta| (meta.uid.clone(), meta.generation, meta.deletion_timestamp.clone());
+        self.live_matches(object, |live| of(live) == of(object.meta())).await
+    }
+
+    async fn live_matches<K: CoderResource>(
+        &self,
+        object: &K,
+        is_same: impl FnOnce(&ObjectMeta) -> bool,
+    ) -> bool {
         let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
-        let is_same = match api.get_metadata_opt(&object.name_any()).await {
-            Ok(Some(live)) => {
-                let (live, observed) = (live.meta(), object.meta());
-                (&live.uid, live.generation, &live.deletion_timestamp)
-                    == (&observed.uid, observed.generation, &observed.deletion_timestamp)
-            }
-            Ok(None) | Err(_) => false,
-        };
-        is_same && self.fence.is_open()
+        let live = api.get_metadata_opt(&object.name_any()).await;
+        live.is_ok_and(|live| live.is_some_and(|live| is_same(&live.metadata))) && self.fence.is_open()
     }
 
     /// Whether the deletion of an object has passed its deadline. None: it is not being deleted.
@@ -279,15 +260,18 @@ impl Context {
     ) -> kube::Result<StatusWrite> {
         let written = status::write(&self.client, object, object.status(), next).await?;
         if written == StatusWrite::Changed {
-            let onto = object.meta().resource_version.clone();
-            self.last_written
-                .lock()
-                .insert(key.clone(), LastWritten { status: Some(hash(Some(next))), onto });
+            self.remember_status(key, next, object.meta().resource_version.clone());
         }
         Ok(written)
     }
 
-    /// Ends a reconcile: writes the status if it changed, publishes an event for each transition, and returns the requeue.
+    fn remember_status<S: Serialize>(&self, key: &ObjectKey, status: &S, onto: Option<String>) {
+        let written = LastWritten { status: Some(hash(Some(status))), onto };
+        self.last_written.lock().insert(key.clone(), written);
+    }
+
+    /// Ends a reconcile: writes the status if it changed, publishes an event for each transition, counts the reconcile, and
+    /// returns the requeue.
     pub(crate) async fn finish<K: CoderResource>(
         &self,
         key: &ObjectKey,
@@ -307,62 +291,47 @@ impl Context {
             return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
         }
         // Before the write, because the watch may show it before the response arrives.
-        self.last_written
-            .lock()
-            .insert(key.clone(), LastWritten { status: Some(hash(Some(next))), onto: None });
-        match status::write(&self.client, object, object.status(), next).await {
-            Ok(StatusWrite::Unchanged) => {}
-            // Computed from an outdated object. Retried, because the event that shows the newer object may enqueue nothing.
-            Ok(StatusWrite::Outdated) => {
-                self.metrics.reconciled(
-                    key.kind,
-                    ReconcileOutcome::Waiting,
-                    Reason::Outdated,
-                    started.elapsed(),
-                );
-                return Action::RequeueAfter(self.failures.failed(key, Retry::Soon));
-            }
-            Ok(StatusWrite::Changed) => {
-                let onto = object.meta().resource_version.clone();
-                self.last_written
-                    .lock()
-                    .insert(key.clone(), LastWritten { status: Some(hash(Some(next))), onto });
-                let before = object.status().map_or(&[][..], K::conditions);
-                for note in transitions(before, K::conditions(next)) {
-                    tracing::info!(reason = %note.reason, "{}", note.message);
-                    self.events.publish(&object.object_ref(&()), &note).await;
-                }
-            }
+        self.remember_status(key, next, None);
+        let written = match status::write(&self.client, object, object.status(), next).await {
             Err(error) if client::is_not_leading(&error) => {
                 return Action::RequeueAfter(REQUEUE_NOT_LEADING);
             }
-            Err(error) => done.failures.push(failure::from_kube("write the status", &error)),
-        }
-        let Some(first) = done.failures.first() else {
-            if !done.foreign.is_empty() {
-                self.metrics.reconciled(
-                    key.kind,
-                    ReconcileOutcome::Waiting,
-                    Reason::ForeignObject,
-                    started.elapsed(),
-                );
-                return Action::RequeueAfter(self.failures.failed(key, Retry::After(REQUEUE_FOREIGN)));
+            Err(error) => {
+                done.failures.push(client::blocker("write the status", &error));
+                StatusWrite::Unchanged
             }
+            Ok(written) => written,
+        };
+        if written == StatusWrite::Changed {
+            self.remember_status(key, next, object.meta().resource_version.clone());
+            let before = object.status().map_or(&[][..], K::conditions);
+            for note in transitions(before, K::conditions(next)) {
+                tracing::info!(reason = %note.reason, "{}", note.message);
+                self.events.publish(&object.object_ref(&()), &note).await;
+            }
+        }
+        let (outcome, reason, retry) = if written == StatusWrite::Outdated {
+            // Computed from an outdated object. Retried, because the event that shows the newer object may enqueue nothing.
+            (ReconcileOutcome::Waiting, Reason::Outdated, Some(Retry::Soon))
+        } else if let Some(first) = done.failures.first() {
+            (ReconcileOutcome::Failed, first.reason, Some(done.retry().unwrap_or(first.retry)))
+        } else if !done.foreign.is_empty() {
+            (ReconcileOutcome::Waiting, Reason::ForeignObject, Some(Retry::After(REQUEUE_FOREIGN)))
+        } else {
+            (ReconcileOutcome::Settled, Reason::Reconciled, None)
+        };
+        self.metrics.reconciled(key.kind, outcome, reason, started.elapsed());
+        let Some(retry) = retry else {
             self.failures.forget(key);
-            self.metrics.reconciled(
-                key.kind,
-                ReconcileOutcome::Settled,
-                Reason::Reconciled,
-                started.elapsed(),
-            );
             return Action::AwaitChange;
         };
-        self.metrics.reconciled(key.kind, ReconcileOutcome::Failed, first.reason, started.elapsed());
-        let delay = self.failures.failed(key, done.retry().unwrap_or(first.retry));
-        if first.retry == Retry::Soon {
-            tracing::debug!(reason = %first.reason, ?delay, "{}", first.message);
-        } else {
-            tracing::warn!(reason = %first.reason, ?delay, "{}", first.message);
+        let delay = self.failures.failed(key, retry);
+        match done.failures.first().filter(|_| outcome == ReconcileOutcome::Failed) {
+            Some(first) if first.retry == Retry::Soon => {
+                tracing::debug!(reason = %first.reason, ?delay, "{}", first.message);
+            }
+            Some(first) => tracing::warn!(reason = %first.reason, ?delay, "{}", first.message),
+            None => {}
         }
         Action::RequeueAfter(delay)
     }

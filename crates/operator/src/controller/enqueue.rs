@@ -4,7 +4,7 @@
 //! into the queue of its kind. A status that this process wrote enqueues nothing of its own, so that an object at rest stays
 //! at rest.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use coder_k8s_api::{Expose, names::label};
 use coder_k8s_core::{
@@ -18,10 +18,7 @@ use super::{
     Context,
     kinds::{CoderKind, CoderResource, ReferencedKind},
 };
-
-/// How long the reconcile of an owner waits after the deletion of its child. If both were deleted together, their events
-/// arrive by different watches, in any order.
-const REQUEUE_DELETED_CHILD: Duration = Duration::from_millis(300);
+use crate::intervals::REQUEUE_DELETED_CHILD;
 
 /// Enqueues every object with a route, because the Gateway API was installed or removed.
 pub(super) fn enqueue_routed(ctx: &Context) {
@@ -143,6 +140,31 @@ fn served_elsewhere<K: Resource>(child: &K) -> Option<ObjectKey> {
         Some(kind.key(labels.get(namespace)?, labels.get(name)?))
     });
     served.filter(|_| child.owner_references().is_empty())
+}
+
+/// Forgets what is known of a referenced object that changed, and enqueues the objects that refer to it. `target` is None if
+/// the watch missed events, so that any object of the kind may have changed.
+pub(super) fn referenced_changed(ctx: &Context, kind: ReferencedKind, target: Option<&ObjectKey>) {
+    let referrers = match target {
+        Some(target) => ctx.references.of(target).into_iter().collect(),
+        None => ctx.references.of_kind(kind.as_str()),
+    };
+    for referrer in &referrers {
+        ctx.referenced.changed(referrer, kind, target);
+        let Some(referrer_kind) = CoderKind::named(referrer.kind) else { continue };
+        match (referrer_kind, kind) {
+            (CoderKind::ControlPlane, ReferencedKind::Secret | ReferencedKind::ConfigMap) => {
+                ctx.coderd_sync.source_changed(referrer, target.map_or("", |target| &target.name));
+            }
+            (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::Secret) => match target {
+                Some(_) => ctx.verify_schedule.secret_changed(referrer),
+                None => ctx.verify_schedule.watch_gap(referrer),
+            },
+            (_, ReferencedKind::Namespace)
+            | (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::ConfigMap) => {}
+        }
+    }
+    enqueue(ctx, referrers);
 }
 
 /// The keys of everything that an object refers to.

@@ -10,7 +10,7 @@ use coder_k8s_core::{
     object,
     outcome::{ActResult, Retry},
 };
-use coder_k8s_engine::failure;
+use coder_k8s_engine::client;
 use kube::{
     Api, ResourceExt,
     api::{Patch, PatchParams},
@@ -45,7 +45,7 @@ where
         }
         Err(kube::Error::Api(status)) if status.is_not_found() => ControlFlow::Break(Written::Yes),
         Err(error) => {
-            done.failures.push(failure::from_kube("write the finalizer", &error));
+            done.failures.push(client::blocker("write the finalizer", &error));
             ControlFlow::Break(Written::Failed)
         }
     }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::{Api, Client, ResourceExt, api::ListParams, core::Selector};
 
 /// The most pods that are read, so that a large Deployment costs no more than a small one.
 const MAX_PODS: u32 = 20;
@@ -17,9 +17,9 @@ pub(crate) async fn failure_message(
     namespace: &str,
     selector: &BTreeMap<String, String>,
 ) -> Option<String> {
-    let labels = selector.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
+    let selector: Selector = selector.clone().into_iter().collect();
     let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let mut pods = api.list(&ListParams::default().labels(&labels).limit(MAX_PODS)).await.ok()?.items;
+    let mut pods = api.list(&ListParams::default().labels_from(&selector).limit(MAX_PODS)).await.ok()?.items;
     pods.sort_by_key(|pod| std::cmp::Reverse(pod.creation_timestamp().map(|time| time.0)));
     pods.iter().find_map(pod_message)
 }

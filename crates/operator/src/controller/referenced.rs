@@ -14,7 +14,7 @@ use coder_k8s_core::{
     sources::{NeededKeys, Source, SourceContent, SourceContents, digest},
     workspace_access::Consent,
 };
-use coder_k8s_engine::{cache::ObjectKey, failure, secret};
+use coder_k8s_engine::{cache::ObjectKey, client, secret};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
@@ -36,19 +36,11 @@ enum Known {
 }
 
 impl ReferencedObjects {
-    /// Forgets `target`, which has changed.
-    pub(crate) fn changed(&self, referrer: &ObjectKey, target: &ObjectKey) {
+    /// Forgets a target that has changed, or all targets of its kind if the watch missed events and `target` is None.
+    pub(crate) fn changed(&self, referrer: &ObjectKey, kind: ReferencedKind, target: Option<&ObjectKey>) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         if let Some(known) = self.known.lock().get_mut(referrer) {
-            known.remove(target);
-        }
-    }
-
-    /// Forgets everything of a kind, because the watch missed events.
-    pub(crate) fn watch_gap(&self, referrer: &ObjectKey, kind: ReferencedKind) {
-        self.changes.fetch_add(1, Ordering::SeqCst);
-        if let Some(known) = self.known.lock().get_mut(referrer) {
-            known.retain(|target, _| target.kind != kind.as_str());
+            known.retain(|key, _| target.map_or(key.kind != kind.as_str(), |target| key != target));
         }
     }
 
@@ -121,7 +113,7 @@ impl ReferencedObjects {
                     Consent::Missing
                 }
             }
-            Err(error) => return Err(failure::from_kube(&format!("read Namespace {namespace}"), &error)),
+            Err(error) => return Err(client::blocker(&format!("read Namespace {namespace}"), &error)),
         };
         self.keep(referrer, target, Known::Consent(consent), changes);
         Ok(consent)
@@ -146,7 +138,7 @@ async fn read(
         Source::ConfigMap(name) => {
             let api: Api<ConfigMap> = Api::namespaced(client.clone(), &target.namespace);
             let read = api.get_opt(name).await;
-            let map = read.map_err(|error| failure::from_kube(&format!("read ConfigMap {name}"), &error))?;
+            let map = read.map_err(|error| client::blocker(&format!("read ConfigMap {name}"), &error))?;
             let Some(map) = map else { return Ok(SourceContent::Absent) };
             let (data, binary) = (map.data.unwrap_or_default(), map.binary_data.unwrap_or_default());
             let all: BTreeSet<String> = data.keys().chain(binary.keys()).cloned().collect();
@@ -177,9 +169,7 @@ fn entries<'a>(
 
 fn unreadable(error: secret::Error) -> Blocker {
     match error {
-        secret::Error::Api { name, source, .. } => {
-            failure::from_kube(&format!("read Secret {name}"), &source)
-        }
+        secret::Error::Api { name, source, .. } => client::blocker(&format!("read Secret {name}"), &source),
         secret::Error::Decode { .. } => Blocker::new(Reason::SecretUnreadable, error.to_string()),
     }
 }

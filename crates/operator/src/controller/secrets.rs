@@ -21,6 +21,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt,
     api::{ListParams, PartialObjectMeta},
+    core::Selector,
 };
 use secrecy::SecretString;
 
@@ -80,10 +81,10 @@ pub(crate) fn check_writable(name: &str, data: &SecretData, owner: &Owner) -> Re
 /// are found again by a later reconcile.
 pub(crate) async fn marked(owner: &Owner, annotation: &str, ctx: &Context) -> Vec<PartialObjectMeta<Secret>> {
     // Ownership is checked by UID below, so that the label of the manager is not part of the selector.
-    let selector = owner.labels.iter().filter(|(name, _)| *name != label::MANAGED_BY);
-    let selector = selector.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
+    let labels = owner.labels.clone().into_iter();
+    let selector: Selector = labels.filter(|(name, _)| *name != label::MANAGED_BY).collect();
     let api: Api<Secret> = Api::namespaced(ctx.client.clone(), &owner.namespace);
-    let Ok(found) = api.list_metadata(&ListParams::default().labels(&selector)).await else {
+    let Ok(found) = api.list_metadata(&ListParams::default().labels_from(&selector)).await else {
         return Vec::new();
     };
     let ours = |secret: &PartialObjectMeta<Secret>| {

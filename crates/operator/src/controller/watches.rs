@@ -11,24 +11,18 @@ use std::{
 };
 
 use coder_k8s_api::names::{self, label};
-use coder_k8s_core::{exposure::route::HTTPRoute, references::References};
+use coder_k8s_core::references::References;
 use coder_k8s_engine::{
+    apply::NamespacedKind,
     cache::Cache,
-    cache::ObjectKey,
     crds::{Crds, Served},
     health::{Readiness, ReadyCheck},
     metadata_watch::{MetadataEvent, MetadataWatch},
-    object_watch::ObjectWatch,
+    object_watch::{ObjectEvent, ObjectWatch},
 };
 use k8s_openapi::{
     NamespaceResourceScope,
-    api::{
-        apps::v1::Deployment,
-        core::v1::{ConfigMap, Namespace, Secret, Service, ServiceAccount},
-        networking::v1::Ingress,
-        policy::v1::PodDisruptionBudget,
-        rbac::v1::{Role, RoleBinding},
-    },
+    api::core::v1::{ConfigMap, Namespace, Secret},
 };
 use kube::{Api, Client, Resource, core::DeserializeGuard, runtime::watcher};
 use serde::de::DeserializeOwned;
@@ -36,7 +30,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Context,
-    enqueue::{child_changed, coder_object_changed, enqueue, enqueue_routed},
+    enqueue::{child_changed, coder_object_changed, enqueue_routed, referenced_changed},
     kinds::{CoderKind, CoderResource, ReferencedKind},
 };
 
@@ -77,7 +71,6 @@ impl Scope {
 /// Everything that is needed to start the watches.
 pub(crate) struct Watches<'a> {
     pub(crate) ctx: &'a Arc<Context>,
-    pub(crate) client: &'a Client,
     pub(crate) readiness: &'a Readiness,
     pub(crate) crds: &'a Crds,
     pub(crate) tasks: &'a mut JoinSet<()>,
@@ -87,24 +80,34 @@ pub(crate) struct Watches<'a> {
 #[derive(Default)]
 pub(crate) struct Synced {
     checks: Vec<ReadyCheck>,
-    /// By CRD: our kinds, whose CRD may be missing.
-    kinds: Vec<(String, Vec<ReadyCheck>)>,
+    /// Our kinds, with the CRD of each, which may be missing.
+    kinds: Vec<(String, ReadyCheck)>,
 }
 
 impl Synced {
     /// Waits until everything is listed. A kind whose CRD is missing, and a watch that RBAC forbids, do not delay the others.
     /// That is safe: a child that is not cached is created only if it is absent, so that none is adopted or overwritten.
     pub(crate) async fn wait(&self, readiness: &Readiness, crds: &Crds) {
-        let listed = |checks: &[ReadyCheck]| checks.iter().all(ReadyCheck::settled);
         let waived =
             |crd: &str| matches!(crds.state(crd), Served::Absent | Served::Pending | Served::Older(_));
         let mut changes = readiness.changes();
-        while !(listed(&self.checks) && self.kinds.iter().all(|(crd, checks)| listed(checks) || waived(crd)))
+        while !(self.checks.iter().all(ReadyCheck::settled)
+            && self.kinds.iter().all(|(crd, check)| check.settled() || waived(crd)))
         {
             // An error is impossible: the registry of checks lives as long as the controller.
             let _ = changes.changed().await;
         }
     }
+}
+
+/// Which CRD a watch needs.
+enum NeededCrd {
+    /// A built-in kind has none.
+    BuiltIn,
+    /// One of our kinds: not synced until its CRD is installed as this release needs it.
+    Required(String),
+    /// Synced without its CRD, since there is nothing to list.
+    Optional(&'static str),
 }
 
 impl Watches<'_> {
@@ -115,77 +118,113 @@ impl Watches<'_> {
             let namespace = namespace.as_deref();
             let caches = self.ctx.caches.clone();
             for kind in CoderKind::ALL.iter().copied() {
-                match kind {
-                    CoderKind::ControlPlane => {
-                        self.coder_objects(namespace, caches.control_planes.clone(), &mut synced);
-                    }
-                    CoderKind::Provisioner => {
-                        self.coder_objects(namespace, caches.provisioners.clone(), &mut synced);
-                    }
-                    CoderKind::WorkspaceProxy => {
-                        self.coder_objects(namespace, caches.workspace_proxies.clone(), &mut synced);
-                    }
-                }
+                let (crd, check) = match kind {
+                    CoderKind::ControlPlane => self.coder_objects(namespace, &caches.control_planes),
+                    CoderKind::Provisioner => self.coder_objects(namespace, &caches.provisioners),
+                    CoderKind::WorkspaceProxy => self.coder_objects(namespace, &caches.workspace_proxies),
+                };
+                synced.kinds.push((crd, check));
             }
             synced.checks.extend([
-                self.children::<ServiceAccount>(namespace, caches.service_accounts),
-                self.children::<Service>(namespace, caches.services),
-                self.children::<Deployment>(namespace, caches.deployments),
-                self.children::<PodDisruptionBudget>(namespace, caches.budgets),
-                self.children::<Ingress>(namespace, caches.ingresses),
-                self.children::<Role>(namespace, caches.roles),
-                self.children::<RoleBinding>(namespace, caches.bindings),
-                self.routes(namespace, caches.routes),
+                self.children(namespace, caches.service_accounts),
+                self.children(namespace, caches.services),
+                self.children(namespace, caches.deployments),
+                self.children(namespace, caches.budgets),
+                self.children(namespace, caches.ingresses),
+                self.children(namespace, caches.roles),
+                self.children(namespace, caches.bindings),
+                self.objects(
+                    namespace,
+                    caches.routes,
+                    labelled(),
+                    NeededCrd::Optional(HTTP_ROUTES),
+                    child_changed,
+                ),
+                self.metadata_watch::<Secret>(
+                    api(&self.ctx.client, namespace),
+                    namespace,
+                    ReferencedKind::Secret,
+                ),
+                self.metadata_watch::<ConfigMap>(
+                    api(&self.ctx.client, namespace),
+                    namespace,
+                    ReferencedKind::ConfigMap,
+                ),
             ]);
-            synced.checks.push(self.metadata_watch::<Secret>(
-                api(self.client, namespace),
-                namespace,
-                ReferencedKind::Secret,
-            ));
-            synced.checks.push(self.metadata_watch::<ConfigMap>(
-                api(self.client, namespace),
-                namespace,
-                ReferencedKind::ConfigMap,
-            ));
         }
         self.gateway_api();
         // With named namespaces the operator has no right to read Namespaces: being named is the consent.
         if matches!(scope, Scope::Everywhere) {
-            synced.checks.push(self.metadata_watch::<Namespace>(
-                Api::all(self.client.clone()),
-                None,
-                ReferencedKind::Namespace,
-            ));
+            let api = Api::all(self.ctx.client.clone());
+            synced.checks.push(self.metadata_watch::<Namespace>(api, None, ReferencedKind::Namespace));
         }
         synced
     }
 
-    /// Watches one of our kinds while its CRD is installed as this release needs it.
-    fn coder_objects<K>(&mut self, namespace: Option<&str>, cache: Cache<K>, synced: &mut Synced)
-    where
-        K: CoderResource + References + Send + Sync + 'static,
-    {
+    /// Watches one of our kinds. Returns the name of its CRD as well.
+    fn coder_objects<K: CoderResource + References>(
+        &mut self,
+        namespace: Option<&str>,
+        cache: &Cache<K>,
+    ) -> (String, ReadyCheck) {
         let crd = format!("{}.{}", K::plural(&()), names::GROUP);
-        let watch = self.watch(namespace, cache, watcher::Config::default());
-        let check = watch.synced.clone();
-        match synced.kinds.iter_mut().find(|(name, _)| *name == crd) {
-            Some((_, checks)) => checks.push(check.clone()),
-            None => synced.kinds.push((crd.clone(), vec![check.clone()])),
-        }
+        let needed = NeededCrd::Required(crd.clone());
+        let config = watcher::Config::default();
+        (crd, self.objects(namespace, cache.clone(), config, needed, coder_object_changed))
+    }
+
+    /// Watches the children of one kind that bear the label of the operator.
+    fn children<K: NamespacedKind>(&mut self, namespace: Option<&str>, cache: Cache<K>) -> ReadyCheck {
+        self.objects(namespace, cache, labelled(), NeededCrd::BuiltIn, child_changed)
+    }
+
+    /// Watches and caches objects of one kind while its CRD is installed, and passes each change to `changed`.
+    fn objects<K: NamespacedKind>(
+        &mut self,
+        namespace: Option<&str>,
+        cache: Cache<K>,
+        config: watcher::Config,
+        crd: NeededCrd,
+        changed: fn(&Context, &ObjectEvent<'_, K>),
+    ) -> ReadyCheck {
+        let check = self.readiness.ready_check(check_name(&K::plural(&()), namespace));
+        let watch = ObjectWatch {
+            api: api::<DeserializeGuard<K>>(&self.ctx.client, namespace),
+            config,
+            namespace: namespace.map(str::to_owned),
+            cache,
+            synced: check.clone(),
+            metrics: self.ctx.metrics.clone(),
+        };
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
             loop {
-                check.fail("waiting for its CRD");
-                crds.ready(&crd).await;
-                check.fail("not listed yet");
+                let crd = match &crd {
+                    NeededCrd::BuiltIn => return watch.run(|change| changed(&ctx, &change)).await,
+                    NeededCrd::Required(crd) => {
+                        watch.synced.fail("waiting for its CRD");
+                        crds.ready(crd).await;
+                        watch.synced.fail("not listed yet");
+                        crd
+                    }
+                    NeededCrd::Optional(crd) => {
+                        crds.known(crd).await;
+                        if crds.state(crd) != Served::Ready {
+                            watch.synced.pass();
+                        }
+                        crds.ready(crd).await;
+                        *crd
+                    }
+                };
                 tokio::select! {
-                    () = watch.run(|change| coder_object_changed(&ctx, &change)) => {}
-                    () = crds.unready(&crd) => {}
+                    () = watch.run(|change| changed(&ctx, &change)) => {}
+                    () = crds.unready(crd) => {}
                 }
                 // Without its CRD a kind has no objects, and the aborted watch shows no deletions.
-                watch.clear(|change| coder_object_changed(&ctx, &change));
+                watch.clear(|change| changed(&ctx, &change));
             }
         });
+        check
     }
 
     /// Records whether the Gateway API is installed, and enqueues the objects with a route whenever that changes.
@@ -203,60 +242,6 @@ impl Watches<'_> {
         });
     }
 
-    /// Watches our routes while the Gateway API is installed. Without it the check passes, since there is nothing to list.
-    fn routes(&mut self, namespace: Option<&str>, cache: Cache<HTTPRoute>) -> ReadyCheck {
-        let watch = self.watch(namespace, cache, labelled());
-        let check = watch.synced.clone();
-        let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
-        self.tasks.spawn(async move {
-            loop {
-                crds.known(HTTP_ROUTES).await;
-                if crds.state(HTTP_ROUTES) != Served::Ready {
-                    watch.synced.pass();
-                }
-                crds.ready(HTTP_ROUTES).await;
-                tokio::select! {
-                    () = watch.run(|change| child_changed(&ctx, &change)) => {}
-                    () = crds.unready(HTTP_ROUTES) => {}
-                }
-                watch.clear(|change| child_changed(&ctx, &change));
-            }
-        });
-        check
-    }
-
-    /// Watches the children of one kind that bear the label of the operator.
-    fn children<K>(&mut self, namespace: Option<&str>, cache: Cache<K>) -> ReadyCheck
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Send
-            + Sync
-            + 'static,
-    {
-        let watch = self.watch(namespace, cache, labelled());
-        let check = watch.synced.clone();
-        let ctx = self.ctx.clone();
-        self.tasks.spawn(async move { watch.run(|change| child_changed(&ctx, &change)).await });
-        check
-    }
-
-    fn watch<K>(&self, namespace: Option<&str>, cache: Cache<K>, config: watcher::Config) -> ObjectWatch<K>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
-    {
-        ObjectWatch {
-            api: api::<DeserializeGuard<K>>(self.client, namespace),
-            config,
-            namespace: namespace.map(str::to_owned),
-            cache,
-            synced: self.readiness.ready_check(check_name(&K::plural(&()), namespace)),
-            metrics: self.ctx.metrics.clone(),
-        }
-    }
-
     /// Watches the metadata of a referenced kind, and enqueues the objects that refer to what changed.
     fn metadata_watch<K>(
         &mut self,
@@ -271,53 +256,17 @@ impl Watches<'_> {
         let metadata_watch = MetadataWatch { api, synced: synced.clone(), metrics: self.ctx.metrics.clone() };
         let ctx = self.ctx.clone();
         self.tasks.spawn(async move {
-            let on_event = |event: MetadataEvent<'_>| match event {
-                MetadataEvent::Changed { namespace, name } => {
-                    let target = kind.key(namespace, name);
-                    referenced_changed(
-                        &ctx,
-                        kind,
-                        ctx.references.of(&target).into_iter().collect(),
-                        Some(&target),
-                    );
-                }
-                MetadataEvent::Gap => {
-                    referenced_changed(&ctx, kind, ctx.references.of_kind(kind.as_str()), None);
-                }
-            };
-            metadata_watch.run(on_event).await;
+            metadata_watch
+                .run(|event| match event {
+                    MetadataEvent::Changed { namespace, name } => {
+                        referenced_changed(&ctx, kind, Some(&kind.key(namespace, name)));
+                    }
+                    MetadataEvent::Gap => referenced_changed(&ctx, kind, None),
+                })
+                .await;
         });
         synced
     }
-}
-
-/// Forgets what is known of a referenced object that changed, and enqueues the objects that refer to it. `target` is None if
-/// the watch missed events, so that any object of the kind may have changed.
-fn referenced_changed(
-    ctx: &Context,
-    kind: ReferencedKind,
-    referrers: BTreeSet<ObjectKey>,
-    target: Option<&ObjectKey>,
-) {
-    for referrer in &referrers {
-        match target {
-            Some(target) => ctx.referenced.changed(referrer, target),
-            None => ctx.referenced.watch_gap(referrer, kind),
-        }
-        let Some(referrer_kind) = CoderKind::named(referrer.kind) else { continue };
-        match (referrer_kind, kind) {
-            (CoderKind::ControlPlane, ReferencedKind::Secret | ReferencedKind::ConfigMap) => {
-                ctx.coderd_sync.source_changed(referrer, target.map_or("", |target| &target.name));
-            }
-            (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::Secret) => match target {
-                Some(_) => ctx.verify_schedule.secret_changed(referrer),
-                None => ctx.verify_schedule.watch_gap(referrer),
-            },
-            (_, ReferencedKind::Namespace)
-            | (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::ConfigMap) => {}
-        }
-    }
-    enqueue(ctx, referrers);
 }
 
 /// Selects the children of the operator.
@@ -329,7 +278,8 @@ fn check_name(plural: &str, namespace: Option<&str>) -> String {
     namespace.map_or_else(|| format!("watch {plural}"), |namespace| format!("watch {plural} in {namespace}"))
 }
 
-fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+/// The API of a kind in one namespace, or in all.
+pub(super) fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {

@@ -14,20 +14,17 @@ use coder_k8s_core::{
     workspace_access::{self, Consent, Existing, Grant, Grantee, Plan},
 };
 use coder_k8s_engine::{
-    apply::{Child, Owner},
+    apply::{NamespacedKind, Owner},
     cache::ObjectKey,
-    failure,
+    client,
 };
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::rbac::v1::{Role, RoleBinding},
-};
-use kube::{Api, Resource, ResourceExt, api::ListParams};
-use serde::de::DeserializeOwned;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::{ResourceExt, api::ListParams};
 
 use super::{
     Context, Scope,
     children::{apply, remove},
+    watches::api,
 };
 
 /// Grants that failed, with their namespaces.
@@ -93,7 +90,7 @@ pub(crate) async fn all_removed(grantee: &Grantee, ctx: &Context, done: &mut Act
     let left = match (count::<RoleBinding>(grantee, ctx).await, count::<Role>(grantee, ctx).await) {
         (Ok(bindings), Ok(roles)) => bindings + roles,
         (Err(error), _) | (_, Err(error)) => {
-            done.failures.push(failure::from_kube(
+            done.failures.push(client::blocker(
                 "list the Roles and RoleBindings of workspaces in other namespaces",
                 &error,
             ));
@@ -108,24 +105,13 @@ pub(crate) async fn all_removed(grantee: &Grantee, ctx: &Context, done: &mut Act
 }
 
 /// How many objects of a kind in other namespaces were written for this very object.
-async fn count<K>(grantee: &Grantee, ctx: &Context) -> kube::Result<usize>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + std::fmt::Debug
-        + DeserializeOwned,
-{
+async fn count<K: NamespacedKind>(grantee: &Grantee, ctx: &Context) -> kube::Result<usize> {
     let labels =
         grantee.labels().into_iter().chain([(label::MANAGED_BY.to_owned(), label::MANAGER.to_owned())]);
-    let selector = labels.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
-    let params = ListParams::default().labels(&selector);
+    let params = ListParams::default().labels_from(&labels.collect());
     let mut count = 0;
     for namespace in ctx.policy.scope.each() {
-        let api: Api<K> = match namespace {
-            Some(namespace) => Api::namespaced(ctx.client.clone(), &namespace),
-            None => Api::all(ctx.client.clone()),
-        };
-        let all = api.list_metadata(&params).await?;
+        let all = api::<K>(&ctx.client, namespace.as_deref()).list_metadata(&params).await?;
         count += all
             .iter()
             .filter(|found| found.namespace().as_ref() != Some(&grantee.namespace))
@@ -150,7 +136,7 @@ async fn write(grant: &Grant, owner: &Owner, ctx: &Context, done: &mut ActResult
     apply(ctx, owner, grant.binding.clone(), cached, done).await;
 }
 
-async fn withdraw<K: Child>(
+async fn withdraw<K: NamespacedKind>(
     object: &K,
     owner: &Owner,
     ctx: &Context,

@@ -8,7 +8,6 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -19,22 +18,15 @@ use coder_k8s_testbed::{
     binaries::{self, CODER_VERSION},
     postgres::Programs,
 };
-use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::{
-    Api, Client,
-    api::{DynamicObject, Patch, PatchParams},
-};
+use kube::{Api, Client};
 use parking_lot::Mutex;
-use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::Console;
+use super::{Console, NAMESPACE, apply, apply_namespace, apply_secret};
+use crate::intervals::DEV_POLL_PERIOD;
 
 const SAMPLE: &str = "controlplane-licensed.yaml";
-const NAMESPACE: &str = "coder";
 const NAME: &str = "coder";
-const MANAGER: &str = "coder-k8s-dev";
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Printed when coderd and the operator access are ready.
 pub(super) const READY: &str = "the real coderd serves, and the operator has access to it";
@@ -98,13 +90,9 @@ impl<'a> RealCoderd<'a> {
     /// Applies the control plane and its database Secret. The license is left out, because the real coderd accepts no
     /// license of the simulator.
     pub(super) async fn apply(&self, database: &str) -> Result<()> {
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
-        apply(&Api::<Namespace>::all(self.client.clone()), NAMESPACE, &namespace).await?;
-        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "coder-db-app"},
-            "stringData": {"uri": database}});
-        apply(&Api::<Secret>::namespaced(self.client.clone(), NAMESPACE), "coder-db-app", &secret).await?;
-        let planes = Api::<CoderControlPlane>::namespaced(self.client.clone(), NAMESPACE);
-        apply(&planes, NAME, &sample()?).await?;
+        apply_namespace(&self.client, NAMESPACE).await?;
+        apply_secret(&self.client, "coder-db-app", "uri", database).await?;
+        apply(&self.client, sample()?).await?;
         self.console
             .line(&format!("applied CoderControlPlane {NAMESPACE}/{NAME}: {SAMPLE} without its license"));
         Ok(())
@@ -113,7 +101,7 @@ impl<'a> RealCoderd<'a> {
     /// Waits until coderd serves and the operator has access to it.
     pub(super) async fn ready(&self) -> Result<()> {
         while !(self.is_ready().await && self.address.lock().is_some()) {
-            tokio::time::sleep(POLL_INTERVAL).await;
+            tokio::time::sleep(DEV_POLL_PERIOD).await;
         }
         Ok(())
     }
@@ -135,7 +123,7 @@ impl<'a> RealCoderd<'a> {
                 self.console
                     .line("the operator has access to coderd through its own account in the database");
             }
-            tokio::time::sleep(POLL_INTERVAL).await;
+            tokio::time::sleep(DEV_POLL_PERIOD).await;
         }
     }
 
@@ -164,8 +152,7 @@ pub(super) fn show_logs(node: &Node) {
 /// The sample with the settings that it needs on this machine.
 fn sample() -> Result<Value> {
     let found = SAMPLES.iter().find(|sample| sample.file == SAMPLE).context("no such sample")?;
-    let object: DynamicObject = serde_saphyr::from_str(found.yaml)?;
-    let mut object = serde_json::to_value(object)?;
+    let mut object: Value = serde_saphyr::from_str(found.yaml)?;
     let spec = object.get_mut("spec").and_then(Value::as_object_mut).context("a sample without a spec")?;
     spec.remove("licenseSecretRef");
     // The pinned release exits if this is set by its environment variable.
@@ -177,15 +164,6 @@ fn sample() -> Result<Value> {
     env.retain(|entry| entry.get("name") != Some(&json!("CODER_ACCESS_URL")));
     env.extend(OFFLINE.map(|(name, value)| json!({"name": name, "value": value})));
     Ok(object)
-}
-
-async fn apply<K>(api: &Api<K>, name: &str, object: &Value) -> Result<()>
-where
-    K: Clone + DeserializeOwned + Serialize + std::fmt::Debug,
-{
-    let params = PatchParams::apply(MANAGER).force();
-    api.patch(name, &params, &Patch::Apply(object)).await.with_context(|| format!("cannot apply {name}"))?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,32 +1,67 @@
-//! Applies the samples as a person would, and waits for them.
+//! Applies the samples as a person would, with a simulated coderd behind them, and waits for them.
 
-use std::time::Duration;
+use std::{io, net::SocketAddr, sync::Arc};
 
 use anyhow::{Context, Result};
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, samples::SAMPLES};
-use k8s_openapi::api::core::v1::Namespace;
-use kube::{
-    Api, Client,
-    api::{ApiResource, DynamicObject, Patch, PatchParams},
-};
+use coder_k8s_api::samples::SAMPLES;
+use coder_k8s_coderd::Resolve;
+use coder_k8s_testbed::{CoderSim, codersim::Mode};
+use futures::future::BoxFuture;
+use kube::{Client, ResourceExt, api::DynamicObject};
+use secrecy::ExposeSecret;
 
-use super::Console;
+use super::{Console, api, apply_namespace, apply_secret, kind};
+use crate::intervals::{DEV_LICENSE_TIMEOUT, DEV_POLL_PERIOD};
 
-/// The field manager of the samples, which is not the operator's.
-const MANAGER: &str = "coder-k8s-dev";
-/// How long the other samples wait for the control plane that applies the license.
-const LICENSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The simulated coderd, which stops when dropped. The node starts no containers, so that one simulator serves every
+/// control plane. It accepts the license and the token in the Secrets of the samples.
+pub(super) struct Coderd {
+    sim: CoderSim,
+}
+
+impl Coderd {
+    pub(super) async fn start(console: &Console) -> Result<Self> {
+        let sim = CoderSim::start(Mode::Unlicensed).await?;
+        console.line(&format!("a simulated coderd serves all control planes at {}", sim.url()));
+        Ok(Self { sim })
+    }
+
+    /// Resolves the name of any Service to the simulator.
+    pub(super) fn resolver(&self) -> Arc<dyn Resolve> {
+        Arc::new(AnyHost(self.sim.address()))
+    }
+
+    /// Creates the Secrets that the samples name, with a license, tokens and a database URL.
+    pub(super) async fn fill_secrets(&self, client: &Client) -> Result<()> {
+        let license = CoderSim::license().feature_set("premium").build();
+        let token = self.sim.owner_token();
+        for (name, key, value) in [
+            ("coder-license", "license", license.expose_secret()),
+            ("coder-token", "token", token.expose_secret()),
+            ("coder-bootstrap", "token", token.expose_secret()),
+            ("coderworkspaceproxy-token", "token", "00000000-0000-0000-0000-000000000000:supplied"),
+            ("coder-db-app", "uri", "postgres://coder@database.example/coder"),
+        ] {
+            apply_secret(client, name, key, value).await?;
+        }
+        Ok(())
+    }
+}
+
+struct AnyHost(SocketAddr);
+
+impl Resolve for AnyHost {
+    fn resolve(&self, _host: String, _port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
+        Box::pin(async { Ok(vec![self.0]) })
+    }
+}
 
 /// Creates the namespaces of the samples.
 pub(crate) async fn namespaces(client: &Client) -> Result<()> {
     for sample in parsed()? {
-        ensure_namespace(client, &namespace(&sample)).await?;
+        apply_namespace(client, &sample.namespace().unwrap_or_default()).await?;
     }
     Ok(())
-}
-
-fn namespace(sample: &DynamicObject) -> String {
-    sample.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned())
 }
 
 /// Applies every sample, first the control plane that applies the license.
@@ -36,7 +71,7 @@ fn namespace(sample: &DynamicObject) -> String {
 pub(crate) async fn apply(client: &Client, console: &Console) -> Result<()> {
     let (first, others): (Vec<_>, Vec<_>) = parsed()?.into_iter().partition(applies_license);
     put(client, &first, console).await?;
-    if let Ok(outcome) = tokio::time::timeout(LICENSE_TIMEOUT, wait(client, &first)).await {
+    if let Ok(outcome) = tokio::time::timeout(DEV_LICENSE_TIMEOUT, wait(client, &first)).await {
         outcome?;
     }
     put(client, &others, console).await
@@ -44,12 +79,8 @@ pub(crate) async fn apply(client: &Client, console: &Console) -> Result<()> {
 
 async fn put(client: &Client, samples: &[DynamicObject], console: &Console) -> Result<()> {
     for sample in samples {
-        let namespace = namespace(sample);
-        let name = sample.metadata.name.clone().unwrap_or_default();
-        api(client, sample)?
-            .patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(sample))
-            .await
-            .with_context(|| format!("cannot apply the sample {namespace}/{name}"))?;
+        super::apply(client, serde_json::to_value(sample)?).await?;
+        let (namespace, name) = (sample.namespace().unwrap_or_default(), sample.name_any());
         console.line(&format!("applied {} {namespace}/{name}", kind(sample)));
     }
     Ok(())
@@ -62,12 +93,12 @@ pub(crate) async fn settled(client: &Client) -> Result<()> {
 
 async fn wait(client: &Client, samples: &[DynamicObject]) -> Result<()> {
     for sample in samples {
-        let name = sample.metadata.name.clone().unwrap_or_default();
+        let name = sample.name_any();
         let api = api(client, sample)?;
         let ready = can_be_ready(sample);
         let settled = |object: DynamicObject| is_observed(&object) && (!ready || is_ready(&object));
         while !api.get_opt(&name).await?.is_some_and(settled) {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(DEV_POLL_PERIOD).await;
         }
     }
     Ok(())
@@ -112,32 +143,4 @@ fn parsed() -> Result<Vec<DynamicObject>> {
         .iter()
         .map(|sample| serde_saphyr::from_str(sample.yaml).with_context(|| format!("sample {}", sample.file)))
         .collect()
-}
-
-fn kind(object: &DynamicObject) -> &str {
-    object.types.as_ref().map_or("object", |types| types.kind.as_str())
-}
-
-fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
-    let resource = [
-        ApiResource::erase::<CoderControlPlane>(&()),
-        ApiResource::erase::<CoderProvisioner>(&()),
-        ApiResource::erase::<CoderWorkspaceProxy>(&()),
-    ]
-    .into_iter()
-    .find(|resource| resource.kind == kind(object))
-    .with_context(|| format!("{} is not a kind of this operator", kind(object)))?;
-    Ok(match &object.metadata.namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::default_namespaced_with(client.clone(), &resource),
-    })
-}
-
-async fn ensure_namespace(client: &Client, name: &str) -> Result<()> {
-    let namespace = serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-    Api::<Namespace>::all(client.clone())
-        .patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(&namespace))
-        .await
-        .with_context(|| format!("cannot create the namespace {name}"))?;
-    Ok(())
 }

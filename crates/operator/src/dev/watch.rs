@@ -3,13 +3,13 @@
 use std::{collections::HashMap, fmt::Debug};
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition};
-use futures::{StreamExt, future::join_all};
-use k8s_openapi::{
-    api::{
-        apps::v1::Deployment,
-        core::v1::{Pod, Secret, Service, ServiceAccount},
-    },
-    apimachinery::pkg::apis::meta::v1::Condition,
+use futures::{
+    StreamExt,
+    future::{BoxFuture, join_all},
+};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Pod, Secret, Service, ServiceAccount},
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -19,20 +19,15 @@ use kube::{
 use serde::de::DeserializeOwned;
 
 use super::Console;
+use crate::controller::CoderResource;
 
 /// Prints every change until it is dropped.
 pub(crate) async fn everything(client: &Client, console: &Console) {
     let managed = watcher::Config::default().labels("app.kubernetes.io/managed-by=coder-k8s");
     join_all([
-        follow(Api::<CoderControlPlane>::all(client.clone()), watcher::Config::default(), console, |o| {
-            summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
-        }),
-        follow(Api::<CoderProvisioner>::all(client.clone()), watcher::Config::default(), console, |o| {
-            summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
-        }),
-        follow(Api::<CoderWorkspaceProxy>::all(client.clone()), watcher::Config::default(), console, |o| {
-            summary(o.status.as_ref().map(|status| status.workload.conditions.as_slice()))
-        }),
+        follow_ours::<CoderControlPlane>(client, console),
+        follow_ours::<CoderProvisioner>(client, console),
+        follow_ours::<CoderWorkspaceProxy>(client, console),
         follow(Api::<Deployment>::all(client.clone()), managed.clone(), console, |o| {
             let status = o.status.as_ref();
             let ready = status.and_then(|s| s.ready_replicas).unwrap_or(0);
@@ -49,13 +44,22 @@ pub(crate) async fn everything(client: &Client, console: &Console) {
     .await;
 }
 
+/// Watches one of our kinds and prints a line when its condition Ready changes.
+fn follow_ours<'a, K: CoderResource>(client: &Client, console: &'a Console) -> BoxFuture<'a, ()> {
+    follow(Api::<K>::all(client.clone()), watcher::Config::default(), console, |object| {
+        let conditions = object.status().map_or(&[][..], K::conditions);
+        let ready = conditions.iter().find(|c| c.type_ == condition::kind::READY);
+        ready.map(|c| format!("Ready={} {}: {}", c.status, c.reason, c.message)).unwrap_or_default()
+    })
+}
+
 /// Watches one kind and prints a line when the `state` of an object changes.
 fn follow<'a, K>(
     api: Api<K>,
     config: watcher::Config,
     console: &'a Console,
     state: impl Fn(&K) -> String + Send + 'a,
-) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>>
+) -> BoxFuture<'a, ()>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -87,10 +91,4 @@ where
 
 fn describe<K: Resource<DynamicType = ()>>(object: &K) -> String {
     format!("{} {}/{}", K::kind(&()), object.namespace().unwrap_or_default(), object.name_any())
-}
-
-/// The condition Ready in one line.
-fn summary(conditions: Option<&[Condition]>) -> String {
-    let ready = conditions.and_then(|all| all.iter().find(|c| c.type_ == condition::kind::READY));
-    ready.map(|c| format!("Ready={} {}: {}", c.status, c.reason, c.message)).unwrap_or_default()
 }

@@ -216,7 +216,7 @@ async fn an_outdated_view_does_not_lead_to_an_adoption() {
     let theirs =
         scene.accounts().create(&PostParams::default(), &account(&[("theirs", "yes")])).await.unwrap();
     let refused = scene.applier.apply(&scene.owner, account(&[("a", "2")]), Some(&ours)).await;
-    let failure = coder_k8s_engine::failure::from_kube("write ServiceAccount robot", &refused.unwrap_err());
+    let failure = coder_k8s_engine::client::blocker("write ServiceAccount robot", &refused.unwrap_err());
     assert_eq!(failure.reason, Reason::Outdated);
     assert_eq!(scene.accounts().get("robot").await.unwrap(), theirs);
 }

@@ -1,0 +1,32 @@
+//! Fixed delays and timeouts of the controller and of `dev`. Each is named after what it delays or limits. Those of calls
+//! to coderd are beside their users; what a user can set with a flag is in `controller/options.rs`.
+
+use std::time::Duration;
+
+/// How soon to check again a foreign object that has the name of a child. No watch shows it, because it lacks our label.
+pub(crate) const REQUEUE_FOREIGN: Duration = Duration::from_secs(5);
+
+/// How soon to reconcile again after this process wrote the object itself. As a rule the watch enqueues it earlier.
+pub(crate) const REQUEUE_OWN_WRITE: Duration = Duration::from_millis(50);
+
+/// How long a deposed leader delays an object. The process ends before that.
+pub(crate) const REQUEUE_NOT_LEADING: Duration = Duration::from_secs(1);
+
+/// How long the reconcile of an owner waits after the deletion of its child. If both were deleted together, their events
+/// arrive by different watches, in any order.
+pub(crate) const REQUEUE_DELETED_CHILD: Duration = Duration::from_millis(300);
+
+/// How long the release of the lease may take at shutdown.
+pub(crate) const LEASE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the samples of `dev` wait for the control plane that applies the license.
+#[cfg(feature = "dev")]
+pub(crate) const DEV_LICENSE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Period at which `dev` reads the objects that it waits for.
+#[cfg(feature = "dev")]
+pub(crate) const DEV_POLL_PERIOD: Duration = Duration::from_millis(200);
+
+/// How long the tasks of `dev` may take to end when it ends.
+#[cfg(feature = "dev")]
+pub(crate) const DEV_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
