@@ -106,6 +106,9 @@ pub struct License {
     /// The `jti` of the license if it is a UUID, else a random UUID.
     #[serde(default, deserialize_with = "answer::or_default")]
     pub uuid: String,
+    /// When the license was added.
+    #[serde(default, deserialize_with = "answer::time")]
+    pub uploaded_at: Option<Timestamp>,
     /// The claims of the license. coderd also lists licenses that are expired or that it cannot verify.
     #[serde(default, deserialize_with = "answer::or_default")]
     pub claims: Claims,

@@ -46,6 +46,8 @@ pub struct Observed {
     pub privileged_rules: bool,
     /// The report of exchanges with coderd.
     pub coderd: coderd::CoderdReport,
+    /// What the conditions about coderd depend on now.
+    pub inputs: coderd::PresentInputs,
     /// Whether jobs have daemons that could run them.
     pub jobs: JobsVerdict,
 }

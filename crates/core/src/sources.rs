@@ -174,6 +174,11 @@ pub fn digest<'a>(
     hex(&hash.finalize())
 }
 
+/// The checksum of one key of a Secret. A Secret or key that is missing has one too, so that its loss is a change.
+pub fn secret_digest(uid: &str, name: &str, key: &str, value: Option<&[u8]>) -> String {
+    digest(uid, &Source::Secret(name.to_owned()), [(key, value)].into_iter())
+}
+
 /// The checksum of everything that the pods read. None: they read nothing, or the spec disables restarts.
 pub fn checksum(pod: &PodSettings, found: &SourceContents) -> Option<String> {
     if !pod.restart_on_config_change || found.is_empty() {

@@ -78,9 +78,10 @@ async fn observe(
     let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
     let privileged_rules = ctx.policy.privileged_rules;
     let coderd = ctx.coderd_sync.report(key, object.uid().as_ref());
+    let inputs = coderd_sync::present_inputs(key, &object, ctx).await;
     let jobs = ctx.daemon_poller.jobs(key, ctx);
     let observed =
-        Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, jobs };
+        Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, inputs, jobs };
     (observed, unknown_consent)
 }
 

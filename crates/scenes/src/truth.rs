@@ -21,7 +21,7 @@ use std::{
 };
 
 use coder_k8s_api::{condition::kind, names::annotation};
-use coder_k8s_testbed::codersim::{SimView, report};
+use coder_k8s_testbed::codersim::{SimView, When, report};
 use futures::{StreamExt, stream};
 use kube::{
     Api, Client,
@@ -290,14 +290,11 @@ impl World {
             return;
         }
         let needed: &[&str] = match *kind {
-            "CoderControlPlane" if object["spec"]["licenseSecretRef"].is_object() => {
-                &[kind::DEPLOYMENT_READY, kind::LICENSE_APPLIED]
-            }
-            "CoderControlPlane" => &[kind::DEPLOYMENT_READY],
-            "CoderProvisioner" => {
-                &[kind::DEPLOYMENT_READY, kind::PROVISIONER_KEY_READY, kind::PROVISIONER_KEY_SECRET_READY]
-            }
-            _ => &[kind::DEPLOYMENT_READY],
+            "CoderControlPlane" if object["spec"]["licenseSecretRef"].is_object() => &[kind::LICENSE_APPLIED],
+            "CoderControlPlane" => &[],
+            "CoderProvisioner" => &[kind::PROVISIONER_KEY_READY, kind::PROVISIONER_KEY_SECRET_READY],
+            _ if object["spec"]["proxySessionTokenSecretRef"].is_object() => &[],
+            _ => &[kind::REGISTERED, kind::TOKEN_SECRET_READY],
         };
         for needed in needed {
             if !condition_of(object, needed).is_some_and(|found| found["status"] == "True") {
@@ -354,7 +351,8 @@ impl World {
             })
     }
 
-    /// Compares a condition with the world. `since`: contents that a Secret had after that time count too.
+    /// Compares a condition with the world as it is. With `since`, with what it ever was, and contents that a Secret had
+    /// after that time count too.
     fn judge(&self, id: &Id, object: &Value, condition: &str, since: Option<Instant>) -> (String, Judgement) {
         if condition == kind::DEPLOYMENT_READY {
             return (String::new(), self.rolled_out(object));
@@ -362,8 +360,9 @@ impl World {
         let Some(server) = self.server(id, object) else { return (String::new(), Judgement::Unknown) };
         let (spec, status) = (&object["spec"], &object["status"]);
         let deployment = server.deployment_id();
+        let when = if since.is_some() { When::Ever } else { When::Now };
         if condition == kind::EXTERNAL_PROVISIONERS_ENTITLED {
-            let holds = server.entitles("external_provisioner_daemons");
+            let holds = server.entitles("external_provisioner_daemons", when);
             let why = "the license does not cover external provisioners";
             return (deployment, if holds { Judgement::Holds } else { Judgement::Fails(why.to_owned()) });
         }
@@ -390,12 +389,12 @@ impl World {
         let holds = |content: &String| {
             let secret = SecretString::from(content.trim().to_owned());
             match condition {
-                kind::LICENSE_APPLIED => server.holds_license(content.trim()),
-                kind::OPERATOR_ACCESS_READY => server.accepts(&secret),
+                kind::LICENSE_APPLIED => server.holds_license(content.trim(), when),
+                kind::OPERATOR_ACCESS_READY => server.accepts(&secret, when),
                 kind::PROVISIONER_KEY_READY | kind::PROVISIONER_KEY_SECRET_READY => {
-                    server.key(&secret).is_some_and(|known| tags_of(&spec["tags"]) == known.tags)
+                    server.has_key(&secret, &tags_of(&spec["tags"]), when)
                 }
-                _ => server.proxy(&secret).is_some_and(|known| status["proxyName"] == *known.name),
+                _ => server.has_proxy(&secret, status["proxyName"].as_str().unwrap_or_default(), when),
             }
         };
         let judgement = match contents.iter().any(holds) {

@@ -47,7 +47,7 @@ pub use admin::{DaemonSeed, JobSeed, KeySeen, LicenseSeen, ProxySeen};
 pub use faults::{FaultId, SimFault};
 pub use licenses::LicenseBuilder;
 pub use log::{Entry, Mark};
-pub use monitor::{REPORT_FILE, SimView, report};
+pub use monitor::{REPORT_FILE, SimView, When, report};
 pub use sessions::{KeyChange, Session, SessionEnd, SessionSeen};
 
 use faults::Rules;

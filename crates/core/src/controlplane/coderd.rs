@@ -1,7 +1,9 @@
 //! Status of a control plane that comes from coderd: operator access, license and entitlements.
 //!
 //! An exchange with coderd leaves a [`CoderdReport`], which a reconcile puts on the status with [`set_conditions`]. What the
-//! report leaves out keeps its condition: neither a restart nor an outage withdraws anything that works.
+//! report leaves out keeps its condition: neither a restart nor an outage withdraws anything that works. A verdict counts
+//! only for the inputs that it is about ([`PresentInputs`]): a condition never speaks of a spec or a Secret that was not
+//! verified.
 
 pub mod access;
 pub mod license;
@@ -9,8 +11,8 @@ pub mod operator_token;
 pub mod revocation;
 
 use coder_k8s_api::{
-    CoderControlPlane, CoderControlPlaneStatus, EntitlementsStatus, OperatorTokenStatus, Reason,
-    ReportedSecretRef, condition::kind,
+    AccessMethod, CoderControlPlane, CoderControlPlaneStatus, CredentialBinding, EntitlementsStatus,
+    OperatorAccess, OperatorTokenStatus, Reason, ReportedSecretRef, SecretKeyRef, condition::kind,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -24,6 +26,7 @@ use crate::{
     entitlements::{FeatureState, Tier},
     license_gate::Feature,
     outcome::ForeignObject,
+    verified::{self, Recorded},
 };
 
 /// What exchanges with coderd brought so far in this process.
@@ -31,8 +34,14 @@ use crate::{
 pub struct CoderdReport {
     /// Version and identity that the server reports.
     pub server: Option<ReportedServer>,
+    /// The deployment that accepted the operator's token.
+    pub accepted_by: Option<String>,
     /// The operator's access.
     pub access: Option<Access>,
+    /// The inputs that `access` is about. None: any, as of a server that does not answer.
+    pub access_inputs: Option<String>,
+    /// The deployments that accepted tokens, as the status records them.
+    pub bindings: Vec<CredentialBinding>,
     /// Where the operator's token is.
     pub token: Option<ReportedSecretRef>,
     /// The token that the operator has made, or is about to make.
@@ -43,8 +52,90 @@ pub struct CoderdReport {
     pub foreign: Option<ForeignObject>,
     /// The license that the spec asks for.
     pub license: Option<License>,
+    /// The inputs that `license` is about. None: any.
+    pub license_inputs: Option<String>,
     /// What the license allows.
     pub entitlements: Option<Entitlements>,
+}
+
+/// What the conditions about coderd depend on now: fingerprints of spec fields and Secret contents. None: a Secret could not
+/// be read, so that nothing is known to have changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PresentInputs {
+    /// Those of `OperatorAccessReady`.
+    pub access: Option<String>,
+    /// Those of `LicenseApplied`.
+    pub license: Option<String>,
+}
+
+/// How a condition follows from the verdict of an exchange, the present inputs and the record on status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Basis {
+    /// The verdict is about the present inputs.
+    Verdict,
+    /// The present inputs are those that the condition was last verified for.
+    Record,
+    /// Nothing is recorded, or the inputs are not known: the condition stays until an exchange says otherwise.
+    Unrecorded,
+    /// Nobody has verified the present inputs.
+    Unverified,
+}
+
+impl Basis {
+    fn of(
+        has_verdict: bool,
+        about: Option<&String>,
+        present: Option<&String>,
+        status: &CoderControlPlaneStatus,
+        condition: &str,
+    ) -> Self {
+        let is_about_present = about.is_none() || present.is_none() || about == present;
+        let recorded = present
+            .map_or(Recorded::Nothing, |present| verified::recorded(&status.verified, condition, present));
+        match recorded {
+            // A verdict about any inputs (an outage) does not outweigh what was verified for exactly these.
+            Recorded::Same if about.is_none() || !is_about_present => Self::Record,
+            _ if has_verdict && is_about_present => Self::Verdict,
+            Recorded::Same => Self::Record,
+            Recorded::Nothing => Self::Unrecorded,
+            Recorded::Other => Self::Unverified,
+        }
+    }
+}
+
+/// The inputs of `OperatorAccessReady`. `content` is the digest of the token that a person supplies; a token that the operator
+/// creates is its own doing and no input.
+pub fn access_inputs(object: &CoderControlPlane, content: &str) -> String {
+    let OperatorAccess { method, token_secret_ref, api_url, ca_secret_ref, .. } =
+        &object.spec.operator_access;
+    let supplied = token_secret_ref.as_ref().filter(|_| *method == AccessMethod::TokenSecret);
+    let part = |part: Option<String>| part.unwrap_or_default();
+    inputs(
+        object,
+        &[
+            kind::OPERATOR_ACCESS_READY,
+            &format!("{method:?}"),
+            &part(supplied.map(shown)),
+            &part(api_url.as_ref().map(ToString::to_string)),
+            &part(ca_secret_ref.as_ref().map(shown)),
+            content,
+        ],
+    )
+}
+
+/// The inputs of `LicenseApplied`. `content` is the digest of the license.
+pub fn license_inputs(object: &CoderControlPlane, content: &str) -> String {
+    let reference = object.spec.license_secret_ref.as_ref().map(shown).unwrap_or_default();
+    let address = object.spec.operator_access.api_url.as_ref().map(ToString::to_string).unwrap_or_default();
+    inputs(object, &[kind::LICENSE_APPLIED, &reference, &address, content])
+}
+
+fn inputs(object: &CoderControlPlane, parts: &[&str]) -> String {
+    verified::fingerprint(object.metadata.uid.as_deref().unwrap_or_default(), parts)
+}
+
+fn shown(reference: &SecretKeyRef) -> String {
+    format!("{}/{}", reference.name, reference.key.as_ref().map(ToString::to_string).unwrap_or_default())
 }
 
 /// Version and identity of a server.
@@ -97,16 +188,23 @@ pub fn entitlements(
 pub fn set_conditions(
     object: &CoderControlPlane,
     report: &CoderdReport,
+    present: &PresentInputs,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
     now: Timestamp,
 ) {
     if let Some(server) = &report.server {
         status.version = Some(server.version.clone());
-        status.deployment_id = Some(server.deployment_id.clone());
     }
-    access::set_conditions(object, report, conditions, status);
-    license::set_applied(object, report.license.as_ref(), conditions, status);
+    // Pools and proxies send the operator token to the deployment of the status: it is the one that accepted the token.
+    if let Some(deployment) = &report.accepted_by {
+        status.deployment_id = Some(deployment.clone());
+    }
+    for binding in report.bindings.iter().rev() {
+        verified::bind(&mut status.credential_bindings, &binding.content, &binding.deployment_id);
+    }
+    access::set_conditions(object, report, present, conditions, status);
+    license::set_applied(object, report, present.license.as_ref(), conditions, status);
     license::set_expiring(conditions, status.license.as_mut(), now);
     set_entitlements(object, report, conditions, status);
 }

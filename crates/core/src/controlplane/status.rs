@@ -64,7 +64,7 @@ pub fn status(
         return CoderControlPlaneStatus { workload, ..before };
     }
     let mut next = before.clone();
-    coderd::set_conditions(object, &observed.coderd, &mut conditions, &mut next, now);
+    coderd::set_conditions(object, &observed.coderd, &observed.inputs, &mut conditions, &mut next, now);
     let verdict = verdict(object, outcome, &rollout, conditions.said(kind::LICENSE_APPLIED));
     conditions.set_common(&outcome.done, verdict);
     workload::set_deployment_ready(&mut conditions, &rollout, outcome.pod_message.as_deref());

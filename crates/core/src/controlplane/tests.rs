@@ -20,6 +20,7 @@ fn observed(spec: Value) -> Observed {
     object.metadata.uid = Some("uid".into());
     object.metadata.generation = Some(4);
     Observed {
+        inputs: coderd::PresentInputs::default(),
         object: Arc::new(object),
         children: Children::default(),
         sources: Ok(SourceContents::new()),

@@ -271,6 +271,7 @@ impl World {
     fn reconcile(&self) -> Option<Self> {
         let license = self.known.map(|known| match known {
             Known::Applied { text, installed: found } => License::Applied {
+                uploaded: None,
                 hash: hash_of(text),
                 accepted: None,
                 installed: found.map(|(id, replaces)| installed(id, replaces)),
@@ -288,7 +289,14 @@ impl World {
         let before = self.status.written();
         let mut conditions = Conditions::new(&before.workload.conditions, None, Timestamp::UNIX_EPOCH);
         let mut status = before.clone();
-        coderd::set_conditions(&object, &report, &mut conditions, &mut status, Timestamp::UNIX_EPOCH);
+        coderd::set_conditions(
+            &object,
+            &report,
+            &coderd::PresentInputs::default(),
+            &mut conditions,
+            &mut status,
+            Timestamp::UNIX_EPOCH,
+        );
         status.workload.conditions = conditions.into_vec();
         let status = Status::read(&status);
         (status != self.status).then(|| Self { status, ..self.clone() })
@@ -347,7 +355,11 @@ impl World {
         let ours = self.list.iter().find(|listed| listed.text == Some(text)).filter(|_| is_visible);
         let all =
             self.list.iter().map(|listed| InstalledLicense { id: listed.id.into(), uuid: uuid(listed.id) });
-        LicenseList { ours: ours.map(|listed| installed(listed.id, None)), all: all.collect() }
+        LicenseList {
+            ours: ours.map(|listed| installed(listed.id, None)),
+            uploaded_at: None,
+            all: all.collect(),
+        }
     }
 
     /// Decides and answers until the next effect or the end.

@@ -11,7 +11,7 @@ use std::{
 use coder_k8s_api::{Reason, names::label};
 use coder_k8s_core::{
     outcome::Blocker,
-    sources::{NeededKeys, Source, SourceContent, SourceContents, digest},
+    sources::{NeededKeys, Source, SourceContent, SourceContents, digest, secret_digest},
     workspace_access::Consent,
 };
 use coder_k8s_engine::{cache::ObjectKey, client, secret};
@@ -24,14 +24,18 @@ use super::kinds::ReferencedKind;
 /// What was read, by referrer and then by the object referred to.
 #[derive(Default)]
 pub(crate) struct ReferencedObjects {
-    known: Mutex<HashMap<ObjectKey, HashMap<ObjectKey, Known>>>,
+    known: Mutex<HashMap<ObjectKey, HashMap<Use, Known>>>,
     /// Counts the changes that watches showed. A read that began at another count may be outdated and is not kept.
     changes: AtomicU64,
 }
 
+/// An object that is referred to, and the key of a Secret if only that is of interest.
+type Use = (ObjectKey, Option<String>);
+
 #[derive(Clone)]
 enum Known {
     Source(NeededKeys, SourceContent),
+    Digest(String),
     Consent(Consent),
 }
 
@@ -40,7 +44,7 @@ impl ReferencedObjects {
     pub(crate) fn changed(&self, referrer: &ObjectKey, kind: ReferencedKind, target: Option<&ObjectKey>) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         if let Some(known) = self.known.lock().get_mut(referrer) {
-            known.retain(|key, _| target.map_or(key.kind != kind.as_str(), |target| key != target));
+            known.retain(|(key, _), _| target.map_or(key.kind != kind.as_str(), |target| key != target));
         }
     }
 
@@ -49,13 +53,13 @@ impl ReferencedObjects {
         self.known.lock().remove(referrer);
     }
 
-    fn get(&self, referrer: &ObjectKey, target: &ObjectKey) -> Option<Known> {
+    fn get(&self, referrer: &ObjectKey, target: &Use) -> Option<Known> {
         self.known.lock().get(referrer)?.get(target).cloned()
     }
 
     /// Keeps what was read since the count of changes was `changes`, unless a watch showed a change since then: the event may
     /// have arrived while the read was under way, and would otherwise be lost.
-    fn keep(&self, referrer: &ObjectKey, target: ObjectKey, known: Known, changes: u64) {
+    fn keep(&self, referrer: &ObjectKey, target: Use, known: Known, changes: u64) {
         if self.changes.load(Ordering::SeqCst) == changes {
             self.known.lock().entry(referrer.clone()).or_default().insert(target, known);
         }
@@ -73,8 +77,8 @@ impl ReferencedObjects {
         let mut all = SourceContents::new();
         for (source, desired) in desired {
             let target = match &source {
-                Source::Secret(name) => ReferencedKind::Secret.key(&referrer.namespace, name),
-                Source::ConfigMap(name) => ReferencedKind::ConfigMap.key(&referrer.namespace, name),
+                Source::Secret(name) => (ReferencedKind::Secret.key(&referrer.namespace, name), None),
+                Source::ConfigMap(name) => (ReferencedKind::ConfigMap.key(&referrer.namespace, name), None),
             };
             if let Some(Known::Source(needed, found)) = self.get(referrer, &target)
                 && needed == desired
@@ -83,11 +87,30 @@ impl ReferencedObjects {
                 continue;
             }
             let changes = self.changes.load(Ordering::SeqCst);
-            let found = read(client, &target, uid, &source, &desired).await?;
+            let found = read(client, &target.0, uid, &source, &desired).await?;
             self.keep(referrer, target, Known::Source(desired, found.clone()), changes);
             all.insert(source, found);
         }
         Ok(all)
+    }
+
+    /// The digest of one key of a Secret, by which a change of its value is recognised.
+    pub(crate) async fn secret_digest(
+        &self,
+        client: &Client,
+        referrer: &ObjectKey,
+        uid: &str,
+        (name, key): (&str, &str),
+    ) -> Result<String, Blocker> {
+        let target = (ReferencedKind::Secret.key(&referrer.namespace, name), Some(key.to_owned()));
+        if let Some(Known::Digest(digest)) = self.get(referrer, &target) {
+            return Ok(digest);
+        }
+        let changes = self.changes.load(Ordering::SeqCst);
+        let data = secret::read(client, &referrer.namespace, name).await.map_err(unreadable)?;
+        let digest = secret_digest(uid, name, key, data.as_ref().and_then(|data| data.value(key)));
+        self.keep(referrer, target, Known::Digest(digest.clone()), changes);
+        Ok(digest)
     }
 
     /// Whether a namespace consents to the workspaces of the referrer: its label names the referrer's namespace.
@@ -97,7 +120,7 @@ impl ReferencedObjects {
         referrer: &ObjectKey,
         namespace: &str,
     ) -> Result<Consent, Blocker> {
-        let target = ReferencedKind::Namespace.key("", namespace);
+        let target = (ReferencedKind::Namespace.key("", namespace), None);
         if let Some(Known::Consent(consent)) = self.get(referrer, &target) {
             return Ok(consent);
         }

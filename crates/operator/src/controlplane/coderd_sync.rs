@@ -16,24 +16,27 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, EntitlementsStatus, Reason, condition::kind, names::component};
-use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, Server};
+use coder_k8s_api::{
+    CoderControlPlane, CredentialBinding, EntitlementsStatus, Reason, condition::kind, names::component,
+};
+use coder_k8s_coderd::{BoundToken, Client, CredentialError, ErrorKind, IdentifiedServer, Server};
 use coder_k8s_core::{
     controlplane::coderd::{
-        self, CoderdReport,
+        self, CoderdReport, PresentInputs,
         access::{self, Access},
         license::License,
     },
     names, object,
     outcome::{Blocker, Retry},
     rollout::Rollout,
+    verified::{self, Recorded},
 };
 use coder_k8s_engine::{apply::Owner, backoff::jitter, cache::ObjectKey, queue::Action, secret};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use tokio::time::Instant;
 
 use crate::{
@@ -79,6 +82,50 @@ impl Plane<'_> {
     fn token_name(&self) -> String {
         names::operator_token(&self.key.namespace, &self.key.name)
     }
+
+    /// A client with a token. One that a deployment accepted before is sent to that deployment alone, whatever was edited;
+    /// one that nobody has accepted yet may make first contact with the server that the spec names. `bindings` are those that
+    /// the status does not show yet. `implied`: a token without any binding is that of an earlier release.
+    fn client(
+        &self,
+        server: &IdentifiedServer,
+        token: &SecretString,
+        bindings: &[CredentialBinding],
+        implied: bool,
+    ) -> Result<Client, Blocker> {
+        let client = match self.deployment_of(token, bindings, implied) {
+            Some(deployment) => server.authenticate(&BoundToken::new(token.clone(), deployment)),
+            None => server.first_contact(token),
+        };
+        client.map_err(|error| match error {
+            CredentialError::OtherDeployment => Blocker::until_change(
+                Reason::DeploymentChanged,
+                "another deployment answers than the one that the operator token belongs to, and the token was not sent: \
+                 correct the address, or supply a token of this deployment",
+            ),
+            CredentialError::BadToken(bad) => Blocker::until_change(Reason::BadToken, bad.to_string()),
+        })
+    }
+
+    fn deployment_of(
+        &self,
+        token: &SecretString,
+        bindings: &[CredentialBinding],
+        implied: bool,
+    ) -> Option<String> {
+        let (content, status) = (self.content(token), self.object.status.as_ref()?);
+        let all = || bindings.iter().chain(&status.credential_bindings);
+        let found = all().find(|binding| binding.content == content);
+        let is_implied = implied && all().next().is_none() && status.operator_access_ready == Some(true);
+        let implied = status.deployment_id.clone().filter(|_| is_implied);
+        found.map(|binding| binding.deployment_id.clone()).or(implied)
+    }
+
+    /// The fingerprint of a token, by which a binding names it.
+    fn content(&self, token: &SecretString) -> String {
+        let uid = self.object.metadata.uid.as_deref().unwrap_or_default();
+        verified::fingerprint(uid, &["token", token.expose_secret()])
+    }
 }
 
 /// What the process knows of one control plane between exchanges.
@@ -95,6 +142,11 @@ struct SyncState {
     stored_version: Option<String>,
     /// Whether a refused token was replaced for the present inputs.
     replaced_refused: bool,
+    /// The digest of the token that a person supplies, as it was read last.
+    supplied_digest: Option<String>,
+    /// Whether nothing changed since the start of the process, so that a token without a binding may be that of an earlier
+    /// release, which recorded its deployment only.
+    implies_binding: bool,
     /// Whether the status must record a token before it is created, so that a crash in between loses track of none.
     awaits_record: bool,
 }
@@ -210,6 +262,29 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
     next
 }
 
+/// What the conditions about coderd depend on now. The contents of Secrets are read once, and again after a change.
+pub(crate) async fn present_inputs(
+    key: &ObjectKey,
+    object: &CoderControlPlane,
+    ctx: &Context,
+) -> PresentInputs {
+    let uid = object.uid().unwrap_or_default();
+    let digest = |(name, data_key)| ctx.referenced.secret_digest(&ctx.client, key, &uid, (name, data_key));
+    let access = match token::supplied(object) {
+        None => Some(coderd::access_inputs(object, "")),
+        Some(reference) => {
+            digest(reference).await.ok().map(|content| coderd::access_inputs(object, &content))
+        }
+    };
+    let license = match license::reference(object) {
+        None => None,
+        Some(reference) => {
+            digest(reference).await.ok().map(|content| coderd::license_inputs(object, &content))
+        }
+    };
+    PresentInputs { access, license }
+}
+
 /// Whether somebody else changed a Secret or ConfigMap. The watch shows the operator's own write of the token too, which must
 /// not start another exchange.
 async fn changed_by_others(state: &SyncState, changed: &BTreeSet<String>, plane: Plane<'_>) -> bool {
@@ -260,8 +335,19 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
         inputs: inputs.clone(),
         // A refused token is replaced once for its inputs, restarts included.
         replaced_refused: access::is_replacement_refused(object),
+        implies_binding: true,
         ..SyncState::default()
     }
+}
+
+/// Whether the status records that the present inputs were verified. An earlier release recorded nothing: what it left is
+/// verified at once.
+fn is_recorded(object: &CoderControlPlane, present: &PresentInputs) -> bool {
+    let all = object.status.as_ref().map_or(&[][..], |status| &status.verified);
+    let is_same = |type_, inputs: &Option<String>| {
+        inputs.as_ref().is_none_or(|inputs| verified::recorded(all, type_, inputs) == Recorded::Same)
+    };
+    is_same(kind::OPERATOR_ACCESS_READY, &present.access) && is_same(kind::LICENSE_APPLIED, &present.license)
 }
 
 /// Runs an exchange if one is due, and returns when the next one is.
@@ -272,12 +358,15 @@ async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plan
         return Action::AwaitChange;
     }
     // No watch shows a change that happened while the operator did not run.
-    let has_changed = has_changed || (is_first && license::secret_changed(plane).await);
-    if has_changed {
+    let present = present_inputs(key, plane.object, plane.ctx).await;
+    if has_changed || (is_first && !is_recorded(plane.object, &present)) {
         let now = Instant::now();
         schedule.set_due(key, Task::Verify, now);
         schedule.set_due(key, Task::Entitlements, now);
+    }
+    if has_changed {
         (state.token, state.server, state.replaced_refused) = (None, None, false);
+        state.implies_binding = false;
     }
     // Re-verifies as soon as coderd answers after an outage, without waiting for the interval.
     let is_degraded = matches!(state.report.access, Some(Access::Degraded(_) | Access::Overdue(_)));
@@ -286,7 +375,7 @@ async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plan
     if !verify && !schedule.is_due(key, Task::Entitlements) {
         return schedule.at_next_due(key);
     }
-    let mut exchange = Exchange { state, has_changed, plane };
+    let mut exchange = Exchange { state, plane, present };
     if let Err(retry) = exchange.run(verify).await {
         return Action::RequeueAfter(schedule.failed(key, retry));
     }
@@ -312,9 +401,9 @@ async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plan
 /// worth a condition are in it.
 struct Exchange<'a> {
     state: &'a mut SyncState,
-    /// Whether the spec, a Secret or the server's pods changed since the last exchange.
-    has_changed: bool,
     plane: Plane<'a>,
+    /// What the conditions depend on, as of the start of this exchange.
+    present: PresentInputs,
 }
 
 impl Exchange<'_> {
@@ -323,15 +412,15 @@ impl Exchange<'_> {
     async fn run(&mut self, verify: bool) -> Result<(), Retry> {
         let Some(server) = self.server().await? else { return Ok(()) };
         let (client, token_retry) = if verify {
-            let Some(identified) = self.identify(&server).await? else { return Ok(()) };
+            let identified = self.identify(&server).await?;
             self.verify_token(&identified).await
-        } else if license::is_pending(self.state, self.plane.object) {
+        } else if license::is_pending(self.state, self.plane.object, &self.present) {
             (self.reuse_token(&server).await?, None)
         } else {
             (None, None)
         };
         let license_retry = match &client {
-            Some(client) if verify || license::is_pending(self.state, self.plane.object) => {
+            Some(client) if verify || license::is_pending(self.state, self.plane.object, &self.present) => {
                 license::sync(self, client).await
             }
             _ => None,
@@ -351,6 +440,7 @@ impl Exchange<'_> {
                 Ok(server) => self.state.server = Some(server),
                 Err(blocker) if blocker.retry == Retry::OnChange => {
                     self.state.report.access = Some(Access::Refused(blocker));
+                    self.state.report.access_inputs.clone_from(&self.present.access);
                 }
                 Err(blocker) => {
                     tracing::warn!(reason = %blocker.reason, "{}", blocker.message);
@@ -361,29 +451,36 @@ impl Exchange<'_> {
         Ok(self.state.server.clone())
     }
 
-    /// Asks the server which deployment it is. None: it is another one than the token belongs to.
-    ///
-    /// Only an `apiURL` is checked. The control plane's own Service leads to its own pods, whose deployment changes with their
-    /// database, and an edit of the spec or of a Secret may be a person's decision to move.
-    async fn identify(&mut self, server: &Server) -> Result<Option<IdentifiedServer>, Retry> {
+    /// Asks the server which deployment it is.
+    async fn identify(&mut self, server: &Server) -> Result<IdentifiedServer, Retry> {
         let identified = match server.identify().await {
             Ok(identified) => identified,
             Err(error) => return Err(self.unreachable(&blocker_of(&error))),
         };
-        let known = self.plane.object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
-        let by_address = self.plane.object.spec.operator_access.api_url.is_some();
-        if by_address && !self.has_changed && known.is_some_and(|known| known != identified.deployment_id()) {
-            let message = "another deployment answers at operatorAccess.apiURL than the one that the operator token belongs \
-                           to, and the token was not sent: supply a token of this deployment";
-            let blocker = Blocker::until_change(Reason::DeploymentChanged, message);
-            self.state.report.access = Some(Access::Refused(blocker));
-            return Ok(None);
-        }
         self.state.report.server = Some(coderd::ReportedServer {
             version: identified.version().to_owned(),
             deployment_id: identified.deployment_id().to_owned(),
         });
-        Ok(Some(identified))
+        Ok(identified)
+    }
+
+    /// The inputs of `OperatorAccessReady` that this exchange verified: with the supplied token as it was read.
+    fn verified_inputs(&self) -> String {
+        let digest = self.state.supplied_digest.as_deref();
+        let digest = digest.filter(|_| token::supplied(self.plane.object).is_some());
+        coderd::access_inputs(self.plane.object, digest.unwrap_or_default())
+    }
+
+    /// A client with the token of the Secret, see [`Plane::client`].
+    fn client(&self, server: &IdentifiedServer, token: &SecretString) -> Result<Client, Blocker> {
+        self.plane.client(server, token, &self.state.report.bindings, self.state.implies_binding)
+    }
+
+    /// Records that the server accepted a token.
+    fn bind(&mut self, server: &IdentifiedServer, token: &SecretString) {
+        let content = self.plane.content(token);
+        verified::bind(&mut self.state.report.bindings, &content, server.deployment_id());
+        self.state.report.accepted_by = Some(server.deployment_id().to_owned());
     }
 
     /// Runs the token's protocol. Returns a client if coderd accepts the token, and when to retry.
@@ -405,6 +502,9 @@ impl Exchange<'_> {
                 let blocker = blocker.clone();
                 self.block_license(&blocker);
             }
+            // An outage says nothing about the token.
+            self.state.report.access_inputs =
+                (!matches!(access, Access::Degraded(_))).then(|| self.verified_inputs());
             self.state.report.access = Some(access);
         }
         for event in &report.events {
@@ -417,14 +517,15 @@ impl Exchange<'_> {
     /// A client with the token of the last verification, for a license that is still to be applied.
     async fn reuse_token(&mut self, server: &Server) -> Result<Option<Client>, Retry> {
         let Some(token) = self.state.token.clone() else { return Ok(None) };
-        let Some(identified) = self.identify(server).await? else { return Ok(None) };
-        Ok(token::client(&identified, &token).ok())
+        let identified = self.identify(server).await?;
+        Ok(self.client(&identified, &token).ok())
     }
 
     /// Reports that coderd does not answer. The token and the license stay as they are.
     fn unreachable(&mut self, blocker: &Blocker) -> Retry {
         if self.state.token.is_some() || access::has_token_source(self.plane.object) {
             self.state.report.access = Some(Access::unreachable(blocker));
+            self.state.report.access_inputs = None;
             self.block_license(blocker);
         }
         blocker.retry
@@ -432,9 +533,10 @@ impl Exchange<'_> {
 
     fn block_license(&mut self, blocker: &Blocker) {
         if self.plane.object.spec.license_secret_ref.is_some()
-            && !license::is_applied(self.state, self.plane.object)
+            && !license::is_applied(self.state, self.plane.object, &self.present)
         {
             self.state.report.license = Some(License::Blocker(blocker.clone()));
+            self.state.report.license_inputs = None;
         }
     }
 

@@ -54,7 +54,48 @@ pub(super) struct Monitor {
     /// Credentials that a request of this deployment was granted with.
     accepted: BTreeSet<(String, String)>,
     identity_changed: Option<Instant>,
+    /// What the server held at any request: a claim about it was true then.
+    ever: Held,
     expects_foreign: bool,
+}
+
+/// What a server holds that conditions speak of.
+#[derive(Clone, Default)]
+struct Held {
+    licenses: BTreeSet<String>,
+    keys: Vec<KeySeen>,
+    proxies: Vec<ProxySeen>,
+    features: BTreeSet<&'static str>,
+}
+
+impl Held {
+    fn of(state: &State) -> Self {
+        let granted = |feature: &&str| state.entitlements().is_enabled(feature);
+        Self {
+            licenses: state.licenses.iter().map(|license| license.jwt.clone()).collect(),
+            keys: state.shown_keys(),
+            proxies: state.shown_proxies().into_iter().filter(|proxy| !proxy.deleted).collect(),
+            features: ["external_provisioner_daemons"].into_iter().filter(granted).collect(),
+        }
+    }
+
+    fn extend(&mut self, now: Self) {
+        self.licenses.extend(now.licenses);
+        self.features.extend(now.features);
+        let new = |key: &KeySeen| !self.keys.iter().any(|known| known.id == key.id && known.tags == key.tags);
+        let keys: Vec<_> = now.keys.into_iter().filter(new).collect();
+        self.keys.extend(keys);
+        let token = |proxy: &ProxySeen| proxy.token.expose_secret().to_owned();
+        let known: BTreeSet<_> =
+            self.proxies.iter().map(|proxy| (token(proxy), proxy.name.clone())).collect();
+        self.proxies.extend(now.proxies.into_iter().filter(|p| !known.contains(&(token(p), p.name.clone()))));
+    }
+}
+
+/// Remembers what the server holds now.
+pub(super) fn remember(shared: &Shared) {
+    let held = Held::of(&shared.state.lock());
+    shared.monitor.lock().ever.extend(held);
 }
 
 /// The name of a token: its id. The secret half is known to its holder alone.
@@ -156,6 +197,15 @@ impl Drop for CoderSim {
     }
 }
 
+/// When a claim must have been true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Now.
+    Now,
+    /// At any request so far.
+    Ever,
+}
+
 /// What a simulated server holds, for who knows its address only.
 pub struct SimView(Arc<Shared>);
 
@@ -175,30 +225,43 @@ impl SimView {
         self.0.state.lock().deployment_id.clone()
     }
 
-    /// Whether a license is installed.
-    pub fn holds_license(&self, license: &str) -> bool {
-        self.0.state.lock().licenses.iter().any(|held| held.jwt == license)
+    fn held(&self, when: When) -> Held {
+        let mut held = Held::of(&self.0.state.lock());
+        if when == When::Ever {
+            held.extend(self.0.monitor.lock().ever.clone());
+        }
+        held
     }
 
-    /// Whether a token is accepted now.
-    pub fn accepts(&self, token: &SecretString) -> bool {
-        self.0.state.lock().accepts(token)
+    /// Whether a license is installed.
+    pub fn holds_license(&self, license: &str, when: When) -> bool {
+        self.held(when).licenses.contains(license)
+    }
+
+    /// Whether a token is accepted.
+    pub fn accepts(&self, token: &SecretString, when: When) -> bool {
+        let name = token_name(token.expose_secret().split('-').next().unwrap_or_default());
+        let was_accepted = || self.0.monitor.lock().accepted.iter().any(|(_, accepted)| *accepted == name);
+        self.0.state.lock().accepts(token) || (when == When::Ever && was_accepted())
     }
 
     /// Whether the license covers a feature.
-    pub fn entitles(&self, feature: &str) -> bool {
-        self.0.state.lock().entitlements().is_enabled(feature)
+    pub fn entitles(&self, feature: &str, when: When) -> bool {
+        self.held(when).features.contains(feature)
     }
 
-    /// The provisioner key with this material.
-    pub fn key(&self, material: &SecretString) -> Option<KeySeen> {
-        let keys = self.0.state.lock().shown_keys();
-        keys.into_iter().find(|key| key.material.expose_secret() == material.expose_secret())
+    /// Whether a provisioner key has this material and these tags.
+    pub fn has_key(&self, material: &SecretString, tags: &BTreeMap<String, String>, when: When) -> bool {
+        let is_it =
+            |key: &KeySeen| key.material.expose_secret() == material.expose_secret() && key.tags == *tags;
+        self.held(when).keys.iter().any(is_it)
     }
 
-    /// The registered proxy with this token.
-    pub fn proxy(&self, token: &SecretString) -> Option<ProxySeen> {
-        let proxies = self.0.state.lock().shown_proxies();
-        proxies.into_iter().find(|seen| !seen.deleted && seen.token.expose_secret() == token.expose_secret())
+    /// Whether a proxy of this name is registered with this token.
+    pub fn has_proxy(&self, token: &SecretString, name: &str, when: When) -> bool {
+        let is_it = |proxy: &ProxySeen| {
+            proxy.token.expose_secret() == token.expose_secret() && proxy.name.eq_ignore_ascii_case(name)
+        };
+        self.held(when).proxies.iter().any(is_it)
     }
 }

@@ -141,6 +141,7 @@ async fn answer(
     let place = shared.log.lock().came(entry(&asked));
     database::mirror(&shared).await;
     monitor::judge(&shared, &asked);
+    monitor::remember(&shared);
     if asked.method == "GET" && asked.path.starts_with("/api/v2/workspaceproxies") {
         proxy_wire::check_due_proxies(&shared).await;
     }
@@ -158,6 +159,7 @@ async fn answer(
         }
         Some(SimFault::Answer { status, headers, body }) => Some((Reply::raw(status, headers, body), None)),
     };
+    monitor::remember(&shared);
     if let Some((reply, _)) = &reply {
         monitor::granted(&shared, &asked, reply.status);
     }

@@ -10,8 +10,15 @@ use coder_k8s_api::{
 use k8s_openapi::{api::core::v1::EnvFromSource, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::ResourceExt;
 
-use super::{CoderdReport, condition};
-use crate::{condition::Conditions, names, object, outcome::Blocker, pod::find_variable, sources::key_for};
+use super::{Basis, CoderdReport, PresentInputs, condition};
+use crate::{
+    condition::Conditions,
+    names, object,
+    outcome::Blocker,
+    pod::find_variable,
+    sources::key_for,
+    verified::{self, Recorded},
+};
 
 /// The variable of the pods with the address of the database. The operator finds the database by the same variables.
 pub const DATABASE_URL: &str = "CODER_PG_CONNECTION_URL";
@@ -165,6 +172,7 @@ pub fn secret_name(object: &CoderControlPlane) -> String {
 pub fn set_conditions(
     object: &CoderControlPlane,
     report: &CoderdReport,
+    present: &PresentInputs,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
@@ -181,7 +189,9 @@ pub fn set_conditions(
                 set(false, Reason::Revoking, "revoking the operator token");
             }
             None | Some(Revocation::Done | Revocation::Abandoned) => {
-                (status.operator_token, status.operator_token_secret_ref) = (None, None);
+                // Without access nobody verifies which deployment answers.
+                (status.operator_token, status.operator_token_secret_ref, status.deployment_id) =
+                    (None, None, None);
                 set(false, Reason::Disabled, "operatorAccess.disabled is set");
             }
         }
@@ -200,11 +210,25 @@ pub fn set_conditions(
         (None, Some(Revocation::Done)) => status.operator_token = None,
         (None, _) => {}
     }
+    let present = present.access.as_ref();
+    let (has_verdict, about) = (report.access.is_some(), report.access_inputs.as_ref());
+    let basis = Basis::of(has_verdict, about, present, status, kind::OPERATOR_ACCESS_READY);
+    if basis == Basis::Unverified {
+        let message = "waiting for coderd to verify the operator token of the present spec and Secret";
+        set(false, Reason::Pending, message);
+        status.operator_access_ready = None;
+        return;
+    }
     let said = condition(status, kind::OPERATOR_ACCESS_READY);
-    let is_current = said.is_some_and(|c| {
-        c.observed_generation == object.metadata.generation && Reason::of(c) != Some(Reason::Pending)
-    });
-    match &report.access {
+    let is_pending = said.is_some_and(|c| Reason::of(c) == Some(Reason::Pending));
+    let is_current = said.is_some_and(|c| c.observed_generation == object.metadata.generation) && !is_pending;
+    // An outage is a statement about the server, which is worth a condition whatever the token is.
+    match report.access.as_ref().filter(|_| basis == Basis::Verdict || about.is_none()) {
+        // The inputs changed and changed back before anybody verified the others.
+        None if basis == Basis::Record && is_pending => {
+            set(true, Reason::TokenAccepted, "coderd accepts the operator token");
+            status.operator_access_ready = Some(true);
+        }
         None if worked && said.is_none() => {
             set(true, Reason::Kept, "using the token of an earlier release until it is verified");
         }
@@ -215,17 +239,32 @@ pub fn set_conditions(
         Some(Access::Ready) => {
             set(true, Reason::TokenAccepted, "coderd accepts the operator token");
             status.operator_access_ready = Some(true);
+            record(status, present);
         }
         Some(Access::Overdue(Blocker { message, .. })) => {
             let message = format!("coderd accepts the operator token, which could not be renewed: {message}");
             set(true, Reason::RenewalFails, &message);
             status.operator_access_ready = Some(true);
+            record(status, present);
         }
-        Some(Access::Degraded(blocker)) => set(false, blocker.reason, &blocker.message),
+        Some(Access::Degraded(blocker)) => {
+            set(false, blocker.reason, &blocker.message);
+            let recorded =
+                |inputs: &String| verified::recorded(&status.verified, kind::OPERATOR_ACCESS_READY, inputs);
+            if present.map(recorded) == Some(Recorded::Other) {
+                status.operator_access_ready = None;
+            }
+        }
         Some(Access::Refused(blocker)) => {
             set(false, blocker.reason, &blocker.message);
             status.operator_access_ready = None;
         }
+    }
+}
+
+fn record(status: &mut CoderControlPlaneStatus, inputs: Option<&String>) {
+    if let Some(inputs) = inputs {
+        verified::record(&mut status.verified, kind::OPERATOR_ACCESS_READY, inputs);
     }
 }
 

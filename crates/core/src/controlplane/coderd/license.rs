@@ -9,11 +9,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sha2::{Digest, Sha256};
 
-use super::{access::Access, condition};
+use super::{Basis, CoderdReport, access::Access, condition};
 use crate::{
     condition::{ConditionStatus, Conditions, Progress, Verdict, whole_seconds},
     outcome::{Blocker, Retry},
     steps::Step,
+    verified,
 };
 
 /// The license that the spec asks for.
@@ -23,8 +24,10 @@ pub enum License {
     Applied {
         /// SHA-256 of it.
         hash: String,
-        /// When coderd accepted it. None: coderd held it already.
+        /// When coderd accepted it from the operator. None: coderd held it already.
         accepted: Option<Timestamp>,
+        /// When it was uploaded, by whomever.
+        uploaded: Option<Timestamp>,
         /// What coderd lists of it, as the status shows it. `replaces` names a license that is still to be removed.
         installed: Option<LicenseStatus>,
     },
@@ -45,9 +48,9 @@ impl License {
     pub fn keeping_time_of(self, before: Option<&Self>) -> Self {
         match (self, before) {
             (
-                Self::Applied { hash, accepted: None, installed },
+                Self::Applied { hash, accepted: None, uploaded, installed },
                 Some(Self::Applied { hash: earlier, accepted, .. }),
-            ) if hash == *earlier => Self::Applied { hash, accepted: *accepted, installed },
+            ) if hash == *earlier => Self::Applied { hash, accepted: *accepted, uploaded, installed },
             (license, _) => license,
         }
     }
@@ -88,6 +91,8 @@ pub struct LicenseText {
 pub struct LicenseList {
     /// The license of the Secret, if the list shows it.
     pub ours: Option<LicenseStatus>,
+    /// When that one was uploaded.
+    pub uploaded_at: Option<Timestamp>,
     /// UUIDs and numbers of all licenses.
     pub all: Vec<InstalledLicense>,
 }
@@ -167,7 +172,7 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
         Some(Err(blocker)) if blocker.reason == Reason::Duplicate => {
             // Somebody else sent it at the same moment: the list shows it by now.
             match &list.ours {
-                None => return Step::Done(applied(text, None, Some(now))),
+                None => return Step::Done(applied(text, None, Some(now), None)),
                 Some(ours) => (Some(ours), Some(now)),
             }
         }
@@ -176,12 +181,17 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
     };
     if let Some(ours) = ours {
         return match (observed.replaced_by(ours, list), &observed.removed) {
-            (None, _) | (Some(_), Some(Ok(()))) => Step::Done(applied(text, Some(ours.clone()), accepted)),
+            (None, _) | (Some(_), Some(Ok(()))) => {
+                Step::Done(applied(text, Some(ours.clone()), accepted, list.uploaded_at))
+            }
             (Some(old), None) => Step::Act(LicenseEffect::Remove(old)),
             (Some(old), Some(Err(blocker))) => {
                 let pending = LicenseStatus { replaces: Some(old.uuid), ..ours.clone() };
                 let retry = blocker.timed_retry().or(Some(Retry::Backoff));
-                Step::Done(LicenseReport { retry, ..applied(text, Some(pending), accepted) })
+                Step::Done(LicenseReport {
+                    retry,
+                    ..applied(text, Some(pending), accepted, list.uploaded_at)
+                })
             }
         };
     }
@@ -189,7 +199,7 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
     // any license at all.
     let is_recorded = observed.record.hash.as_deref() == Some(&text.hash);
     if !text.is_recognisable && is_recorded && !list.all.is_empty() {
-        return Step::Done(applied(text, None, None));
+        return Step::Done(applied(text, None, None, None));
     }
     let mark = rejection_mark(&text.hash, &observed.server_version);
     if observed.record.refused.as_ref() == Some(&mark) {
@@ -212,7 +222,14 @@ impl ObservedLicense {
         let is_same = self.was_applied && self.record.hash.as_ref() == Some(&text.hash);
         let (access, retry) = match blocker.reason {
             Reason::InvalidLicense | Reason::NotSupported => {
-                let mark = rejection_mark(&text.hash, &self.server_version);
+                let mark = match blocker.reason {
+                    // The AGPL build has no licenses and reports the same version as the enterprise build, which would take
+                    // the license: this mark stops nothing, it only says what was refused.
+                    Reason::NotSupported => {
+                        format!("{}+agpl", rejection_mark(&text.hash, &self.server_version))
+                    }
+                    _ => rejection_mark(&text.hash, &self.server_version),
+                };
                 return verdict(License::Refused { blocker: blocker.clone(), mark });
             }
             Reason::Unauthenticated => (Access::Refused(blocker.clone()), None),
@@ -236,8 +253,9 @@ fn applied(
     text: &LicenseText,
     installed: Option<LicenseStatus>,
     accepted: Option<Timestamp>,
+    uploaded: Option<Timestamp>,
 ) -> LicenseReport {
-    verdict(License::Applied { hash: text.hash.clone(), accepted, installed })
+    verdict(License::Applied { hash: text.hash.clone(), accepted, uploaded, installed })
 }
 
 /// How many days before its end a license is first warned about, and again.
@@ -247,29 +265,52 @@ const WARN_DAYS: [(i64, Reason); 3] =
 /// Sets the condition `LicenseApplied`, and what the status shows of the license. Keeps both while there is no report.
 pub(super) fn set_applied(
     object: &CoderControlPlane,
-    license: Option<&License>,
+    report: &CoderdReport,
+    present: Option<&String>,
     conditions: &mut Conditions<'_>,
     status: &mut CoderControlPlaneStatus,
 ) {
     use ConditionStatus::{False, True, Unknown};
-    let (state, reason, message) = match license {
+    const HELD: &str = "coderd holds the license of the Secret";
+    let (verdict, about) = (report.license.as_ref(), report.license_inputs.as_ref());
+    let basis = Basis::of(verdict.is_some(), about, present, status, kind::LICENSE_APPLIED);
+    let (state, reason, message) = match verdict.filter(|_| basis == Basis::Verdict) {
         _ if object.spec.license_secret_ref.is_none() => {
             (Unknown, Reason::Pending, "spec.licenseSecretRef is not set")
         }
+        None if basis == Basis::Record => (True, Reason::Applied, HELD),
+        None if basis == Basis::Unverified && object.spec.operator_access.disabled => {
+            let message = "the license of the present spec and Secret cannot be verified while operatorAccess.disabled is set";
+            (False, Reason::Pending, message)
+        }
+        None if basis == Basis::Unverified => (
+            False,
+            Reason::Pending,
+            "waiting for coderd to verify the license of the present spec and Secret",
+        ),
         // Keeps the condition of an earlier process, unless it is from before the spec named a license.
         None if condition(status, kind::LICENSE_APPLIED).is_some_and(|c| c.status != "Unknown") => return,
         None => {
             let message = "waiting for operator access to coderd (condition OperatorAccessReady)";
             (False, Reason::Pending, message)
         }
-        Some(License::Blocker(blocker)) => (False, blocker.reason, blocker.message.as_str()),
+        Some(License::Blocker(blocker)) => {
+            forget(status, about);
+            (False, blocker.reason, blocker.message.as_str())
+        }
         Some(License::Refused { blocker, mark }) => {
+            forget(status, about);
             status.license.get_or_insert_default().refused = Some(mark.clone());
             (False, blocker.reason, blocker.message.as_str())
         }
-        Some(License::Applied { hash, accepted, installed }) => {
-            if let Some(at) = accepted {
-                status.license_last_applied = Some(Time(whole_seconds(*at)));
+        Some(License::Applied { hash, accepted, uploaded, installed }) => {
+            // The time is that of this license: another one's would be wrong after A, B and A again.
+            let is_another = status.license_last_applied_hash.as_ref() != Some(hash);
+            if is_another || status.license_last_applied.is_none() || accepted.is_some() {
+                status.license_last_applied = accepted.or(*uploaded).map(|at| Time(whole_seconds(at)));
+            }
+            if let Some(inputs) = present {
+                verified::record(&mut status.verified, kind::LICENSE_APPLIED, inputs);
             }
             status.license_last_applied_hash = Some(hash.clone());
             match installed {
@@ -277,10 +318,17 @@ pub(super) fn set_applied(
                 // What the list did not show says nothing against what is known.
                 None => status.license.iter_mut().for_each(|license| license.refused = None),
             }
-            (True, Reason::Applied, "coderd holds the license of the Secret")
+            (True, Reason::Applied, HELD)
         }
     };
     conditions.set(kind::LICENSE_APPLIED, state, reason, message);
+}
+
+/// Drops the record after a negative verdict about exactly these inputs: they are no longer known to be applied.
+fn forget(status: &mut CoderControlPlaneStatus, about: Option<&String>) {
+    if about.is_some() {
+        status.verified.retain(|verified| verified.type_ != kind::LICENSE_APPLIED);
+    }
 }
 
 /// Days left, and a warning when they are few.

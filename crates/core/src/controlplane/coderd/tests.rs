@@ -21,7 +21,7 @@ fn told(
 ) -> CoderControlPlaneStatus {
     let mut conditions = Conditions::new(&before.workload.conditions, Some(1), at(100));
     let mut status = before.clone();
-    set_conditions(object, report, &mut conditions, &mut status, at(100));
+    set_conditions(object, report, &PresentInputs::default(), &mut conditions, &mut status, at(100));
     status.workload.conditions = conditions.into_vec();
     status
 }
@@ -48,6 +48,7 @@ fn applied(expires: i64) -> CoderdReport {
         access: Some(Access::Ready),
         token: Some(ReportedSecretRef { name: "t".into(), key: Some("token".into()) }),
         license: Some(License::Applied {
+            uploaded: None,
             hash: "h".into(),
             accepted: Some(at(100)),
             installed: Some(installed),

@@ -307,7 +307,13 @@ fn reconcile(world: &World) -> Option<World> {
     let mut conditions =
         Conditions::new(&before.workload.conditions, object.metadata.generation, at(world.now));
     let mut status = before.clone();
-    access::set_conditions(&object, &report, &mut conditions, &mut status);
+    access::set_conditions(
+        &object,
+        &report,
+        &coder_k8s_core::controlplane::coderd::PresentInputs::default(),
+        &mut conditions,
+        &mut status,
+    );
     status.workload.conditions = conditions.into_vec();
     let status = Status::read(&status);
     if status == world.status {

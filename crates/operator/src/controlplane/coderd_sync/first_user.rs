@@ -11,7 +11,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::{
     Plane,
-    token::{self, token_id},
+    token::{lifetime, token_id},
 };
 use crate::coderd::{blocker_of, targets};
 
@@ -23,11 +23,12 @@ pub(super) async fn create(
     renews: bool,
 ) -> Result<(SecretString, CreatedToken), Blocker> {
     if let Some(present) = present.filter(|_| renews) {
-        let client = token::client(server, present)?;
+        // It was accepted a moment ago, in the same exchange.
+        let client = first_contact(server, present)?;
         return mint(plane, &client, Some(token_id(present))).await;
     }
     let session = log_in(plane, server).await?;
-    let client = token::client(server, &session)?;
+    let client = first_contact(server, &session)?;
     let minted = mint(plane, &client, present.map(token_id)).await;
     // A session that stays would be one more credential.
     if let Err(error) = client.delete_token("me", token_id(&session)).await {
@@ -54,11 +55,17 @@ pub(super) async fn remove_tokens(
 /// Deletes every token of ours that the first user has, after a login.
 pub(super) async fn remove_all(plane: Plane<'_>, server: &IdentifiedServer) -> Result<(), Blocker> {
     let session = log_in(plane, server).await?;
-    let client = token::client(server, &session)?;
+    let client = first_contact(server, &session)?;
     let removed = remove_tokens(plane, &client, "me", None).await;
     // A session is one more way in, and no longer needed.
     delete(&client, "me", token_id(&session)).await?;
     removed
+}
+
+/// A client with a token that this very server issued or accepted a moment ago.
+fn first_contact(server: &IdentifiedServer, token: &SecretString) -> Result<Client, Blocker> {
+    let client = server.first_contact(token);
+    client.map_err(|bad| Blocker::until_change(Reason::BadToken, bad.to_string()))
 }
 
 async fn our_tokens(plane: Plane<'_>, client: &Client, user: &str) -> Result<Vec<Token>, Blocker> {
@@ -100,7 +107,7 @@ async fn mint(
     // For owners the maximum is seven days by default, and coderd rejects a longer lifetime instead of shortening it.
     let longest = client.longest_token_lifetime("me").await.map_err(|error| blocker_of(&error))?;
     let longest = SignedDuration::try_from(longest).unwrap_or(SignedDuration::MAX);
-    let lifetime = token::lifetime(plane.object).min(longest);
+    let lifetime = lifetime(plane.object).min(longest);
     let now = Timestamp::now();
     let requested = std::time::Duration::try_from(lifetime).unwrap_or_default();
     let token =

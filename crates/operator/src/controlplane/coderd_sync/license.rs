@@ -9,13 +9,19 @@ use coder_k8s_api::{CoderControlPlane, LicenseStatus, Reason, condition::kind};
 use coder_k8s_coderd::{self as coderd, Client, ErrorKind};
 use coder_k8s_core::{
     condition::whole_seconds,
-    controlplane::coderd::license::{
-        self, InstalledLicense, License, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord,
-        LicenseReport, LicenseText, ObservedLicense,
+    controlplane::coderd::{
+        PresentInputs,
+        license::{
+            self, InstalledLicense, License, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord,
+            LicenseReport, LicenseText, ObservedLicense,
+        },
+        license_inputs,
     },
     entitlements::Tier,
     outcome::{Blocker, Retry},
+    sources,
     steps::Step,
+    verified::{self, Recorded},
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -25,52 +31,60 @@ use super::{Exchange, Plane, SyncState};
 use crate::coderd::{blocker_of, driver, targets};
 
 /// Whether the license of the spec is applied, by the last exchange or else by the status. True if the spec names none.
-pub(super) fn is_applied(state: &SyncState, object: &CoderControlPlane) -> bool {
-    match &state.report.license {
+pub(super) fn is_applied(state: &SyncState, object: &CoderControlPlane, present: &PresentInputs) -> bool {
+    if object.spec.license_secret_ref.is_none() {
+        return true;
+    }
+    let (about, present) = (state.report.license_inputs.as_ref(), present.license.as_ref());
+    let is_about_present = about.is_none() || present.is_none() || about == present;
+    match state.report.license.as_ref().filter(|_| is_about_present) {
         Some(License::Applied { .. }) => true,
         Some(License::Blocker(_) | License::Refused { .. }) => false,
-        None => {
-            let mut conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
-            let condition = conditions.find(|c| c.type_ == kind::LICENSE_APPLIED);
-            object.spec.license_secret_ref.is_none() || condition.is_some_and(|c| c.status == "True")
-        }
+        None => object.status.as_ref().is_some_and(|status| {
+            let condition = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
+            let is_other = present.is_some_and(|inputs| {
+                verified::recorded(&status.verified, kind::LICENSE_APPLIED, inputs) == Recorded::Other
+            });
+            !is_other && condition.is_some_and(|c| c.status == "True")
+        }),
     }
 }
 
 /// Whether an exchange between two verifications should try to apply the license. A license that coderd rejected waits for a
 /// change.
-pub(super) fn is_pending(state: &SyncState, object: &CoderControlPlane) -> bool {
-    !is_applied(state, object) && !matches!(state.report.license, Some(License::Refused { .. }))
+pub(super) fn is_pending(state: &SyncState, object: &CoderControlPlane, present: &PresentInputs) -> bool {
+    !is_applied(state, object, present) && !matches!(state.report.license, Some(License::Refused { .. }))
 }
 
-/// Whether the Secret holds another license than the one that was applied last. False if it cannot be read: the exchange
-/// reports that.
-pub(super) async fn secret_changed(plane: Plane<'_>) -> bool {
-    let recorded = plane.object.status.as_ref().and_then(|status| status.license_last_applied_hash.clone());
-    match read(plane).await {
-        Ok(Some(text)) => recorded != Some(license::hash(text.expose_secret())),
-        Ok(None) | Err(_) => false,
-    }
+/// The Secret with the license, and the key in it.
+pub(super) fn reference(object: &CoderControlPlane) -> Option<(&str, &str)> {
+    let reference = object.spec.license_secret_ref.as_ref()?;
+    Some((reference.name.as_str(), reference.key.as_ref().map_or("license", AsRef::as_ref)))
 }
 
-/// Reads the license. None: the spec names no Secret.
-async fn read(Plane { key, object, ctx, .. }: Plane<'_>) -> Result<Option<SecretString>, Blocker> {
-    let Some(reference) = &object.spec.license_secret_ref else { return Ok(None) };
-    let data_key = reference.key.as_ref().map_or("license", AsRef::as_ref);
-    let data = targets::read_secret(&key.namespace, reference.name.as_str(), ctx).await?;
+/// Reads the license. None: the spec names no Secret. Besides, the digest of what was read, if it could be read.
+async fn read(plane: Plane<'_>) -> (Result<Option<SecretString>, Blocker>, Option<String>) {
+    let Some((name, key)) = reference(plane.object) else { return (Ok(None), None) };
+    let data = match targets::read_secret(&plane.key.namespace, name, plane.ctx).await {
+        Ok(data) => data,
+        Err(blocker) => return (Err(blocker), None),
+    };
+    let uid = plane.object.metadata.uid.as_deref().unwrap_or_default();
+    let digest = sources::secret_digest(uid, name, key, data.as_ref().and_then(|data| data.value(key)));
     let missing = |what: &str| {
-        let message = format!("Secret {} of licenseSecretRef {what}", reference.name);
+        let message = format!("Secret {name} of licenseSecretRef {what}");
         Err(Blocker::until_change(Reason::SecretMissing, message))
     };
-    let Some(data) = data else { return missing("does not exist") };
-    let Some(value) = data.value(data_key) else { return missing(&format!("has no key {data_key}")) };
-    let Ok(text) = std::str::from_utf8(value) else {
-        return missing(&format!("holds no text under the key {data_key}"));
+    let text = match &data {
+        None => missing("does not exist"),
+        Some(data) => match data.value(key).map(std::str::from_utf8) {
+            None => missing(&format!("has no key {key}")),
+            Some(Err(_)) => missing(&format!("holds no text under the key {key}")),
+            Some(Ok(text)) if text.trim().is_empty() => missing(&format!("is empty under the key {key}")),
+            Some(Ok(text)) => Ok(Some(SecretString::from(text.trim().to_owned()))),
+        },
     };
-    if text.trim().is_empty() {
-        return missing(&format!("is empty under the key {data_key}"));
-    }
-    Ok(Some(SecretString::from(text.trim().to_owned())))
+    (text, Some(digest))
 }
 
 /// Runs the protocol and puts its report into the state. Returns when to try again.
@@ -79,15 +93,20 @@ pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option
     let observed = ObservedLicense {
         server_version: server.map(|server| server.version.clone()).unwrap_or_default(),
         remove_replaced: object.spec.license.remove_replaced,
-        was_applied: is_applied(exchange.state, object),
+        was_applied: is_applied(exchange.state, object, &exchange.present),
         record: record(exchange.state, object),
         ..ObservedLicense::default()
     };
-    let mut protocol = LicenseProtocol { observed, exchange, client, text: None };
+    let mut protocol = LicenseProtocol { observed, exchange, client, text: None, inputs: None };
     let Some(report) = driver::run(&mut protocol).await else { return Some(Retry::Backoff) };
+    let inputs = protocol.inputs;
     let LicenseReport { license, keeps, access, retry } = report;
     let known = &mut exchange.state.report;
-    if !keeps {
+    if keeps && matches!(known.license, Some(License::Refused { .. })) {
+        // The same value under another name: coderd need not refuse it again.
+        known.license_inputs = inputs;
+    } else if !keeps {
+        known.license_inputs = inputs;
         known.license = license.map(|license| license.keeping_time_of(known.license.as_ref()));
     }
     known.access = access.or(known.access.take());
@@ -122,6 +141,8 @@ struct LicenseProtocol<'a, 'e> {
     exchange: &'a mut Exchange<'e>,
     client: &'a Client,
     text: Option<SecretString>,
+    /// The inputs of `LicenseApplied` that this run is about: with the license as it was read.
+    inputs: Option<String>,
 }
 
 impl driver::Protocol for LicenseProtocol<'_, '_> {
@@ -136,7 +157,8 @@ impl driver::Protocol for LicenseProtocol<'_, '_> {
     async fn ask(&mut self, query: LicenseQuery) {
         match query {
             LicenseQuery::Secret => {
-                let read = read(self.exchange.plane).await;
+                let (read, digest) = read(self.exchange.plane).await;
+                self.inputs = digest.map(|digest| license_inputs(self.exchange.plane.object, &digest));
                 self.observed.secret = Some(read.map(|text| {
                     self.text = text;
                     self.text.as_ref().map(|text| LicenseText {
@@ -169,7 +191,8 @@ impl LicenseProtocol<'_, '_> {
         let claims = self.text.as_ref().and_then(|text| coderd::license::Claims::read(text).ok());
         let ours = claims.as_ref().and_then(|claims| coderd::license::find(claims, &listed));
         let all = listed.iter().map(|one| InstalledLicense { id: one.id.into(), uuid: one.uuid.clone() });
-        Ok(LicenseList { ours: ours.map(installed), all: all.collect() })
+        let uploaded_at = ours.and_then(|ours| ours.uploaded_at);
+        Ok(LicenseList { ours: ours.map(installed), uploaded_at, all: all.collect() })
     }
 
     async fn send(&mut self) {

@@ -158,8 +158,14 @@ impl RevocationProtocol<'_> {
         let current = stored.ok().and_then(|secret| secret.token());
         let server = targets::server_of(plane.object, plane.ctx).await?;
         let server = server.identify().await.map_err(|error| blocker_of(&error))?;
+        let known = plane.object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
+        if known.is_some_and(|known| known != server.deployment_id()) {
+            // Neither the token nor the password is for this server.
+            let message = "another deployment answers than the one that accepted the operator token";
+            return Err(Blocker::new(Reason::DeploymentChanged, message));
+        }
         if let Some(token) = current
-            && let Ok(client) = server.first_contact(&token)
+            && let Ok(client) = plane.client(&server, &token, &[], true)
         {
             match (client.me().await, user_id) {
                 // The token in the Secret came by another method, and its user may delete the tokens of the first user.

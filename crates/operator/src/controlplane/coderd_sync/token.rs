@@ -19,6 +19,7 @@ use coder_k8s_core::{
         },
     },
     outcome::{Blocker, ForeignObject, Retry},
+    sources,
     steps::Step,
 };
 use coder_k8s_engine::secret::{self, SecretData, SecretEntry, SecretOwnership};
@@ -46,11 +47,12 @@ pub(super) fn token_id(token: &SecretString) -> &str {
     text.split_once('-').map_or(text, |(id, _)| id)
 }
 
-/// A client with a token of the server's deployment: one that this server issued, or the one in the Secret, because
-/// [`Exchange`] stops where another deployment answers at a given address.
-pub(super) fn client(server: &IdentifiedServer, token: &SecretString) -> Result<Client, Blocker> {
-    let client = server.first_contact(token);
-    client.map_err(|bad| Blocker::until_change(Reason::BadToken, bad.to_string()))
+/// The Secret with the token that a person supplies, and the key in it.
+pub(super) fn supplied(object: &CoderControlPlane) -> Option<(&str, &str)> {
+    let access = &object.spec.operator_access;
+    let reference =
+        access.token_secret_ref.as_ref().filter(|_| access.method == AccessMethod::TokenSecret)?;
+    Some((reference.name.as_str(), reference.key.as_ref().map_or(DATA_KEY, AsRef::as_ref)))
 }
 
 /// Runs the protocol. Returns the client with the token that coderd accepted, if it accepted one.
@@ -156,14 +158,15 @@ impl TokenProtocol<'_, '_> {
     async fn read_supplied(&mut self) -> Result<TokenSecret, Blocker> {
         const FIELD: &str = "operatorAccess.tokenSecretRef";
         let Plane { key, object, ctx, .. } = self.exchange.plane;
-        let Some(reference) = &object.spec.operator_access.token_secret_ref else {
+        let Some((name, data_key)) = supplied(object) else {
             let message = format!("{FIELD} is not set: name the Secret with the token there");
             return Err(Blocker::until_change(Reason::SecretMissing, message));
         };
         if self.exchange.state.token.is_none() {
-            let (name, data_key) =
-                (reference.name.as_str(), reference.key.as_ref().map_or(DATA_KEY, AsRef::as_ref));
             let data = targets::read_secret(&key.namespace, name, ctx).await?;
+            let uid = object.metadata.uid.as_deref().unwrap_or_default();
+            let value = data.as_ref().and_then(|data| data.value(data_key));
+            self.exchange.state.supplied_digest = Some(sources::secret_digest(uid, name, data_key, value));
             let token = targets::required_text(data.as_ref(), data_key, name, FIELD)?;
             self.exchange.state.token = Some(token);
             self.exchange.state.report.token =
@@ -174,16 +177,17 @@ impl TokenProtocol<'_, '_> {
 
     /// Asks coderd who the token in the Secret belongs to: the one that was read, or the one that was created since.
     async fn check(&mut self) -> TokenCheck {
-        let Some(token) = &self.exchange.state.token else {
+        let Some(token) = self.exchange.state.token.clone() else {
             return TokenCheck::Refused(Blocker::until_change(Reason::BadToken, "there is no token"));
         };
-        let client = match client(self.server, token) {
+        let client = match self.exchange.client(self.server, &token) {
             Ok(client) => client,
             Err(blocker) => return TokenCheck::Refused(blocker),
         };
         match client.me().await {
             Ok(user) => {
                 let user_id = user.id.clone();
+                self.exchange.bind(self.server, &token);
                 self.accepted = Some((client, user));
                 if let Some(secret) = self.secret.as_ref().filter(|secret| secret.is_in_place()) {
                     self.exchange.state.report.token = Some(secret.reference());

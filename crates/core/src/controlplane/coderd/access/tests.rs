@@ -22,7 +22,7 @@ fn status_after(object: &CoderControlPlane, report: &CoderdReport) -> (CoderCont
     let before = object.status.clone().unwrap_or_default();
     let mut conditions = Conditions::new(&before.workload.conditions, Some(1), Timestamp::UNIX_EPOCH);
     let mut status = before.clone();
-    set_conditions(object, report, &mut conditions, &mut status);
+    set_conditions(object, report, &PresentInputs::default(), &mut conditions, &mut status);
     status.workload.conditions = conditions.into_vec();
     let said = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY).unwrap();
     let reason = format!("{} {}", said.status, said.reason);

@@ -8,7 +8,7 @@ fn installed(uuid: &str) -> LicenseStatus {
 
 fn list(ours: Option<&str>, all: &[&str]) -> LicenseList {
     let all = all.iter().zip(1..).map(|(uuid, id)| InstalledLicense { id, uuid: (*uuid).into() }).collect();
-    LicenseList { ours: ours.map(installed), all }
+    LicenseList { ours: ours.map(installed), uploaded_at: None, all }
 }
 
 fn observed(record: LicenseRecord, found: LicenseList) -> ObservedLicense {
