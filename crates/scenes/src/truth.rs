@@ -220,7 +220,7 @@ impl World {
             "Deployment" if gone => drop(self.deployments.remove(&name)),
             "Deployment" => drop(self.deployments.insert(name, value)),
             _ if gone => {
-                self.claims.retain(|((of, named), _), _| (*of, &*named) != (kind, &name));
+                self.claims.retain(|((of, named), _), _| (*of, named) != (kind, &name));
                 self.objects.remove(&(kind, name));
             }
             _ => {
