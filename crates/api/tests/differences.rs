@@ -38,7 +38,7 @@ struct GoCondition {
     ours: &'static [Reason],
 }
 
-const fn same(
+const fn go(
     kind: &'static str,
     type_: &'static str,
     status: &'static str,
@@ -46,10 +46,6 @@ const fn same(
     when: &'static str,
 ) -> GoCondition {
     GoCondition { kind, type_, status, reason, when, ours: &[] }
-}
-
-const fn changed(condition: GoCondition, ours: &'static [Reason]) -> GoCondition {
-    GoCondition { ours, ..condition }
 }
 
 const LICENSE: &str = "LicenseApplied";
@@ -63,66 +59,55 @@ const DEPLOYMENT: &str = "DeploymentReady";
 
 /// Every condition of the Go operator, with every reason and what leads to it.
 const GO: &[GoCondition] = &[
-    same(CONTROL_PLANE, LICENSE, "Unknown", "Pending", "spec.licenseSecretRef is not set"),
-    same(CONTROL_PLANE, LICENSE, "False", "Pending", "no pod is ready"),
-    changed(
-        same(CONTROL_PLANE, LICENSE, "False", "Pending", "the operator access fails"),
-        &[Reason::DatabaseUrlMissing, Reason::Unauthenticated, Reason::Unreachable],
-    ),
-    changed(
-        same(CONTROL_PLANE, LICENSE, "False", "SecretMissing", "the Secret of the token is missing or empty"),
-        &[Reason::Pending],
-    ),
-    same(CONTROL_PLANE, LICENSE, "False", "SecretMissing", "the Secret of the license is missing or empty"),
-    same(CONTROL_PLANE, LICENSE, "False", "Error", "a Secret cannot be read"),
-    same(CONTROL_PLANE, LICENSE, "False", "NotSupported", "coderd answers 404"),
-    same(CONTROL_PLANE, LICENSE, "False", "Forbidden", "coderd answers 403"),
-    changed(
-        same(CONTROL_PLANE, LICENSE, "False", "Forbidden", "coderd answers 401"),
-        &[Reason::Unauthenticated],
-    ),
-    changed(
-        same(CONTROL_PLANE, LICENSE, "False", "Error", "coderd rejects the license"),
-        &[Reason::InvalidLicense],
-    ),
-    changed(
-        same(CONTROL_PLANE, LICENSE, "False", "Error", "any other answer of coderd, or none"),
-        &[
-            Reason::RateLimited,
-            Reason::ServerError,
-            Reason::Timeout,
-            Reason::Unreachable,
-            Reason::UnexpectedAnswer,
-            Reason::Redirected,
-        ],
-    ),
-    same(CONTROL_PLANE, LICENSE, "True", "Applied", "coderd holds the license"),
-    same(PROVISIONER, PLANE, "True", "ControlPlaneAvailable", "the control plane has an address"),
-    same(PROVISIONER, PLANE, "False", "ControlPlaneUnavailable", "it does not exist or has no address"),
-    same(PROVISIONER, ACCESS, "True", "OperatorAccessReady", "the token was read"),
-    same(PROVISIONER, ACCESS, "False", "OperatorAccessNotReady", "status.operatorAccessReady is not true"),
-    same(PROVISIONER, ACCESS, "False", "OperatorTokenSecretRefMissing", "no status.operatorTokenSecretRef"),
-    same(PROVISIONER, ACCESS, "False", "OperatorTokenSecretRefInvalid", "its name is blank"),
-    same(PROVISIONER, ACCESS, "False", "OperatorTokenSecretUnavailable", "the Secret is missing or empty"),
-    same(PROVISIONER, BOOTSTRAP, "True", "BootstrapSecretAvailable", "the token was read"),
-    same(PROVISIONER, BOOTSTRAP, "False", "BootstrapSecretUnavailable", "the Secret is missing or empty"),
-    same(PROVISIONER, ENTITLED, "True", "Entitled", "the license covers it, or did until lately"),
-    same(PROVISIONER, ENTITLED, "False", "NotEntitled", "the license does not cover it"),
-    changed(
-        same(PROVISIONER, ENTITLED, "False", "NotSupported", "coderd answers 404"),
-        &[Reason::NotEntitled],
-    ),
-    same(PROVISIONER, ENTITLED, "False", "Forbidden", "coderd answers 401 or 403"),
-    same(PROVISIONER, ENTITLED, "False", "EntitlementsQueryFailed", "any other answer of coderd, or none"),
-    same(PROVISIONER, KEY, "True", "ProvisionerKeyReady", "the key was created"),
-    changed(
-        same(PROVISIONER, KEY, "False", "ProvisionerKeyFailed", "a call to coderd failed"),
-        &[Reason::Unauthenticated, Reason::Forbidden, Reason::Unreachable, Reason::OrganizationNotFound],
-    ),
-    same(PROVISIONER, KEY, "False", "RateLimited", "coderd answers 429"),
-    same(PROVISIONER, KEY_SECRET, "True", "SecretReady", "the Secret holds a value"),
-    same(PROVISIONER, DEPLOYMENT, "True", "MinimumReplicasReady", "a pod is ready"),
-    same(PROVISIONER, DEPLOYMENT, "False", "NoReplicasReady", "no pod is ready"),
+    go(CONTROL_PLANE, LICENSE, "Unknown", "Pending", "spec.licenseSecretRef is not set"),
+    go(CONTROL_PLANE, LICENSE, "False", "Pending", "no pod is ready"),
+    go(CONTROL_PLANE, LICENSE, "False", "Pending", "the operator access fails").but(&[
+        Reason::DatabaseUrlMissing,
+        Reason::Unauthenticated,
+        Reason::Unreachable,
+    ]),
+    go(CONTROL_PLANE, LICENSE, "False", "SecretMissing", "the Secret of the token is missing or empty")
+        .but(&[Reason::Pending]),
+    go(CONTROL_PLANE, LICENSE, "False", "SecretMissing", "the Secret of the license is missing or empty"),
+    go(CONTROL_PLANE, LICENSE, "False", "Error", "a Secret cannot be read"),
+    go(CONTROL_PLANE, LICENSE, "False", "NotSupported", "coderd answers 404"),
+    go(CONTROL_PLANE, LICENSE, "False", "Forbidden", "coderd answers 403"),
+    go(CONTROL_PLANE, LICENSE, "False", "Forbidden", "coderd answers 401").but(&[Reason::Unauthenticated]),
+    go(CONTROL_PLANE, LICENSE, "False", "Error", "coderd rejects the license").but(&[Reason::InvalidLicense]),
+    go(CONTROL_PLANE, LICENSE, "False", "Error", "any other answer of coderd, or none").but(&[
+        Reason::RateLimited,
+        Reason::ServerError,
+        Reason::Timeout,
+        Reason::Unreachable,
+        Reason::UnexpectedAnswer,
+        Reason::Redirected,
+    ]),
+    go(CONTROL_PLANE, LICENSE, "True", "Applied", "coderd holds the license"),
+    go(PROVISIONER, PLANE, "True", "ControlPlaneAvailable", "the control plane has an address"),
+    go(PROVISIONER, PLANE, "False", "ControlPlaneUnavailable", "it does not exist or has no address"),
+    go(PROVISIONER, ACCESS, "True", "OperatorAccessReady", "the token was read"),
+    go(PROVISIONER, ACCESS, "False", "OperatorAccessNotReady", "status.operatorAccessReady is not true"),
+    go(PROVISIONER, ACCESS, "False", "OperatorTokenSecretRefMissing", "no status.operatorTokenSecretRef"),
+    go(PROVISIONER, ACCESS, "False", "OperatorTokenSecretRefInvalid", "its name is blank"),
+    go(PROVISIONER, ACCESS, "False", "OperatorTokenSecretUnavailable", "the Secret is missing or empty"),
+    go(PROVISIONER, BOOTSTRAP, "True", "BootstrapSecretAvailable", "the token was read"),
+    go(PROVISIONER, BOOTSTRAP, "False", "BootstrapSecretUnavailable", "the Secret is missing or empty"),
+    go(PROVISIONER, ENTITLED, "True", "Entitled", "the license covers it, or did until lately"),
+    go(PROVISIONER, ENTITLED, "False", "NotEntitled", "the license does not cover it"),
+    go(PROVISIONER, ENTITLED, "False", "NotSupported", "coderd answers 404").but(&[Reason::NotEntitled]),
+    go(PROVISIONER, ENTITLED, "False", "Forbidden", "coderd answers 401 or 403"),
+    go(PROVISIONER, ENTITLED, "False", "EntitlementsQueryFailed", "any other answer of coderd, or none"),
+    go(PROVISIONER, KEY, "True", "ProvisionerKeyReady", "the key was created"),
+    go(PROVISIONER, KEY, "False", "ProvisionerKeyFailed", "a call to coderd failed").but(&[
+        Reason::Unauthenticated,
+        Reason::Forbidden,
+        Reason::Unreachable,
+        Reason::OrganizationNotFound,
+    ]),
+    go(PROVISIONER, KEY, "False", "RateLimited", "coderd answers 429"),
+    go(PROVISIONER, KEY_SECRET, "True", "SecretReady", "the Secret holds a value"),
+    go(PROVISIONER, DEPLOYMENT, "True", "MinimumReplicasReady", "a pod is ready"),
+    go(PROVISIONER, DEPLOYMENT, "False", "NoReplicasReady", "no pod is ready"),
 ];
 
 /// Whether the page names a word of the API, in backticks as it is written there.
@@ -131,6 +116,11 @@ fn names(text: &str, word: &str) -> bool {
 }
 
 impl GoCondition {
+    /// The same condition where this operator has other reasons.
+    const fn but(self, ours: &'static [Reason]) -> Self {
+        Self { ours, ..self }
+    }
+
     fn describe(&self) -> String {
         format!("{}, {}={}, {} ({})", self.kind, self.type_, self.status, self.reason, self.when)
     }
@@ -158,11 +148,11 @@ fn one_item_of_the_page_names_each_reason_that_changed_beside_its_condition() {
     let items: Vec<_> = DIFFERENCES.lines().filter(|line| line.starts_with("- ")).collect();
     for condition in GO.iter().filter(|condition| !condition.ours.is_empty()) {
         for reason in condition.ours {
-            let names_all = |item: &&&str| {
+            let names_all = |item: &&str| {
                 [condition.type_, condition.reason, reason.as_str()].iter().all(|word| names(item, word))
             };
             assert!(
-                items.iter().find(names_all).is_some(),
+                items.iter().any(names_all),
                 "no item of docs/differences.md names `{}`, `{}` and `{reason}`: {}",
                 condition.type_,
                 condition.reason,

@@ -220,7 +220,7 @@ impl World {
             "Deployment" if gone => drop(self.deployments.remove(&name)),
             "Deployment" => drop(self.deployments.insert(name, value)),
             _ if gone => {
-                self.claims.retain(|((of, named), _), _| (*of, &*named) != (kind, &name));
+                self.claims.retain(|((of, named), _), _| (*of, named) != (kind, &name));
                 self.objects.remove(&(kind, name));
             }
             _ => {
@@ -293,7 +293,6 @@ impl World {
             "CoderControlPlane" if object["spec"]["licenseSecretRef"].is_object() => {
                 &[kind::DEPLOYMENT_READY, kind::LICENSE_APPLIED]
             }
-            "CoderControlPlane" => &[kind::DEPLOYMENT_READY],
             "CoderProvisioner" => {
                 &[kind::DEPLOYMENT_READY, kind::PROVISIONER_KEY_READY, kind::PROVISIONER_KEY_SECRET_READY]
             }
