@@ -290,13 +290,11 @@ impl World {
             return;
         }
         let needed: &[&str] = match *kind {
-            "CoderControlPlane" if object["spec"]["licenseSecretRef"].is_object() => {
-                &[kind::DEPLOYMENT_READY, kind::LICENSE_APPLIED]
-            }
-            "CoderProvisioner" => {
-                &[kind::DEPLOYMENT_READY, kind::PROVISIONER_KEY_READY, kind::PROVISIONER_KEY_SECRET_READY]
-            }
-            _ => &[kind::DEPLOYMENT_READY],
+            "CoderControlPlane" if object["spec"]["licenseSecretRef"].is_object() => &[kind::LICENSE_APPLIED],
+            "CoderControlPlane" => &[],
+            "CoderProvisioner" => &[kind::PROVISIONER_KEY_READY, kind::PROVISIONER_KEY_SECRET_READY],
+            _ if object["spec"]["proxySessionTokenSecretRef"].is_object() => &[],
+            _ => &[kind::REGISTERED, kind::TOKEN_SECRET_READY],
         };
         for needed in needed {
             if !condition_of(object, needed).is_some_and(|found| found["status"] == "True") {
