@@ -98,6 +98,28 @@ async fn defaults_are_visible_in_the_stored_object() {
     assert_eq!(stored.data["spec"].get("image"), None, "the effective image is on status");
 }
 
+#[tokio::test]
+async fn the_service_of_a_proxy_has_visible_defaults() {
+    let shared = shared_with(crds).await;
+    let namespace = shared.namespace("defaults").await;
+    let api = api(shared.cluster.client(), "CoderWorkspaceProxy", namespace.name());
+    for (service, expected) in [
+        (json!(null), json!({"type": "ClusterIP", "port": 80})),
+        (json!({}), json!({"type": "ClusterIP", "port": 80})),
+        (json!({"port": 8080}), json!({"type": "ClusterIP", "port": 8080})),
+        (json!({"type": "NodePort"}), json!({"type": "NodePort", "port": 80})),
+    ] {
+        let mut proxy =
+            json!({"metadata": {"name": "proxy"}, "spec": {"controlPlaneRef": {"name": "coder"}}});
+        if !service.is_null() {
+            proxy["spec"]["service"] = service.clone();
+        }
+        let proxy = object(names::GROUP, "CoderWorkspaceProxy", proxy);
+        let stored = api.create(&dry_run(), &proxy).await.unwrap();
+        assert_eq!(stored.data["spec"]["service"], expected, "of {service}");
+    }
+}
+
 /// A rule that came later must not lock an object that is already stored: its finalizers must still come off.
 #[tokio::test]
 async fn an_object_that_breaks_a_new_rule_can_still_be_edited_and_deleted() {

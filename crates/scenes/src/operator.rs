@@ -99,6 +99,17 @@ impl Operator {
         Self::spawn(user, &kubeconfig, output, hosts, args, &program())
     }
 
+    /// Starts an operator with the rights of [`crate::grant`] and without a flag for the namespace of its lease, in a pod
+    /// of this namespace (`POD_NAMESPACE`) or with no pod around it.
+    pub fn start_in_pod_of(cluster: &Cluster, namespace: Option<&str>, args: &[&str]) -> Self {
+        let (user, kubeconfig, output) = Self::account(cluster, &[GROUP]);
+        let hosts = Hosts::new(output.with_extension("hosts"));
+        let mut command = Self::command(&kubeconfig, &output, &hosts, args, &program());
+        command.env_remove("CODER_K8S_LEADER_ELECT_NAMESPACE").env_remove("POD_NAMESPACE");
+        command.envs(namespace.map(|namespace| ("POD_NAMESPACE", namespace)));
+        Self::run(user, output, hosts, command)
+    }
+
     /// A new user of these groups, with its kubeconfig, and the file for its output.
     fn account(cluster: &Cluster, groups: &[&str]) -> (String, PathBuf, PathBuf) {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -138,9 +149,16 @@ impl Operator {
         args: &[&str],
         program: &Path,
     ) -> Self {
-        let file = File::create(&output).unwrap();
-        let elsewhere = args.iter().any(|arg| arg.starts_with("--leader-elect-namespace"));
-        let child = Command::new(program)
+        let mut command = Self::command(kubeconfig, &output, &hosts, args, program);
+        if !args.iter().any(|arg| arg.starts_with("--leader-elect-namespace")) {
+            command.arg("--leader-elect-namespace=coder-system");
+        }
+        Self::run(user, output, hosts, command)
+    }
+
+    fn command(kubeconfig: &Path, output: &Path, hosts: &Hosts, args: &[&str], program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command
             .args([
                 "controller",
                 "--log-format=json",
@@ -148,18 +166,19 @@ impl Operator {
                 "--metrics-addr=127.0.0.1:0",
             ])
             .arg("--admin-addr=127.0.0.1:0")
-            .args(Some("--leader-elect-namespace=coder-system").filter(|_| !elsewhere))
             .args(args)
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .env("CODER_K8S_FAULTS", output.with_extension("faults"))
             .env("CODER_K8S_HOSTS", &hosts.0)
             .env_remove("KUBECONFIG")
-            .env_remove("RUST_BACKTRACE")
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().unwrap())
-            .stderr(file)
-            .spawn()
-            .unwrap();
+            .env_remove("RUST_BACKTRACE");
+        command
+    }
+
+    fn run(user: String, output: PathBuf, hosts: Hosts, mut command: Command) -> Self {
+        let file = File::create(&output).unwrap();
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        let child = command.spawn().unwrap();
         let guard = guard(child.id());
         Self { child, user, output, hosts, addresses: Mutex::default(), guard }
     }

@@ -72,6 +72,16 @@ impl Memory {
         self.store.break_watches();
     }
 
+    /// Whether watches stay silent, as on a network that hangs. What they missed is shown afterwards.
+    pub fn withhold_watches(&self, withhold: bool) {
+        self.store.withheld.send_replace(withhold);
+    }
+
+    /// Forgets the history of changes, as the compaction of etcd does: a watch that has not seen all of it gets 410 Gone.
+    pub fn compact(&self) {
+        self.store.compact();
+    }
+
     fn url(&self, user: &str) -> String {
         format!("http://{}/as/{user}", self.address)
     }

@@ -1,4 +1,4 @@
-//! Watches without a cache, on the real API server and on one whose history is too short.
+//! Watches on the real API server, and on one whose history is too short.
 
 use std::{
     sync::{
@@ -11,13 +11,15 @@ use std::{
 use bytes::Bytes;
 use coder_k8s_api::crds;
 use coder_k8s_engine::{
+    cache::Cache,
     client::{self, ClientSettings},
     crds::{Crds, Served},
     health::Readiness,
     metadata_watch::{MetadataEvent, MetadataWatch},
     metrics::Metrics,
+    object_watch::{ObjectEvent, ObjectWatch},
 };
-use coder_k8s_testbed::{Shared, eventually, shared_with};
+use coder_k8s_testbed::{Memory, Shared, eventually, memory::Kinds, shared_with};
 use futures::stream;
 use http::{Request, Response};
 use http_body::Frame;
@@ -26,9 +28,10 @@ use k8s_openapi::{
     api::core::v1::Secret, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams},
     client::Body,
+    runtime::watcher,
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -189,5 +192,76 @@ async fn a_watch_that_expired_starts_over_and_reports_a_gap() {
         "once at the start, once after it expired"
     );
     assert!(readiness.is_ready());
+    running.abort();
+}
+
+#[tokio::test]
+async fn an_object_watch_whose_history_expired_lists_again_and_loses_nothing() {
+    let memory = Memory::start(&Kinds::new(&crds()).unwrap()).await.unwrap();
+    let admin: Api<Secret> = Api::namespaced(memory.client().unwrap(), "default");
+    let create = async |name: &str| {
+        let secret = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        admin.create(&PostParams::default(), &secret).await.unwrap();
+    };
+    let delete = async |name: &str| drop(admin.delete(name, &DeleteParams::default()).await.unwrap());
+    for name in ["kept", "changed", "replaced", "deleted"] {
+        create(name).await;
+    }
+    let (readiness, cache, metrics) = (Readiness::default(), Cache::new("Secret"), Metrics::new());
+    let watch: ObjectWatch<Secret> = ObjectWatch {
+        api: Api::namespaced(memory.client().unwrap(), "default"),
+        config: watcher::Config::default(),
+        namespace: Some("default".to_owned()),
+        cache: cache.clone(),
+        synced: readiness.ready_check("watch secrets"),
+        metrics: metrics.clone(),
+    };
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let recorded = events.clone();
+    let running = tokio::spawn(async move {
+        watch
+            .run(|event| {
+                recorded.lock().push(match event {
+                    ObjectEvent::Updated { now, .. } => format!("updated {}", now.name_any()),
+                    ObjectEvent::Deleted(last) => format!("deleted {}", last.name_any()),
+                });
+            })
+            .await;
+    });
+    let reported = async |expected: &[&str]| {
+        let found = eventually(TIMEOUT, || async {
+            let mut all = events.lock().clone();
+            all.sort();
+            if all == expected { Ok(()) } else { Err(format!("{all:?}")) }
+        });
+        found.await.unwrap();
+        events.lock().clear();
+    };
+    reported(&["updated changed", "updated deleted", "updated kept", "updated replaced"]).await;
+    eventually(TIMEOUT, || async { if readiness.is_ready() { Ok(()) } else { Err("not ready") } })
+        .await
+        .unwrap();
+
+    memory.withhold_watches(true);
+    let edit = json!({"metadata": {"labels": {"a": "b"}}});
+    admin.patch("changed", &PatchParams::default(), &Patch::Merge(&edit)).await.unwrap();
+    create("added").await;
+    delete("deleted").await;
+    delete("replaced").await;
+    create("replaced").await;
+    memory.compact();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(events.lock().is_empty(), "the watch could see nothing of it: {:?}", events.lock());
+    memory.withhold_watches(false);
+    reported(&["deleted deleted", "updated added", "updated changed", "updated replaced"]).await;
+    let mut cached: Vec<_> = cache.filter(|_| true).iter().map(|secret| secret.name_any()).collect();
+    cached.sort();
+    assert_eq!(cached, ["added", "changed", "kept", "replaced"]);
+    let now = admin.get("replaced").await.unwrap().uid();
+    assert_eq!(cache.get("default", "replaced").unwrap().uid(), now, "the new one of that name");
+    assert!(readiness.is_ready());
+
+    create("later").await;
+    reported(&["updated later"]).await;
     running.abort();
 }

@@ -2,12 +2,16 @@
 
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_testbed::codersim::{CoderSim, Mode};
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
+use rustix::process::Signal;
 use serde_json::json;
 
 use coder_k8s_scenes::{
     coderd::{CoderdScene, uuid},
-    scene::{condition, message, status},
+    scene::{Scene, condition, message, status},
 };
 
 use crate::OPERATOR;
@@ -86,4 +90,75 @@ async fn version_and_identity_of_the_server_are_shown() {
         .await;
     assert_eq!(status(&plane).deployment_id, Some(coder.sim.deployment_id()));
     assert!(condition(&plane, "Downgrade").is_none());
+}
+
+#[tokio::test]
+async fn kubectl_get_shows_a_ready_control_plane_in_one_row() {
+    let coder = CoderdScene::new(&OPERATOR, "columns", Mode::Unlicensed).await;
+    coder.sim.set_version("v2.31.1");
+    coder.plane(json!({"image": "coder:v2.31.1"})).await;
+    coder.until_condition("EntitlementsHealthy", "True", "Healthy").await;
+    let plane = coder.scene.until_ready("coder").await;
+    let url = status(&plane).access_url.unwrap();
+    let narrow = json!([
+        ["Name", "coder"],
+        ["Ready", "True"],
+        ["Status", "RolledOut"],
+        ["URL", url],
+        ["Replicas", 1],
+        ["Version", "v2.31.1"],
+        ["License", "none"],
+    ]);
+    assert_eq!(coder.scene.row::<CoderControlPlane>("coder", false).await, narrow);
+    let wide = json!([
+        ["Name", "coder"],
+        ["Ready", "True"],
+        ["Status", "RolledOut"],
+        ["URL", url],
+        ["Replicas", 1],
+        ["Version", "v2.31.1"],
+        ["License", "none"],
+        ["Desired", 1],
+        ["Image", "coder:v2.31.1"],
+        ["Phase", "Ready"],
+    ]);
+    assert_eq!(coder.scene.row::<CoderControlPlane>("coder", true).await, wide);
+}
+
+#[tokio::test]
+async fn a_check_that_lies_in_the_future_delays_no_refresh() {
+    let coder = CoderdScene::within(Scene::unmanaged("skew").await, Mode::Licensed).await;
+    let future = "2999-01-01T00:00:00Z";
+    let skew = async || {
+        let patch = json!({"status": {"entitlementsLastChecked": future}});
+        let api = coder.scene.api::<CoderControlPlane>();
+        let plane = api.patch_status("coder", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        assert_eq!(status(&plane).entitlements_last_checked.unwrap().0.to_string(), future);
+    };
+    let corrected = async || {
+        let is_past = |plane: &CoderControlPlane| {
+            let checked = status(plane).entitlements_last_checked;
+            checked.is_some_and(|checked| checked.0.to_string().as_str() < "2900")
+        };
+        coder.scene.until("coder", is_past).await
+    };
+    let mut operator = coder.scene.start(&["--entitlements-interval=2s"]);
+    operator.until_leading().await;
+    coder.plane(json!({})).await;
+    coder.until_condition("EntitlementsHealthy", "True", "Healthy").await;
+    corrected().await;
+    // Another clock wrote the status while the operator runs.
+    skew().await;
+    corrected().await;
+    coder.until_refreshed(2).await;
+    operator.signal(Signal::KILL);
+    operator.exit_code().await;
+    // And while it does not run. The next one refreshes at once, not after its interval.
+    skew().await;
+    let before = coder.sim.count("GET", "/api/v2/entitlements");
+    let mut operator = coder.scene.start(&["--entitlements-interval=10m", "--verify-interval=10m"]);
+    operator.until_leading().await;
+    corrected().await;
+    assert!(coder.sim.count("GET", "/api/v2/entitlements") > before);
+    assert!(operator.runs() && !operator.output().contains("panicked"), "{}", operator.tail());
 }

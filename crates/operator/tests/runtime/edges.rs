@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use coder_k8s::manifests::Install;
 use coder_k8s_api::{condition::kind, crds};
-use coder_k8s_testbed::eventually;
-use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use coder_k8s_testbed::{Memory, eventually, memory::Kinds};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Secret, Service, ServiceAccount},
+};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -183,4 +186,64 @@ async fn a_changed_secret_wakes_those_who_refer_to_it_and_nobody_else() {
         .unwrap();
     operator.until_reconciled("CoderControlPlane", before + 2).await;
     assert_eq!(operator.until_idle("CoderControlPlane").await, before + 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_that_expired_before_a_watch_showed_them_are_not_lost() {
+    let memory = Memory::start(&Kinds::new(&crds()).unwrap()).await.unwrap();
+    let client = memory.client().unwrap();
+    let folder = std::env::temp_dir().join(format!("coder-k8s-expired-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let kubeconfig = folder.join("kubeconfig");
+    std::fs::write(&kubeconfig, memory.kubeconfig("expired")).unwrap();
+    let args = ["--leader-elect=false", "--watch-namespaces=default"];
+    let operator = Operator::start_with("expired".to_owned(), &kubeconfig, folder.join("output"), &args);
+    operator.until_leading().await;
+    let planes = planes(&client, "default");
+    for name in ["changed", "deleted"] {
+        planes.create(&PostParams::default(), &control_plane(name)).await.unwrap();
+        observed(&client, "default", name).await;
+    }
+    operator.until_idle("CoderControlPlane").await;
+
+    memory.withhold_watches(true);
+    let edit = json!({"spec": {"image": "coder:another"}});
+    planes.patch("changed", &PatchParams::default(), &Patch::Merge(&edit)).await.unwrap();
+    let services: Api<Service> = Api::namespaced(client.clone(), "default");
+    services.delete("changed", &DeleteParams::default()).await.unwrap();
+    planes.delete("deleted", &DeleteParams::default()).await.unwrap();
+    planes.create(&PostParams::default(), &control_plane("added")).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), "default");
+    assert!(deployments.get_opt("added").await.unwrap().is_none(), "the operator could not know");
+    memory.compact();
+    memory.withhold_watches(false);
+
+    observed(&client, "default", "added").await;
+    observed(&client, "default", "changed").await;
+    eventually(PATIENCE, || async {
+        let changed = deployments.get("changed").await.map_err(|error| error.to_string())?;
+        let pod = changed.spec.unwrap().template.spec.unwrap();
+        if pod.containers[0].image.as_deref() == Some("coder:another") {
+            Ok(())
+        } else {
+            Err(format!("{pod:?}"))
+        }
+    })
+    .await
+    .unwrap();
+    for name in ["added", "changed"] {
+        eventually(PATIENCE, || async { services.get(name).await.map(|_| ()) }).await.unwrap();
+    }
+    operator.until_idle("CoderControlPlane").await;
+    assert!(deployments.get_opt("deleted").await.unwrap().is_none(), "and nothing is made for what is gone");
+    let (_, metrics) = operator.get("--metrics-addr", "/metrics").await;
+    let restarted = |resource: &str| {
+        let label = format!("resource=\"{resource}\"");
+        let ours = |line: &&str| line.starts_with("coder_k8s_watch_restarts_total") && line.contains(&label);
+        metrics.lines().find(ours).is_some_and(|line| !line.ends_with(" 0"))
+    };
+    assert!(restarted("codercontrolplanes") && restarted("services"), "nothing expired:\n{metrics}");
+    drop(operator);
+    std::fs::remove_dir_all(&folder).unwrap();
 }

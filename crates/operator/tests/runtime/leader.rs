@@ -9,9 +9,10 @@ use std::{
 use coder_k8s::manifests::Install;
 use coder_k8s_api::{CoderControlPlane, CoderControlPlaneSpec, crds};
 use coder_k8s_testbed::{Cluster, SharedCluster, eventually};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
-    Api, Client,
-    api::{Patch, PatchParams, PostParams},
+    Api, Client, ResourceExt,
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use rustix::process::Signal;
 use tokio::{
@@ -91,6 +92,48 @@ async fn wrote(cluster: &Cluster, user: &str) {
         if writes(&all).iter().any(|event| event.code < 300) { Ok(()) } else { Err("no write yet") }
     });
     wrote.await.unwrap();
+}
+
+/// The name of the lease, which the Go operator holds too: one that is still installed and this one never lead together.
+const LEASE: &str = "coder-k8s-controller.coder.com";
+/// Where a pod finds the namespace of its service account.
+const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// Asserts that an operator of this identity holds the lease, the only one of its namespace.
+async fn assert_holds(cluster: &Cluster, namespace: &str, identity: &str) {
+    let leases: Api<Lease> = Api::namespaced(cluster.client(), namespace);
+    let all = leases.list(&ListParams::default()).await.unwrap().items;
+    let operators: Vec<_> =
+        all.iter().filter(|lease| lease.name_any().contains("coder")).map(ResourceExt::name_any).collect();
+    assert_eq!(operators, [LEASE], "in {namespace}");
+    let holder = leases.get(LEASE).await.unwrap().spec.unwrap().holder_identity.unwrap();
+    assert!(holder.starts_with(&format!("{identity}_")), "{holder} is not {identity}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lease_has_the_name_of_that_of_the_go_operator() {
+    let election = Election::new().await;
+    let args = [&QUICK[..], &["--identity=named"]].concat();
+    let leader = Operator::start(election.cluster, &args);
+    leader.until_leading().await;
+    assert_holds(election.cluster, "coder-system", "named").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lease_is_in_the_namespace_of_the_pod_and_else_in_kube_system() {
+    let election = Election::new().await;
+    let cluster = election.cluster;
+    // Tests that run in a pod themselves have the file, which comes before the last resort.
+    let of_file = std::fs::read_to_string(NAMESPACE_FILE).ok().map(|text| text.trim().to_owned());
+    let last = of_file.filter(|namespace| !namespace.is_empty()).unwrap_or_else(|| "kube-system".to_owned());
+    for (pod, namespace) in [(Some("lease-of-pod"), "lease-of-pod"), (Some(" "), &last), (None, &last)] {
+        grant(&cluster.client(), &Install { namespace: namespace.to_owned(), ..Install::default() }).await;
+        let identity = format!("in-{namespace}-{}", pod.map_or("none", |pod| pod.trim()));
+        let flag = format!("--identity={identity}");
+        let leader = Operator::start_in_pod_of(cluster, pod, &[&QUICK[..], &[&flag]].concat());
+        leader.until_leading().await;
+        assert_holds(cluster, namespace, &identity).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -146,3 +146,33 @@ async fn a_proxy_waits_for_its_control_plane() {
     site.until_settled().await;
     assert_eq!(coder_k8s_scenes::proxy::names(&later), ["eu"]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_get_shows_a_ready_proxy_in_one_row() {
+    let site =
+        ProxyScene::ready(&OPERATOR, "columns", json!({"registration": {"proxyName": "proxy-eu"}})).await;
+    site.sim().set_proxy_status("proxy-eu", "ok", "v2.36.1");
+    site.until_condition("Healthy", "True", "Healthy").await;
+    let narrow = json!([
+        ["Name", "eu"],
+        ["Ready", "True"],
+        ["Status", "RolledOut"],
+        ["Phase", "Ready"],
+        ["Registered", true],
+        ["Replicas", 1],
+        ["Health", "ok"],
+    ]);
+    assert_eq!(site.scene().row::<CoderWorkspaceProxy>("eu", false).await, narrow);
+    let wide = json!([
+        ["Name", "eu"],
+        ["Ready", "True"],
+        ["Status", "RolledOut"],
+        ["Phase", "Ready"],
+        ["Registered", true],
+        ["Replicas", 1],
+        ["Health", "ok"],
+        ["Version", "v2.36.1"],
+        ["Proxy", "proxy-eu"],
+    ]);
+    assert_eq!(site.scene().row::<CoderWorkspaceProxy>("eu", true).await, wide);
+}

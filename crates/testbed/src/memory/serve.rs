@@ -161,33 +161,50 @@ fn watch(store: Arc<Store>, target: &Target, query: &Query, metadata_only: bool)
     let from = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or_default();
     let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(290);
     let end = Instant::now() + Duration::from_secs(seconds);
-    let (changed, broken) = (store.changed.subscribe(), store.broken.subscribe());
-    let lines = stream::unfold((from, changed, broken), move |(mut from, mut changed, mut broken)| {
-        let (store, selector) = (store.clone(), selector.clone());
-        let (api_version, plural) = (api_version.clone(), plural.clone());
-        async move {
-            loop {
-                changed.mark_unchanged();
-                let mut lines = String::new();
-                for change in store.since(from) {
-                    from = change.version;
-                    let Some(type_) = change.shown(&api_version, &plural, &selector) else { continue };
-                    let partial = metadata_only.then(|| partial(&change.object));
-                    let object = partial.as_ref().unwrap_or(&change.object);
-                    let _ = writeln!(lines, r#"{{"type":"{type_}","object":{object}}}"#);
-                }
-                if !lines.is_empty() {
-                    return Some((Ok(Frame::data(Bytes::from(lines))), (from, changed, broken)));
-                }
-                tokio::select! {
-                    more = changed.changed() => more.ok()?,
-                    _ = broken.changed() => return None,
-                    () = tokio::time::sleep_until(end) => return None,
+    let signals = (store.changed.subscribe(), store.broken.subscribe(), store.withheld.subscribe());
+    let lines =
+        stream::unfold((Some(from), signals), move |(from, (mut changed, mut broken, mut withheld))| {
+            let (store, selector) = (store.clone(), selector.clone());
+            let (api_version, plural) = (api_version.clone(), plural.clone());
+            async move {
+                let mut from = from?;
+                loop {
+                    changed.mark_unchanged();
+                    let is_withheld = *withheld.borrow_and_update();
+                    let mut lines = String::new();
+                    let changes = if is_withheld { Some(Vec::new()) } else { store.since(from) };
+                    let Some(changes) = changes else {
+                        let gone = expired(from);
+                        return Some((Ok(Frame::data(gone)), (None, (changed, broken, withheld))));
+                    };
+                    for change in changes {
+                        from = change.version;
+                        let Some(type_) = change.shown(&api_version, &plural, &selector) else { continue };
+                        let partial = metadata_only.then(|| partial(&change.object));
+                        let object = partial.as_ref().unwrap_or(&change.object);
+                        let _ = writeln!(lines, r#"{{"type":"{type_}","object":{object}}}"#);
+                    }
+                    if !lines.is_empty() {
+                        let signals = (changed, broken, withheld);
+                        return Some((Ok(Frame::data(Bytes::from(lines))), (Some(from), signals)));
+                    }
+                    tokio::select! {
+                        more = changed.changed() => more.ok()?,
+                        more = withheld.changed() => more.ok()?,
+                        _ = broken.changed() => return None,
+                        () = tokio::time::sleep_until(end) => return None,
+                    }
                 }
             }
-        }
-    });
+        });
     response(200, StreamBody::new(lines).boxed_unsync())
+}
+
+/// The last event of a watch whose version is older than the history.
+fn expired(from: u64) -> Bytes {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": format!("too old resource version: {from}"), "reason": "Expired", "code": 410});
+    Bytes::from(format!("{}\n", json!({"type": "ERROR", "object": status})))
 }
 
 /// Reduces an object, or the objects of a list, to metadata.

@@ -93,6 +93,8 @@ pub(super) struct State {
     version: u64,
     pub(super) objects: BTreeMap<Place, StoredObject>,
     history: Vec<Arc<Change>>,
+    /// Changes up to this version are no longer in the history.
+    compacted: u64,
     asked: Vec<Asked>,
     pub(super) hold: bool,
     count: u64,
@@ -107,15 +109,18 @@ pub(super) struct Store {
     pub(super) changed: watch::Sender<u64>,
     /// How often all watches were closed.
     pub(super) broken: watch::Sender<u64>,
+    /// Whether watches show nothing for now.
+    pub(super) withheld: watch::Sender<bool>,
 }
 
 impl Store {
     pub(super) fn new(kinds: Kinds) -> Self {
-        let (changed, broken) = (watch::Sender::new(1), watch::Sender::new(0));
+        let (changed, broken, withheld) =
+            (watch::Sender::new(1), watch::Sender::new(0), watch::Sender::new(false));
         // The first version is no object's: asking for it is asking for an object that is not there.
         let state = Mutex::new(State { version: 1, ..State::default() });
         let crds = kinds.crds.clone();
-        let store = Self { state, kinds, changed, broken };
+        let store = Self { state, kinds, changed, broken, withheld };
         for (name, object) in crds.iter() {
             let place = Place::new("apiextensions.k8s.io/v1", "customresourcedefinitions", "", name);
             store.put(place, object.clone());
@@ -150,6 +155,12 @@ impl Store {
         self.broken.send_modify(|count| *count += 1);
     }
 
+    pub(super) fn compact(&self) {
+        let mut state = self.lock();
+        state.compacted = state.version;
+        state.history.clear();
+    }
+
     pub(super) fn get(&self, place: &Place) -> Result<Arc<Value>, Refusal> {
         let held = self.lock().objects.get(place).map(|held| held.object.clone());
         held.ok_or_else(|| Refusal::not_found(&place.called()))
@@ -174,14 +185,14 @@ impl Store {
         let state = self.lock();
         let from = state.history.partition_point(|change| change.version <= version);
         let matters = |change: &Arc<Change>| !matches!(change.place.plural.as_str(), "leases" | "events");
-        state.history.get(from..).unwrap_or_default().iter().any(matters)
+        version < state.compacted || state.history.get(from..).unwrap_or_default().iter().any(matters)
     }
 
-    /// Changes after a version.
-    pub(super) fn since(&self, version: u64) -> Vec<Arc<Change>> {
+    /// Changes after a version. `None` if the history no longer holds all of them.
+    pub(super) fn since(&self, version: u64) -> Option<Vec<Arc<Change>>> {
         let state = self.lock();
         let from = state.history.partition_point(|change| change.version <= version);
-        state.history.get(from..).unwrap_or_default().to_vec()
+        (version >= state.compacted).then(|| state.history.get(from..).unwrap_or_default().to_vec())
     }
 
     /// Writes the object that `change` computes from the present one.

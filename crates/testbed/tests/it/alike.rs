@@ -27,12 +27,15 @@ async fn the_real_server_passes_the_checks() {
     let cluster = Cluster::builder().crds(vec![crd()]).start().await.unwrap();
     let _node = cluster.node("one").await.unwrap();
     checks(&cluster.client()).await;
+    expiry(&cluster.client()).await;
 }
 
 #[tokio::test]
 async fn the_server_in_memory_passes_the_checks() {
     let memory = Memory::start(&memory::Kinds::new(&[crd()]).unwrap()).await.unwrap();
     checks(&memory.client().unwrap()).await;
+    memory.compact();
+    expiry(&memory.client().unwrap()).await;
     assert!(memory.asked().iter().any(|asked| asked.user == "tests" && asked.resource == "things/status"));
 }
 
@@ -239,6 +242,15 @@ async fn watches(client: &Client) {
         });
     }
     assert_eq!(story, ["added", "modified", "deleted", "added", "deleted"]);
+}
+
+/// A watch from a version whose history is gone ends with 410.
+async fn expiry(client: &Client) {
+    let mut seen = things(client).watch(&WatchParams::default(), "1").await.unwrap().boxed();
+    let event = tokio::time::timeout(SOON, seen.try_next()).await.unwrap().unwrap().unwrap();
+    let WatchEvent::Error(status) = event else { panic!("{event:?}") };
+    assert_eq!((status.code, status.reason.as_str()), (410, "Expired"), "{status:?}");
+    assert!(tokio::time::timeout(SOON, seen.try_next()).await.unwrap().unwrap().is_none());
 }
 
 async fn metadata(client: &Client) {

@@ -17,11 +17,12 @@ use kube::{
 use serde_json::{Value, json};
 
 use coder_k8s_scenes::{
+    daemons::DaemonScene,
     pool::{IMAGE, PoolScene, SECRET, condition, is, message, object, plane_spec, status, tags},
     scene::Kind,
 };
 
-use crate::KEYS;
+use crate::{DAEMONS, KEYS};
 
 fn belongs<K: Kind>(child: &K, pool: &CoderProvisioner) {
     let [owner] = child.owner_references() else { panic!("{:?}", child.owner_references()) };
@@ -381,4 +382,41 @@ async fn the_children_of_a_pool_are_put_back() {
     assert_eq!(pool.made(), 1);
     let all = pool.scene.api::<Secret>().list(&ListParams::default()).await.unwrap();
     assert_eq!(all.iter().filter(|secret| secret.name_any().contains("provisioner")).count(), 1);
+}
+
+#[tokio::test]
+async fn kubectl_get_shows_a_ready_pool_in_one_row() {
+    let mut crew = DaemonScene::new(&DAEMONS, "columns", json!({"replicas": 2})).await;
+    let names = crew.until_pods(2).await;
+    crew.connect_all().await;
+    crew.busy(&names[0], true);
+    crew.pool
+        .until(|pool| {
+            let daemons = status(pool).daemons.map(|daemons| (daemons.connected, daemons.busy));
+            daemons == Some((2, 1)) && is(pool, "Ready", "True", None)
+        })
+        .await;
+    let narrow = json!([
+        ["Name", "pool"],
+        ["Phase", "Ready"],
+        ["Replicas", 2],
+        ["Ready", "True"],
+        ["Status", "RolledOut"],
+        ["Organization", "default"],
+    ]);
+    assert_eq!(crew.pool.scene.row::<CoderProvisioner>("pool", false).await, narrow);
+    let wide = json!([
+        ["Name", "pool"],
+        ["Phase", "Ready"],
+        ["Replicas", 2],
+        ["Ready", "True"],
+        ["Status", "RolledOut"],
+        ["Organization", "default"],
+        ["Desired", 2],
+        ["Connected", 2],
+        ["Busy", 1],
+        ["Control Plane", "coder"],
+        ["Key", "pool"],
+    ]);
+    assert_eq!(crew.pool.scene.row::<CoderProvisioner>("pool", true).await, wide);
 }

@@ -1,5 +1,7 @@
 //! A pool that goes takes its keys along, or names what it must leave behind.
 
+use std::time::Instant;
+
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner};
 use coder_k8s_testbed::{
     codersim::{Mode, SimFault},
@@ -89,6 +91,28 @@ async fn without_anything_to_ask_with_the_key_is_named_and_left() {
         "{told:?}"
     );
     assert_eq!(names(&pool.sim), ["pool"]);
+}
+
+#[tokio::test]
+async fn without_the_operator_token_a_deletion_ends_in_time_and_names_the_key() {
+    let pool = PoolScene::ready(&KEYS, "deletion", json!({})).await;
+    let key = pool.assert_consistent(&[]).await;
+    pool.scene.delete::<Secret>("token").await;
+    delete(&pool).await;
+    let deleted = Instant::now();
+    // Somebody may put the token back: the deletion waits for it until `--cleanup-timeout`, 6 s here.
+    let object = pool.now().await;
+    assert!(object.metadata.deletion_timestamp.is_some());
+    gone(&pool).await;
+    let took = deleted.elapsed();
+    assert!((4..30).contains(&took.as_secs()), "{took:?}");
+    let told = pool.events("KeyAbandoned").await;
+    assert!(
+        told.iter().any(|note| note.contains(&key.id) && note.contains("provisioner key pool")),
+        "{told:?}"
+    );
+    assert_eq!(names(&pool.sim), ["pool"]);
+    assert!(!pool.scene.absent::<CoderControlPlane>("coder").await);
 }
 
 #[tokio::test]
