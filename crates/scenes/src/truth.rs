@@ -311,6 +311,7 @@ impl World {
                 continue;
             }
             let (inputs, judgement) = self.judge(id, object, condition, None);
+            let was_true = matches!(self.judge(id, object, condition, Some(now)).1, Judgement::Holds);
             let healthy = self.server(id, object).is_none_or(|server| server.is_healthy());
             let claim = self.claims.entry((id.clone(), condition)).or_default();
             let Judgement::Fails(why) = judgement else {
@@ -320,6 +321,9 @@ impl World {
                 claim.false_since = None;
                 continue;
             };
+            if was_true {
+                claim.verified.insert(inputs.clone());
+            }
             let allowed = match interval {
                 Interval::Watch => NOTICE,
                 _ if !claim.verified.contains(&inputs) => NOTICE,
@@ -457,6 +461,10 @@ impl World {
         let desired = spec["replicas"].as_i64().unwrap_or(1);
         let count = |field: &str| status[field].as_i64().unwrap_or_default();
         let current = status["observedGeneration"].as_i64() >= deployment["metadata"]["generation"].as_i64();
+        // Of a pool the condition says whether any pod is ready, as the Go operator does.
+        if object["kind"] == "CoderProvisioner" && count("readyReplicas") > 0 {
+            return Judgement::Holds;
+        }
         if !current || count("updatedReplicas") < desired || count("readyReplicas") < desired {
             return Judgement::Fails(format!("the Deployment is not rolled out: {status}"));
         }
@@ -468,8 +476,6 @@ fn condition_of<'a>(object: &'a Value, condition: &str) -> Option<&'a Value> {
     object["status"]["conditions"].as_array()?.iter().find(|found| found["type"] == condition)
 }
 
-/// Tags of a spec as coderd stores them: those that mean nothing are not sent.
 fn tags_of(tags: &Value) -> BTreeMap<String, String> {
-    let all: BTreeMap<String, String> = serde_json::from_value(tags.clone()).unwrap_or_default();
-    all.into_iter().filter(|(name, _)| name != "scope" && name != "owner").collect()
+    serde_json::from_value(tags.clone()).unwrap_or_default()
 }

@@ -21,7 +21,10 @@ use coder_k8s_coderd::{Client, Connector, Settings, Target};
 use coder_k8s_testbed::{CoderSim, codersim::Mode};
 
 async fn sim(mode: Mode) -> CoderSim {
-    CoderSim::start(mode).await.unwrap()
+    let sim = CoderSim::start(mode).await.unwrap();
+    // These tests send what no operator would, and in any order.
+    sim.expect_foreign_credentials();
+    sim
 }
 
 /// A client with an owner's token and connections of its own.

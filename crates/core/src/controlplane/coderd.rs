@@ -197,7 +197,10 @@ pub fn set_conditions(
         status.version = Some(server.version.clone());
     }
     // Pools and proxies send the operator token to the deployment of the status: it is the one that accepted the token.
-    if let Some(deployment) = &report.accepted_by {
+    // Until one has, it is the first that answered: no token is bound elsewhere then.
+    let first = report.server.as_ref().map(|server| &server.deployment_id);
+    let first = first.filter(|_| status.deployment_id.is_none());
+    if let Some(deployment) = report.accepted_by.as_ref().or(first) {
         status.deployment_id = Some(deployment.clone());
     }
     for binding in report.bindings.iter().rev() {

@@ -179,8 +179,24 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
             is_there(&current.target) && K::is_wanted(&observed.desired, current)
         };
         record.pending.is_none()
+            && self.holds_what_pods_have(secret)
             && record.secret.as_ref() == Some(secret)
             && record.current.as_ref().is_some_and(is_wanted)
+    }
+
+    /// Whether the Secret holds what the pods run with: only proven material gets there. A Secret that was edited or lost
+    /// meanwhile is not what was verified. True if there are no pods to compare with, or the Secret cannot be read.
+    pub(crate) fn holds_what_pods_have(&self, secret: &SecretDataRef) -> bool {
+        let Some(workload) = self.observed.workload.as_ref().filter(|pods| pods.run.secret == *secret) else {
+            return true;
+        };
+        match self.observed.secrets.get(secret) {
+            Some(Secret::Ours { holds: Some(held), .. }) => {
+                K::checksums(held).contains(&workload.run.checksum)
+            }
+            Some(Secret::Ours { holds: None, .. } | Secret::Absent) => false,
+            Some(Secret::Blocked(_) | Secret::Unknown(_)) | None => true,
+        }
     }
 
     /// Whether everything is as it was left, by what is recorded alone. Nothing is asked then.

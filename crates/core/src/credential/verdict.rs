@@ -86,10 +86,12 @@ impl CredentialVerdict {
     }
 
     /// An unknown state leaves an object as ready as it was; but not if its own record says that something else is wanted.
-    pub(crate) fn unless_recorded(self, is_wanted_on_record: bool) -> Self {
+    /// `is_intact`: the Secret holds what was verified.
+    pub(crate) fn unless_recorded(self, is_wanted_on_record: bool, is_intact: bool) -> Self {
         match self.stage {
             CredentialProgress::Unsure if !is_wanted_on_record => {
-                Self { stage: CredentialProgress::Working, ..self }
+                let in_place = if is_intact { self.in_place } else { Some(false) };
+                Self { stage: CredentialProgress::Working, in_place, ..self }
             }
             _ => self,
         }
@@ -111,12 +113,15 @@ impl CredentialVerdict {
     pub fn set_conditions(&self, conditions: &mut Conditions<'_>, types: &CredentialConditions) {
         let worked = |type_: &str| conditions.said(type_).is_some_and(|said| said.status == "True");
         let keep = self.stage == CredentialProgress::Unsure && worked(types.known);
-        if !keep {
+        if keep {
+            conditions.confirm(types.known);
+        } else {
             conditions.set(types.known, self.is_ready(), self.reason, self.message.clone());
         }
         match self.in_place {
             Some(true) => conditions.set(types.in_place, true, Reason::SecretReady, types.held),
             Some(false) => conditions.set(types.in_place, false, self.reason, self.message.clone()),
+            None if keep => conditions.confirm(types.in_place),
             None => {}
         }
     }

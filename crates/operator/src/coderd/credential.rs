@@ -222,11 +222,24 @@ impl<K: Managed> Reconciler<K> {
             Ok(server) => server,
             Err(blocker) => return Proof::Unknown(blocker.unwrap_or_else(other_deployment)),
         };
+        // Material that annotations bind to another deployment is not shown to this one, which cannot know it.
+        let bound = self.deployment_of(place);
+        if bound.is_some_and(|bound| bound != server.deployment_id()) {
+            return Proof::Refused;
+        }
         match K::prove(&server, &material).await {
             Ok(proven) => Proof::Is(proven),
             Err(error) if K::is_refusal(&error.kind) => Proof::Refused,
             Err(error) if matches!(error.kind, ErrorKind::NotSupported) => Proof::Unsupported,
             Err(error) => Proof::Unknown(self.failed(&error)),
+        }
+    }
+
+    /// The deployment that issued the material in a Secret, by its annotations.
+    fn deployment_of(&self, place: &SecretDataRef) -> Option<String> {
+        match self.observed.secrets.get(place)? {
+            Secret::Ours { marks, .. } => K::marked(marks.as_ref()?).target.deployment_id,
+            Secret::Absent | Secret::Blocked(_) | Secret::Unknown(_) => None,
         }
     }
 

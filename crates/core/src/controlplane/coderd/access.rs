@@ -181,6 +181,7 @@ pub fn set_conditions(
     };
     if object.spec.operator_access.disabled {
         status.operator_access_ready = None;
+        forget(status);
         match &report.revocation {
             Some(Revocation::Failing(Blocker { reason, message, .. })) => {
                 set(false, *reason, &format!("the operator token is not revoked yet: {message}"));
@@ -258,8 +259,14 @@ pub fn set_conditions(
         Some(Access::Refused(blocker)) => {
             set(false, blocker.reason, &blocker.message);
             status.operator_access_ready = None;
+            forget(status);
         }
     }
+}
+
+/// Drops the record: no inputs are known to be accepted any more.
+fn forget(status: &mut CoderControlPlaneStatus) {
+    status.verified.retain(|verified| verified.type_ != kind::OPERATOR_ACCESS_READY);
 }
 
 fn record(status: &mut CoderControlPlaneStatus, inputs: Option<&String>) {

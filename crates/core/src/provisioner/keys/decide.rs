@@ -74,7 +74,10 @@ fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decis
     let run = live.map_or_else(|| facts.last_run(), |live| facts.run(live));
     let verdict = match outcome {
         Ok(()) => ready(),
-        Err(Stop::Wait(verdict)) => verdict.unless_recorded(facts.is_wanted_on_record()),
+        Err(Stop::Wait(verdict)) => {
+            let is_intact = facts.holds_what_pods_have(&facts.observed.desired.secret);
+            verdict.unless_recorded(facts.is_wanted_on_record(), is_intact)
+        }
         Err(Stop::NextStep(next)) => {
             let (verdict, events) = (progress(facts, live, &next), passed_over(facts, &next));
             return Decision { events, ..Decision::rest(run, verdict).then(*next) };

@@ -45,7 +45,9 @@ pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
     match facts.registered(desired) {
         Ok(run) => retire(&facts, Decision::rest(run, ready())),
         Err(Stop::Wait(verdict)) => {
-            Decision::rest(facts.last_run(), verdict.unless_recorded(facts.is_wanted_on_record()))
+            let is_intact = facts.holds_what_pods_have(&desired.secret);
+            let verdict = verdict.unless_recorded(facts.is_wanted_on_record(), is_intact);
+            Decision::rest(facts.last_run(), verdict)
         }
         Err(Stop::NextStep(next)) => Decision::rest(facts.last_run(), progress(&facts)).then(*next),
     }
