@@ -37,6 +37,7 @@ pub use self::{
 };
 use crate::{
     credential::{self, CredentialConditions, CredentialKind, Listed},
+    intervals::{REQUEUE_STALE_KEYS, STALE_KEY_WITHOUT_CREDENTIALS},
     outcome::EventNote,
     provisioner::names::KeyBase,
 };
@@ -204,8 +205,8 @@ impl CredentialKind for Keys {
     type Settings = Tags;
     type Effect = std::convert::Infallible;
 
-    const REQUEUE: Duration = Duration::from_secs(15);
-    const ABANDON_AFTER: SignedDuration = SignedDuration::from_hours(1);
+    const REQUEUE: Duration = REQUEUE_STALE_KEYS;
+    const ABANDON_AFTER: SignedDuration = STALE_KEY_WITHOUT_CREDENTIALS;
     const SECRET_FIELD: &'static str = "spec.key.secretName";
 
     fn scope(key: &KeyRef) -> KeyScope {

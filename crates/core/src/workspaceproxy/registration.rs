@@ -35,6 +35,7 @@ pub use self::{
 pub use crate::credential::{CredentialProgress, CredentialVerdict};
 use crate::{
     credential::{self, CredentialConditions, CredentialKind, Listed},
+    intervals::REQUEUE_STALE_REGISTRATIONS,
     outcome::{Blocker, EventNote},
     target::{CoderdTarget, SecretDataRef},
 };
@@ -219,7 +220,7 @@ impl CredentialKind for Registrations {
     type Settings = ProxyProfile;
     type Effect = RegistrationEffect;
 
-    const REQUEUE: Duration = Duration::from_secs(30);
+    const REQUEUE: Duration = REQUEUE_STALE_REGISTRATIONS;
     const ABANDON_AFTER: SignedDuration = SignedDuration::ZERO;
     const SECRET_FIELD: &'static str = "generatedTokenSecretName";
 
