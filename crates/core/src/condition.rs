@@ -72,14 +72,6 @@ impl<'a> Conditions<'a> {
         });
     }
 
-    /// States a condition again for the present generation, because its own inputs have not changed.
-    pub fn confirm(&mut self, type_: &str) {
-        if let Some(before) = self.before.iter().find(|c| c.type_ == type_) {
-            self.all.retain(|set| set.type_ != type_);
-            self.all.push(Condition { observed_generation: self.generation, ..before.clone() });
-        }
-    }
-
     /// Sets the conditions that all kinds share: Ready, Reconciling, Stalled and Conflict.
     ///
     /// `ready` is the verdict if nothing failed.

@@ -183,6 +183,8 @@ struct Claim {
     /// Inputs for which it was true at some time.
     verified: BTreeSet<String>,
     false_since: Option<Instant>,
+    /// The inputs as of then: other ones are another claim.
+    inputs: String,
 }
 
 /// What a condition says, against what is.
@@ -314,6 +316,9 @@ impl World {
             let was_true = matches!(self.judge(id, object, condition, Some(now)).1, Judgement::Holds);
             let healthy = self.server(id, object).is_none_or(|server| server.is_healthy());
             let claim = self.claims.entry((id.clone(), condition)).or_default();
+            if claim.inputs != inputs {
+                (claim.inputs, claim.false_since) = (inputs.clone(), None);
+            }
             let Judgement::Fails(why) = judgement else {
                 if matches!(judgement, Judgement::Holds) {
                     claim.verified.insert(inputs);

@@ -113,15 +113,13 @@ impl CredentialVerdict {
     pub fn set_conditions(&self, conditions: &mut Conditions<'_>, types: &CredentialConditions) {
         let worked = |type_: &str| conditions.said(type_).is_some_and(|said| said.status == "True");
         let keep = self.stage == CredentialProgress::Unsure && worked(types.known);
-        if keep {
-            conditions.confirm(types.known);
-        } else {
+        // Its generation stays too: a condition of this generation would count as verified.
+        if !keep {
             conditions.set(types.known, self.is_ready(), self.reason, self.message.clone());
         }
         match self.in_place {
             Some(true) => conditions.set(types.in_place, true, Reason::SecretReady, types.held),
             Some(false) => conditions.set(types.in_place, false, self.reason, self.message.clone()),
-            None if keep => conditions.confirm(types.in_place),
             None => {}
         }
     }
