@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::{
     condition::ConditionStatus,
     entitlements::FeatureState,
-    intervals::{ENTITLEMENT_FRESH, REQUEUE_ENTITLEMENT},
+    intervals::{ENTITLEMENT_FRESH, MAX_CLOCK_SKEW, REQUEUE_ENTITLEMENT},
 };
 
 /// A feature of a license.
@@ -47,9 +47,12 @@ impl Feature {
 pub struct Published {
     /// State of the feature. `Unknown` if the status does not name it.
     pub entitlement: FeatureState,
+    /// Whether the server has no licensed features at all. Its time does not move.
+    pub is_unsupported: bool,
     /// `entitlementsLastChecked`.
     pub checked: Option<Timestamp>,
-    /// Whether the control plane keeps it up to date, so that nobody need ask by itself.
+    /// Whether the control plane keeps it up to date, so that nobody need ask by itself: it may ask, and its last query
+    /// did not fail.
     pub kept: bool,
 }
 
@@ -132,30 +135,51 @@ impl LicenseGate {
         let message = format!("the license does not cover {}: install a Premium license", feature.called());
         Self::new(GateState::Closed, Reason::NotEntitled, message, Some(again))
     }
+
+    /// A license would not help.
+    fn unsupported(feature: Feature, again: Duration) -> Self {
+        let message = format!(
+            "this coderd has no licensed features: {} need the enterprise build: use its image, ghcr.io/coder/coder",
+            feature.called()
+        );
+        Self::new(GateState::Closed, Reason::NotSupported, message, Some(again))
+    }
 }
 
 /// Decides from the control plane's status. None: coderd is to be asked, and the gate follows from its answer.
 pub fn decide(feature: Feature, published: &Published, now: Timestamp) -> Option<LicenseGate> {
-    let left = published
-        .checked
-        .map(|checked| ENTITLEMENT_FRESH - now.duration_since(checked).max(SignedDuration::ZERO));
-    let left = left.filter(SignedDuration::is_positive).and_then(|left| Duration::try_from(left).ok());
+    let left = published.checked.and_then(|checked| fresh_for(checked, now));
     // What is no longer fresh counts if the control plane asks again by itself: it asks within seconds, and its answer
     // enqueues every dependent.
     if left.is_none() && !published.kept {
         return None;
     }
+    let again = left.unwrap_or(REQUEUE_ENTITLEMENT);
+    if published.is_unsupported {
+        return Some(LicenseGate::unsupported(feature, again));
+    }
     match published.entitlement {
         state if state.is_granted() => {
-            let again = if left.is_some() { None } else { Some(REQUEUE_ENTITLEMENT) };
+            // While the control plane does not ask, nothing enqueues its dependents when the answer is no longer fresh.
+            let again = (left.is_none() || !published.kept).then_some(again);
             Some(LicenseGate { again, ..LicenseGate::open(feature) })
         }
-        FeatureState::NotEntitled => Some(LicenseGate::closed(feature, left.unwrap_or(REQUEUE_ENTITLEMENT))),
+        FeatureState::NotEntitled => Some(LicenseGate::closed(feature, again)),
         _ if published.kept => {
             Some(LicenseGate::unknown("the control plane does not know yet what its license covers"))
         }
         _ => None,
     }
+}
+
+/// How long an answer of this time still counts. None: it is too old, or further ahead than clocks may differ.
+fn fresh_for(checked: Timestamp, now: Timestamp) -> Option<Duration> {
+    let age = now.duration_since(checked);
+    if age < -MAX_CLOCK_SKEW {
+        return None;
+    }
+    let left = ENTITLEMENT_FRESH - age.max(SignedDuration::ZERO);
+    Duration::try_from(left).ok().filter(|left| !left.is_zero())
 }
 
 /// The gate that follows from the answer of coderd itself.
@@ -164,13 +188,7 @@ pub fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
     match answer {
         EntitlementAnswer::Entitlement(state) if state.is_granted() => LicenseGate::open(feature),
         EntitlementAnswer::Entitlement(_) => LicenseGate::closed(feature, fresh),
-        EntitlementAnswer::NotSupported => {
-            let message = format!(
-                "this coderd has no licensed features: {} need the enterprise build",
-                feature.called()
-            );
-            LicenseGate::new(GateState::Closed, Reason::NotSupported, message, Some(fresh))
-        }
+        EntitlementAnswer::NotSupported => LicenseGate::unsupported(feature, fresh),
         EntitlementAnswer::Forbidden => LicenseGate {
             reason: Reason::Forbidden,
             ..LicenseGate::unknown("coderd does not let the operator ask what the license covers")
@@ -188,7 +206,8 @@ mod tests {
     }
 
     fn published(entitlement: &str, checked: i64) -> Published {
-        Published { entitlement: FeatureState::parse(entitlement), checked: Some(at(checked)), kept: false }
+        let entitlement = FeatureState::parse(entitlement);
+        Published { entitlement, checked: Some(at(checked)), ..Published::default() }
     }
 
     fn know(published: &Published, asked: Option<&EntitlementAnswer>) -> LicenseGate {
@@ -205,11 +224,36 @@ mod tests {
             ("not_entitled", GateState::Closed),
         ] {
             assert_eq!(know(&published(word, 990), None).state, state);
-            assert_eq!(know(&published(word, 5000), None).state, state, "of a clock that is ahead");
+            assert_eq!(know(&published(word, 1200), None).state, state, "of a clock that is ahead");
         }
         assert_eq!(know(&published("not_entitled", 990), None).again, Some(Duration::from_secs(110)));
-        assert_eq!(know(&published("not_entitled", 5000), None).again, Some(Duration::from_mins(2)));
-        assert_eq!(know(&published("entitled", 990), None).again, None);
+        assert_eq!(know(&published("not_entitled", 1200), None).again, Some(Duration::from_mins(2)));
+        assert_eq!(know(&published("entitled", 990), None).again, Some(Duration::from_secs(110)));
+        assert_eq!(know(&Published { kept: true, ..published("entitled", 990) }, None).again, None);
+    }
+
+    #[test]
+    fn a_time_in_the_future_is_fresh_only_as_far_as_clocks_differ() {
+        for (checked, is_fresh) in [(1000, true), (1300, true), (1301, false), (9_000_000, false)] {
+            for word in ["entitled", "not_entitled"] {
+                let known = decide(Feature::Provisioners, &published(word, checked), at(1000));
+                assert_eq!(known.is_some(), is_fresh, "{word} at {checked}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_server_without_licenses_is_told_apart_by_what_the_control_plane_publishes() {
+        for (checked, kept, is_known) in
+            [(990, true, true), (990, false, true), (0, true, true), (0, false, false)]
+        {
+            let agpl = Published { is_unsupported: true, kept, ..published("not_entitled", checked) };
+            let gate = decide(Feature::Provisioners, &agpl, at(1000));
+            assert_eq!(gate.is_some(), is_known, "{agpl:?}");
+            let Some(gate) = gate else { continue };
+            assert_eq!((gate.state, gate.reason), (GateState::Closed, Reason::NotSupported));
+            assert!(gate.message.contains("ghcr.io/coder/coder") && !gate.message.contains("install"));
+        }
     }
 
     #[test]
@@ -218,6 +262,7 @@ mod tests {
             published("entitled", 700),
             published("not_entitled", 700),
             published("unknown", 990),
+            published("entitled", 5000),
             Published::default(),
         ] {
             assert_eq!(decide(Feature::Proxies, &old, at(1000)), None, "{old:?}");

@@ -74,7 +74,7 @@ topics! {
         REQUEUE_BACKOFF_BASE engine::REQUEUE_BACKOFF_BASE, "",
             "The first retry after a failure. The delay doubles with each failure in a row, is up to a fifth shorter at random, and is never shorter than a `Retry-After`.";
         REQUEUE_BACKOFF_MAX engine::REQUEUE_BACKOFF_MAX, "",
-            "The longest delay after a failure.";
+            "The longest delay after a failure, and before a key, token or registration that coderd did not accept is created again.";
         REQUEUE_AFTER_CONFLICT engine::REQUEUE_AFTER_CONFLICT, "",
             "The first retry after the API server rejects a write because the object changed in the meantime.";
         REQUEUE_OWN_WRITE ms(50), "",

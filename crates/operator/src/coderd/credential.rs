@@ -183,6 +183,9 @@ impl<K: Managed> Reconciler<K> {
                     }
                 }
                 _ => {
+                    if decision.verdict.is_ready() {
+                        self.ctx.verify_schedule.accepted(&self.key);
+                    }
                     self.publish(&decision.events).await;
                     return decision;
                 }
@@ -282,7 +285,7 @@ impl<K: Managed> Reconciler<K> {
     }
 
     /// Whether an effect may be performed in this reconcile: none after a failure, and nothing is made again before the
-    /// backoff of material that could not be stored has passed.
+    /// backoff of what was not stored or not accepted has passed.
     fn may_act(&self, effect: &Effect<K>) -> bool {
         let makes = matches!(effect, Effect::Make { .. });
         self.retry.is_none() && !(makes && self.ctx.verify_schedule.creation_backoff(&self.key).is_some())
@@ -339,6 +342,9 @@ impl<K: Managed> Reconciler<K> {
 
     /// Notes that coderd did not make what was announced.
     pub(crate) fn not_made(&mut self, name: &str, error: &CoderdError) -> Interrupted {
+        if error.may_have_happened() {
+            self.ctx.verify_schedule.created(&self.key);
+        }
         let blocker = self.failed(error);
         tracing::warn!(reason = %blocker.reason, "{} {name} was not made: {}", K::NOUN, blocker.message);
         Interrupted(Some(blocker))

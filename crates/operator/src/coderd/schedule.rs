@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use coder_k8s_core::{object, outcome::Retry};
 use coder_k8s_engine::{
-    backoff::{Failures, jitter},
+    backoff::{Backoff, Failures, jitter},
     cache::ObjectKey,
     metrics::Metrics,
     queue::{Action, Queue},
@@ -86,6 +86,31 @@ impl Schedule {
     }
 }
 
+/// What was created in coderd for one object since coderd last accepted it.
+///
+/// The delay before the next creation grows with each, whoever enqueues the object: what coderd does not accept, and what
+/// cannot be stored, must not fill coderd with keys, tokens and registrations. An edit of the spec starts anew.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Creations {
+    count: u32,
+    /// Nothing is created before this time.
+    after: Option<Instant>,
+}
+
+impl Creations {
+    /// Counts a creation that coderd carried out, or may have.
+    pub(crate) fn created(&mut self) {
+        self.count = self.count.saturating_add(1);
+        self.after = Some(Instant::now() + Backoff::default().delay(self.count, None, jitter()));
+    }
+
+    /// How long nothing may be created yet. None: something may.
+    pub(crate) fn backoff(&self) -> Option<Duration> {
+        let left = self.after?.saturating_duration_since(Instant::now());
+        Some(left).filter(|left| !left.is_zero())
+    }
+}
+
 /// Whether the condition is True for the present generation, and the object is not being deleted. After a restart the
 /// verification of such an object can wait.
 pub(crate) fn is_verified<K: CoderResource>(object: &K, condition: &str) -> bool {
@@ -127,6 +152,23 @@ mod tests {
         assert!(schedule.is_due(&key, Task::Entitlements) && !schedule.is_due(&key, Task::Verify));
         schedule.forget(&key);
         assert!(schedule.is_due(&key, Task::Verify));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_never_accepted_is_created_a_bounded_number_of_times_an_hour() {
+        let (mut creations, start, mut made) = (Creations::default(), Instant::now(), Vec::new());
+        while start.elapsed() < Duration::from_hours(1) {
+            // Somebody enqueues the object all the time.
+            if creations.backoff().is_none() {
+                creations.created();
+                made.push(start.elapsed());
+            }
+            tokio::time::advance(Duration::from_millis(50)).await;
+        }
+        let soon = made.iter().filter(|at| at.as_secs() < 10).count();
+        assert!((3..=6).contains(&soon), "{made:?}");
+        assert!(made.len() <= 30, "{} in an hour", made.len());
+        assert_eq!(Creations::default().backoff(), None, "the first one is not delayed");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Holds the queue of pools and proxies, and decides when their keys and registrations are verified in coderd.
 //!
 //! A verification runs when the spec or a Secret changes, and at an interval. After a restart of the operator the
-//! verifications of objects that are well are spread over one interval. What was created in coderd and could not be stored
-//! is created again only after a growing delay, so that a Secret that cannot be written does not fill coderd with keys.
+//! verifications of objects that are well are spread over one interval. What was created in coderd and was not stored or not
+//! accepted is created again only after a growing delay ([`Creations`]).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,7 +16,7 @@ use kube::ResourceExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::schedule::{Schedule, Task, is_verified, jittered, soonest};
+use super::schedule::{Creations, Schedule, Task, is_verified, jittered, soonest};
 use crate::controller::CoderResource;
 
 /// How soon the next reconcile continues with the steps that one reconcile began.
@@ -37,10 +37,7 @@ pub(crate) struct VerifySchedule {
 struct VerifyState {
     uid: Option<String>,
     generation: Option<i64>,
-    /// Whether the last reconcile created something in coderd that it could not store.
-    lost: bool,
-    /// Nothing is created in coderd before this time.
-    create_after: Option<Instant>,
+    creations: Creations,
 }
 
 impl VerifySchedule {
@@ -95,25 +92,31 @@ impl VerifySchedule {
             self.schedule.set_due(key, Task::Verify, now);
         }
         if edited {
-            // An edit may have removed the cause of the loss.
-            state.create_after = None;
+            // An edit may have removed the cause.
+            state.creations = Creations::default();
         }
         state.generation = object.meta().generation;
         self.schedule.is_due(key, Task::Verify)
     }
 
-    /// Records that a reconcile created something in coderd that it could not store. Whatever enqueues the object, the next
-    /// one is created only after the delay of that failure, or after an edit of the object.
-    pub(crate) fn lost(&self, key: &ObjectKey) {
+    /// Records that something was created in coderd, or may have been. Whatever enqueues the object, the next creation waits
+    /// for a growing delay, until coderd accepts what was created or the object is edited.
+    pub(crate) fn created(&self, key: &ObjectKey) {
         if let Some(state) = self.states.lock().get_mut(key) {
-            state.lost = true;
+            state.creations.created();
+        }
+    }
+
+    /// Records that the credential is stored, and that coderd accepts it.
+    pub(crate) fn accepted(&self, key: &ObjectKey) {
+        if let Some(state) = self.states.lock().get_mut(key) {
+            state.creations = Creations::default();
         }
     }
 
     /// How long nothing may be created in coderd yet. None: something may.
     pub(crate) fn creation_backoff(&self, key: &ObjectKey) -> Option<Duration> {
-        let create_after = self.states.lock().get(key)?.create_after?;
-        Some(create_after.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+        self.states.lock().get(key)?.creations.backoff()
     }
 
     /// The requeue after a reconcile that failed and wrote no final status.
@@ -122,12 +125,7 @@ impl VerifySchedule {
     }
 
     fn delay(&self, key: &ObjectKey, retry: Retry) -> Duration {
-        let delay = self.schedule.failed(key, retry);
-        if let Some(state) = self.states.lock().get_mut(key).filter(|state| state.lost) {
-            state.lost = false;
-            state.create_after = Some(Instant::now() + delay);
-        }
-        delay
+        self.schedule.failed(key, retry)
     }
 
     /// The requeue after a reconcile: the soonest of all that ask for one.
@@ -181,22 +179,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_lost_is_created_again_after_the_delay_or_an_edit() {
+    async fn what_was_not_accepted_is_created_again_after_a_growing_delay_or_an_edit() {
         let (schedule, key) = (
             VerifySchedule::new(Metrics::new(), Duration::from_mins(5)),
             ObjectKey::new("Pool", "ns", "pool"),
         );
         schedule.is_due(&key, &object(1), kind::PROVISIONER_KEY_READY);
-        // A failure that lost nothing delays no creation.
+        // A failure that created nothing delays no creation.
         schedule.failed(&key, Retry::Backoff);
         assert_eq!(schedule.creation_backoff(&key), None);
 
-        schedule.lost(&key);
-        let Action::RequeueAfter(delay) = schedule.failed(&key, Retry::Backoff) else {
-            panic!("it is not requeued")
-        };
-        assert!(schedule.creation_backoff(&key).is_some_and(|left| left.abs_diff(delay) < TICK));
-        // Whatever enqueues it: it waits for the rest of the time, and its failures are not forgotten.
+        schedule.created(&key);
+        let delay = schedule.creation_backoff(&key).expect("the next one waits");
+        // Whatever enqueues it: it waits for the rest of the time, and its creations are not forgotten.
         let half = delay / 2;
         tokio::time::advance(half).await;
         schedule.secret_changed(&key);
@@ -209,13 +204,13 @@ mod tests {
         tokio::time::advance(half + TICK).await;
         assert_eq!(schedule.creation_backoff(&key), None);
 
-        // The delay grows with each further loss.
-        schedule.lost(&key);
-        let Action::RequeueAfter(longer) = schedule.failed(&key, Retry::Backoff) else {
-            panic!("it is not requeued")
-        };
-        assert!(longer > delay);
+        // The delay grows with each further one.
+        schedule.created(&key);
+        assert!(schedule.creation_backoff(&key).is_some_and(|longer| longer > delay));
         schedule.is_due(&key, &object(2), kind::PROVISIONER_KEY_READY);
         assert_eq!(schedule.creation_backoff(&key), None, "an edit is tried at once");
+        schedule.created(&key);
+        schedule.accepted(&key);
+        assert_eq!(schedule.creation_backoff(&key), None, "what was accepted is no reason to wait");
     }
 }

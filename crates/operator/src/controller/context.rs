@@ -41,7 +41,7 @@ use super::{
     watches::Scope,
 };
 use crate::{
-    coderd::verify_schedule::VerifySchedule,
+    coderd::{license_gate::SharedAnswers, verify_schedule::VerifySchedule},
     controlplane::{
         coderd_sync::{CoderdSync, Intervals},
         daemon_poll::DaemonPoller,
@@ -114,6 +114,8 @@ pub(crate) struct Context {
     /// The backoff of failed Kubernetes writes. Failed calls to coderd have their own in each schedule.
     pub(crate) failures: Failures,
     pub(crate) coderd_sync: CoderdSync,
+    /// Entitlements of control planes that do not ask by themselves.
+    pub(crate) shared_answers: SharedAnswers,
     /// Reconciles of pools and proxies.
     pub(crate) verify_schedule: VerifySchedule,
     pub(crate) daemon_poller: DaemonPoller,
@@ -146,6 +148,7 @@ impl Context {
             queue: Queue::new(metrics.clone()),
             failures: Failures::default(),
             coderd_sync: CoderdSync::new(intervals),
+            shared_answers: SharedAnswers::new(options.entitlements_interval),
             verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
             daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
             listed_pods: ListedPods::default(),
@@ -245,6 +248,7 @@ impl Context {
         self.failures.forget(key);
         self.referenced.forget(key);
         self.coderd_sync.remove(key);
+        self.shared_answers.remove(key);
         self.verify_schedule.forget(key);
         self.daemon_poller.remove(key);
         self.listed_pods.forget(key);

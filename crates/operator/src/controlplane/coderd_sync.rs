@@ -26,6 +26,7 @@ use coder_k8s_core::{
         access::{self, Access},
         license::License,
     },
+    license_gate::EntitlementAnswer,
     names, object,
     outcome::{Blocker, Retry},
     rollout::Rollout,
@@ -42,7 +43,8 @@ use tokio::time::Instant;
 use crate::{
     coderd::{
         blocker_of, feature_state,
-        schedule::{Schedule, Task, is_verified, jittered},
+        license_gate::failed_answer,
+        schedule::{Creations, Schedule, Task, is_verified, jittered},
         targets,
     },
     controller::{Context, children},
@@ -147,6 +149,10 @@ struct SyncState {
     /// Whether nothing changed since the start of the process, so that a token without a binding may be that of an earlier
     /// release, which recorded its deployment only.
     implies_binding: bool,
+    /// Why the last exchange did not bring entitlements.
+    entitlements_failure: Option<EntitlementAnswer>,
+    /// The operator tokens that were created since coderd last accepted one.
+    creations: Creations,
     /// Whether the status must record a token before it is created, so that a crash in between loses track of none.
     awaits_record: bool,
 }
@@ -183,6 +189,16 @@ impl CoderdSync {
         let states = self.states.lock();
         let state = states.get(key).filter(|state| state.uid.as_ref() == uid);
         state.map(|state| state.report.clone()).unwrap_or_default()
+    }
+
+    /// Why the last exchange did not bring entitlements. None: it did, or none has run.
+    pub(crate) fn entitlements_failure(
+        &self,
+        key: &ObjectKey,
+        uid: Option<&String>,
+    ) -> Option<EntitlementAnswer> {
+        let states = self.states.lock();
+        states.get(key).filter(|state| state.uid.as_ref() == uid)?.entitlements_failure.clone()
     }
 
     /// Starts an exchange if its inputs changed, or the revocation of the token if the control plane is being deleted.
@@ -244,6 +260,9 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let is_first = before.is_none();
     let mut state = before.clone().unwrap_or_else(|| resume(&key, &object, &inputs, sync));
     let has_changed = changed_by_others(&state, &changed, plane).await || state.inputs != inputs;
+    if state.inputs.generation != inputs.generation {
+        state.creations = Creations::default();
+    }
     state.inputs = inputs;
     let next = if object::is_deleting(&*object) {
         revocation::on_deletion(&mut state, plane).await
@@ -254,8 +273,14 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
         state.drop_reports_of_other_methods(&object);
         sync_due(&mut state, has_changed, is_first, plane).await
     };
+    let failed = |state: &SyncState| state.entitlements_failure.clone();
+    let fails_anew = before.as_ref().and_then(failed) != failed(&state);
     let has_news = before.map(|before| before.report).unwrap_or_default() != state.report;
     sync.states.lock().insert(key.clone(), state);
+    if fails_anew {
+        // No status tells the dependents of it.
+        ctx.references.of(&key).into_iter().for_each(|dependent| ctx.enqueue(dependent));
+    }
     if has_news {
         ctx.queue.enqueue(key);
     }
@@ -308,7 +333,7 @@ impl SyncState {
 
     /// Forgets everything but the revocation, which may still be under way.
     fn forget_access(&mut self) {
-        (self.token, self.server) = (None, None);
+        (self.token, self.server, self.entitlements_failure) = (None, None, None);
         self.report = CoderdReport { revocation: self.report.revocation.take(), ..CoderdReport::default() };
     }
 }
@@ -439,11 +464,14 @@ impl Exchange<'_> {
             match targets::server_of(self.plane.object, self.plane.ctx).await {
                 Ok(server) => self.state.server = Some(server),
                 Err(blocker) if blocker.retry == Retry::OnChange => {
+                    self.state.entitlements_failure =
+                        Some(EntitlementAnswer::Failed(blocker.message.clone()));
                     self.state.report.access = Some(Access::Refused(blocker));
                     self.state.report.access_inputs.clone_from(&self.present.access);
                 }
                 Err(blocker) => {
                     tracing::warn!(reason = %blocker.reason, "{}", blocker.message);
+                    self.state.entitlements_failure = Some(EntitlementAnswer::Failed(blocker.message));
                     return Err(blocker.retry);
                 }
             }
@@ -455,7 +483,10 @@ impl Exchange<'_> {
     async fn identify(&mut self, server: &Server) -> Result<IdentifiedServer, Retry> {
         let identified = match server.identify().await {
             Ok(identified) => identified,
-            Err(error) => return Err(self.unreachable(&blocker_of(&error))),
+            Err(error) => {
+                self.state.entitlements_failure = Some(EntitlementAnswer::Failed(error.to_string()));
+                return Err(self.unreachable(&blocker_of(&error)));
+            }
         };
         self.state.report.server = Some(coderd::ReportedServer {
             version: identified.version().to_owned(),
@@ -496,6 +527,9 @@ impl Exchange<'_> {
         }
         state.report.revocation = report.revocation.or(state.report.revocation.take());
         if let Some(access) = report.access {
+            if access == Access::Ready {
+                self.state.creations = Creations::default();
+            }
             if let (true, Access::Refused(blocker) | Access::Degraded(blocker)) =
                 (report.blocks_license, &access)
             {
@@ -545,8 +579,12 @@ impl Exchange<'_> {
         let answer = match server.entitlements().await {
             Ok(answer) => Some(answer),
             Err(error) if error.kind == ErrorKind::NotSupported => None,
-            Err(error) => return Err(self.unreachable(&blocker_of(&error))),
+            Err(error) => {
+                self.state.entitlements_failure = Some(failed_answer(&error));
+                return Err(self.unreachable(&blocker_of(&error)));
+            }
         };
+        self.state.entitlements_failure = None;
         let answer = answer.map(|found| EntitlementsStatus {
             has_license: found.has_license,
             trial: found.trial,

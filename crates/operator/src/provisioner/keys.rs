@@ -216,13 +216,10 @@ impl Managed for Keys {
         let made = client.create_provisioner_key(organization, &key.name, &tags).await;
         let material = made.map_err(|error| this.not_made(&key.name, &error))?;
         tracing::info!(key = key.name, "made a provisioner key");
+        this.ctx.verify_schedule.created(&this.key);
         this.observed.listings.clear();
         let listed = client.provisioner_keys(organization).await;
-        let stored = store_made(this, key, &material, listed, place, version).await;
-        if stored.is_err() {
-            this.ctx.verify_schedule.lost(&this.key);
-        }
-        stored
+        store_made(this, key, &material, listed, place, version).await
     }
 
     async fn act(_: &mut KeyReconciler, effect: Infallible) -> Performed {

@@ -211,11 +211,12 @@ impl Managed for Registrations {
                 return Err(not_made);
             }
         };
+        this.ctx.verify_schedule.created(&this.key);
         let Some(token) = token else { return Err(this.outdated()) };
         tracing::info!(proxy = proxy.name, "got a token for a workspace proxy");
         let id = Some(proxy.id.to_ascii_lowercase());
         let current = RegistrationRef::new(id.clone(), proxy.name, target.clone());
-        let stored = store_made(
+        store_made(
             this,
             current,
             RegistrationIntent { credential: RegistrationRef { id, ..pending.credential }, ..pending },
@@ -223,11 +224,7 @@ impl Managed for Registrations {
             place,
             version,
         )
-        .await;
-        if stored.is_err() {
-            this.ctx.verify_schedule.lost(&this.key);
-        }
-        stored
+        .await
     }
 
     /// Changes what a registration is called.

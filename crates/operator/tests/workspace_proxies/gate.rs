@@ -1,6 +1,8 @@
 //! Without a license for proxies nothing is begun, and nothing that runs is taken away.
 
-use coder_k8s_testbed::codersim::{CoderSim, Mode};
+use std::time::Duration;
+
+use coder_k8s_testbed::codersim::{CoderSim, Mode, SimFault};
 use k8s_openapi::api::apps::v1::Deployment;
 use serde_json::json;
 
@@ -45,4 +47,29 @@ async fn a_build_without_licenses_is_told_apart() {
     site.make_as("eu", spec).await;
     let proxy = site.until_condition("Entitled", "False", "NotSupported").await;
     assert!(message(&proxy, "Entitled").contains("enterprise build"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_control_plane_tells_its_proxies_of_a_build_without_licenses() {
+    let site = ProxyScene::plane(&OPERATOR, "agpl", Mode::Agpl).await;
+    site.make(json!({})).await;
+    let proxy = site.until_condition("Entitled", "False", "NotSupported").await;
+    assert!(message(&proxy, "Entitled").contains("ghcr.io/coder/coder"));
+    assert!(is(&proxy, "Stalled", "True", Some("NotSupported")), "{:?}", proxy.status);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_coderd_does_not_accept_is_made_again_ever_more_rarely() {
+    let site = ProxyScene::plane(&OPERATOR, "refused", Mode::Licensed).await;
+    let refusal = SimFault::status(401, "Invalid external proxy token", "");
+    site.sim().fault("GET", "/api/v2/workspaceproxies/me/crypto-keys", refusal, None);
+    site.make(json!({})).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let made = site.asked("POST") + site.asked("PATCH");
+    assert!((2..=6).contains(&made), "{made} in 10 s");
+    site.sim().clear_faults();
+    // An edit is tried at once.
+    site.edit(json!({"replicas": 2})).await;
+    site.until_ready().await;
+    assert_eq!(site.registrations().len(), 1);
 }

@@ -111,6 +111,11 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
             let replaced_refused = self.observed.replaced_refused;
             return ControlFlow::Break(TokenReport { retry, replaced_refused, ..TokenReport::default() });
         }
+        // A token that coderd did not accept, or that could not be stored, is created again only after a growing delay.
+        if let (TokenEffect::Create { .. }, Some(left)) = (&effect, self.exchange.state.creations.backoff()) {
+            let (retry, replaced_refused) = (Some(Retry::After(left)), self.observed.replaced_refused);
+            return ControlFlow::Break(TokenReport { retry, replaced_refused, ..TokenReport::default() });
+        }
         match effect {
             TokenEffect::Store => {
                 self.observed.stored = Some(self.store(self.exchange.state.token.clone()).await);
@@ -243,6 +248,7 @@ impl TokenProtocol<'_, '_> {
                 database::create(plane, self.server, present, is_refused).await?
             }
         };
+        self.exchange.state.creations.created();
         self.store(Some(token)).await?;
         Ok(created)
     }

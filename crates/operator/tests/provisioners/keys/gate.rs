@@ -132,6 +132,54 @@ async fn a_build_without_licenses_is_said_so() {
 }
 
 #[tokio::test]
+async fn a_control_plane_tells_its_pools_of_a_build_without_licenses() {
+    let pool = PoolScene::plane(&KEYS, "gate", Mode::Agpl).await;
+    pool.make(json!({})).await;
+    let object = pool.until_condition("ExternalProvisionersEntitled", "False", "NotSupported").await;
+    let advice = message(&object, "ExternalProvisionersEntitled");
+    assert!(advice.contains("ghcr.io/coder/coder") && !advice.contains("install"), "{advice}");
+    assert!(is(&object, "Stalled", "True", Some("NotSupported")), "{:?}", object.status);
+    nothing_made(&pool).await;
+}
+
+#[tokio::test]
+async fn a_control_plane_that_may_not_ask_costs_one_call_for_all_of_its_pools() {
+    let pool = PoolScene::bare(&KEYS, "gate", Mode::Licensed).await;
+    pool.sim.fault("GET", "/api/v2/entitlements", SimFault::status(403, "no", ""), None);
+    pool.make_plane(json!({})).await;
+    for name in ["pool", "second", "third"] {
+        pool.make_named(name, json!({})).await;
+    }
+    for name in ["pool", "second", "third"] {
+        let entitled = "ExternalProvisionersEntitled";
+        pool.until_condition_of(name, entitled, "False", Some("Forbidden")).await;
+    }
+    let mark = pool.sim.mark();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let asked = pool.sim.since(mark).iter().filter(|e| e.path.ends_with("/entitlements")).count();
+    assert!(asked <= 6, "the control plane's own: {asked}");
+    nothing_made(&pool).await;
+    pool.sim.clear_faults();
+    pool.until_ready().await;
+}
+
+#[tokio::test]
+async fn a_key_that_coderd_does_not_accept_is_made_again_ever_more_rarely() {
+    let pool = PoolScene::plane(&KEYS, "gate", Mode::Licensed).await;
+    let refusal = SimFault::status(401, "provisioner daemon key required", "");
+    pool.sim.fault("GET", "/api/v2/provisionerkeys/details", refusal, None);
+    pool.make(json!({})).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let made = pool.made();
+    assert!((1..=6).contains(&made), "{made} in 10 s");
+    pool.sim.clear_faults();
+    // An edit is tried at once.
+    pool.edit(json!({"replicas": 2})).await;
+    pool.until_ready().await;
+    pool.assert_consistent(&[]).await;
+}
+
+#[tokio::test]
 async fn a_pool_that_asks_by_itself_tells_why_it_does_not_know() {
     let pool = PoolScene::bare(&KEYS, "gate", Mode::Licensed).await;
     pool.sim.fault("GET", "/api/v2/entitlements", SimFault::status(403, "no", ""), None);
