@@ -170,7 +170,7 @@ async fn objects_are_handed_over_together_or_not_at_all() {
     scene.plane("coder", json!({"image": "coder:v1"})).await;
 
     let untouched = |plane: CoderControlPlane, why: &'static str| {
-        let said = message(&plane, "Conflict").to_owned();
+        let said = message(&plane, "Conflict");
         assert!(said.contains("Service coder is handed over and was not touched"), "{said}");
         assert!(said.contains("Deployment coder") && said.contains(why), "{said}");
         let (service, account, scene) = (&service, &account, &scene);
