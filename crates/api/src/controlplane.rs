@@ -255,6 +255,9 @@ pub struct CoderControlPlaneStatus {
     pub access_url: Option<String>,
     /// Version that coderd reports.
     pub version: Option<String>,
+    /// The `spec.image` that the operator last applied. While it equals `spec.image`, a newer minor release that somebody else
+    /// set on the Deployment, and that has run on the database, is kept.
+    pub applied_image: Option<String>,
     /// UUID of the deployment that coderd reports. It is stored in the database, so it changes with the database.
     #[serde(rename = "deploymentID")]
     pub deployment_id: Option<String>,

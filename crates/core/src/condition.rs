@@ -76,11 +76,14 @@ impl<'a> Conditions<'a> {
     ///
     /// `ready` is the verdict if nothing failed.
     pub fn set_common(&mut self, done: &ActResult, ready: Verdict) {
-        let conflict = done.foreign.iter().map(|foreign| {
-            format!(
+        let conflict = done.foreign.iter().map(|foreign| match &foreign.refused {
+            Some(why) => {
+                format!("{} {} is handed over and was not touched: {why}", foreign.kind, foreign.name)
+            }
+            None => format!(
                 "{} {} exists and belongs to somebody else; rename or delete it, or hand it over with the annotation {}",
                 foreign.kind, foreign.name, foreign.hand_over
-            )
+            ),
         });
         let conflict = conflict.collect::<Vec<_>>().join("; ");
         let cause = |blocker: &Blocker| (blocker.reason, blocker.message.clone());

@@ -5,6 +5,7 @@
 pub mod access_url;
 pub mod coderd;
 pub mod deployment;
+mod image;
 mod status;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -13,7 +14,7 @@ use coder_k8s_api::{
     CoderControlPlane, Scaling, WorkspaceRbac,
     names::{annotation, component},
 };
-use k8s_openapi::api::{core::v1::Service, policy::v1::PodDisruptionBudget};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Service, policy::v1::PodDisruptionBudget};
 use kube::ResourceExt;
 
 pub use self::status::{Outcome, paused, status};
@@ -36,6 +37,9 @@ pub struct Observed {
     pub object: Arc<CoderControlPlane>,
     /// Its children, as far as they bear our label.
     pub children: Children,
+    /// The Deployment as the operator last wrote it, while `children` has an older one. An image that the operator has just
+    /// replaced must not look like one that somebody else set.
+    pub newer_deployment: Option<Arc<Deployment>>,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.
     pub sources: Result<SourceContents, Blocker>,
     /// Whether other namespaces consent to workspaces.
@@ -102,6 +106,11 @@ impl Observed {
     /// Whether every pod runs as the wanted ServiceAccount, so that an earlier one can go.
     fn has_moved(&self) -> bool {
         account::have_moved(self.children.deployment.as_deref(), &self.service_account())
+    }
+
+    /// The image of coderd.
+    fn image(&self) -> image::Image {
+        image::decide(&self.object, self.newer_deployment.as_deref().or(self.children.deployment.as_deref()))
     }
 
     /// Pods that are asked for, by whoever decides it.

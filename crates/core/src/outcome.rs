@@ -13,6 +13,8 @@ pub struct ForeignObject {
     pub name: String,
     /// The annotation, `key=value`, with which its owner can hand it over.
     pub hand_over: String,
+    /// Why it is not taken over although its owner hands it over. None: its owner does not.
+    pub refused: Option<String>,
 }
 
 /// Why the operator cannot do, or does not know, something.

@@ -136,12 +136,12 @@ pub fn with_words(rollout: &Rollout, pod_message: Option<&str>) -> String {
     }
 }
 
-/// Major, minor and patch version of coderd or a daemon.
+/// A minor release of coderd or a daemon, such as 2.30. Its patch versions and release candidates have one database schema,
+/// and work together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
     major: u32,
     minor: u32,
-    patch: u32,
 }
 
 impl Release {
@@ -149,19 +149,14 @@ impl Release {
     pub fn parse(text: &str) -> Option<Self> {
         let core = text.trim_start_matches('v').split(['-', '+']).next()?;
         let mut parts = core.split('.').map(|part| part.parse().ok());
-        let found = Self { major: parts.next()??, minor: parts.next()??, patch: parts.next()?? };
-        parts.next().is_none().then_some(found)
+        let (major, minor, _patch) = (parts.next()??, parts.next()??, parts.next()??);
+        parts.next().is_none().then_some(Self { major, minor })
     }
 
     /// The version in the tag of an image. None: it has no tag, or the tag is none, such as `latest`.
     pub fn of_image(image: &str) -> Option<Self> {
         let name = image.split('@').next()?.rsplit('/').next()?;
         Self::parse(name.split_once(':')?.1)
-    }
-
-    /// Major and minor version. coderd and a daemon work together if these agree, whatever their patch version.
-    pub fn series(self) -> (u32, u32) {
-        (self.major, self.minor)
     }
 }
 
@@ -178,7 +173,7 @@ pub(crate) fn followed_image(
 }
 
 /// The image of the main container.
-fn image(deployment: &Deployment) -> Option<String> {
+pub(crate) fn image(deployment: &Deployment) -> Option<String> {
     let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
     pod.containers.iter().find(|container| MAIN.contains(&container.name.as_str()))?.image.clone()
 }

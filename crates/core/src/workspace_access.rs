@@ -81,8 +81,28 @@ pub struct WorkspaceGrant {
     pub role: Role,
     /// Gives them to the ServiceAccount.
     pub binding: RoleBinding,
-    /// The Role without the rules that users add, in case those cannot be granted.
-    pub plain: Option<Role>,
+    /// The rules of the Role that users add. The API server may refuse some of them.
+    pub extra: Vec<PolicyRule>,
+}
+
+impl WorkspaceGrant {
+    /// The Role with these of the rules that users add.
+    pub fn role_with(&self, extra: &[PolicyRule]) -> Role {
+        let all = self.role.rules.as_deref().unwrap_or_default();
+        let base = all.get(..all.len().saturating_sub(self.extra.len())).unwrap_or_default();
+        Role { rules: Some([base, extra].concat()), ..self.role.clone() }
+    }
+
+    /// Why a rule that users add is not granted. The API server lets nobody grant more than they may do.
+    pub fn ungrantable(&self, rule: &PolicyRule) -> Blocker {
+        let message = format!(
+            "{} in namespace {} cannot be granted, because the operator may not do it itself: \
+             give the operator these permissions, or remove the rule; the other rules are granted",
+            rule_in_words(rule),
+            self.namespace
+        );
+        Blocker::new(Reason::Forbidden, message)
+    }
 }
 
 /// What is to be done.
@@ -207,7 +227,6 @@ impl Grantee {
             annotations: Some([(annotation::WORKSPACE_RBAC_OWNER_UID.to_owned(), self.uid.clone())].into()),
             ..ObjectMeta::default()
         };
-        let plain = Role { metadata: metadata(role.clone()), rules: Some(base_rules(rbac)) };
         let subject = Subject {
             kind: "ServiceAccount".to_owned(),
             name: self.service_account.clone(),
@@ -216,8 +235,11 @@ impl Grantee {
         };
         WorkspaceGrant {
             namespace: namespace.to_owned(),
-            role: Role { rules: Some([base_rules(rbac), extra.to_vec()].concat()), ..plain.clone() },
-            plain: (!extra.is_empty()).then_some(plain),
+            role: Role {
+                metadata: metadata(role.clone()),
+                rules: Some([base_rules(rbac), extra.to_vec()].concat()),
+            },
+            extra: extra.to_vec(),
             binding: RoleBinding {
                 metadata: metadata(binding),
                 role_ref: RoleRef { api_group: Some(RBAC.to_owned()), kind: "Role".to_owned(), name: role },
@@ -327,12 +349,12 @@ fn forbidden_part(rule: &PolicyRule) -> Option<String> {
     } else {
         return None;
     };
-    let join = |list: &Option<Vec<String>>| list.clone().unwrap_or_default().join(",");
-    Some(format!(
-        "the rule for \"{}\" ({}) would give workspaces {part}",
-        join(&rule.resources),
-        rule.verbs.join(",")
-    ))
+    Some(format!("{} would give workspaces {part}", rule_in_words(rule)))
+}
+
+fn rule_in_words(rule: &PolicyRule) -> String {
+    let resources = rule.resources.clone().unwrap_or_default().join(",");
+    format!("the rule for \"{resources}\" ({})", rule.verbs.join(","))
 }
 
 /// Sets the condition `WorkspaceAccess`. `grant_blockers` are grants that failed, with the namespace.

@@ -3,7 +3,8 @@
 //! It writes by server-side apply under one field manager, with an owner reference, the labels of the owner and a hash
 //! of the desired object. It sends nothing if the hash matches and the live object contains every desired field. A
 //! child that is not cached is created without a read. The applier never adopts an object of others on its own: an
-//! object that happens to have the name of a child is left untouched and reported.
+//! object that happens to have the name of a child is left untouched and reported. Objects that are handed over are taken
+//! over together or not at all.
 
 mod desired;
 
@@ -23,7 +24,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
 };
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
@@ -70,6 +71,29 @@ pub struct Owner {
     pub labels: BTreeMap<String, String>,
     /// How a child shows that it belongs to the owner.
     pub mark: OwnerMark,
+    /// The children that are handed over only together: if one of them cannot be taken over, none is.
+    pub parts: Vec<Part>,
+}
+
+/// A child that others may have created and hand over together with the other children.
+#[derive(Clone, Debug)]
+pub struct Part {
+    resource: ApiResource,
+    name: String,
+    /// The labels that a Deployment selects, which cannot be changed.
+    selector: Option<BTreeMap<String, String>>,
+}
+
+impl Part {
+    /// The child `desired`.
+    pub fn of<K: Resource<DynamicType = ()>>(desired: &K) -> Self {
+        Self { resource: ApiResource::erase::<K>(&()), name: desired.name_any(), selector: None }
+    }
+
+    /// The Deployment of this name, which selects these labels.
+    pub fn deployment(name: String, selector: BTreeMap<String, String>) -> Self {
+        Self { resource: ApiResource::erase::<Deployment>(&()), name, selector: Some(selector) }
+    }
 }
 
 /// How a child shows that it belongs to its owner.
@@ -87,7 +111,7 @@ impl Owner {
     #[must_use]
     pub fn in_namespace(&self, namespace: &str, uid_annotation: &'static str) -> Self {
         let mark = OwnerMark::UidAnnotation(uid_annotation);
-        Self { namespace: namespace.to_owned(), mark, ..self.clone() }
+        Self { namespace: namespace.to_owned(), mark, parts: Vec::new(), ..self.clone() }
     }
 
     /// The value of the annotation that hands an object over to this owner: `<kind>/<name>`.
@@ -115,6 +139,28 @@ impl Owner {
     fn was_given<K: Resource>(&self, object: &K) -> bool {
         let controlled = object.owner_references().iter().any(|reference| reference.controller == Some(true));
         !controlled && object.annotations().get(annotation::ADOPT_BY) == Some(&self.adopt_value())
+    }
+
+    /// Why an object that exists cannot become this part. None: it belongs to the owner, was handed over, or is about to be
+    /// deleted with an earlier object of the owner's name.
+    fn obstacle(&self, part: &Part, live: &DynamicObject) -> Option<String> {
+        let what = format!("{} {}", part.resource.kind, part.name);
+        if self.owns(live) || self.owned_before(live) {
+            return None;
+        }
+        if !self.was_given(live) {
+            let annotation = format!("{}={}", annotation::ADOPT_BY, self.adopt_value());
+            return Some(format!(
+                "{what} belongs to somebody else; rename or delete it, or hand it over with the annotation {annotation}"
+            ));
+        }
+        let selector = part.selector.as_ref()?;
+        (live.data.pointer("/spec/selector") != Some(&json!({"matchLabels": selector}))).then(|| {
+            format!(
+                "{what} has another selector, which Kubernetes does not let anybody change; delete it, and the operator \
+                 creates its own"
+            )
+        })
     }
 
     fn controllers_of_our_name<'a, K: Resource>(
@@ -207,6 +253,31 @@ impl Applier {
         }
     }
 
+    /// Whether the server would accept `desired`. Nothing is written. False: it is forbidden.
+    pub async fn would_accept<K: NamespacedKind>(&self, owner: &Owner, desired: K) -> kube::Result<bool> {
+        let desired = DesiredObject::new(owner, desired)?;
+        let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
+        let params = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force() };
+        match api.patch(&desired.name, &params, &Patch::Apply(desired.whole())).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Why the parts of the owner cannot be taken over together. Reads each of them, so that it is asked only before one is
+    /// taken over. None: they can.
+    async fn hand_over_obstacles(&self, owner: &Owner) -> kube::Result<Option<String>> {
+        let mut obstacles = Vec::new();
+        for part in &owner.parts {
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(self.client.clone(), &owner.namespace, &part.resource);
+            let live = api.get_opt(&part.name).await?;
+            obstacles.extend(live.and_then(|live| owner.obstacle(part, &live)));
+        }
+        Ok((!obstacles.is_empty()).then(|| obstacles.join("; ")))
+    }
+
     /// Deletes a child that is no longer desired: only this incarnation, and only if the owner owns it.
     ///
     /// For children that are marked by an annotation the caller has decided that they are to go; then the deletion holds
@@ -282,12 +353,17 @@ impl Applier {
                 (format!("{}/{}", owner.namespace, desired.name), desired.labels_match(live))
             }
         };
-        if !owner.owns(live) && !owner.was_given(live) && !inherited {
-            return Ok(Applied::Foreign(ForeignObject {
-                kind: K::kind(&()).into_owned(),
-                name: full_name,
-                hand_over: format!("{}={}", annotation::ADOPT_BY, owner.adopt_value()),
-            }));
+        if !owner.owns(live) && !inherited {
+            let is_given = owner.was_given(live);
+            let refused = if is_given { self.hand_over_obstacles(owner).await? } else { None };
+            if !is_given || refused.is_some() {
+                return Ok(Applied::Foreign(ForeignObject {
+                    kind: K::kind(&()).into_owned(),
+                    name: full_name,
+                    hand_over: format!("{}={}", annotation::ADOPT_BY, owner.adopt_value()),
+                    refused,
+                }));
+            }
         }
         let applied_hash = live.annotations().get(annotation::APPLIED_HASH);
         if applied_hash == Some(&desired.hash)
@@ -330,7 +406,7 @@ impl Applier {
 
     /// The response to the last write, if it is newer than the cached object. The cache lags behind by the delay of the
     /// watch, and deciding by an older object would send the same write again.
-    fn newer_than<K: NamespacedKind>(
+    pub fn newer_than<K: NamespacedKind>(
         &self,
         namespace: &str,
         name: &str,

@@ -70,6 +70,7 @@ async fn observe(
     ctx: &Context,
 ) -> (Observed, workspaces::GrantBlockers) {
     let children = cached_children(key, &object, ctx);
+    let newer_deployment = ctx.applier.newer_than(&key.namespace, &key.name, children.deployment.as_deref());
     let inspected = access_url::inspected(&object);
     let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
@@ -80,8 +81,18 @@ async fn observe(
     let coderd = ctx.coderd_sync.report(key, object.uid().as_ref());
     let inputs = coderd_sync::present_inputs(key, &object, ctx).await;
     let jobs = ctx.daemon_poller.jobs(key, ctx);
-    let observed =
-        Observed { object, children, sources, consent, gateway_api, privileged_rules, coderd, inputs, jobs };
+    let observed = Observed {
+        object,
+        children,
+        newer_deployment,
+        sources,
+        consent,
+        gateway_api,
+        privileged_rules,
+        coderd,
+        inputs,
+        jobs,
+    };
     (observed, unknown_consent)
 }
 
@@ -150,6 +161,10 @@ async fn apply_children(
 ) {
     let cached = &observed.children;
     let done = &mut outcome.done;
+    let Desired { accounts, service, exposure, budget, .. } = desired;
+    let name = observed.object.name_any();
+    let owner =
+        &children::owner_of_parts(owner, name, accounts, Some(service), Some(exposure), budget.as_ref());
     children::apply_accounts(&desired.accounts, owner, ctx, done).await;
     let service = apply(ctx, owner, desired.service.clone(), cached.service.clone(), done).await;
     // The API server gives the Service an address of the cluster's IP family, which is that of the pods too. If the Service

@@ -27,8 +27,12 @@ fn failed() -> ActResult {
 }
 
 fn in_the_way() -> ActResult {
-    let foreign =
-        ForeignObject { kind: "ServiceAccount".into(), name: "coder".into(), hand_over: "a=b".into() };
+    let foreign = ForeignObject {
+        kind: "ServiceAccount".into(),
+        name: "coder".into(),
+        hand_over: "a=b".into(),
+        refused: None,
+    };
     ActResult { foreign: vec![foreign], ..ActResult::default() }
 }
 

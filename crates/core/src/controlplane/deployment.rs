@@ -4,7 +4,7 @@ use coder_k8s_api::{Scaling, names::annotation};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Container};
 use kube::ResourceExt;
 
-use super::{Observed, access_url};
+use super::{Observed, access_url, image::Image};
 use crate::{
     pod::{self, Needs, Server},
     service::HTTP,
@@ -19,9 +19,13 @@ pub fn build(observed: &Observed, sources: &SourceContents, ipv6: bool) -> Deplo
     let spec = &observed.object.spec;
     let mut env = pod::relay(ipv6, HTTP).to_vec();
     env.extend(access_url::addresses(&observed.object, sources).env);
+    let image = match observed.image() {
+        Image::Asked => spec.image.to_string(),
+        Image::Kept(newer) => newer,
+    };
     let container = Container {
         name: CONTAINER.to_owned(),
-        image: Some(spec.image.to_string()),
+        image: Some(image),
         args: Some(vec![format!("--http-address={}", pod::listen(ipv6, HTTP))]),
         env: Some(env),
         ..Container::default()

@@ -7,14 +7,13 @@ use jiff::Timestamp;
 use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::ResourceExt;
 
-use super::{Observed, Plan, access_url, coderd};
+use super::{Observed, Plan, access_url, coderd, image};
 use crate::{
     condition::{Conditions, Progress, Verdict},
     exposure::Exposure,
     outcome::{ActResult, Blocker},
     rollout::Rollout,
-    workload::{self, Release},
-    workspace_access,
+    workload, workspace_access,
 };
 
 /// What came of a plan.
@@ -65,7 +64,11 @@ pub fn status(
     }
     let mut next = before.clone();
     coderd::set_conditions(object, &observed.coderd, &observed.inputs, &mut conditions, &mut next, now);
-    let verdict = verdict(object, outcome, &rollout, conditions.said(kind::LICENSE_APPLIED));
+    let image = observed.image();
+    next.applied_image = image::applied(object, &image, outcome.deployment.as_deref());
+    let downgrade = image::downgrade(object.spec.image.as_str(), &image, next.version.as_deref());
+    let kept = downgrade.clone().filter(|_| matches!(image, image::Image::Kept(_)));
+    let verdict = verdict(object, outcome, &rollout, kept, conditions.said(kind::LICENSE_APPLIED));
     conditions.set_common(&outcome.done, verdict);
     workload::set_deployment_ready(&mut conditions, &rollout, outcome.pod_message.as_deref());
     outcome.exposure.set_conditions(object.spec.expose.as_ref(), &mut conditions);
@@ -73,7 +76,7 @@ pub fn status(
     workspace_access::set_conditions(&mut conditions, &own, &plan.workspaces, &outcome.grant_blockers);
     observed.jobs.set_conditions(&mut conditions);
     conditions.clear(kind::PAUSED);
-    match downgrade_warning(object.spec.image.as_str(), next.version.as_deref()) {
+    match downgrade {
         Some(why) => conditions.set(kind::DOWNGRADE, true, Reason::OlderThanDatabase, why),
         None => conditions.clear(kind::DOWNGRADE),
     }
@@ -108,10 +111,15 @@ fn verdict(
     object: &CoderControlPlane,
     outcome: &Outcome,
     rollout: &Rollout,
+    kept_image: Option<String>,
     license: Option<&Condition>,
 ) -> Verdict {
     if !rollout.is_settled() {
         return workload::unsettled(rollout, outcome.pod_message.as_deref());
+    }
+    if let Some(message) = kept_image {
+        let (progress, reason) = (Progress::Stalled, Reason::OlderThanDatabase);
+        return Verdict { ready: false, progress, reason, message };
     }
     let waiting = outcome.exposure.verdict().or_else(|| coderd::license::unready(object, license));
     waiting.unwrap_or_else(|| Verdict {
@@ -137,43 +145,4 @@ fn set_deleting(conditions: &mut Conditions<'_>, observed: &Observed, outcome: &
     };
     conditions.set(kind::READY, false, Reason::Deleting, "the object is being deleted");
     conditions.set(kind::RECONCILING, true, reason, message);
-}
-
-/// What to say about an image that is older than the release that last ran on the database. None: it is not, or its name
-/// does not show it.
-///
-/// coderd migrates its database when it starts and refuses one that a newer release has migrated. So going back to an
-/// older image needs a backup of the database, which is worth a warning before anybody wonders.
-fn downgrade_warning(image: &str, last_ran: Option<&str>) -> Option<String> {
-    let (asked, ran) = (Release::of_image(image)?, Release::parse(last_ran?)?);
-    (asked < ran).then(|| {
-        format!(
-            "the image {image} is older than coderd {}, which last ran on this database; \
-             coderd does not start on a database of a newer release: restore a backup, or go back to the newer image",
-            last_ran.unwrap_or_default()
-        )
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_certain_downgrade_is_warned_about() {
-        let ran = Some("v2.31.1+abc123");
-        for (image, warned) in [
-            ("ghcr.io/coder/coder:v2.30.0", true),
-            ("registry:5000/coder:v2.31.0@sha256:00", true),
-            ("ghcr.io/coder/coder:v2.31.1", false),
-            ("ghcr.io/coder/coder:v2.32.0", false),
-            ("ghcr.io/coder/coder:latest", false),
-            ("registry:5000/coder", false),
-            ("ghcr.io/coder/coder@sha256:00", false),
-        ] {
-            assert_eq!(downgrade_warning(image, ran).is_some(), warned, "{image}");
-        }
-        assert_eq!(downgrade_warning("ghcr.io/coder/coder:v2.30.0", None), None);
-        assert_eq!(downgrade_warning("ghcr.io/coder/coder:v2.30.0", Some("devel")), None);
-    }
 }

@@ -23,6 +23,7 @@ fn observed(spec: Value) -> Observed {
         inputs: coderd::PresentInputs::default(),
         object: Arc::new(object),
         children: Children::default(),
+        newer_deployment: None,
         sources: Ok(SourceContents::new()),
         consent: BTreeMap::new(),
         gateway_api: true,

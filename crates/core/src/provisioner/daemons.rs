@@ -271,7 +271,7 @@ impl<'a> Facts<'a> {
         let server = self.server?;
         let is_newer = |image: &&str| {
             let releases = (Release::of_image(image), Release::parse(server));
-            matches!(releases, (Some(image), Some(server)) if image.series() > server.series())
+            matches!(releases, (Some(image), Some(server)) if image > server)
         };
         let image = missing.iter().filter_map(|pod| pod.image.as_deref()).find(is_newer)?;
         let message = format!(
@@ -394,7 +394,7 @@ fn shown(daemon: &ListedDaemon) -> DaemonStatus {
 /// Whether a daemon has another major or minor version than coderd. Versions of an unknown form are compared as text.
 fn is_other_release(daemon: &str, server: &str) -> bool {
     match (Release::parse(daemon), Release::parse(server)) {
-        (Some(daemon), Some(server)) => daemon.series() != server.series(),
+        (Some(daemon), Some(server)) => daemon != server,
         _ => !daemon.is_empty() && daemon != server,
     }
 }

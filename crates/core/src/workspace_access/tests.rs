@@ -155,6 +155,27 @@ fn secrets_rbac_and_tokens_are_never_granted_unless_the_operator_was_told_so() {
 }
 
 #[test]
+fn one_rule_that_is_refused_takes_no_other_with_it() {
+    let rule = |name: &str| json!({"apiGroups": [""], "resources": [name], "verbs": ["get", "list"]});
+    let spec = json!({"extraRules": [rule("a"), rule("b"), rule("c")]});
+    let grant = &plan(spec, &[], &Existing::default()).grants[0];
+    let resources = |extra: &[PolicyRule]| {
+        let rules = grant.role_with(extra).rules.unwrap();
+        rules.into_iter().map(|rule| rule.resources.unwrap().join(",")).collect::<Vec<_>>()
+    };
+    let usual = ["pods", "persistentvolumeclaims", "deployments"];
+    assert_eq!(resources(&[]), usual);
+    assert_eq!(
+        resources(&[grant.extra[0].clone(), grant.extra[2].clone()]),
+        [&usual[..], &["a", "c"]].concat()
+    );
+    assert_eq!(grant.role_with(&grant.extra), grant.role);
+    let blocker = grant.ungrantable(&grant.extra[1]);
+    assert_eq!(blocker.reason, Reason::Forbidden);
+    assert!(blocker.message.contains("the rule for \"b\" (get,list)"), "{}", blocker.message);
+}
+
+#[test]
 fn a_finalizer_is_needed_only_for_what_is_outside() {
     let reaches = |spec: Value, existing: &Existing| {
         plan(spec, &[("dev", Consent::Given)], existing).reaches_outside(&grantee(), existing)

@@ -60,6 +60,11 @@ impl DesiredObject {
         Ok(contains("", &typed(live)?, &self.object))
     }
 
+    /// The patch that creates or changes the object, whatever its state.
+    pub(super) fn whole(&self) -> Unprintable {
+        Unprintable(self.object.clone())
+    }
+
     /// The patch that creates the object, and is refused with 409 if it exists: no object has version 1.
     pub(super) fn if_absent(&self) -> Unprintable {
         Unprintable(with(self.object.clone(), &["metadata", "resourceVersion"], json!("1")))

@@ -19,6 +19,7 @@ fn owner() -> Owner {
         },
         labels: [("app.kubernetes.io/managed-by".to_owned(), "coder-k8s".to_owned())].into(),
         mark: OwnerMark::ControllerReference,
+        parts: Vec::new(),
     }
 }
 
@@ -82,6 +83,39 @@ fn an_object_is_handed_over_by_name_and_only_without_a_controller() {
     let mut other = me.reference.clone();
     other.uid = "2".into();
     assert!(!me.was_given(&account(Some("Widget/main"), vec![other])));
+}
+
+#[test]
+fn a_hand_over_stops_at_what_cannot_be_taken_over() {
+    let me = owner();
+    let labels: BTreeMap<_, _> = [("app".to_owned(), "main".to_owned())].into();
+    let part = Part::deployment("coder".into(), labels);
+    let mut other = me.reference.clone();
+    other.kind = "Gadget".into();
+    let mut before = me.reference.clone();
+    before.uid = "0".into();
+    let (given, ours) = (Some("Widget/main"), json!({"matchLabels": {"app": "main"}}));
+    let theirs = json!({"matchLabels": {"app": "theirs"}});
+    let more =
+        json!({"matchLabels": {"app": "main"}, "matchExpressions": [{"key": "x", "operator": "Exists"}]});
+    for (annotation, owners, selector, obstacle) in [
+        (given, vec![], &ours, None),
+        (None, vec![me.reference.clone()], &ours, None),
+        (None, vec![before], &theirs, None),
+        (None, vec![], &ours, Some("coder.com/adopt-by=Widget/main")),
+        (given, vec![other], &ours, Some("belongs to somebody else")),
+        (given, vec![], &theirs, Some("has another selector")),
+        (given, vec![], &more, Some("has another selector")),
+    ] {
+        let mut live = DynamicObject::new("coder", &part.resource);
+        live.metadata = account(annotation, owners).metadata;
+        live.data = json!({"spec": {"selector": selector}});
+        let found = me.obstacle(&part, &live);
+        match (&found, obstacle) {
+            (Some(found), Some(part)) => assert!(found.contains(part), "{found}"),
+            _ => assert_eq!(found.as_deref(), obstacle, "{live:?}"),
+        }
+    }
 }
 
 fn entry(manager: &str, operation: &str, subresource: Option<&str>, fields: Value) -> ManagedFieldsEntry {

@@ -45,6 +45,7 @@ impl Scene {
             reference: object.controller_owner_ref(&()).unwrap(),
             labels: [(label::MANAGED_BY.to_owned(), label::MANAGER.to_owned())].into(),
             mark: OwnerMark::ControllerReference,
+            parts: Vec::new(),
         };
         Self { shared, admin, namespace, agent, owner, applier: Applier::new(client) }
     }

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use coder_k8s_api::Reason;
 use coder_k8s_core::{
     account::Accounts,
+    exposure::DesiredExposure,
     object,
     outcome::{ActResult, Blocker},
     rollout::Rollout,
     sources::SourceContents,
 };
 use coder_k8s_engine::{
-    apply::{Applied, NamespacedKind, Owner, OwnerMark},
+    apply::{Applied, NamespacedKind, Owner, OwnerMark, Part},
     client,
 };
-use k8s_openapi::api::{apps::v1::Deployment, policy::v1::PodDisruptionBudget};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Service, policy::v1::PodDisruptionBudget};
 use kube::{Resource, ResourceExt};
 
 use super::{Context, pods};
@@ -29,7 +30,26 @@ pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &st
     // A foreground deletion of the owner waits for children that have this.
     reference.block_owner_deletion = Some(true);
     let labels = object::selector(object, component);
-    Some(Owner { namespace: object.namespace()?, reference, labels, mark: OwnerMark::ControllerReference })
+    let (namespace, mark) = (object.namespace()?, OwnerMark::ControllerReference);
+    Some(Owner { namespace, reference, labels, mark, parts: Vec::new() })
+}
+
+/// The owner of these children, which are handed over to it only together. `deployment` is the name of the Deployment.
+pub(crate) fn owner_of_parts(
+    owner: &Owner,
+    deployment: String,
+    accounts: &Accounts,
+    service: Option<&Service>,
+    exposure: Option<&DesiredExposure>,
+    budget: Option<&PodDisruptionBudget>,
+) -> Owner {
+    let mut parts = vec![Part::deployment(deployment, owner.labels.clone())];
+    parts.extend(accounts.desired.as_ref().map(Part::of));
+    parts.extend(service.map(Part::of));
+    parts.extend(exposure.and_then(|exposure| exposure.ingress.as_ref()).map(Part::of));
+    parts.extend(exposure.and_then(|exposure| exposure.route.as_ref()).map(Part::of));
+    parts.extend(budget.map(Part::of));
+    Owner { parts, ..owner.clone() }
 }
 
 /// Applies a child and returns it as it is now. None: it does not exist, or somebody else owns it.

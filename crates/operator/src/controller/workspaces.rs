@@ -3,7 +3,7 @@
 //! Another namespace is touched only if it consents: by its label, or by being one of the watched namespaces. A namespace
 //! that fails is reported by name and delays no other. What to grant is decided in `core::workspace_access`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
     Reason, WorkspaceRbac,
@@ -125,15 +125,47 @@ async fn write(grant: &WorkspaceGrant, owner: &Owner, ctx: &Context, done: &mut 
     let (role, binding) = (grant.role.name_any(), grant.binding.name_any());
     let cached_role = ctx.caches.roles.get(&grant.namespace, &role);
     apply(ctx, owner, grant.role.clone(), cached_role.clone(), done).await;
-    if let Some(plain) = &grant.plain
-        && done.failures.iter().any(|failure| failure.reason == Reason::Forbidden)
-    {
-        // The API server refuses to let the operator grant more than it has itself. Without the extra rules workspaces
-        // still run, and rules that the spec no longer gives do not stay.
-        apply(ctx, owner, plain.clone(), cached_role, done).await;
+    if !grant.extra.is_empty() && done.failures.iter().any(|failure| failure.reason == Reason::Forbidden) {
+        write_grantable(grant, owner, ctx, cached_role, done).await;
     }
     let cached = ctx.caches.bindings.get(&grant.namespace, &binding);
     apply(ctx, owner, grant.binding.clone(), cached, done).await;
+}
+
+/// Applies the Role without the rules that the API server refuses, which lets nobody grant more than they may do. The other
+/// rules stay granted, and rules that the spec no longer gives do not. `done` has the failure of the whole Role.
+async fn write_grantable(
+    grant: &WorkspaceGrant,
+    owner: &Owner,
+    ctx: &Context,
+    cached: Option<Arc<Role>>,
+    done: &mut ActResult,
+) {
+    let (mut granted, mut refused) = (Vec::new(), Vec::new());
+    // At most two requests for each rule: a part that is refused is halved.
+    let mut parts = vec![grant.extra.as_slice()];
+    while let Some(part) = parts.pop() {
+        let is_whole = part.len() == grant.extra.len();
+        // The whole was just refused. A refusal of a Role without any of the rules is not about them.
+        let tried = if is_whole { &[] } else { part };
+        match ctx.applier.would_accept(owner, grant.role_with(tried)).await {
+            Ok(true) if !is_whole => granted.extend_from_slice(part),
+            Ok(false) if is_whole => return,
+            Ok(_) if part.len() == 1 => refused.extend_from_slice(part),
+            Ok(_) => {
+                let (first, second) = part.split_at(part.len() / 2);
+                parts.extend([second, first]);
+            }
+            Err(error) => {
+                let what = format!("check the rules of Role {}", grant.role.name_any());
+                done.failures.push(client::blocker(&what, &error));
+                return;
+            }
+        }
+    }
+    done.failures.clear();
+    done.failures.extend(refused.iter().map(|rule| grant.ungrantable(rule)));
+    apply(ctx, owner, grant.role_with(&granted), cached, done).await;
 }
 
 async fn withdraw<K: NamespacedKind>(

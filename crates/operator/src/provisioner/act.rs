@@ -10,13 +10,14 @@ use coder_k8s_core::{
     object,
     outcome::Retry,
     provisioner::{
-        self, Observed, Outcome, Plan,
+        self, Desired, Observed, Outcome, Plan,
         daemons::DaemonHealth,
         deployment,
         keys::{Decision, NextStep, Run},
     },
 };
 use coder_k8s_engine::{apply::Owner, queue::Action};
+use kube::ResourceExt;
 
 use super::{daemons, keys::KeyReconciler, observe::Observation};
 use crate::controller::{Context, children, finalizer, workspaces};
@@ -39,7 +40,13 @@ pub(super) async fn act(
     ctx: &Arc<Context>,
 ) -> ControlFlow<Action, Done> {
     let observed = &observation.pool;
-    let owner = keys.owner.clone();
+    let owner = match &plan.desired {
+        Some(Desired { accounts, budget }) => {
+            let name = provisioner::names::deployment(&observed.object.name_any());
+            children::owner_of_parts(&keys.owner, name, accounts, None, None, budget.as_ref())
+        }
+        None => keys.owner.clone(),
+    };
     // With the key that the pods have so far: scaling and updates do not wait for coderd.
     let mut outcome = apply_children(observed, plan, &owner, keys.first_run.as_ref(), ctx).await;
     let decision = match daemons::drain(observed, &owner, ctx, &mut outcome.done).await {

@@ -8,7 +8,7 @@ use std::{ops::ControlFlow, sync::Arc};
 use coder_k8s_api::names::finalizer as name;
 use coder_k8s_core::{
     license_gate::LicenseGate,
-    object,
+    names, object,
     outcome::Retry,
     pod, service,
     workload::Run,
@@ -18,6 +18,7 @@ use coder_k8s_core::{
     },
 };
 use coder_k8s_engine::{apply::Owner, queue::Action};
+use kube::ResourceExt;
 
 use super::registration::RegistrationReconciler;
 use crate::controller::{
@@ -44,7 +45,17 @@ pub(super) async fn act(
     mut registration: RegistrationReconciler,
     ctx: &Arc<Context>,
 ) -> ControlFlow<Action, Done> {
-    let owner = registration.owner.clone();
+    let owner = match desired {
+        Some(Desired { accounts, service, exposure, budget, .. }) => children::owner_of_parts(
+            &registration.owner,
+            names::proxy_child(&observed.object.name_any()),
+            accounts,
+            Some(service),
+            Some(exposure),
+            budget.as_ref(),
+        ),
+        None => registration.owner.clone(),
+    };
     // With the token that the pods have so far: scaling and updates do not wait for coderd.
     let mut outcome = apply_children(observed, desired, &owner, registration.first_run.as_ref(), ctx).await;
     let decision = registration.run().await;

@@ -11,7 +11,7 @@ use k8s_openapi::api::{
     rbac::v1::{Role, RoleBinding},
 };
 use kube::{ResourceExt, api::ListParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use coder_k8s_scenes::scene::{Kind, Scene, condition, message};
 
@@ -141,6 +141,45 @@ async fn a_downgrade_below_the_version_that_ran_is_warned_about() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     let told = scene.events("coder").await;
     assert!(told.contains(&("Warning".into(), "OlderThanDatabase".into())), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_newer_image_that_somebody_set_and_that_has_run_is_kept_until_the_spec_is_edited() {
+    let scene = Scene::new(&OPERATOR, "children").await;
+    let (old, new) = ("ghcr.io/coder/coder:v2.34.1", "ghcr.io/coder/coder:v2.35.0");
+    scene.plane("coder", json!({"image": old})).await;
+    scene.until_ready("coder").await;
+    let pause = |value: Value| json!({"metadata": {"annotations": {"coder.com/paused": value}}});
+    scene.edit::<CoderControlPlane>("coder", pause(json!("true"))).await;
+    scene.until_condition("coder", "Paused", "True", None).await;
+    let image = json!({"spec": {"template": {"spec": {"containers": [{"name": "coder", "image": new}]}}}});
+    let by_somebody = kube::api::PatchParams::default();
+    let api = scene.api::<Deployment>();
+    api.patch("coder", &by_somebody, &kube::api::Patch::Strategic(&image)).await.unwrap();
+    scene
+        .until("coder", |d: &Deployment| {
+            let status = d.status.clone().unwrap_or_default();
+            status.observed_generation == d.metadata.generation
+                && (status.updated_replicas, status.replicas, status.available_replicas)
+                    == (Some(1), Some(1), Some(1))
+        })
+        .await;
+    scene.edit::<CoderControlPlane>("coder", pause(Value::Null)).await;
+    let plane = scene.until_condition("coder", "Downgrade", "True", Some("OlderThanDatabase")).await;
+    let said = message(&plane, "Downgrade");
+    assert!(said.contains("set spec.image") && said.contains(new), "{said}");
+    assert_eq!(condition(&plane, "Ready").unwrap().status, "False");
+    assert_eq!(condition(&plane, "Stalled").unwrap().reason, "OlderThanDatabase");
+    let image_of = |d: &Deployment| {
+        d.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0].image.clone().unwrap()
+    };
+    assert_eq!(image_of(&scene.until_exists("coder").await), new);
+
+    // An edit is followed, also to an older release.
+    let older = "ghcr.io/coder/coder:v2.33.0";
+    scene.spec("coder", json!({"image": older})).await;
+    scene.until("coder", |d: &Deployment| image_of(d) == older).await;
+    scene.until_ready("coder").await;
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use coder_k8s_scenes::scene::{Kind, Scene};
+use coder_k8s_scenes::scene::{Kind, Scene, condition, message};
 
 use crate::OPERATOR;
 
@@ -151,4 +151,50 @@ async fn handing_the_scale_to_somebody_else_keeps_the_pods_that_there_are() {
     // And back.
     scene.spec("coder", json!({"scaling": "Managed"})).await;
     scene.until("coder", |d: &Deployment| d.spec.as_ref().unwrap().replicas == Some(4)).await;
+}
+
+/// A Service cannot select our pods while the Deployment of its own pods cannot be taken over.
+#[tokio::test]
+async fn objects_are_handed_over_together_or_not_at_all() {
+    let scene = Scene::new(&OPERATOR, "ownership").await;
+    let given = json!({"coder.com/adopt-by": "CoderControlPlane/coder"});
+    let labels = json!({"app": "theirs"});
+    let service = json!({"metadata": {"name": "coder", "annotations": given},
+        "spec": {"selector": labels, "ports": [{"name": "http", "port": 80}]}});
+    let service = scene.create::<Service>(service).await;
+    let account = json!({"metadata": {"name": "coder", "annotations": given}});
+    let account = scene.create::<ServiceAccount>(account).await;
+    let deployment = json!({"metadata": {"name": "coder"}, "spec": {"selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "coder", "image": "coder:v1"}]}}}});
+    scene.create::<Deployment>(deployment).await;
+    scene.plane("coder", json!({"image": "coder:v1"})).await;
+
+    let untouched = |plane: CoderControlPlane, why: &'static str| {
+        let said = message(&plane, "Conflict");
+        assert!(said.contains("Service coder is handed over and was not touched"), "{said}");
+        assert!(said.contains("Deployment coder") && said.contains(why), "{said}");
+        let (service, account, scene) = (&service, &account, &scene);
+        async move {
+            let now: Service = scene.until_exists("coder").await;
+            assert_eq!(now.resource_version(), service.resource_version());
+            let now: ServiceAccount = scene.until_exists("coder").await;
+            assert_eq!(now.resource_version(), account.resource_version());
+        }
+    };
+    let plane = scene.until_condition("coder", "Conflict", "True", Some("ForeignObject")).await;
+    untouched(plane, "belongs to somebody else").await;
+
+    // Handed over as well, its selector still cannot be changed.
+    scene.edit::<Deployment>("coder", json!({"metadata": {"annotations": given}})).await;
+    let plane = scene
+        .until("coder", |plane: &CoderControlPlane| {
+            condition(plane, "Conflict").is_some_and(|found| found.message.contains("has another selector"))
+        })
+        .await;
+    untouched(plane, "has another selector").await;
+
+    scene.delete::<Deployment>("coder").await;
+    scene.until_ready("coder").await;
+    let service: Service = scene.until_exists("coder").await;
+    assert_eq!(service.spec.unwrap().selector.unwrap()["app.kubernetes.io/instance"], "coder");
 }

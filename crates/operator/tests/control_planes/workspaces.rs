@@ -276,6 +276,27 @@ async fn a_rule_that_the_operator_cannot_grant_holds_up_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_rule_that_cannot_be_granted_is_named_and_the_rules_beside_it_are_granted() {
+    let scene = Scene::new(&OPERATOR, "rbac").await;
+    let rules = json!([
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]},
+        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["services"], "verbs": ["get"]},
+    ]);
+    scene.plane("coder", json!({"rbac": {"extraRules": rules}})).await;
+    let plane = scene.until_condition("coder", "WorkspaceAccess", "False", Some("Forbidden")).await;
+    let said = message(&plane, "WorkspaceAccess");
+    assert!(said.contains("the rule for \"jobs\" (create)"), "{said}");
+    assert!(!said.contains("configmaps") && !said.contains("services"), "{said}");
+    let role: Role = scene.until_exists(&granted(&scene, "coder").0).await;
+    assert_eq!(
+        resources(&role),
+        ["/pods", "/persistentvolumeclaims", "apps/deployments", "/configmaps", "/services"]
+    );
+    scene.until_ready("coder").await;
+}
+
+#[tokio::test]
 async fn what_the_spec_no_longer_gives_goes_even_when_something_else_cannot_be_granted() {
     let scene = Scene::new(&OPERATOR, "rbac").await;
     let maps = json!({"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]});

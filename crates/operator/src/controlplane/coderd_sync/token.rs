@@ -314,7 +314,7 @@ impl StoredSecret {
             }
             Some(SecretOwnership::Foreign) => {
                 let hand_over = format!("{}=CoderControlPlane/{}", annotation::ADOPT_BY, object.name_any());
-                return Ok(Err(ForeignObject { kind: "Secret".to_owned(), name, hand_over }));
+                return Ok(Err(ForeignObject { kind: "Secret".to_owned(), name, hand_over, refused: None }));
             }
         }
         let recorded = object.status.as_ref().and_then(|status| status.operator_token_secret_ref.as_ref());
