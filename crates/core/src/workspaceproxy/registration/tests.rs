@@ -1,6 +1,6 @@
 //! Proxies as they may be found, and what is decided about them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_api::Reason;
 use jiff::Timestamp;
@@ -92,6 +92,7 @@ fn fresh() -> ObservedRegistration {
         deletion: None,
         proofs: BTreeMap::new(),
         listings: [(place("coder"), Listing::Known(Vec::new()))].into(),
+        tried: BTreeSet::new(),
         own: RegistrationContext { given: Err(blocker()), url: Some("http://primary".into()) },
     }
 }
