@@ -31,9 +31,14 @@ impl Cleanup {
         self.left.is_zero()
     }
 
-    /// Deadline of one call to coderd: a sixth of the whole, and no more than what is left, but for a last attempt.
+    /// Deadline of one call: a sixth of the whole, and as what is left gets shorter a quarter of that, so that calls that
+    /// hang leave time for others. Of a process that starts after the deadline, a short one.
     pub fn call_timeout(self) -> Duration {
-        (self.limit / 6).min(self.left.max(self.limit / 12))
+        let short = self.limit / 24;
+        if self.is_over() {
+            return short;
+        }
+        (self.limit / 6).min((self.left / 4).max(self.left.min(short)))
     }
 
     /// How long one attempt may take: what is left, or the time of a last attempt.
@@ -48,7 +53,7 @@ impl Cleanup {
 
     /// How long the token of a control plane is kept for those who still clean up with it. The rest is for its own revocation.
     pub fn may_wait_for_dependents(self) -> bool {
-        self.left > self.limit / 4
+        self.left > self.limit / 3
     }
 
     /// The delay before the next attempt, of which `wanted` is what a backoff or a server asks for. The last attempt comes
@@ -76,6 +81,9 @@ pub fn recorded_start(
         at.duration_since(deleted) >= -SignedDuration::from_secs(1) && at.duration_since(now) <= ahead
     })
 }
+
+#[cfg(test)]
+pub(crate) mod table;
 
 #[cfg(test)]
 mod tests {

@@ -306,4 +306,53 @@ mod tests {
         assert_eq!((done, over.revocation), (Vec::new(), Some(Revocation::Abandoned)), "nothing is tried");
         assert!(over.event.unwrap().message.contains("no answer"));
     }
+
+    /// The rows of the deletion table for a control plane: the database and coderd, with and without dependents.
+    #[test]
+    fn whatever_fails_the_deletion_ends_by_its_deadline() {
+        use crate::cleanup::table::{End, FAILURES, LIMITS, backoff};
+        let start = jiff::Timestamp::UNIX_EPOCH;
+        let methods = [AccessMethod::Postgres, AccessMethod::FirstUser];
+        for (limit, method, has_dependents) in LIMITS
+            .into_iter()
+            .flat_map(|limit| methods.map(|method| (limit, method)))
+            .flat_map(|(limit, method)| [false, true].map(|dependents| (limit, method, dependents)))
+        {
+            for failure in FAILURES {
+                let (mut elapsed, mut attempts, mut last) = (Duration::ZERO, 0, None);
+                let end = loop {
+                    let cleanup = Cleanup::new(limit, start, start + elapsed);
+                    let overdue = cleanup.is_over() && attempts > 0;
+                    let mut now = observed(method);
+                    now.deletion = Some(TokenDeletion { cleanup, overdue, has_dependents });
+                    now.last_blocker.clone_from(&last);
+                    let report = loop {
+                        match decide(&now) {
+                            Step::Ask(never) => match never {},
+                            Step::Act(RevocationEffect::RemoveSecret) => {
+                                now.done.push(RevocationEffect::RemoveSecret);
+                            }
+                            Step::Act(_) => {
+                                attempts += 1;
+                                elapsed += failure.takes.min(cleanup.call_timeout());
+                                let blocker = Blocker::new(Reason::Error, failure.name);
+                                now.blocker = Some(blocker.with_retry(failure.retry));
+                            }
+                            Step::Done(report) => break report,
+                        }
+                    };
+                    if report.revocation == Some(Revocation::Abandoned) {
+                        let events = report.event.into_iter().map(|event| event.message).collect();
+                        break End { after: elapsed, attempts, events };
+                    }
+                    last = now.blocker;
+                    let wanted = report.retry.map(|retry| backoff(attempts - 1, retry));
+                    let wanted = [wanted, report.within].into_iter().flatten().min();
+                    elapsed += Cleanup::new(limit, start, start + elapsed).delay(wanted);
+                };
+                let row = format!("{limit:?} {method:?} {has_dependents} {}", failure.name);
+                end.check(limit, "coder-k8s-operator-ns-coder", &row);
+            }
+        }
+    }
 }

@@ -491,3 +491,10 @@ fn a_token_shows_its_public_half_alone() {
         assert_eq!(token_id(text), None, "{text}");
     }
 }
+
+#[test]
+fn whatever_fails_the_deletion_ends_by_its_deadline() {
+    let observed = well();
+    crate::cleanup::table::check(&observed, decide, at(NOW), ID);
+    crate::cleanup::table::ends_at_once(&observed, decide, at(NOW), ID);
+}
