@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn whatever_is_asked_for_at_least_three_attempts_fit_and_the_last_is_before_the_deadline() {
-        for limit in [6, 20, 120, 3600].map(Duration::from_secs) {
+        for limit in [6, 20, 120].map(Duration::from_secs) {
             for wanted in [None, Some(Duration::ZERO), Some(limit / 4), Some(Duration::from_secs(u64::MAX))] {
                 let (mut left, mut attempts) = (limit, Vec::new());
                 while !left.is_zero() && attempts.len() < 10_000 {

@@ -335,6 +335,8 @@ mod tests {
                             Step::Act(_) => {
                                 attempts += 1;
                                 elapsed += failure.takes.min(cleanup.call_timeout());
+                                let cleanup = Cleanup::new(limit, start, start + elapsed);
+                                now.deletion = Some(TokenDeletion { cleanup, overdue, has_dependents });
                                 let blocker = Blocker::new(Reason::Error, failure.name);
                                 now.blocker = Some(blocker.with_retry(failure.retry));
                             }

@@ -138,6 +138,7 @@ impl driver::Protocol for RevocationProtocol<'_> {
     }
 
     async fn act(&mut self, effect: RevocationEffect) -> ControlFlow<RevocationReport> {
+        let began = tokio::time::Instant::now();
         // The fence of the Kubernetes client does not cover coderd and the database.
         let acted = if self.plane.ctx.fence.is_open() {
             match &effect {
@@ -157,6 +158,9 @@ impl driver::Protocol for RevocationProtocol<'_> {
                 "waiting for the leading instance of the operator to revoke the token",
             ))
         };
+        if let Some(deletion) = &mut self.observed.deletion {
+            deletion.cleanup.left = deletion.cleanup.left.saturating_sub(began.elapsed());
+        }
         match acted {
             Ok(()) => self.observed.done.push(effect),
             Err(blocker) => self.observed.blocker = Some(blocker),
