@@ -3,7 +3,7 @@
 //! Condition types are part of the API: people, `kubectl wait` and other controllers match on them, so they are never
 //! renamed. `Ready`, `Reconciling` and `Stalled` follow kstatus. The reasons are in [`crate::reason`].
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 use serde_with::skip_serializing_none;
@@ -26,6 +26,9 @@ pub struct WorkloadStatus {
     pub phase: Option<String>,
     /// Image of the last complete rollout.
     pub image: Option<String>,
+    /// When clean-up outside the cluster could begin. `--cleanup-timeout` counts from then. Set only while the object is
+    /// being deleted.
+    pub cleanup_start_time: Option<Time>,
     /// Conditions of the object, one for each type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]

@@ -23,7 +23,7 @@ use url::Url;
 
 use crate::{
     error::{ErrorKind, Outage, Unexpected},
-    intervals::{MAX_BODY_BYTES, MAX_MESSAGE_CHARS, RATE_LIMIT_DELAY_DEFAULT},
+    intervals::{MAX_BODY_BYTES, MAX_MESSAGE_CHARS, RATE_LIMIT_DELAY_DEFAULT, RATE_LIMIT_DELAY_MAX},
     request::Surface,
     server,
 };
@@ -129,7 +129,9 @@ impl Answer {
             (200..=299, Media::Json | Media::Other) => return None,
             (300..=399, _) => self.redirect(own),
             (429, _) => {
-                ErrorKind::RateLimited { retry_after: self.retry_after.unwrap_or(RATE_LIMIT_DELAY_DEFAULT) }
+                // A date, a negative number or one that overflows is no number of seconds.
+                let retry_after = self.retry_after.unwrap_or(RATE_LIMIT_DELAY_DEFAULT);
+                ErrorKind::RateLimited { retry_after: retry_after.min(RATE_LIMIT_DELAY_MAX) }
             }
             (..500, Media::Html) => self.unexpected(Unexpected::WebPage),
             (..500, Media::Other) => self.unexpected(Unexpected::ContentType),

@@ -9,6 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use http::{HeaderValue, header};
@@ -43,8 +44,18 @@ pub struct Client {
     pool: Arc<reqwest::Client>,
     /// The session token, which a header can hold.
     token: Option<SecretString>,
+    limits: CallLimits,
     /// Whether the rate-limit bypass was refused to this token.
     bypass_refused: Arc<AtomicBool>,
+}
+
+/// What the calls of a client may take, for a caller with a deadline. None: as all calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallLimits {
+    /// Deadline of one call, if that is shorter than the one of all calls.
+    pub timeout: Option<Duration>,
+    /// How long a server is left alone that asks for it, or that cannot be reached, if that is shorter than for all calls.
+    pub patience: Option<Duration>,
 }
 
 /// The secret as a header that is never logged. `None` if it is empty or no header can hold it.
@@ -72,7 +83,18 @@ impl Client {
         let pool = pool.map_err(|error| BadTarget::Authorities(answer::cause(&error)))?;
         let budget = shared.budgets.get(origin.url.as_str());
         let (shared, origin, bypass_refused) = (shared.clone(), Arc::new(origin), Arc::default());
-        Ok(Self { shared, origin, budget, pool, token: None, bypass_refused })
+        Ok(Self { shared, origin, budget, pool, token: None, limits: CallLimits::default(), bypass_refused })
+    }
+
+    /// The same client with other limits.
+    pub(crate) fn within(&self, limits: CallLimits) -> Self {
+        Self { limits, ..self.clone() }
+    }
+
+    /// The deadline of one call.
+    fn deadline(&self) -> Duration {
+        let deadline = self.shared.settings.deadline;
+        self.limits.timeout.map_or(deadline, |timeout| timeout.min(deadline))
     }
 
     pub(crate) fn with_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
@@ -113,7 +135,7 @@ impl Client {
         if session && self.token.is_none() {
             return Err(fail(ErrorKind::Unauthenticated("this call needs a session token".to_owned())));
         }
-        let until = Instant::now() + self.shared.settings.deadline;
+        let until = Instant::now() + self.deadline();
         let bypass = session && !self.bypass_refused.load(Ordering::Relaxed);
         let mut result = self.attempt(&request, until, bypass).await;
         if bypass && matches!(&result, Ok(answer) if answer.status == BYPASS_REFUSED) {
@@ -141,9 +163,9 @@ impl Client {
     }
 
     async fn admitted(&self, request: &Request, until: Instant, bypass: bool) -> Result<Answer, ErrorKind> {
-        let timeout = |_| ErrorKind::Transient(Outage::Timeout(self.shared.settings.deadline));
+        let timeout = |_| ErrorKind::Transient(Outage::Timeout(self.deadline()));
         let message = self.message(request, bypass)?;
-        let permit = timeout_at(until, self.budget.admit()).await.map_err(timeout)??;
+        let permit = timeout_at(until, self.budget.admit(self.limits.patience)).await.map_err(timeout)??;
         let exchange = timeout_at(until, self.exchange(request.call, message)).await;
         let result = exchange.map_err(timeout).flatten().and_then(|answer| {
             if bypass && answer.status == BYPASS_REFUSED {

@@ -24,7 +24,7 @@ mod request_budget;
 mod server;
 mod users;
 
-pub use client::Client;
+pub use client::{CallLimits, Client};
 pub use connector::{Connector, EXIT_CODE, Fault, Faults, Observer, Resolve, Settings};
 pub use error::{CoderdError, ErrorKind, Outage, RetryAdvice, Unexpected};
 pub use license::{Entitlement, Entitlements, Feature, License, Refreshed};

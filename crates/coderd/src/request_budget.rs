@@ -55,10 +55,13 @@ impl Default for RequestBudget {
 
 impl RequestBudget {
     /// Waits for a free slot. Fails at once while the server is left alone, also for those who waited.
-    pub(crate) async fn admit(self: &Arc<Self>) -> Result<Permit, ErrorKind> {
-        self.throttle.lock().check(now())?;
+    ///
+    /// `patience` is the longest time that the caller leaves a server alone, whatever the server asks for: that of a caller
+    /// who has a deadline. None: as long as everybody.
+    pub(crate) async fn admit(self: &Arc<Self>, patience: Option<Duration>) -> Result<Permit, ErrorKind> {
+        self.throttle.lock().check(now(), patience)?;
         let slot = self.slots.clone().acquire_owned().await.ok();
-        let admitted = self.throttle.lock().admit(now())?;
+        let admitted = self.throttle.lock().admit(now(), patience)?;
         Ok(Permit { budget: self.clone(), admitted, outcome: CallOutcome::Nothing, _slot: slot })
     }
 }
@@ -98,6 +101,8 @@ fn now() -> Instant {
 /// When requests to a server are held back, and for how long. Pure: the time comes from outside.
 #[derive(Debug, Default)]
 struct Throttle {
+    /// When the server last asked for patience.
+    rate_limited_at: Option<Instant>,
     rate_limited_until: Option<Instant>,
     /// Until when the server is left alone, and the last outage. Stays after its time, until the server answers.
     unreachable: Option<(Instant, Outage)>,
@@ -131,13 +136,20 @@ pub(crate) enum CallOutcome {
 
 impl Throttle {
     /// Whether a request would be admitted, without asking for it. The error is that of a call that is not sent.
-    fn check(&self, now: Instant) -> Result<(), ErrorKind> {
-        if let Some(until) = self.rate_limited_until.filter(|until| now < *until) {
+    fn check(&self, now: Instant, patience: Option<Duration>) -> Result<(), ErrorKind> {
+        // For a caller with less patience the time is over earlier.
+        let end = |since: Option<Instant>, until: Instant| match (since, patience) {
+            (Some(since), Some(patience)) => since.checked_add(patience).map_or(until, |end| end.min(until)),
+            _ => until,
+        };
+        let limited = self.rate_limited_until.map(|until| end(self.rate_limited_at, until));
+        if let Some(until) = limited.filter(|until| now < *until) {
             return Err(ErrorKind::RateLimited { retry_after: until - now });
         }
-        match &self.unreachable {
-            Some((until, last)) if now < *until || self.probing => {
-                let retry_after = if now < *until { *until - now } else { PROBE_DELAY };
+        let unreachable = self.unreachable.as_ref();
+        match unreachable.map(|(until, last)| (end(self.last_failure, *until), last)) {
+            Some((until, last)) if now < until || self.probing => {
+                let retry_after = if now < until { until - now } else { PROBE_DELAY };
                 Err(ErrorKind::Transient(Outage::HeldOff { retry_after, last: Box::new(last.clone()) }))
             }
             _ => Ok(()),
@@ -145,8 +157,8 @@ impl Throttle {
     }
 
     /// Asks to send a request. After a time out of reach, one request goes ahead and the others wait for it.
-    fn admit(&mut self, now: Instant) -> Result<Admitted, ErrorKind> {
-        self.check(now)?;
+    fn admit(&mut self, now: Instant, patience: Option<Duration>) -> Result<Admitted, ErrorKind> {
+        self.check(now, patience)?;
         let probe = self.unreachable.is_some();
         self.probing |= probe;
         Ok(Admitted { at: now, probe })
@@ -162,6 +174,7 @@ impl Throttle {
             CallOutcome::Answered => self.answered(now),
             CallOutcome::RateLimited(delay) => {
                 self.answered(now);
+                self.rate_limited_at = Some(now);
                 // None is less than every time.
                 self.rate_limited_until =
                     self.rate_limited_until.max(Some(now + delay.min(RATE_LIMIT_DELAY_MAX)));
@@ -204,9 +217,9 @@ mod tests {
     }
 
     fn fail(throttle: &mut Throttle, now: Instant) -> Duration {
-        let request = throttle.admit(now).unwrap();
+        let request = throttle.admit(now, None).unwrap();
         throttle.record(request, now, unreachable());
-        held_off(throttle.check(now))
+        held_off(throttle.check(now, None))
     }
 
     fn held_off<T: std::fmt::Debug>(result: Result<T, ErrorKind>) -> Duration {
@@ -234,11 +247,11 @@ mod tests {
         let (mut throttle, start) = (Throttle::default(), Instant::now());
         fail(&mut throttle, start);
         let now = start + SECOND;
-        let probe = throttle.admit(now).unwrap();
+        let probe = throttle.admit(now, None).unwrap();
         assert!(probe.probe);
-        assert_eq!(held_off(throttle.admit(now)), PROBE_DELAY);
+        assert_eq!(held_off(throttle.admit(now, None)), PROBE_DELAY);
         throttle.record(probe, now, CallOutcome::Answered);
-        assert!(!throttle.admit(now).unwrap().probe);
+        assert!(!throttle.admit(now, None).unwrap().probe);
         assert_eq!(fail(&mut throttle, now + SECOND), UNREACHABLE_DELAY_MIN, "failures are counted anew");
     }
 
@@ -246,44 +259,70 @@ mod tests {
     fn a_probe_given_up_is_followed_by_another() {
         let (mut throttle, start) = (Throttle::default(), Instant::now());
         fail(&mut throttle, start);
-        let probe = throttle.admit(start + SECOND).unwrap();
+        let probe = throttle.admit(start + SECOND, None).unwrap();
         throttle.record(probe, start + SECOND, CallOutcome::Nothing);
-        assert!(throttle.admit(start + SECOND).unwrap().probe);
+        assert!(throttle.admit(start + SECOND, None).unwrap().probe);
     }
 
     #[test]
     fn requests_that_fail_together_count_once() {
         let (mut throttle, start) = (Throttle::default(), Instant::now());
-        let requests: Vec<_> = (0..4).map(|_| throttle.admit(start).unwrap()).collect();
+        let requests: Vec<_> = (0..4).map(|_| throttle.admit(start, None).unwrap()).collect();
         for request in requests {
             throttle.record(request, start + SECOND, unreachable());
         }
-        assert_eq!(held_off(throttle.check(start + SECOND)), UNREACHABLE_DELAY_MIN);
+        assert_eq!(held_off(throttle.check(start + SECOND, None)), UNREACHABLE_DELAY_MIN);
     }
 
     #[test]
     fn a_late_failure_does_not_count_against_a_server_that_answered_since() {
         let (mut throttle, start) = (Throttle::default(), Instant::now());
-        let slow = throttle.admit(start).unwrap();
-        let quick = throttle.admit(start + SECOND).unwrap();
+        let slow = throttle.admit(start, None).unwrap();
+        let quick = throttle.admit(start + SECOND, None).unwrap();
         throttle.record(quick, start + SECOND, CallOutcome::Answered);
         throttle.record(slow, start + SECOND * 9, unreachable());
-        assert_eq!(throttle.check(start + SECOND * 9), Ok(()));
+        assert_eq!(throttle.check(start + SECOND * 9, None), Ok(()));
     }
 
     #[test]
     fn the_longest_patience_asked_for_holds_and_an_answer_does_not_end_it() {
         let (mut throttle, start) = (Throttle::default(), Instant::now());
-        let [a, b, c] = [0; 3].map(|_| throttle.admit(start).unwrap());
+        let [a, b, c] = [0; 3].map(|_| throttle.admit(start, None).unwrap());
         throttle.record(a, start, CallOutcome::RateLimited(MINUTE));
         throttle.record(b, start, CallOutcome::RateLimited(SECOND * 5));
         throttle.record(c, start, CallOutcome::Answered);
-        assert_eq!(throttle.check(start), Err(ErrorKind::RateLimited { retry_after: MINUTE }));
-        assert_eq!(throttle.check(start + MINUTE), Ok(()));
-        let request = throttle.admit(start + MINUTE).unwrap();
+        assert_eq!(throttle.check(start, None), Err(ErrorKind::RateLimited { retry_after: MINUTE }));
+        assert_eq!(throttle.check(start + MINUTE, None), Ok(()));
+        let request = throttle.admit(start + MINUTE, None).unwrap();
         throttle.record(request, start + MINUTE, CallOutcome::RateLimited(SECOND * 86_400));
         let limited = ErrorKind::RateLimited { retry_after: RATE_LIMIT_DELAY_MAX };
-        assert_eq!(throttle.check(start + MINUTE), Err(limited));
+        assert_eq!(throttle.check(start + MINUTE, None), Err(limited));
+    }
+
+    #[test]
+    fn a_caller_with_a_deadline_waits_no_longer_than_its_patience() {
+        let (mut throttle, start) = (Throttle::default(), Instant::now());
+        let patience = Some(SECOND * 30);
+        let mut now = start;
+        for _ in 0..4 {
+            let request = throttle.admit(now, patience).unwrap();
+            throttle.record(request, now, CallOutcome::RateLimited(Duration::from_secs(u64::MAX)));
+            let limited = ErrorKind::RateLimited { retry_after: SECOND * 30 };
+            assert_eq!(throttle.check(now, patience), Err(limited), "it is honoured that long");
+            let limited = ErrorKind::RateLimited { retry_after: RATE_LIMIT_DELAY_MAX };
+            assert_eq!(throttle.check(now, None), Err(limited), "and by others for longer");
+            now += SECOND * 30;
+        }
+        let mut throttle = Throttle::default();
+        for _ in 0..10 {
+            let request = throttle.admit(now, None).unwrap();
+            throttle.record(request, now, unreachable());
+            now += UNREACHABLE_DELAY_MAX;
+        }
+        let request = throttle.admit(now, None).unwrap();
+        throttle.record(request, now, unreachable());
+        assert_eq!(held_off(throttle.check(now, Some(SECOND))), SECOND);
+        assert!(throttle.admit(now + SECOND, Some(SECOND)).unwrap().probe);
     }
 
     #[tokio::test(start_paused = true)]
@@ -292,31 +331,31 @@ mod tests {
         let budget = budgets.get("http://one");
         let mut permits = Vec::new();
         for _ in 0..MAX_REQUESTS_IN_FLIGHT {
-            permits.push(budget.admit().await.unwrap());
+            permits.push(budget.admit(None).await.unwrap());
         }
         let waiting = tokio::spawn({
             let budget = budget.clone();
-            async move { budget.admit().await.map(drop) }
+            async move { budget.admit(None).await.map(drop) }
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         permits.pop().unwrap().report(CallOutcome::RateLimited(MINUTE));
         assert_eq!(waiting.await.unwrap(), Err(ErrorKind::RateLimited { retry_after: MINUTE }));
 
-        assert!(budgets.get("http://two").admit().await.is_ok(), "another server is not delayed");
+        assert!(budgets.get("http://two").admit(None).await.is_ok(), "another server is not delayed");
         tokio::time::advance(MINUTE).await;
-        assert!(budget.admit().await.is_ok());
+        assert!(budget.admit(None).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_given_up_frees_its_slot_and_its_probe() {
         let budget = RequestBudgets::default().get("http://one");
-        budget.admit().await.unwrap().report(unreachable());
+        budget.admit(None).await.unwrap().report(unreachable());
         tokio::time::advance(MINUTE).await;
-        let probe = budget.admit().await.unwrap();
-        assert!(budget.admit().await.is_err(), "one at a time tries");
+        let probe = budget.admit(None).await.unwrap();
+        assert!(budget.admit(None).await.is_err(), "one at a time tries");
         drop(probe);
-        assert!(budget.admit().await.is_ok());
+        assert!(budget.admit(None).await.is_ok());
         assert_eq!(budget.slots.available_permits(), MAX_REQUESTS_IN_FLIGHT);
     }
 

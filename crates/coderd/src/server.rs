@@ -13,7 +13,12 @@ use std::fmt;
 use secrecy::SecretString;
 use url::{Host, Url};
 
-use crate::{client::Client, error::Result, license::Entitlements, users::BuildInfo};
+use crate::{
+    client::{CallLimits, Client},
+    error::Result,
+    license::Entitlements,
+    users::BuildInfo,
+};
 
 /// Where a coderd is, and which certificates prove it. `Debug` shows scheme, host and port alone.
 #[derive(Clone)]
@@ -120,6 +125,12 @@ pub struct Server {
 impl Server {
     pub(crate) fn new(client: Client) -> Self {
         Self { client }
+    }
+
+    /// The same server for a caller with a deadline. Clients that come from it have the same limits.
+    #[must_use]
+    pub fn within(&self, limits: CallLimits) -> Self {
+        Self { client: self.client.within(limits) }
     }
 
     /// Asks the server which deployment it is. One call.

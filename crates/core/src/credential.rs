@@ -11,7 +11,12 @@ mod record;
 pub(crate) mod retirement;
 mod verdict;
 
-use std::{collections::BTreeMap, fmt::Debug, hash::Hash, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    hash::Hash,
+    time::Duration,
+};
 
 use jiff::SignedDuration;
 
@@ -128,6 +133,8 @@ pub struct Observed<K: CredentialKind> {
     pub proofs: BTreeMap<SecretDataRef, Proof<K::Proven>>,
     /// What coderd lists.
     pub listings: BTreeMap<K::Scope, Listing<K::Listed>>,
+    /// UUIDs of credentials whose deletion was tried in this reconcile, whatever came of it. Each is tried once.
+    pub tried: BTreeSet<String>,
     /// What only this kind observes.
     pub own: K::Observed,
 }

@@ -12,6 +12,9 @@ pub const REQUEUE_ENTITLEMENT: Duration = Duration::from_secs(30);
 /// Delay until the next decision about the keys or the registration of an object that is being deleted.
 pub const REQUEUE_DELETION: Duration = Duration::from_secs(5);
 
+/// Least delay between two attempts of a clean-up.
+pub const CLEANUP_DELAY_MIN: Duration = Duration::from_millis(50);
+
 /// Delay until the next check whether a replaced key is still in use.
 pub const REQUEUE_STALE_KEYS: Duration = Duration::from_secs(15);
 

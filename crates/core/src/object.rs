@@ -10,7 +10,8 @@ use crate::names::instance_label;
 /// The deletion of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Deletion {
-    /// Whether `--cleanup-timeout` has passed since it began.
+    /// Whether `--cleanup-timeout` has passed since clean-up could begin, and it was tried: nothing is tried any more, and
+    /// what is left is abandoned.
     pub overdue: bool,
 }
 

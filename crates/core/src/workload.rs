@@ -100,6 +100,8 @@ pub fn status(
         // As the Go operator sets it.
         phase: Some(if rollout.ready > 0 { "Ready" } else { "Pending" }.to_owned()),
         image: image.or_else(|| before.image.clone()),
+        // Only an object that is being deleted has one.
+        cleanup_start_time: None,
         conditions: conditions.into_vec(),
     };
     // The mere number of pods in the middle of a rollout is not worth a write: it is written with the next change.

@@ -55,6 +55,12 @@ pub const REQUEUE_BACKOFF_BASE: Duration = Duration::from_millis(500);
 /// Longest delay after a reconcile failed, unless the other side asked for more.
 pub const REQUEUE_BACKOFF_MAX: Duration = Duration::from_mins(5);
 
+/// Longest delay that somebody gets by asking for it, such as with `Retry-After`.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
+
+/// Longest delay of an object in a queue. Whoever asks for more gets this, so that no sum of times overflows.
+pub const QUEUE_DELAY_MAX: Duration = Duration::from_hours(24 * 7);
+
 /// Delay before the first retry of a reconcile whose view of the cluster was out of date.
 pub const REQUEUE_AFTER_CONFLICT: Duration = Duration::from_millis(50);
 

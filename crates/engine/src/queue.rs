@@ -25,7 +25,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use crate::{cache::ObjectKey, intervals::REQUEUE_AFTER_PANIC, metrics::Metrics};
+use crate::{
+    cache::ObjectKey,
+    intervals::{QUEUE_DELAY_MAX, REQUEUE_AFTER_PANIC},
+    metrics::Metrics,
+};
 
 /// When an object is reconciled again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +102,7 @@ impl Queue {
     /// Reconciles the object after `delay` at the latest. One that is being reconciled now is reconciled again right
     /// after.
     pub fn enqueue_within(&self, key: ObjectKey, delay: Duration) {
-        self.enqueue_by(key, Some(Instant::now() + delay));
+        self.enqueue_by(key, Some(Instant::now() + delay.min(QUEUE_DELAY_MAX)));
     }
 
     fn enqueue_by(&self, key: ObjectKey, latest: Option<Instant>) {
@@ -218,7 +222,7 @@ impl Queue {
         match next {
             _ if enqueued_again => state.make_ready(key, now),
             Action::AwaitChange => {}
-            Action::RequeueAfter(delay) => state.delay(key, now + delay),
+            Action::RequeueAfter(delay) => state.delay(key, now + delay.min(QUEUE_DELAY_MAX)),
         }
         drop(state);
         self.shared.changed.notify_one();

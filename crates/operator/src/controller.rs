@@ -5,6 +5,7 @@
 //! then releases the lease, so that a successor takes over at once. Nothing here knows what a reconcile does.
 
 pub(crate) mod children;
+mod cleanup;
 mod context;
 mod enqueue;
 pub(crate) mod environment;
@@ -48,6 +49,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use cleanup::CleanupAttempt;
 pub(crate) use context::Context;
 pub(crate) use kinds::{CoderKind, CoderResource, served_by};
 pub(crate) use options::Options;
@@ -274,14 +276,16 @@ fn elect(
     (elected, leads)
 }
 
-/// Reconciles one object of any kind.
+/// Reconciles one object of any kind. Whatever asks for a delay: a clean-up is continued within its deadline.
 async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
-    match CoderKind::named(key.kind) {
+    let (object, shared) = (key.clone(), ctx.clone());
+    let next = match CoderKind::named(key.kind) {
         Some(CoderKind::ControlPlane) => crate::controlplane::reconcile(key, ctx).await,
         Some(CoderKind::Provisioner) => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
         Some(CoderKind::WorkspaceProxy) => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
         None => Action::AwaitChange,
-    }
+    };
+    shared.cleanups.bound(&object, next, shared.now())
 }
 
 /// The cluster of `--kubeconfig`, else of `KUBECONFIG`, else the one that the pod runs in, else that of `~/.kube/config`. A

@@ -55,7 +55,8 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     }
     outcome.grant_blockers.extend(unknown_consent);
     ctx.coderd_sync.consider(&key, &observed.object, outcome.deployment.as_deref());
-    let status = controlplane::status(&observed, &plan, &outcome, ctx.now());
+    let mut status = controlplane::status(&observed, &plan, &outcome, ctx.now());
+    status.workload.cleanup_start_time = ctx.cleanup_start(&key, &*observed.object);
     ctx.finish(&key, &*observed.object, &status, outcome.into_done(), started).await
 }
 

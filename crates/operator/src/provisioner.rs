@@ -37,7 +37,8 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         ControlFlow::Break(requeue) => return requeue,
     };
     let act::Done { outcome, decision, health, retry } = done;
-    let status = provisioner::status(&observed.pool, &plan, &outcome, &decision, &health, ctx.now());
+    let mut status = provisioner::status(&observed.pool, &plan, &outcome, &decision, &health, ctx.now());
+    status.workload.cleanup_start_time = ctx.cleanup_start(&key, &*observed.pool.object);
     let next = ctx.finish(&key, &*observed.pool.object, &status, outcome.into_done(), started).await;
     ctx.daemon_poller.consider(&observed.pool.object, &health);
     let delays = [decision.again, observed.pool.gate.again, health.again()];

@@ -38,7 +38,8 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         ControlFlow::Break(requeue) => return requeue,
     };
     let act::Done { outcome, decision, health, retry } = done;
-    let status = workspaceproxy::status(&observed, &outcome, &decision, health.as_ref(), ctx.now());
+    let mut status = workspaceproxy::status(&observed, &outcome, &decision, health.as_ref(), ctx.now());
+    status.workload.cleanup_start_time = ctx.cleanup_start(&key, &*observed.object);
     let next = ctx.finish(&key, &*observed.object, &status, outcome.done, started).await;
     let is_unhealthy = health.is_some_and(|health| health.status != "ok");
     let factor = if is_unhealthy && observed.object.spec.replicas > 0 { UNHEALTHY_FACTOR } else { 1.0 };

@@ -72,9 +72,15 @@ topics! {
     "When is an object requeued?"
     "An event that enqueues the object ends these delays early." {
         REQUEUE_BACKOFF_BASE engine::REQUEUE_BACKOFF_BASE, "",
-            "The first retry after a failure. The delay doubles with each failure in a row, is up to a fifth shorter at random, and is never shorter than a `Retry-After`.";
+            "The first retry after a failure. The delay doubles with each failure in a row, is up to a fifth shorter at random, and is not shorter than a `Retry-After`.";
         REQUEUE_BACKOFF_MAX engine::REQUEUE_BACKOFF_MAX, "",
             "The longest delay after a failure, and before a key, token or registration that coderd did not accept is created again.";
+        RETRY_AFTER_MAX engine::RETRY_AFTER_MAX, "",
+            "The longest delay that a `Retry-After` gets.";
+        QUEUE_DELAY_MAX engine::QUEUE_DELAY_MAX, "",
+            "The longest delay of any object, whatever was asked for.";
+        CLEANUP_DELAY_MIN core::CLEANUP_DELAY_MIN, "",
+            "The least delay between two attempts of a clean-up.";
         REQUEUE_AFTER_CONFLICT engine::REQUEUE_AFTER_CONFLICT, "",
             "The first retry after the API server rejects a write because the object changed in the meantime.";
         REQUEUE_OWN_WRITE ms(50), "",
@@ -118,7 +124,7 @@ topics! {
         DAEMON_LISTING_LIFETIME s(180), "three times `--daemons-interval`",
             "How long the last list of daemons counts while coderd does not answer.";
         CLEANUP s(120), "`--cleanup-timeout`",
-            "How long cleanup in coderd may delay the deletion of an object.";
+            "How long clean-up in coderd may delay the deletion of an object, counted from when it can begin. Attempts are at most a sixth of it apart, and a `Retry-After` is honoured up to a quarter of it.";
         DELETED_TOGETHER s(3), "",
             "How long after a control plane its pools and proxies may be deleted and still find its token.";
         STALE_KEY_WITHOUT_CREDENTIALS core::STALE_KEY_WITHOUT_CREDENTIALS.unsigned_abs(), "",

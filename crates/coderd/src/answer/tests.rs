@@ -111,6 +111,11 @@ fn the_retry_delay_is_what_the_server_asked_for() {
     limited.retry_after = Some(Duration::from_mins(1));
     let kind = of(&limited, Surface::Plain, &[]).unwrap();
     assert_eq!(kind.retry(), RetryAdvice::After(Duration::from_mins(1)));
+    for seconds in [1_000_000_000, u64::MAX] {
+        limited.retry_after = Some(Duration::from_secs(seconds));
+        let kind = of(&limited, Surface::Plain, &[]).unwrap();
+        assert_eq!(kind.retry(), RetryAdvice::After(crate::intervals::RATE_LIMIT_DELAY_MAX), "{seconds}");
+    }
     limited.retry_after = None;
     assert!(matches!(of(&limited, Surface::Plain, &[]).unwrap().retry(), RetryAdvice::After(_)));
 }

@@ -87,27 +87,31 @@ pub(crate) fn retire<K: CredentialKind>(
 }
 
 /// The object is being deleted: every credential of ours goes first, and what cannot go in time is named.
+///
+/// Once the deletion is overdue, nothing is asked and nothing is tried: it ends with this decision, whoever answers what.
+/// Without the finalizer it has ended, and somebody else's keeps the object.
 pub(crate) fn clean_up<K: CredentialKind>(
     facts: &Facts<'_, K>,
     object: Deletion,
     verdict: CredentialVerdict,
 ) -> Decision<K> {
     let decision = Decision::rest(None, verdict);
+    if !facts.observed.has_finalizer {
+        return decision.then(NextStep::RemoveFinalizer);
+    }
     let mut all = facts.record.clone();
     all.give_up(facts.now);
     let (mut events, mut waits) = (Vec::new(), false);
     for retired in &all.stale {
         let credential = &retired.credential;
         match search(facts, retired, None) {
-            Fate::Ask => return decision.then(query(credential)),
-            Fate::Delete(listed) => return decision.then(deletion(credential, listed)),
             Fate::Gone => {}
             Fate::Left => events.extend(K::left_alone(credential)),
-            Fate::Unreachable { for_good } if for_good || object.overdue => {
-                events.push(K::abandoned(credential));
-            }
-            Fate::Wait if object.overdue => events.push(K::abandoned(credential)),
-            Fate::Unreachable { .. } | Fate::Wait => waits = true,
+            Fate::Unreachable { for_good: true } => events.push(K::abandoned(credential)),
+            _ if object.overdue => events.push(K::abandoned(credential)),
+            Fate::Ask => return decision.then(query(credential)),
+            Fate::Delete(listed) => return decision.then(deletion(credential, listed)),
+            Fate::Unreachable { for_good: false } | Fate::Wait => waits = true,
         }
     }
     let again = Some(REQUEUE_DELETION);
@@ -142,13 +146,17 @@ fn search<'a, K: CredentialKind>(
         Some(Listing::Unknown(_)) => return Fate::Unreachable { for_good: false },
         Some(Listing::Gone) => return Fate::Unreachable { for_good: true },
     };
+    // One that was tried in vain is not tried again before the next reconcile.
+    let once = |listed: &'a K::Listed| {
+        if facts.observed.tried.contains(listed.id()) { Fate::Wait } else { Fate::Delete(listed) }
+    };
     if let Some(id) = &credential.id {
-        return listing.iter().find(|listed| listed.id() == id).map_or(Fate::Gone, Fate::Delete);
+        return listing.iter().find(|listed| listed.id() == id).map_or(Fate::Gone, once);
     }
     let named = listing.iter().find(|listed| listed.name().eq_ignore_ascii_case(&credential.name));
     // One that is known by its UUID is on the list by itself.
     match named.filter(|listed| !facts.record.knows(listed.id())) {
-        Some(listed) if listed.was_announced(credential, *since) => Fate::Delete(listed),
+        Some(listed) if listed.was_announced(credential, *since) => once(listed),
         Some(_) => Fate::Left,
         None if !is_older(facts.now, *since, facts.observed.late_effect_window) => Fate::Wait,
         None => Fate::Gone,

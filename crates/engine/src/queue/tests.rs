@@ -152,3 +152,15 @@ async fn a_reconcile_that_panics_is_retried() {
     );
     assert_eq!(count.load(Ordering::SeqCst), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_delay_beyond_all_bounds_loses_no_object() {
+    let queue = queue();
+    queue.enqueue(key("a"));
+    let forever = Action::RequeueAfter(Duration::from_secs(u64::MAX));
+    let time = QUEUE_DELAY_MAX + Duration::from_secs(1);
+    assert_eq!(run(&queue, time, Duration::ZERO, forever).await.len(), 2);
+    queue.enqueue_within(key("b"), Duration::MAX);
+    let ran = run(&queue, time, Duration::ZERO, Action::AwaitChange).await;
+    assert!(ran.iter().any(|(name, _)| name == "b"), "{ran:?}");
+}

@@ -16,7 +16,7 @@ use coder_k8s_core::{
         CredentialKind, Decision, Effect, Intent, Listed as _, Listing, NextStep, Observed, Proof, Query,
         Record, Secret,
     },
-    object,
+    object::{self, Deletion},
     outcome::{Blocker, EventNote, Retry},
     rollout::Rollout,
     target::{CoderdTarget, SecretDataRef, Version},
@@ -33,6 +33,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::PodTemplateSpec};
 use kube::{Resource as _, ResourceExt};
 use secrecy::SecretString;
+use tokio::time::Instant;
 
 use super::{
     later, retry_of,
@@ -45,8 +46,10 @@ use crate::controller::{
 
 /// The most effects of one reconcile. More than these follow in the next one.
 const MAX_EFFECTS: usize = 6;
+/// The most effects of one reconcile of an object that is being deleted: every credential is tried in each attempt.
+const MAX_CLEANUP_EFFECTS: usize = 24;
 /// The most queries of one reconcile. Every answer adds to what is known, so that a decision that needs more has a bug.
-const MAX_QUERIES: usize = 32;
+const MAX_QUERIES: usize = 64;
 
 /// An effect ended the reconcile: it failed, or what was observed is outdated. With what delays it, for the conditions.
 pub(crate) struct Interrupted(pub(crate) Option<Blocker>);
@@ -165,14 +168,19 @@ impl<K: Managed> Reconciler<K> {
     /// Asks and acts until there is nothing more to do, or until the next step is to write the status.
     pub(crate) async fn run(&mut self) -> Decision<K> {
         let (mut queries, mut effects) = (0, 0);
+        let deadline = self.begin_cleanup();
+        let max_effects = if self.observed.deletion.is_some() { MAX_CLEANUP_EFFECTS } else { MAX_EFFECTS };
         loop {
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                self.observed.deletion = Some(Deletion { overdue: true });
+            }
             let mut decision = K::decide(&self.observed, self.ctx.now());
             match &decision.next {
                 NextStep::Ask(query) if queries < MAX_QUERIES => {
                     queries += 1;
                     self.ask(query.clone()).await;
                 }
-                NextStep::Act(effect) if effects < MAX_EFFECTS && self.may_act(effect) => {
+                NextStep::Act(effect) if effects < max_effects && self.may_act(effect) => {
                     effects += 1;
                     self.publish(&std::mem::take(&mut decision.events)).await;
                     if let Err(Interrupted(blocker)) = self.perform(Effect::clone(effect)).await {
@@ -191,6 +199,15 @@ impl<K: Managed> Reconciler<K> {
                 }
             }
         }
+    }
+
+    /// Counts an attempt of the clean-up of an object that is being deleted, and fits its calls into the deadline. Returns
+    /// when the attempt has to end.
+    fn begin_cleanup(&mut self) -> Option<Instant> {
+        let attempt = self.ctx.begin_cleanup(&self.key, &*self.object, K::FINALIZER)?;
+        self.observed.deletion = Some(Deletion { overdue: attempt.overdue });
+        self.connections.limit(attempt.limits());
+        Some(Instant::now() + attempt.cleanup.attempt_timeout())
     }
 
     async fn publish(&self, events: &[EventNote]) {
@@ -285,8 +302,11 @@ impl<K: Managed> Reconciler<K> {
     }
 
     /// Whether an effect may be performed in this reconcile: none after a failure, and nothing is made again before the
-    /// backoff of what was not stored or not accepted has passed.
+    /// backoff of what was not stored or not accepted has passed. A clean-up tries each credential, whatever came of the others.
     fn may_act(&self, effect: &Effect<K>) -> bool {
+        if self.observed.deletion.is_some() && matches!(effect, Effect::Delete { .. }) {
+            return true;
+        }
         let makes = matches!(effect, Effect::Make { .. });
         self.retry.is_none() && !(makes && self.ctx.verify_schedule.creation_backoff(&self.key).is_some())
     }
@@ -351,6 +371,12 @@ impl<K: Managed> Reconciler<K> {
     }
 
     async fn delete(&mut self, scope: &K::Scope, name: &str, id: &str) -> Performed {
+        let deleted = self.try_delete(scope, name, id).await;
+        // A clean-up decides again with what was tried: about the other credentials, and whether it is over.
+        if self.observed.deletion.is_some() { Ok(()) } else { deleted }
+    }
+
+    async fn try_delete(&mut self, scope: &K::Scope, name: &str, id: &str) -> Performed {
         if K::DELETED_BY_NAME {
             let listing = self.listing(scope).await;
             let is_it = matches!(&listing, Listing::Known(all) if all.iter().any(|listed| listed.name() == name && listed.id() == id));
@@ -359,6 +385,7 @@ impl<K: Managed> Reconciler<K> {
                 return if self.retry.is_none() { Ok(()) } else { Err(Interrupted(None)) };
             }
         }
+        self.observed.tried.insert(id.to_owned());
         let Ok(client) = self.client(K::target(scope)).await else { return Err(self.outdated()) };
         match K::delete(&client, scope, name, id).await {
             Ok(()) => tracing::info!(name, "deleted a {}", K::NOUN),

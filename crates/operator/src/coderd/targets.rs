@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use coder_k8s_api::{CoderControlPlane, ProxyBootstrap, Reason, SecretKeyRef};
 use coder_k8s_coderd::{
-    BoundToken, Client, CoderdError, CredentialError, IdentifiedServer, Server, Target, is_same_server,
+    BoundToken, CallLimits, Client, CoderdError, CredentialError, IdentifiedServer, Server, Target,
+    is_same_server,
 };
 use coder_k8s_core::{
     controlplane::access_url,
@@ -152,13 +153,27 @@ pub(crate) struct Connections {
     /// By the name of the control plane, or by address where there is none.
     servers: BTreeMap<String, IdentifiedServer>,
     clients: BTreeMap<CoderdTarget, Client>,
+    limits: CallLimits,
 }
 
 impl Connections {
     /// Creates connections without a server. `bootstrap` is that of a proxy's spec.
     pub(crate) fn new(namespace: &str, bootstrap: Option<&ProxyBootstrap>) -> Self {
         let (namespace, bootstrap) = (namespace.to_owned(), bootstrap.cloned());
-        Self { namespace, bootstrap, servers: BTreeMap::new(), clients: BTreeMap::new() }
+        Self {
+            namespace,
+            bootstrap,
+            servers: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            limits: CallLimits::default(),
+        }
+    }
+
+    /// Limits the calls of this reconcile, because it has a deadline. A server that was identified before is identified again.
+    pub(crate) fn limit(&mut self, limits: CallLimits) {
+        self.servers.clear();
+        self.clients.clear();
+        self.limits = limits;
     }
 
     /// The identified server of a control plane.
@@ -235,7 +250,7 @@ impl Connections {
         key: String,
         server: &Server,
     ) -> Result<IdentifiedServer, CoderdError> {
-        let identified = server.identify().await?;
+        let identified = server.within(self.limits).identify().await?;
         self.servers.insert(key, identified.clone());
         Ok(identified)
     }

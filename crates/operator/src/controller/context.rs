@@ -15,7 +15,7 @@ use coder_k8s_api::Reason;
 use coder_k8s_coderd::{Connector, postgres::Postgres};
 use coder_k8s_core::{
     condition::transitions,
-    object::Deletion,
+    object,
     outcome::{ActResult, Retry},
 };
 use coder_k8s_engine::{
@@ -29,12 +29,14 @@ use coder_k8s_engine::{
     status::{self, Events, StatusWrite},
 };
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, Resource, ResourceExt, api::ObjectMeta};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
+    cleanup::{CleanupAttempt, Cleanups},
     kinds::{Caches, CoderKind, CoderResource},
     options::Options,
     referenced::ReferencedObjects,
@@ -120,6 +122,7 @@ pub(crate) struct Context {
     pub(crate) verify_schedule: VerifySchedule,
     pub(crate) daemon_poller: DaemonPoller,
     pub(crate) listed_pods: ListedPods,
+    pub(crate) cleanups: Cleanups,
     last_written: Mutex<HashMap<ObjectKey, LastWritten>>,
 }
 
@@ -152,6 +155,7 @@ impl Context {
             verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
             daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
             listed_pods: ListedPods::default(),
+            cleanups: Cleanups::new(options.cleanup_timeout),
             last_written: Mutex::default(),
             metrics,
             client,
@@ -235,11 +239,29 @@ impl Context {
         live.is_ok_and(|live| live.is_some_and(|live| is_same(&live.metadata))) && self.fence.is_open()
     }
 
-    /// Whether the deletion of an object has passed its deadline. None: it is not being deleted.
-    pub(crate) fn deletion<K: Resource>(&self, object: &K) -> Option<Deletion> {
-        let since = object.meta().deletion_timestamp.as_ref()?;
-        let limit = SignedDuration::try_from(self.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
-        Some(Deletion { overdue: self.now().duration_since(since.0) >= limit })
+    /// Counts an attempt to clean up after an object that is being deleted. The first one is when its deadline starts.
+    /// None: the object is not being deleted, or does not have the finalizer.
+    pub(crate) fn begin_cleanup<K: CoderResource>(
+        &self,
+        key: &ObjectKey,
+        object: &K,
+        finalizer: &str,
+    ) -> Option<CleanupAttempt> {
+        let deleted = object.meta().deletion_timestamp.as_ref()?.0;
+        if !object::has_finalizer(object, finalizer) {
+            self.cleanups.forget(key);
+            return None;
+        }
+        let recorded = object.status().and_then(|status| K::workload(status).cleanup_start_time.as_ref());
+        let recorded = recorded.map(|time| time.0);
+        Some(self.cleanups.attempt(key, object.uid(), recorded, deleted, self.now()))
+    }
+
+    /// When clean-up after an object began, for its status. None: it has not begun.
+    pub(crate) fn cleanup_start<K: CoderResource>(&self, key: &ObjectKey, object: &K) -> Option<Time> {
+        let recorded = object.status().and_then(|status| K::workload(status).cleanup_start_time.clone());
+        object.meta().deletion_timestamp.as_ref()?;
+        recorded.or_else(|| self.cleanups.start(key, self.now()))
     }
 
     /// Forgets an object that no longer exists. Everything that the process keeps by key is dropped here.
@@ -249,6 +271,7 @@ impl Context {
         self.referenced.forget(key);
         self.coderd_sync.remove(key);
         self.shared_answers.remove(key);
+        self.cleanups.forget(key);
         self.verify_schedule.forget(key);
         self.daemon_poller.remove(key);
         self.listed_pods.forget(key);

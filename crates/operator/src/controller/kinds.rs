@@ -5,7 +5,7 @@
 
 use std::fmt::Debug;
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, names::label};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, WorkloadStatus, names::label};
 use coder_k8s_core::{exposure::route::HTTPRoute, names::instance_label, workspace_access::Kind};
 use coder_k8s_engine::{
     apply::NamespacedKind,
@@ -94,7 +94,11 @@ pub(crate) trait CoderResource: NamespacedKind {
 
     fn status(&self) -> Option<&Self::Status>;
 
-    fn conditions(status: &Self::Status) -> &[Condition];
+    fn workload(status: &Self::Status) -> &WorkloadStatus;
+
+    fn conditions(status: &Self::Status) -> &[Condition] {
+        &Self::workload(status).conditions
+    }
 }
 
 macro_rules! coder_resource {
@@ -107,8 +111,8 @@ macro_rules! coder_resource {
                 self.status.as_ref()
             }
 
-            fn conditions(status: &$status) -> &[Condition] {
-                &status.workload.conditions
+            fn workload(status: &$status) -> &WorkloadStatus {
+                &status.workload
             }
         }
     )+};

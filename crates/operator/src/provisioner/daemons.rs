@@ -20,6 +20,7 @@ use coder_k8s_core::{
     rollout::Rollout,
 };
 use coder_k8s_engine::{apply::Owner, cache::ObjectKey, client};
+use jiff::SignedDuration;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{
     Api, Resource, ResourceExt,
@@ -201,6 +202,10 @@ fn is_awaited(pod: &Pod, object: &CoderProvisioner, ctx: &Context) -> bool {
     match &pod.metadata.deletion_timestamp {
         // The API server sets the timestamp to the end of the grace period.
         Some(end) => ctx.now() <= end.0,
-        None => ctx.deletion(object).is_some_and(|deletion| !deletion.overdue),
+        None => {
+            let limit = SignedDuration::try_from(ctx.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
+            let since = object.metadata.deletion_timestamp.as_ref();
+            since.is_some_and(|since| ctx.now().duration_since(since.0) < limit)
+        }
     }
 }

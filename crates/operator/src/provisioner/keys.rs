@@ -15,7 +15,7 @@ use coder_k8s_coderd::{
 };
 use coder_k8s_core::{
     credential::CredentialKind as _,
-    object,
+    object::{self, Deletion},
     provisioner::{
         self, Observed,
         deployment::{own_url, run_of},
@@ -69,9 +69,10 @@ pub(super) async fn begin(
         secrets: BTreeMap::new(),
         workload: workload(pool.children.deployment.as_deref(), run_of, own_url),
         late_effect_window: ctx.policy.late_effect_window,
-        deletion: ctx.deletion(object),
+        deletion: object::is_deleting(object).then_some(Deletion { overdue: false }),
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
+        tried: BTreeSet::new(),
         name_conflict: name_conflict(object, pool, ctx),
         own: KeyContext { organization: None, old_pods: None },
     };

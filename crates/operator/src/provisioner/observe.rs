@@ -7,7 +7,13 @@ use std::sync::Arc;
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, Tls, condition::kind};
 use coder_k8s_core::{
-    provisioner::{Children, Observed, keys::Blocker, license_gate::Feature, names},
+    object,
+    provisioner::{
+        Children, Observed,
+        keys::Blocker,
+        license_gate::{Feature, LicenseGate},
+        names,
+    },
     sources,
     target::CredentialsKind,
     workspace_access::{self, Existing},
@@ -46,8 +52,15 @@ pub(super) async fn observe(
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
     let (consent, unknown_consent) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
-    let deployment_id = identity(&object, control_plane.as_deref(), &mut connections, verify_due, ctx).await;
-    let gate = license_gate::of_plane(Feature::Provisioners, control_plane.as_deref(), ctx).await;
+    // A deletion needs neither the license nor more than is on record, and has a deadline.
+    let is_deleting = object::is_deleting(&*object);
+    let identify = verify_due && !is_deleting;
+    let deployment_id = identity(&object, control_plane.as_deref(), &mut connections, identify, ctx).await;
+    let gate = if is_deleting {
+        LicenseGate::open(Feature::Provisioners)
+    } else {
+        license_gate::of_plane(Feature::Provisioners, control_plane.as_deref(), ctx).await
+    };
     let credentials = check_credentials(&object, control_plane.as_deref(), key, ctx).await;
     let privileged_rules = ctx.policy.privileged_rules;
     let daemons = daemons::observe(key, &object, children.deployment.as_deref(), ctx).await;

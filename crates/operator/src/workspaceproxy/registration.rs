@@ -15,7 +15,7 @@ use coder_k8s_coderd::{
 };
 use coder_k8s_core::{
     credential::CredentialKind as _,
-    object,
+    object::{self, Deletion},
     outcome::Blocker,
     provisioner::names::checksum,
     target::{CoderdTarget, SecretDataRef, Version},
@@ -80,9 +80,10 @@ pub(super) async fn begin(
             url.clone().filter(|_| own_url(proxy)),
         ),
         late_effect_window: ctx.policy.late_effect_window,
-        deletion: ctx.deletion(object),
+        deletion: object::is_deleting(object).then_some(Deletion { overdue: false }),
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
+        tried: BTreeSet::new(),
         name_conflict: target.target.as_ref().ok().and_then(|target| name_conflict(object, target, ctx)),
         own: RegistrationContext { given: given(object, key, ctx).await, url },
         target: target.target,

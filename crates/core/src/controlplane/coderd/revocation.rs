@@ -10,6 +10,7 @@ use coder_k8s_api::{AccessMethod, OperatorTokenStatus, Reason};
 
 use super::access::Revocation;
 use crate::{
+    cleanup::Cleanup,
     intervals::REQUEUE_DEPENDENTS,
     outcome::{Blocker, EventNote, Retry},
     steps::Step,
@@ -31,13 +32,17 @@ pub struct ObservedRevocation {
     pub done: Vec<RevocationEffect>,
     /// Why the last effect failed.
     pub blocker: Option<Blocker>,
+    /// Why an earlier exchange failed.
+    pub last_blocker: Option<Blocker>,
 }
 
 /// A deletion that waits for the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenDeletion {
-    /// How long until the operator gives up. Zero: this is the last attempt.
-    pub time_left: Duration,
+    /// The deadline.
+    pub cleanup: Cleanup,
+    /// Whether the deadline has passed and the revocation was tried: nothing is tried any more.
+    pub overdue: bool,
     /// Whether pools or proxies that are being deleted still need the token.
     pub has_dependents: bool,
 }
@@ -77,10 +82,16 @@ pub type RevocationStep = Step<Infallible, RevocationEffect, RevocationReport>;
 /// Decides the next step.
 pub fn decide(observed: &ObservedRevocation) -> RevocationStep {
     if let Some(deletion) = observed.deletion
-        && deletion.has_dependents
-        && !deletion.time_left.is_zero()
+        && deletion.overdue
     {
-        let within = Some(REQUEUE_DEPENDENTS.min(deletion.time_left));
+        return Step::Done(abandoned(observed));
+    }
+    // A part of the time is left for the revocation itself.
+    if let Some(deletion) = observed.deletion
+        && deletion.has_dependents
+        && deletion.cleanup.may_wait_for_dependents()
+    {
+        let within = Some(REQUEUE_DEPENDENTS.min(deletion.cleanup.left));
         return Step::Done(RevocationReport { revocation: None, retry: None, within, event: None });
     }
     if let Some(blocker) = &observed.blocker {
@@ -124,20 +135,27 @@ fn failed(observed: &ObservedRevocation, blocker: &Blocker) -> RevocationReport 
             ..finished(Revocation::Failing(blocker.clone()))
         };
     };
-    if deletion.time_left.is_zero() {
-        let message = format!(
-            "the operator token {} may still be valid in coderd and could not be revoked: {}",
-            observed.token_name, blocker.message
-        );
-        let event = EventNote { warning: true, reason: Reason::TokenAbandoned, message };
-        return RevocationReport { event: Some(event), ..finished(Revocation::Abandoned) };
+    if deletion.cleanup.is_over() {
+        return abandoned(observed);
     }
     RevocationReport {
         revocation: Some(Revocation::Failing(blocker.clone())),
         retry: Some(again(blocker)),
-        within: Some(deletion.time_left),
+        within: Some(deletion.cleanup.left),
         event: None,
     }
+}
+
+/// The deadline has passed: the token is named, with what was wrong last.
+fn abandoned(observed: &ObservedRevocation) -> RevocationReport {
+    let blocker = observed.blocker.as_ref().or(observed.last_blocker.as_ref());
+    let why = blocker.map_or("the deadline has passed", |blocker| &blocker.message);
+    let message = format!(
+        "the operator token {} may still be valid in coderd and could not be revoked: {why}",
+        observed.token_name
+    );
+    let event = EventNote { warning: true, reason: Reason::TokenAbandoned, message };
+    RevocationReport { event: Some(event), ..finished(Revocation::Abandoned) }
 }
 
 /// A revocation is retried whatever stands in the way: the database can come back without anything in Kubernetes changing.
@@ -171,6 +189,7 @@ mod tests {
             deletion: None,
             done: Vec::new(),
             blocker: None,
+            last_blocker: None,
         }
     }
 
@@ -254,7 +273,11 @@ mod tests {
     #[test]
     fn a_deletion_waits_for_dependents_and_ends_at_its_deadline() {
         let with = |seconds, has_dependents, blocker: Option<Blocker>| ObservedRevocation {
-            deletion: Some(TokenDeletion { time_left: Duration::from_secs(seconds), has_dependents }),
+            deletion: Some(TokenDeletion {
+                cleanup: Cleanup { limit: Duration::from_mins(2), left: Duration::from_secs(seconds) },
+                overdue: false,
+                has_dependents,
+            }),
             blocker,
             ..observed(AccessMethod::Postgres)
         };
@@ -265,11 +288,73 @@ mod tests {
             Some(Revocation::Done),
             "dependents had their time"
         );
+        assert_eq!(
+            run(with(30, true, None)).1.revocation,
+            Some(Revocation::Done),
+            "and the revocation has the rest, for more than one attempt"
+        );
         let away = Blocker::new(Reason::DatabaseTimeout, "no answer");
         let failing = run(with(60, false, Some(away.clone()))).1;
         assert_eq!(failing.within, Some(Duration::from_mins(1)), "never later than the deadline");
-        let over = run(with(0, false, Some(away))).1;
+        let over = run(with(0, false, Some(away.clone()))).1;
         assert_eq!(over.revocation, Some(Revocation::Abandoned));
         assert!(over.event.unwrap().message.contains("coder-k8s-operator-ns-coder"));
+        let mut tried = with(0, true, None);
+        tried.deletion = tried.deletion.map(|deletion| TokenDeletion { overdue: true, ..deletion });
+        tried.last_blocker = Some(away);
+        let (done, over) = run(tried);
+        assert_eq!((done, over.revocation), (Vec::new(), Some(Revocation::Abandoned)), "nothing is tried");
+        assert!(over.event.unwrap().message.contains("no answer"));
+    }
+
+    /// The rows of the deletion table for a control plane: the database and coderd, with and without dependents.
+    #[test]
+    fn whatever_fails_the_deletion_ends_by_its_deadline() {
+        use crate::cleanup::table::{End, FAILURES, LIMITS, backoff};
+        let start = jiff::Timestamp::UNIX_EPOCH;
+        let methods = [AccessMethod::Postgres, AccessMethod::FirstUser];
+        for (limit, method, has_dependents) in LIMITS
+            .into_iter()
+            .flat_map(|limit| methods.map(|method| (limit, method)))
+            .flat_map(|(limit, method)| [false, true].map(|dependents| (limit, method, dependents)))
+        {
+            for failure in FAILURES {
+                let (mut elapsed, mut attempts, mut last) = (Duration::ZERO, 0, None);
+                let end = loop {
+                    let cleanup = Cleanup::new(limit, start, start + elapsed);
+                    let overdue = cleanup.is_over() && attempts > 0;
+                    let mut now = observed(method);
+                    now.deletion = Some(TokenDeletion { cleanup, overdue, has_dependents });
+                    now.last_blocker.clone_from(&last);
+                    let report = loop {
+                        match decide(&now) {
+                            Step::Ask(never) => match never {},
+                            Step::Act(RevocationEffect::RemoveSecret) => {
+                                now.done.push(RevocationEffect::RemoveSecret);
+                            }
+                            Step::Act(_) => {
+                                attempts += 1;
+                                elapsed += failure.takes.min(cleanup.call_timeout());
+                                let cleanup = Cleanup::new(limit, start, start + elapsed);
+                                now.deletion = Some(TokenDeletion { cleanup, overdue, has_dependents });
+                                let blocker = Blocker::new(Reason::Error, failure.name);
+                                now.blocker = Some(blocker.with_retry(failure.retry));
+                            }
+                            Step::Done(report) => break report,
+                        }
+                    };
+                    if report.revocation == Some(Revocation::Abandoned) {
+                        let events = report.event.into_iter().map(|event| event.message).collect();
+                        break End { after: elapsed, attempts, events };
+                    }
+                    last = now.blocker;
+                    let wanted = report.retry.map(|retry| backoff(attempts - 1, retry));
+                    let wanted = [wanted, report.within].into_iter().flatten().min();
+                    elapsed += Cleanup::new(limit, start, start + elapsed).delay(wanted);
+                };
+                let row = format!("{limit:?} {method:?} {has_dependents} {}", failure.name);
+                end.check(limit, "coder-k8s-operator-ns-coder", &row);
+            }
+        }
     }
 }

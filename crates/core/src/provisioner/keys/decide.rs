@@ -332,7 +332,14 @@ fn retire(facts: &KeyFacts<'_>, live: Option<&Live>, rest: Decision) -> Decision
 fn delete_all(facts: &KeyFacts<'_>, deletion: Deletion) -> Decision {
     let verdict = CredentialVerdict::working(Reason::Deleting, "the keys of the pool are being deleted");
     let mut decision = credential::clean_up(facts, deletion, verdict);
+    if !facts.observed.has_finalizer {
+        return decision;
+    }
     match find_lost(facts) {
+        // Nothing is asked any more.
+        Err(Stop::NextStep(next)) if deletion.overdue && matches!(*next, NextStep::Ask(_)) => {
+            decision.events.extend(unmarked_key(facts));
+        }
         Err(Stop::NextStep(next)) => (decision.next, decision.events) = (*next, Vec::new()),
         Err(Stop::Wait(_)) if !deletion.overdue => {
             (decision.next, decision.events) = (NextStep::Done, Vec::new());

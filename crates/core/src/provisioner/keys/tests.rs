@@ -6,7 +6,7 @@ mod retirement;
 mod rotation;
 mod takeover;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_api::Reason;
 use jiff::{SignedDuration, Timestamp};
@@ -134,6 +134,7 @@ fn running() -> ObservedKeys {
         deletion: None,
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
+        tried: BTreeSet::new(),
         late_effect_window: SignedDuration::from_mins(2),
         own: KeyContext { organization: None, old_pods: None },
     }

@@ -1,6 +1,6 @@
 //! Proxies as they may be found, and what is decided about them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_api::Reason;
 use jiff::Timestamp;
@@ -92,6 +92,7 @@ fn fresh() -> ObservedRegistration {
         deletion: None,
         proofs: BTreeMap::new(),
         listings: [(place("coder"), Listing::Known(Vec::new()))].into(),
+        tried: BTreeSet::new(),
         own: RegistrationContext { given: Err(blocker()), url: Some("http://primary".into()) },
     }
 }
@@ -489,4 +490,11 @@ fn a_token_shows_its_public_half_alone() {
     for text in ["", "secret", ":", "1234:secret", &format!("{ID}:")] {
         assert_eq!(token_id(text), None, "{text}");
     }
+}
+
+#[test]
+fn whatever_fails_the_deletion_ends_by_its_deadline() {
+    let observed = well();
+    crate::cleanup::table::check(&observed, decide, at(NOW), ID);
+    crate::cleanup::table::ends_at_once(&observed, decide, at(NOW), ID);
 }

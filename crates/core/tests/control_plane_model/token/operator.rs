@@ -98,7 +98,7 @@ fn answer_kind(check: Option<&TokenCheck>) -> u8 {
 impl Hash for RevokeExchange {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { observed, effect } = self;
-        (effect, &observed.done, observed.deletion.is_some_and(|deletion| deletion.time_left.is_zero()))
+        (effect, &observed.done, observed.deletion.is_some_and(|deletion| deletion.cleanup.is_over()))
             .hash(state);
         observed.recorded.as_ref().map(Record::of_grant).hash(state);
         observed.deletion.is_some().hash(state);
@@ -354,13 +354,18 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
             method: world.spec.method.access(),
             deletion: match world.phase {
                 Phase::Deleting { is_overdue } => Some(TokenDeletion {
-                    time_left: Duration::from_secs(if is_overdue { 0 } else { 60 }),
+                    cleanup: coder_k8s_core::cleanup::Cleanup {
+                        limit: Duration::from_secs(120),
+                        left: Duration::from_secs(if is_overdue { 0 } else { 60 }),
+                    },
+                    overdue: false,
                     has_dependents: false,
                 }),
                 _ => None,
             },
             done: Vec::new(),
             blocker: None,
+            last_blocker: None,
         };
         return continue_revocation(next, observed);
     }

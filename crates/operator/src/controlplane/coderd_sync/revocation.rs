@@ -5,9 +5,10 @@
 
 use std::{convert::Infallible, ops::ControlFlow, time::Duration};
 
-use coder_k8s_api::Reason;
-use coder_k8s_coderd::ErrorKind;
+use coder_k8s_api::{Reason, names::finalizer};
+use coder_k8s_coderd::{CallLimits, ErrorKind};
 use coder_k8s_core::{
+    cleanup::Cleanup,
     controlplane::coderd::{
         access::{self, Revocation},
         revocation::{self, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
@@ -25,7 +26,7 @@ use super::{
 };
 use crate::{
     coderd::{blocker_of, driver, targets},
-    controller::{CoderKind, Context},
+    controller::{CleanupAttempt, CoderKind, Context},
 };
 
 /// How long after the control plane its dependents may be deleted and still find the token: one `kubectl delete` of a
@@ -46,13 +47,20 @@ pub(super) async fn on_deletion(state: &mut SyncState, plane: Plane<'_>) -> Acti
     if !access::needs_cleaning(object, &state.report) {
         return Action::AwaitChange;
     }
+    let Some(CleanupAttempt { cleanup, overdue }) = ctx.begin_cleanup(key, object, finalizer::CONTROL_PLANE)
+    else {
+        return Action::AwaitChange;
+    };
     let now = Timestamp::now();
     let since = object.metadata.deletion_timestamp.as_ref().map_or(now, |at| at.0);
-    let limit = SignedDuration::try_from(ctx.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
-    let time_left = Duration::try_from(limit - now.duration_since(since)).unwrap_or_default();
     let is_recent = now.duration_since(since) < DELETED_TOGETHER;
-    let deletion = TokenDeletion { time_left, has_dependents: has_dependents(key, ctx, is_recent) };
-    revoke(state, Some(deletion), plane).await
+    let has_dependents = has_dependents(key, ctx, is_recent);
+    let next = revoke(state, Some(TokenDeletion { cleanup, overdue, has_dependents }), plane).await;
+    if access::needs_cleaning(object, &state.report) {
+        ctx.cleanups.bound(key, next, Timestamp::now())
+    } else {
+        next
+    }
 }
 
 async fn revoke(state: &mut SyncState, deletion: Option<TokenDeletion>, plane: Plane<'_>) -> Action {
@@ -64,6 +72,10 @@ async fn revoke(state: &mut SyncState, deletion: Option<TokenDeletion>, plane: P
         deletion,
         done: Vec::new(),
         blocker: None,
+        last_blocker: match &state.report.revocation {
+            Some(Revocation::Failing(blocker)) => Some(blocker.clone()),
+            _ => None,
+        },
     };
     state.report.foreign = None;
     let mut protocol = RevocationProtocol { observed, plane };
@@ -126,13 +138,18 @@ impl driver::Protocol for RevocationProtocol<'_> {
     }
 
     async fn act(&mut self, effect: RevocationEffect) -> ControlFlow<RevocationReport> {
+        let began = tokio::time::Instant::now();
         // The fence of the Kubernetes client does not cover coderd and the database.
         let acted = if self.plane.ctx.fence.is_open() {
             match &effect {
                 RevocationEffect::RemoveSecret => StoredSecret::remove(self.plane).await,
-                RevocationEffect::RevokeInDatabase => database::revoke(self.plane).await,
+                RevocationEffect::RevokeInDatabase => {
+                    self.in_time(Reason::DatabaseTimeout, Cleanup::call_timeout, database::revoke(self.plane))
+                        .await
+                }
                 RevocationEffect::RevokeInCoderd { user_id } => {
-                    self.revoke_in_coderd(user_id.as_deref()).await
+                    let revoked = self.revoke_in_coderd(user_id.as_deref());
+                    self.in_time(Reason::Timeout, Cleanup::attempt_timeout, revoked).await
                 }
             }
         } else {
@@ -141,6 +158,9 @@ impl driver::Protocol for RevocationProtocol<'_> {
                 "waiting for the leading instance of the operator to revoke the token",
             ))
         };
+        if let Some(deletion) = &mut self.observed.deletion {
+            deletion.cleanup.left = deletion.cleanup.left.saturating_sub(began.elapsed());
+        }
         match acted {
             Ok(()) => self.observed.done.push(effect),
             Err(blocker) => self.observed.blocker = Some(blocker),
@@ -150,13 +170,37 @@ impl driver::Protocol for RevocationProtocol<'_> {
 }
 
 impl RevocationProtocol<'_> {
+    /// The deadline of a deletion.
+    fn cleanup(&self) -> Option<Cleanup> {
+        self.observed.deletion.map(|deletion| deletion.cleanup)
+    }
+
+    /// The result of an effect, which in a deletion must come within a part of what is left of its deadline.
+    async fn in_time(
+        &self,
+        reason: Reason,
+        timeout: fn(Cleanup) -> Duration,
+        revoked: impl Future<Output = Result<(), Blocker>>,
+    ) -> Result<(), Blocker> {
+        let Some(limit) = self.cleanup().map(timeout) else { return revoked.await };
+        tokio::time::timeout(limit, revoked).await.unwrap_or_else(|_| {
+            Err(Blocker::new(reason, "no complete answer in the time that the deletion has left"))
+        })
+    }
+
     /// Deletes the tokens of the first user: with the token in the Secret, or after a login if coderd refuses it. `user_id`
     /// is the user on record.
     async fn revoke_in_coderd(&self, user_id: Option<&str>) -> Result<(), Blocker> {
         let plane = self.plane;
         let stored = StoredSecret::read(plane).await?;
         let current = stored.ok().and_then(|secret| secret.token());
-        let server = targets::server_of(plane.object, plane.ctx).await?;
+        let mut server = targets::server_of(plane.object, plane.ctx).await?;
+        if let Some(cleanup) = self.cleanup() {
+            server = server.within(CallLimits {
+                timeout: Some(cleanup.call_timeout()),
+                patience: Some(cleanup.patience()),
+            });
+        }
         let server = server.identify().await.map_err(|error| blocker_of(&error))?;
         let known = plane.object.status.as_ref().and_then(|status| status.deployment_id.as_ref());
         if known.is_some_and(|known| known != server.deployment_id()) {

@@ -86,3 +86,35 @@ fn an_announced_key_that_is_not_there_yet_is_waited_for() {
 fn an_object_without_keys_just_goes() {
     assert_eq!(notes(&going(new())), Vec::<String>::new());
 }
+
+#[test]
+fn whatever_fails_the_deletion_ends_by_its_deadline() {
+    let observed = verified(running());
+    crate::cleanup::table::check(&observed, decide, at(NOW), "k1");
+    crate::cleanup::table::ends_at_once(&observed, decide, at(NOW), "k1");
+}
+
+#[test]
+fn a_key_that_cannot_be_deleted_keeps_no_other_from_being_deleted() {
+    let mut observed = running();
+    observed.record.stale.push(stale(Some("k0"), "zero"));
+    let all = vec![listed("k0", "zero"), listed("k1", "pool")];
+    let mut observed = going(knows(observed, KeyProof::Is(found("k1", "pool")), all));
+    let Effect::Delete { id: first, .. } = step(&observed) else { panic!("something else") };
+    observed.tried.insert(first.clone());
+    let Effect::Delete { id: second, .. } = step(&observed) else { panic!("something else") };
+    assert_ne!(first, second);
+    observed.tried.insert(second);
+    assert_eq!(next(&observed), NextStep::Done, "and both are tried again later");
+    observed.deletion = Some(Deletion { overdue: true });
+    assert_eq!(notes(&observed).len(), 2);
+}
+
+#[test]
+fn without_the_finalizer_nothing_is_asked_or_announced() {
+    let mut observed = ObservedKeys { has_finalizer: false, ..going(running()) };
+    for overdue in [false, true] {
+        observed.deletion = Some(Deletion { overdue });
+        assert_eq!(notes(&observed), Vec::<String>::new());
+    }
+}

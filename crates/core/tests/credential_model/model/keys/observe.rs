@@ -1,6 +1,6 @@
 //! What the operator sees of the model, and where a flawed operator sees or does something else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_core::provisioner::keys::{
     Decision, Deletion, DesiredKey, FoundKey, KeyContext, KeyProof, KeyQuery, KeyScope, ListedKey, Listing,
@@ -121,6 +121,7 @@ fn observed(world: &World, how: Circumstances) -> ObservedKeys {
         },
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
+        tried: BTreeSet::new(),
         late_effect_window: jiff::SignedDuration::from_mins(2),
         own: KeyContext { organization: None, old_pods: None },
     }

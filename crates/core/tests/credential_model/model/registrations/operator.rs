@@ -1,6 +1,6 @@
 //! What the operator sees of the model and does to it, and where a flawed operator sees or does something else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coder_k8s_api::Reason;
 use coder_k8s_core::{
@@ -147,6 +147,7 @@ fn observed(world: &World, how: Circumstances) -> ObservedRegistration {
         },
         proofs: BTreeMap::new(),
         listings: BTreeMap::new(),
+        tried: BTreeSet::new(),
     }
 }
 
