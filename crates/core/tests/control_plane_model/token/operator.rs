@@ -355,7 +355,7 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
             deletion: match world.phase {
                 Phase::Deleting { is_overdue } => Some(TokenDeletion {
                     cleanup: coder_k8s_core::cleanup::Cleanup {
-                        limit: Duration::from_secs(120),
+                        limit: Duration::from_mins(2),
                         left: Duration::from_secs(if is_overdue { 0 } else { 60 }),
                     },
                     overdue: false,
