@@ -122,7 +122,8 @@ async fn credentials_are_sent_to_no_other_deployment() {
     let mark = other.mark();
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert!(other.since(mark).iter().all(|entry| entry.credential.is_none()), "{:?}", other.since(mark));
-    // Somebody gives a token of this deployment.
+    // Somebody gives a token of this deployment, which lists the registration under its new identity.
+    other.accept_held_credentials();
     site.coder.secret("creds-2", "token", &other.owner_token()).await;
     site.edit(json!({"bootstrap": {"credentialsSecretRef": {"name": "creds-2"}}})).await;
     site.until(|proxy| {

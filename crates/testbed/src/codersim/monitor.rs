@@ -176,6 +176,11 @@ pub(super) fn started(address: SocketAddr, shared: &Arc<Shared>) {
 }
 
 impl CoderSim {
+    /// Declares that what the server holds belongs to its new identity from now on, as after a person has confirmed it.
+    pub fn accept_held_credentials(&self) {
+        self.shared.state.lock().issue_all();
+    }
+
     /// Declares that the test lets a credential of another deployment reach this one.
     pub fn expect_foreign_credentials(&self) {
         self.shared.monitor.lock().expects_foreign = true;
