@@ -89,7 +89,7 @@ pub(crate) mod table;
 mod tests {
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(120);
+    const LIMIT: Duration = Duration::from_mins(2);
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()

@@ -199,13 +199,11 @@ fn is_awaited(pod: &Pod, object: &CoderProvisioner, ctx: &Context) -> bool {
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return false;
     }
-    match &pod.metadata.deletion_timestamp {
-        // The API server sets the timestamp to the end of the grace period.
-        Some(end) => ctx.now() <= end.0,
-        None => {
-            let limit = SignedDuration::try_from(ctx.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
-            let since = object.metadata.deletion_timestamp.as_ref();
-            since.is_some_and(|since| ctx.now().duration_since(since.0) < limit)
-        }
+    // The API server sets the timestamp to the end of the grace period.
+    if let Some(end) = &pod.metadata.deletion_timestamp {
+        return ctx.now() <= end.0;
     }
+    let limit = SignedDuration::try_from(ctx.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
+    let since = object.metadata.deletion_timestamp.as_ref();
+    since.is_some_and(|since| ctx.now().duration_since(since.0) < limit)
 }
