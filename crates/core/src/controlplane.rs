@@ -74,7 +74,7 @@ pub struct Desired {
     pub accounts: Accounts,
     /// The Service.
     pub service: Service,
-    /// Whether the pods that there are stay as many when the operator stops deciding it.
+    /// Whether another field manager takes over `replicas`, because `spec.scaling` has become External.
     pub hand_over_replicas: bool,
     /// The Ingress or route.
     pub exposure: exposure::DesiredExposure,

@@ -67,14 +67,14 @@ pub trait CredentialKind: Clone + Debug + Eq + Hash {
 
     /// How soon to decide again while something is in use.
     const REQUEUE: Duration;
-    /// How long a credential stays on the list that nothing is left to delete with.
+    /// How long a stale credential stays on the list while there are no credentials to delete it with.
     const ABANDON_AFTER: SignedDuration;
     /// The field of the spec that chooses another Secret.
     const SECRET_FIELD: &'static str;
 
     /// The listing that shows a credential.
     fn scope(credential: &CredentialRef<Self::Details>) -> Self::Scope;
-    /// Why a target cannot be listed of which nothing is left.
+    /// The blocker for a listing whose target is gone: neither the control plane nor the credentials exist.
     fn gone(scope: &Self::Scope) -> Blocker;
     /// The annotations that identify a credential.
     fn marks(credential: &CredentialRef<Self::Details>) -> Self::Marks;

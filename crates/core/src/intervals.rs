@@ -35,11 +35,12 @@ pub const JOB_PENDING: SignedDuration = SignedDuration::from_secs(60);
 /// How long a replaced key stays on the status when no credentials are left to delete it.
 pub const STALE_KEY_WITHOUT_CREDENTIALS: SignedDuration = SignedDuration::from_hours(1);
 
-/// How far the clocks of coderd and of the operator may be apart. A listing showed the name to be free before it was
-/// announced, so that this lets no older credential pass for ours.
+/// How far the clocks of coderd and of the operator may differ. This is safe: a name is announced only after a listing showed
+/// that no credential has it, so that an older credential of that name cannot exist.
 pub const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
 
-/// How far ahead a recorded time may be. One that was lost from the status reads as further ahead, and counts as past.
+/// How far ahead of the clock a recorded time may be. A time that was lost from the status reads as the latest time there is;
+/// it counts as past.
 pub const MAX_TIME_AHEAD: SignedDuration = SignedDuration::from_hours(1);
 
 /// Seconds that a pod of a control plane or proxy serves after its deletion, until no Service sends it requests any more.

@@ -51,8 +51,8 @@ pub struct Published {
     pub is_unsupported: bool,
     /// `entitlementsLastChecked`.
     pub checked: Option<Timestamp>,
-    /// Whether the control plane keeps it up to date, so that nobody need ask by itself: it may ask, and its last query
-    /// did not fail.
+    /// Whether the control plane refreshes it: it may ask, and its last query did not fail. Dependents then need no query of
+    /// their own.
     pub kept: bool,
 }
 

@@ -9,7 +9,7 @@
 use coder_k8s_api::{CredentialBinding, VerifiedInputs};
 use sha2::{Digest, Sha256};
 
-/// How many bindings status keeps. A person who swaps tokens back and forth is not asked to remember more.
+/// How many bindings status keeps. It bounds the status; older tokens than these count as new again.
 const MAX_BINDINGS: usize = 4;
 
 /// The fingerprint of inputs. Parts are length-prefixed, so that no two lists of parts read the same.
@@ -19,7 +19,7 @@ pub fn fingerprint(uid: &str, parts: &[&str]) -> String {
         hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
         hash.update(part);
     }
-    // Half of it suffices: nobody gains from a collision in the status of their own object.
+    // 128 bits: a collision would only let an object's own author call a changed input verified.
     hash.finalize().iter().take(16).fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 

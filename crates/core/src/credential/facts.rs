@@ -72,7 +72,7 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
         self.observed.may_make.as_ref().map_err(|blocker| Stop::Wait(closed(blocker))).copied()
     }
 
-    /// Nothing is announced or kept in coderd for an object that could go without it.
+    /// Adds the finalizer before anything is announced or made in coderd: without it the object could be deleted first.
     pub(crate) fn needs_finalizer(&self) -> Flow<K, ()> {
         if self.observed.has_finalizer { Ok(()) } else { Err(Stop::act(Effect::AddFinalizer)) }
     }

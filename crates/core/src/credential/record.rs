@@ -152,18 +152,19 @@ impl<D: Details> Record<D> {
         self.stale.push(retired);
     }
 
-    /// Puts everything among what is to go, the current credential last.
+    /// Moves every credential to the list of those to delete, the current one last.
     pub(crate) fn give_up(&mut self, now: Timestamp) {
         self.drop_pending();
         if let Some(credential) = self.current.take() {
-            // Without a UUID, no time may make a key of others pass for this one: nothing was made after the last second.
+            // Without a UUID, a credential is recognised by being younger than its announcement. The latest time there is
+            // matches none, so that no credential of others is deleted.
             let since = if credential.id.is_some() { now } else { Timestamp::MAX };
             self.stale.push(Retired { credential, since, unused_since: None });
         }
     }
 }
 
-/// A time of a status. One that was lost makes nothing ours: nothing was made after it.
+/// A time of a status. A lost one becomes the latest time there is: no credential is younger, so that none counts as ours.
 pub(crate) fn recorded_time(time: Option<&Time>) -> Timestamp {
     time.map_or(Timestamp::MAX, |time| time.0)
 }

@@ -51,7 +51,7 @@ pub fn daemon(object: &str) -> String {
 pub struct KeyBase {
     /// In lower case, and short enough.
     pub name: String,
-    /// Whether the user chose it, so that no other may stand in for it unless the name is taken by ourselves.
+    /// Whether the user chose it. Then another name is used only while a key of this very pool has it.
     pub chosen: bool,
     /// What the hashes of the other names start from: the object, which keeps them when its UID changes.
     seed: String,

@@ -51,7 +51,8 @@ const MAX_CLEANUP_EFFECTS: usize = 24;
 /// The most queries of one reconcile. Every answer adds to what is known, so that a decision that needs more has a bug.
 const MAX_QUERIES: usize = 64;
 
-/// An effect ended the reconcile: it failed, or what was observed is outdated. With what delays it, for the conditions.
+/// An effect ended the reconcile: it failed, or what was observed is outdated. The blocker, if there is one, becomes
+/// the reason of the condition.
 pub(crate) struct Interrupted(pub(crate) Option<Blocker>);
 
 /// The result of an effect.

@@ -35,7 +35,7 @@ impl<'a> KeyFacts<'a> {
     }
 
     /// The Secrets that may hold the key: the wanted one, and where it was kept so far; if that was forgotten, every one
-    /// of ours. No other: a key that was replaced must not come back, or pods that started in between would keep theirs.
+    /// of ours. No other: a replaced key must not become the current one again.
     fn places(&self) -> impl Iterator<Item = &'a SecretDataRef> {
         let (desired, recorded) = (&self.observed.desired.secret, self.record.secret.as_ref());
         let others = self.observed.secrets.keys().filter(move |place| match recorded {
@@ -172,7 +172,7 @@ impl<'a> KeyFacts<'a> {
         Ok((self.organization()? != key.organization).then_some(Reason::OrganizationChanged))
     }
 
-    /// The UUID of the wanted organization. What the status already says of the same words is believed.
+    /// The UUID of the wanted organization. Taken from the status if that records the same name, else asked for.
     pub(super) fn organization(&self) -> Flow<String> {
         let (target, name) = (self.target()?, &self.observed.desired.organization);
         let recorded =

@@ -362,7 +362,7 @@ fn settings(desired: &DesiredRegistration, listed: Option<&ListedProxy>) -> Prox
     let display_name = desired.display_name.clone().or_else(|| kept(|listed| &listed.display_name));
     let icon = desired.icon.clone().or_else(|| kept(|listed| &listed.icon));
     ProxyProfile {
-        // coderd takes names of another case for the same, and so does nobody rename for it.
+        // coderd compares names without case, so that another case is no reason to rename.
         name: listed
             .map(|listed| listed.name.clone())
             .filter(|name| name.eq_ignore_ascii_case(&desired.name))
@@ -384,7 +384,7 @@ fn retire(facts: &RegistrationFacts<'_>, rest: Decision) -> Decision {
     }
     let decision = credential::retire(facts, true, rest);
     match leftover {
-        // The Secret tells of its registration until the record does no longer need to.
+        // The annotations of the Secret identify the registration until the status records it.
         Some(removal) if decision.next == NextStep::Done => decision.then(NextStep::Act(Box::new(removal))),
         _ => decision,
     }
@@ -403,7 +403,8 @@ fn supplied(facts: &RegistrationFacts<'_>) -> Decision {
     let message = "the Secret holds the token that somebody supplied";
     let verdict = CredentialVerdict::ready(Reason::TokenGiven, message);
     let is_its = |id: &String| given.token.id.as_ref() == Some(id);
-    // Only until the record says where the supplied token is: after that, the annotations are those of a Secret that goes.
+    // Only until the status records the Secret with the supplied token: after that, these annotations are of the Secret that
+    // is about to be removed.
     let is_recorded = facts.record.secret.as_ref() == Some(&given.place);
     let found = facts.unrecorded(|marks| is_recorded || is_its(&marks.id));
     let record = found.unwrap_or_else(|| {
