@@ -143,7 +143,9 @@ async fn a_later_build_takes_over_without_a_write_to_a_child() {
     for event in &statuses {
         *count.entry((&event.resource, &event.name)).or_default() += 1;
     }
-    assert!(count.values().all(|count| *count <= 1), "{count:?}");
+    // Where the earlier build recorded no inputs, coderd is asked at once, and its answer is a second write.
+    let most = |resource: &str| if resource == "codercontrolplanes" { 2 } else { 1 };
+    assert!(count.iter().all(|((resource, _), count)| *count <= most(resource)), "{count:?}");
     let after = children(scene).await;
     for (name, child) in &before {
         assert_eq!(after.get(name), Some(child), "{name}");
