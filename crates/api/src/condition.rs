@@ -29,10 +29,25 @@ pub struct WorkloadStatus {
     /// When clean-up outside the cluster could begin. `--cleanup-timeout` counts from then. Set only while the object is
     /// being deleted.
     pub cleanup_start_time: Option<Time>,
+    /// Deployments that accepted tokens which the operator uses for the object, the newest first. A token is sent to its own
+    /// deployment only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub credential_bindings: Vec<CredentialBinding>,
     /// Conditions of the object, one for each type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// A credential and the deployment that accepted it. The operator sends the credential to no other deployment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CredentialBinding {
+    /// Salted hash of the credential.
+    pub content: String,
+    /// UUID of the deployment.
+    #[serde(rename = "deploymentID")]
+    pub deployment_id: String,
 }
 
 /// Condition types.

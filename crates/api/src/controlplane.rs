@@ -199,7 +199,8 @@ pub struct OperatorAccess {
     /// Secret with `username`, `email` and `password` of the first administrator for the method `FirstUser`.
     pub first_user_secret_ref: Option<SecretRef>,
 
-    /// URL at which the operator calls coderd. Defaults to the Service.
+    /// URL at which the operator calls coderd. Defaults to the Service. The operator must allow any other address with
+    /// `--allowed-coder-urls`.
     #[serde(rename = "apiURL")]
     pub api_url: Option<HttpUrl>,
 
@@ -265,9 +266,6 @@ pub struct CoderControlPlaneStatus {
     pub operator_token_secret_ref: Option<ReportedSecretRef>,
     /// The token that the operator generated, from just before it is created until it is revoked.
     pub operator_token: Option<OperatorTokenStatus>,
-    /// Deployments that accepted tokens of the operator, the newest first. A token is sent to its own deployment only.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub credential_bindings: Vec<CredentialBinding>,
     /// What conditions about coderd were last verified for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -299,17 +297,6 @@ pub struct VerifiedInputs {
     pub type_: String,
     /// Salted hash of the inputs.
     pub inputs: String,
-}
-
-/// A credential and the deployment that accepted it. The operator sends the credential to no other deployment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct CredentialBinding {
-    /// Salted hash of the credential.
-    pub content: String,
-    /// UUID of the deployment.
-    #[serde(rename = "deploymentID")]
-    pub deployment_id: String,
 }
 
 /// A token that the operator generated or is about to generate. Recorded before the token exists, so that a restart

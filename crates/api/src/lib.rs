@@ -21,11 +21,11 @@ mod text;
 mod workspaceproxy;
 
 pub use access::WorkspaceRbac;
-pub use condition::WorkloadStatus;
+pub use condition::{CredentialBinding, WorkloadStatus};
 pub use controlplane::{
-    AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, CredentialBinding,
-    DEFAULT_IMAGE, EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, OperatorTokenStatus,
-    ReplacedToken, Scaling, Tls, VerifiedInputs,
+    AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, DEFAULT_IMAGE,
+    EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, OperatorTokenStatus, ReplacedToken,
+    Scaling, Tls, VerifiedInputs,
 };
 pub use crd::{crds, field_paths, fields, own_field_paths};
 pub use network::{
@@ -41,7 +41,7 @@ pub use reason::Reason;
 pub use refs::{ControlPlaneRef, ReportedSecretRef, SecretKey, SecretKeyRef, SecretRef};
 pub use text::{
     ClusterDomain, DataKey, HostName, HttpUrl, ImageRef, KeyName, Line, NamespaceName, ObjectName,
-    OrganizationName, ProxyName, WildcardAccess, WildcardHost,
+    OrganizationName, ProxyName, WildcardAccess, WildcardHost, shortened,
 };
 pub use workspaceproxy::{
     CoderWorkspaceProxy, CoderWorkspaceProxySpec, CoderWorkspaceProxyStatus, PendingRegistration,

@@ -100,4 +100,7 @@ pub mod annotation {
     /// On a workspace Role or RoleBinding: UID of the object that it serves, which tells it from an earlier object of
     /// the same name.
     pub const WORKSPACE_RBAC_OWNER_UID: &str = "coder.com/workspace-rbac-owner-uid";
+    /// On a workspace Role or RoleBinding that an operator with `--watch-namespaces` wrote: the label by which the
+    /// namespace consented. Releases before this annotation needed no consent there.
+    pub const WORKSPACE_RBAC_CONSENT: &str = "coder.com/workspace-rbac-consent";
 }

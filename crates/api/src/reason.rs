@@ -61,8 +61,8 @@ reasons! {
         "The annotation `coder.com/paused` is `true`, so the operator writes nothing for this object. Remove the \
          annotation to resume.";
     Deleting "Deleting"
-        "The object is being deleted, and the operator removes what it created elsewhere. A credential that it \
-         cannot remove is abandoned after `--cleanup-timeout`, with an event that names it.";
+        "The object is being deleted, and the operator removes what it created elsewhere. A credential or \
+         grant that it cannot remove is abandoned after `--cleanup-timeout`, with an event that names it.";
     ForeignObject "ForeignObject"
         "An object that the operator does not own has the name of a child. Rename or delete that object, or hand \
          it over with the annotation `coder.com/adopt-by`.";
@@ -75,8 +75,8 @@ reasons! {
 
     // The API server.
     Invalid "Invalid"
-        "The API server rejects an object that the operator builds from the spec, or coderd rejects a request. \
-         The message quotes the rejection; correct the field that it names.";
+        "The API server rejects an object that the operator builds from the spec, coderd rejects a request, or the \
+         spec refers to an object by a name that none can have. Correct the field or the name in the message.";
     Forbidden "Forbidden"
         "The operator lacks a permission in Kubernetes, or its token lacks one in coderd. The message says which: \
          extend the operator's RBAC, or use the token of an owner.";
@@ -112,9 +112,15 @@ reasons! {
     ConsentMissing "ConsentMissing"
         "A namespace in `rbac.workspaceNamespaces` does not consent. Label it `workspaces.coder.com/<namespace of \
          this object>: allow`.";
+    OwnerGone "OwnerGone"
+        "The operator removed workspace RBAC whose object no longer exists. Nothing is to be done.";
+    GrantAbandoned "GrantAbandoned"
+        "The object is deleted, and the operator could not remove its workspace RBAC in another namespace within \
+         `--cleanup-timeout`. The event names what is left; the operator tries again later.";
     RuleNotAllowed "RuleNotAllowed"
         "A rule in `rbac.extraRules` grants Secrets, RBAC or tokens of ServiceAccounts. Remove the rule, or run \
-         the operator with `--allow-privileged-workspace-rules`.";
+         the operator with `--allow-privileged-workspace-rules`. Rules for `coder.com` or all API groups are never \
+         granted.";
 
     // A coderd that does not answer as asked.
     Unreachable "Unreachable"
@@ -128,7 +134,7 @@ reasons! {
          address, or let API calls pass.";
     Redirected "Redirected"
         "coderd redirects API calls to another address. The operator never sends a credential there: configure \
-         the address that answers.";
+         the address that answers, which needs `--allowed-coder-urls` of the operator.";
     Unauthenticated "Unauthenticated"
         "coderd does not accept the token: it is wrong, expired or revoked. Put a valid token into the Secret \
          that the message names.";
@@ -148,8 +154,12 @@ reasons! {
     CoderdUnavailable "CoderdUnavailable"
         "The operator cannot build a client for this coderd. The message says which part is not usable.";
     UrlNotAllowed "URLNotAllowed"
-        "The operator may not send credentials to this address. Use a control plane of the same namespace, or add \
-         the address to `--allowed-coder-urls`.";
+        "The operator may not send credentials to this address. Use the Service of a control plane of the same \
+         namespace, or let the operator's administrator add the address to `--allowed-coder-urls`.";
+    AddressNotAllowed "AddressNotAllowed"
+        "The host leads to a loopback, link-local, metadata or multicast address or to the API server, and the \
+         operator does not connect there. Name another host, or let the operator's administrator allow the range with \
+         `--allowed-address-ranges`.";
 
     // Operator access of a control plane.
     TokenAccepted "TokenAccepted" "coderd accepts the operator token.";
@@ -314,8 +324,9 @@ reasons! {
         "coderd has no organization of this name, or the credential may not see it. Correct \
          `spec.organizationName`.";
     ListIncomplete "ListIncomplete"
-        "coderd does not list a key that the operator has just proven, so the list cannot be trusted. Use \
-         credentials that may read all keys of the organization.";
+        "coderd does not list a key that the operator has just proven, so the list cannot be trusted: use \
+         credentials that may read all keys of the organization. Or jobs and daemons have too many different tags \
+         to be compared.";
     PodsUnknown "PodsUnknown" "The operator cannot list the pods of the pool, so it keeps the old key. It retries.";
 
     // The daemons of a pool.

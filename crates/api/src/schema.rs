@@ -13,6 +13,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use crate::refs::{bound_names, bound_object_name};
+
 /// Upper bound of lists of containers, volumes, mounts and references.
 const MAX_ITEMS: u32 = 128;
 /// Upper bound of lists of environment variables.
@@ -20,11 +22,12 @@ const MAX_ENV: u32 = 512;
 /// CEL rule for the name of a volume or container.
 const DNS_LABEL: &str = "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')";
 
-/// The schema of an embedded Kubernetes type, without descriptions.
+/// The schema of an embedded Kubernetes type: without descriptions, and with bounds on the names of other objects.
 pub(crate) fn embed<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = generator.subschema_for::<T>();
     if let Some(object) = schema.as_object_mut() {
         strip_descriptions(object);
+        bound_names(object, "");
     }
     schema
 }
@@ -49,9 +52,6 @@ pub(crate) fn env_vars(generator: &mut SchemaGenerator) -> Schema {
         for reference in ["secretKeyRef", "configMapKeyRef"] {
             if let Some(reference) = nested(source, reference) {
                 require_name(reference);
-                if let Some(key) = nested(reference, "key") {
-                    key.insert("minLength".into(), json!(1));
-                }
             }
         }
     }
@@ -225,7 +225,7 @@ fn require_name(reference: &mut Map<String, Value>) {
     }
     if let Some(name) = nested(reference, "name") {
         name.remove("default");
-        name.insert("maxLength".into(), json!(253));
+        bound_object_name(name);
         push_rule(name, "size(self.trim()) > 0", "the name of the referenced object is missing");
     }
 }

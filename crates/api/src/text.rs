@@ -166,6 +166,16 @@ text_types! {
     }
 }
 
+/// The text, cut between characters if it is longer than `max` bytes, with a sign that something is missing.
+pub fn shortened(text: impl Into<String>, max: usize) -> String {
+    let mut text = text.into();
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max.saturating_sub('…'.len_utf8())));
+        text.push('…');
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
