@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use coder_k8s_api::shortened;
 use http::{HeaderMap, header};
 use jiff::Timestamp;
 use reqwest::Response;
@@ -23,7 +24,10 @@ use url::Url;
 
 use crate::{
     error::{ErrorKind, Outage, Unexpected},
-    intervals::{MAX_BODY_BYTES, MAX_MESSAGE_CHARS, RATE_LIMIT_DELAY_DEFAULT, RATE_LIMIT_DELAY_MAX},
+    intervals::{
+        MAX_ANSWER_VALUES, MAX_BODY_BYTES, MAX_MESSAGE_CHARS, MAX_NOTE_BYTES, MAX_NOTES, MAX_REFUSAL_BYTES,
+        MAX_WORD_BYTES, RATE_LIMIT_DELAY_DEFAULT, RATE_LIMIT_DELAY_MAX,
+    },
     request::Surface,
     server,
 };
@@ -32,6 +36,9 @@ use crate::{
 const CODERD_HEADER: &str = "x-coder-build-version";
 /// Shorter parts of a secret are not removed from messages: they match ordinary words and reveal nothing.
 const MIN_SECRET_PART: usize = 8;
+
+/// The text of the decoding error for a value that exceeds a bound.
+pub(crate) const EXCESSIVE: &str = "excessive";
 
 /// Content type, as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +113,16 @@ impl Answer {
     fn json<T: DeserializeOwned>(&self) -> Result<T, ErrorKind> {
         match self.media {
             Media::Html | Media::Other => Err(self.unexpected(Unexpected::ContentType)),
+            Media::Json if count_values(&self.body) > MAX_ANSWER_VALUES => {
+                Err(self.unexpected(Unexpected::TooMany))
+            }
             // The text of serde quotes the value, which may be secret. The position is enough.
             Media::Json => serde_json::from_slice(&self.body).map_err(|error| {
-                self.unexpected(Unexpected::Undecodable { line: error.line(), column: error.column() })
+                self.unexpected(if error.to_string().starts_with(EXCESSIVE) {
+                    Unexpected::TooMany
+                } else {
+                    Unexpected::Undecodable { line: error.line(), column: error.column() }
+                })
             }),
         }
     }
@@ -176,9 +190,10 @@ impl Answer {
 
     /// A redirect is reported by host and port only. The rest of the location may contain a token.
     fn redirect(&self, own: &Url) -> ErrorKind {
-        let to = self.location.as_deref().and_then(|location| own.join(location).ok());
+        let location = self.location.as_deref().filter(|location| location.len() <= MAX_REFUSAL_BYTES);
+        let to = location.and_then(|location| own.join(location).ok());
         match to.as_ref().and_then(server::authority) {
-            Some(to) => ErrorKind::Redirected { to },
+            Some(to) => ErrorKind::Redirected { to: shortened(to, MAX_WORD_BYTES) },
             None => self.unexpected(Unexpected::Status),
         }
     }
@@ -232,6 +247,12 @@ impl Refusal {
         if !fields.is_empty() {
             text = format!("{text} ({})", fields.join(", "));
         }
+        if text.len() > MAX_REFUSAL_BYTES {
+            return format!(
+                "status {status} with a message of {} bytes, which is too long to show",
+                text.len()
+            );
+        }
         for secret in secrets.map(str::trim).filter(|secret| !secret.is_empty()) {
             // coderd may quote a part only: the id of a token, a section of a license, the secret of a proxy token.
             let parts = secret.split(['.', '-', ':']).filter(|part| part.len() >= MIN_SECRET_PART);
@@ -242,6 +263,21 @@ impl Refusal {
         line.truncate(line.trim_end().len());
         line
     }
+}
+
+/// The number of values in a JSON text: one for each list, object, and entry after the first of one.
+fn count_values(json: &[u8]) -> usize {
+    let (mut count, mut in_text, mut is_escaped) = (0, false, false);
+    for byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_text,
+            b'"' => in_text = !in_text,
+            b'[' | b'{' | b',' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// The value, or the default for `null`.
@@ -257,6 +293,32 @@ where
 pub(crate) fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
     let text: Option<String> = Option::deserialize(from)?;
     Ok(text.and_then(|text| text.parse().ok()))
+}
+
+/// An id, name or version.
+pub(crate) fn word<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    if text.len() > MAX_WORD_BYTES {
+        return Err(serde::de::Error::custom(EXCESSIVE));
+    }
+    Ok(text)
+}
+
+/// An id, name or version, or nothing for `null`.
+pub(crate) fn word_or_empty<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    struct Word(#[serde(deserialize_with = "word")] String);
+    Ok(Option::<Word>::deserialize(from)?.map_or_else(String::new, |Word(text)| text))
+}
+
+/// Sentences for people: the first of them, shortened, and a last one that says how many were left out.
+pub(crate) fn notes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let mut all: Vec<String> = or_default(from)?;
+    let more = all.len().saturating_sub(MAX_NOTES);
+    all.truncate(MAX_NOTES);
+    let mut all: Vec<_> = all.into_iter().map(|note| shortened(note, MAX_NOTE_BYTES)).collect();
+    all.extend((more > 0).then(|| format!("and {more} more, which are not shown")));
+    Ok(all)
 }
 
 /// A credential. An empty one is an error: it would be stored as if it worked.

@@ -4,7 +4,8 @@
 //! and can be made to fail. What the calls are is in the modules of their topics.
 
 use std::{
-    fmt,
+    error::Error,
+    fmt, iter,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -19,11 +20,12 @@ use tokio::time::{Instant, timeout_at};
 use url::Url;
 
 use crate::{
+    address::AddressError,
     answer::{self, Answer},
     connector::{CallTimer, Shared, inject},
     error::{CoderdError, ErrorKind, Outage, Result},
     request::{Auth, Call, Request},
-    request_budget::{CallOutcome, Permit, RequestBudget},
+    request_budget::{BudgetKey, CallOutcome, Permit, RequestBudget},
     server::{BadTarget, Origin, Target},
 };
 
@@ -79,9 +81,8 @@ impl Client {
     /// A client without a token. Sends nothing.
     pub(crate) fn anonymous(shared: &Arc<Shared>, target: &Target) -> Result<Self, BadTarget> {
         let origin = Origin::parse(&target.url)?;
-        let pool = shared.pool(&origin, target.ca.as_deref());
-        let pool = pool.map_err(|error| BadTarget::Authorities(answer::cause(&error)))?;
-        let budget = shared.budgets.get(origin.url.as_str());
+        let pool = shared.pool(&origin, target.ca.as_deref())?;
+        let budget = shared.budgets.get(BudgetKey::new(target, &origin));
         let (shared, origin, bypass_refused) = (shared.clone(), Arc::new(origin), Arc::default());
         Ok(Self { shared, origin, budget, pool, token: None, limits: CallLimits::default(), bypass_refused })
     }
@@ -185,10 +186,8 @@ impl Client {
         if let Err(status) = inject(faults.and_then(|faults| faults.before(&call))).await {
             return Answer::injected(status);
         }
-        let response = self.pool.execute(message).await.map_err(|error| {
-            let outage = if error.is_connect() { Outage::Unreachable } else { Outage::Broken };
-            ErrorKind::Transient(outage(answer::cause(&error)))
-        })?;
+        self.check_literal().await?;
+        let response = self.pool.execute(message).await.map_err(|error| failed_exchange(&error))?;
         let answer = Answer::read(response).await;
         match inject(faults.and_then(|faults| faults.after(&call))).await {
             Ok(()) => answer,
@@ -196,9 +195,17 @@ impl Client {
         }
     }
 
+    /// Checks an address in place of a name, about which reqwest asks no resolver.
+    async fn check_literal(&self) -> Result<(), ErrorKind> {
+        let Some(literal) = self.origin.literal else { return Ok(()) };
+        let checked =
+            self.shared.settings.addresses.resolve(None, &literal.to_string(), self.origin.port).await;
+        checked.map(drop).map_err(|_| ErrorKind::AddressNotAllowed)
+    }
+
     /// Whether a given resolver finds the port, so that it must not be in the URL.
     fn is_rerouted(&self) -> bool {
-        self.origin.named && self.shared.settings.resolver.is_some()
+        self.origin.literal.is_none() && self.shared.settings.resolver.is_some()
     }
 
     fn url(&self, request: &Request) -> Option<Url> {
@@ -252,6 +259,17 @@ impl Client {
     }
 }
 
+/// Why there is no answer.
+fn failed_exchange(error: &reqwest::Error) -> ErrorKind {
+    let causes = iter::successors(Some(error as &(dyn Error + 'static)), |&error| error.source());
+    if causes.filter_map(|cause| cause.downcast_ref()).any(|cause| matches!(cause, AddressError::NotAllowed))
+    {
+        return ErrorKind::AddressNotAllowed;
+    }
+    let outage = if error.is_connect() { Outage::Unreachable } else { Outage::Broken };
+    ErrorKind::Transient(outage(answer::cause(error)))
+}
+
 /// What an exchange shows about the server.
 fn call_outcome(permit: &Permit, result: &Result<Answer, ErrorKind>) -> CallOutcome {
     match result {
@@ -263,6 +281,7 @@ fn call_outcome(permit: &Permit, result: &Result<Answer, ErrorKind>) -> CallOutc
         Err(ErrorKind::Transient(outage)) if outage.is_of_server() => {
             CallOutcome::Unreachable(outage.clone())
         }
+        Err(ErrorKind::AddressNotAllowed) => CallOutcome::Nothing,
         Err(_) | Ok(_) => CallOutcome::Answered,
     }
 }

@@ -1,7 +1,7 @@
 //! What all clients of a process share: settings, hooks of tests, connection pools and request budgets.
 //!
-//! There is one reqwest client for each set of trusted certificates and, with a resolver, for each port. A server behind
-//! plain HTTP loads no root certificates at all. A CA that is given for a server is the only one trusted for it, as with
+//! There is one reqwest client for each set of trusted certificates and each port. A server behind plain HTTP loads no root
+//! certificates at all. A CA that is given for a server is the only one trusted for it, as with
 //! `caBundle` in Kubernetes.
 
 use std::{
@@ -24,10 +24,12 @@ use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 
 use crate::{
+    address::AddressPolicy,
+    answer, authorities,
     client::Client,
     intervals::{
         CODERD_CALL_DEADLINE, CODERD_CONNECT_TIMEOUT, CODERD_IDLE_CONNECTION_TIMEOUT, MAX_IDLE_CONNECTIONS,
-        UNUSED_SERVER_TTL,
+        MAX_POOLS, UNUSED_SERVER_TTL,
     },
     request::Call,
     request_budget::RequestBudgets,
@@ -120,6 +122,8 @@ impl Drop for CallTimer<'_> {
 pub struct Settings {
     /// How long a call may take: the wait for a slot, the connection, and the whole answer.
     pub deadline: Duration,
+    /// Which addresses may be connected to.
+    pub addresses: Arc<AddressPolicy>,
     /// Who finds the addresses of servers; None: the system.
     pub resolver: Option<Arc<dyn Resolve>>,
     /// Where calls are counted.
@@ -130,7 +134,21 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { deadline: CODERD_CALL_DEADLINE, resolver: None, observer: None, faults: None }
+        Self {
+            deadline: CODERD_CALL_DEADLINE,
+            addresses: Arc::default(),
+            resolver: None,
+            observer: None,
+            faults: None,
+        }
+    }
+}
+
+#[cfg(feature = "test-util")]
+impl Settings {
+    /// The defaults for servers of tests, which are on loopback.
+    pub fn on_loopback() -> Self {
+        Self { addresses: Arc::new(AddressPolicy::on_loopback()), ..Self::default() }
     }
 }
 
@@ -149,7 +167,7 @@ pub(crate) struct Shared {
 impl Connector {
     /// A connector with these settings.
     pub fn new(settings: Settings) -> Self {
-        let (budgets, pools) = (RequestBudgets::default(), Mutex::default());
+        let (budgets, pools) = (RequestBudgets::default(), Mutex::new(UnusedCache::of(MAX_POOLS)));
         Self { shared: Arc::new(Shared { settings, budgets, pools }) }
     }
 
@@ -176,26 +194,23 @@ impl Connector {
 }
 
 /// Identity of a connection pool.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct PoolKey {
     https: bool,
     /// Digest of the only CA that is trusted. `None`: those of the system.
     ca: Option<[u8; 32]>,
-    /// Only with a resolver, which resolves a host and a port.
-    port: Option<u16>,
+    /// What may be dialed depends on the port, and reqwest resolves hosts without it.
+    port: u16,
 }
 
 impl Shared {
-    /// Returns the connection pool for an origin and a CA as PEM. Fails if the CA cannot be read.
-    pub(crate) fn pool(&self, origin: &Origin, ca: Option<&[u8]>) -> reqwest::Result<Arc<reqwest::Client>> {
+    /// Returns the connection pool for an origin and a CA as PEM. Fails if the CA cannot be used.
+    pub(crate) fn pool(&self, origin: &Origin, ca: Option<&[u8]>) -> Result<Arc<reqwest::Client>, BadTarget> {
         let ca = ca.filter(|_| origin.https);
-        let resolver =
-            self.settings.resolver.clone().map(|resolver| PortResolver { resolver, port: origin.port });
-        let key = PoolKey {
-            https: origin.https,
-            ca: ca.map(|pem| Sha256::digest(pem).into()),
-            port: resolver.as_ref().map(|resolver| resolver.port),
-        };
+        let Settings { addresses, resolver, .. } = self.settings.clone();
+        let resolver = CheckedResolver { addresses, resolver, port: origin.port };
+        let key =
+            PoolKey { https: origin.https, ca: ca.map(|pem| Sha256::digest(pem).into()), port: origin.port };
         self.pools.lock().get(key, Instant::now(), || build_pool(origin.https, ca, resolver))
     }
 }
@@ -203,8 +218,9 @@ impl Shared {
 fn build_pool(
     https: bool,
     ca: Option<&[u8]>,
-    resolver: Option<PortResolver>,
-) -> reqwest::Result<reqwest::Client> {
+    resolver: CheckedResolver,
+) -> Result<reqwest::Client, BadTarget> {
+    let unusable = |error: reqwest::Error| BadTarget::Authorities(answer::cause(&error));
     let mut builder = reqwest::Client::builder()
         .user_agent(USER_AGENT)
         .http1_only()
@@ -214,64 +230,61 @@ fn build_pool(
         // A proxy in the environment is for the internet. It does not reach Services, and over plain HTTP it would
         // read every token.
         .no_proxy()
+        .dns_resolver(Arc::new(resolver))
         .connect_timeout(CODERD_CONNECT_TIMEOUT)
         .pool_idle_timeout(CODERD_IDLE_CONNECTION_TIMEOUT)
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS);
     builder = match ca {
-        Some(pem) => builder.tls_certs_only(Certificate::from_pem_bundle(pem)?),
+        Some(pem) => {
+            let all = authorities::certificates(pem).map_err(|why| BadTarget::Authorities(why.to_owned()))?;
+            let all: Result<Vec<_>, _> = all.iter().map(|one| Certificate::from_der(one)).collect();
+            builder.tls_certs_only(all.map_err(unusable)?)
+        }
         None if https => builder,
         None => builder.tls_certs_only([]),
     };
-    if let Some(resolver) = resolver {
-        builder = builder.dns_resolver(Arc::new(resolver));
-    }
-    builder.build()
+    builder.build().map_err(unusable)
 }
 
-/// Adapts a [`Resolve`] to reqwest, which resolves hosts without their port.
-struct PortResolver {
-    resolver: Arc<dyn Resolve>,
+/// Resolves names for reqwest, and returns only addresses that may be dialed. Not asked about literal addresses.
+struct CheckedResolver {
+    addresses: Arc<AddressPolicy>,
+    resolver: Option<Arc<dyn Resolve>>,
     port: u16,
 }
 
-impl reqwest::dns::Resolve for PortResolver {
+impl reqwest::dns::Resolve for CheckedResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let (resolver, port) = (self.resolver.clone(), self.port);
+        let (addresses, resolver, port) = (self.addresses.clone(), self.resolver.clone(), self.port);
         Box::pin(async move {
-            let found = resolve_with(resolver.as_ref(), name.as_str(), port).await?;
+            let found = addresses.resolve(resolver.as_deref(), name.as_str(), port).await?;
             Ok(Box::new(found.into_iter()) as Addrs)
         })
     }
 }
 
-/// Resolves a name with a given resolver. An address without a port gets the one that was asked for: for port 0 reqwest
-/// would use the port of the scheme instead of the port of the URL.
-pub(crate) async fn resolve_with(
-    resolver: &dyn Resolve,
-    host: &str,
-    port: u16,
-) -> io::Result<Vec<SocketAddr>> {
-    let mut found = resolver.resolve(host.to_owned(), port).await?;
-    for address in found.iter_mut().filter(|address| address.port() == 0) {
-        address.set_port(port);
-    }
-    Ok(found)
-}
-
 /// Shared values by key. An entry is removed when nobody has used it for [`UNUSED_SERVER_TTL`]. It bounds what servers of
-/// deleted objects cost.
+/// deleted objects cost. With a capacity, the entry that was not used for longest makes room for a new one.
 pub(crate) struct UnusedCache<K, V> {
     all: HashMap<K, (Arc<V>, Instant)>,
+    capacity: usize,
     swept: Option<Instant>,
 }
 
 impl<K, V> Default for UnusedCache<K, V> {
     fn default() -> Self {
-        Self { all: HashMap::new(), swept: None }
+        Self::of(usize::MAX)
     }
 }
 
-impl<K: Eq + Hash, V> UnusedCache<K, V> {
+impl<K, V> UnusedCache<K, V> {
+    /// An empty cache of this capacity.
+    pub(crate) fn of(capacity: usize) -> Self {
+        Self { all: HashMap::new(), capacity, swept: None }
+    }
+}
+
+impl<K: Clone + Eq + Hash, V> UnusedCache<K, V> {
     /// Returns the value of a key, and creates it first if there is none.
     pub(crate) fn get<E>(
         &mut self,
@@ -285,8 +298,34 @@ impl<K: Eq + Hash, V> UnusedCache<K, V> {
             return Ok(kept.clone());
         }
         let made = Arc::new(make()?);
+        if self.all.len() >= self.capacity {
+            let oldest = self.all.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            oldest.map(|oldest| self.all.remove(&oldest));
+        }
         self.all.insert(key, (made.clone(), now));
         Ok(made)
+    }
+
+    /// Makes room for a new key: of a group that has `max` entries, removes those that nobody holds, the longest unused
+    /// first.
+    pub(crate) fn make_room_for(&mut self, key: &K, max: usize, is_of_group: impl Fn(&K) -> bool)
+    where
+        K: Clone,
+    {
+        if self.all.contains_key(key) {
+            return;
+        }
+        let mut idle: Vec<_> = self
+            .all
+            .iter()
+            .filter(|(other, (kept, _))| Arc::strong_count(kept) == 1 && is_of_group(other))
+            .map(|(other, (_, used))| (*used, other.clone()))
+            .collect();
+        idle.sort_by_key(|(used, _)| *used);
+        let excess = (idle.len() + 1).saturating_sub(max);
+        for (_, other) in idle.into_iter().take(excess) {
+            self.all.remove(&other);
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -330,6 +369,17 @@ mod tests {
         drop(held);
         kept.get("other", later + UNUSED_SERVER_TTL * 2, make(4)).unwrap();
         assert_eq!(kept.len(), 1);
+    }
+
+    #[test]
+    fn a_new_thing_takes_the_place_of_the_one_unused_for_longest() {
+        let (mut kept, start) = (UnusedCache::of(2), Instant::now());
+        let mut get = |key: u32, after: u64, value: u32| {
+            *kept.get(key, start + Duration::from_secs(after), || Ok::<_, Infallible>(value)).unwrap()
+        };
+        assert_eq!((get(1, 0, 1), get(2, 1, 2), get(1, 2, 9)), (1, 2, 1));
+        assert_eq!((get(3, 3, 3), get(1, 4, 9), get(2, 5, 9)), (3, 1, 9), "2 made room, and 1 did not");
+        assert_eq!(kept.len(), 2);
     }
 
     #[test]

@@ -7,6 +7,8 @@
 use coder_k8s_api::Reason;
 use std::time::Duration;
 
+use crate::address::NOT_ALLOWED;
+
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} at {server}: {kind}")]
@@ -58,6 +60,9 @@ pub enum ErrorKind {
         /// Host and port of the other place.
         to: String,
     },
+    /// Not sent: the host leads to an address that the operator does not connect to.
+    #[error("{NOT_ALLOWED}")]
+    AddressNotAllowed,
     /// An answer that coderd does not give: somebody else answers at this address.
     #[error("unexpected answer with status {status}: {what}")]
     UnexpectedAnswer {
@@ -94,6 +99,9 @@ pub enum Unexpected {
     /// More than a client should have to hold.
     #[error("larger than 4 MiB")]
     TooLarge,
+    /// More values, or longer ones, than a client should have to hold.
+    #[error("more values, or longer ones, than coderd sends")]
+    TooMany,
     /// A status that no rule covers.
     #[error("a status that coderd does not use here")]
     Status,
@@ -204,6 +212,7 @@ impl ErrorKind {
             Self::InvalidLicense(_) => Reason::InvalidLicense,
             Self::Invalid(_) => Reason::Invalid,
             Self::Redirected { .. } => Reason::Redirected,
+            Self::AddressNotAllowed => Reason::AddressNotAllowed,
             Self::UnexpectedAnswer { .. } => Reason::UnexpectedAnswer,
             Self::Transient(trouble) => trouble.reason(),
         }
@@ -215,7 +224,10 @@ impl ErrorKind {
             Self::RateLimited { retry_after } | Self::Transient(Outage::HeldOff { retry_after, .. }) => {
                 RetryAdvice::After(*retry_after)
             }
-            Self::Transient(_) | Self::UnexpectedAnswer { .. } => RetryAdvice::Backoff,
+            // A name may lead elsewhere later.
+            Self::Transient(_) | Self::UnexpectedAnswer { .. } | Self::AddressNotAllowed => {
+                RetryAdvice::Backoff
+            }
             Self::NotSupported
             | Self::NotFound(_)
             | Self::Forbidden(_)

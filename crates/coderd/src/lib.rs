@@ -10,10 +10,14 @@
 //! Never: a cookie, a followed redirect, a proxy taken from the environment, a retry of its own (but for the
 //! refused rate-limit bypass), or a credential in an error, a log line or `Debug` output.
 
+pub mod address;
 mod answer;
+mod authorities;
 mod client;
 mod connector;
 mod error;
+#[cfg(feature = "test-util")]
+pub mod foreign;
 pub mod intervals;
 pub mod license;
 pub mod postgres;
@@ -24,6 +28,7 @@ mod request_budget;
 mod server;
 mod users;
 
+pub use address::{AddressPolicy, AddressRange};
 pub use client::{CallLimits, Client};
 pub use connector::{Connector, EXIT_CODE, Fault, Faults, Observer, Resolve, Settings};
 pub use error::{CoderdError, ErrorKind, Outage, RetryAdvice, Unexpected};
@@ -33,5 +38,7 @@ pub use provisioning::{
 };
 pub use proxies::{Proxy, ProxyHealth, ProxySettings, RegisteredProxy};
 pub use request::Call;
-pub use server::{BadTarget, BoundToken, CredentialError, IdentifiedServer, Server, Target, is_same_server};
+pub use server::{
+    BadTarget, BoundToken, CredentialError, IdentifiedServer, Server, Target, is_https, is_same_server,
+};
 pub use users::{BuildInfo, FirstUser, IssuedToken, NewFirstUser, NewUser, Organization, Token, User};

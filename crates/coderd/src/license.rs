@@ -16,6 +16,7 @@ use crate::{
     answer,
     client::Client,
     error::{CoderdError, ErrorKind, Result},
+    intervals::{MAX_FEATURES, MAX_LICENSE_BYTES, MAX_WORD_BYTES},
     request::{Auth, Request, Surface},
 };
 
@@ -60,6 +61,9 @@ pub struct Claims {
 /// Why a text is not a license. Never quotes the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotALicense {
+    /// Larger than any license.
+    #[error("a license has at most {} KiB", MAX_LICENSE_BYTES / 1024)]
+    Size,
     /// Not three parts separated by dots.
     #[error("a license has three parts with dots in between")]
     Parts,
@@ -74,7 +78,11 @@ pub enum NotALicense {
 impl Claims {
     /// Reads the claims of a license without verifying its signature.
     pub fn read(license: &SecretString) -> Result<Self, NotALicense> {
-        let mut parts = license.expose_secret().trim().split('.');
+        let license = license.expose_secret().trim();
+        if license.len() > MAX_LICENSE_BYTES {
+            return Err(NotALicense::Size);
+        }
+        let mut parts = license.split('.');
         let (Some(_header), Some(claims), Some(_signature), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
@@ -104,7 +112,7 @@ pub struct License {
     /// Number that identifies the license in requests.
     pub id: i32,
     /// The `jti` of the license if it is a UUID, else a random UUID.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub uuid: String,
     /// When the license was added.
     #[serde(default, deserialize_with = "answer::time")]
@@ -124,12 +132,13 @@ pub struct Entitlements {
     #[serde(default, deserialize_with = "answer::or_default")]
     pub trial: bool,
     /// Features by name. Required: an answer without features is not one of coderd.
+    #[serde(deserialize_with = "features")]
     pub features: BTreeMap<String, Feature>,
-    /// Warnings for administrators, such as an expiry soon.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    /// Warnings for administrators, such as an expiry soon. The first twenty.
+    #[serde(default, deserialize_with = "answer::notes")]
     pub warnings: Vec<String>,
-    /// Problems of the licenses.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    /// Problems of the licenses. The first twenty.
+    #[serde(default, deserialize_with = "answer::notes")]
     pub errors: Vec<String>,
     /// When coderd last computed the entitlements: at least every ten minutes, and after a license is added.
     #[serde(default, deserialize_with = "answer::time")]
@@ -164,7 +173,7 @@ pub enum Entitlement {
 
 impl<'de> Deserialize<'de> for Entitlement {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let word: String = answer::or_default(from)?;
+        let word = answer::word_or_empty(from)?;
         Ok(match word.as_str() {
             "entitled" => Self::Entitled,
             "grace_period" => Self::GracePeriod,
@@ -218,6 +227,15 @@ impl Client {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Features by name. They go to the status, so there are not many and their names are short.
+fn features<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, Feature>, D::Error> {
+    let all = BTreeMap::<String, Feature>::deserialize(from)?;
+    if all.len() > MAX_FEATURES || all.keys().any(|name| name.len() > MAX_WORD_BYTES) {
+        return Err(serde::de::Error::custom(answer::EXCESSIVE));
+    }
+    Ok(all)
 }
 
 /// The value, or the default if it has another type.
@@ -283,6 +301,7 @@ mod tests {
         ] {
             assert_eq!(Claims::read(&text.into()), Err(expected), "{text}");
         }
+        assert_eq!(Claims::read(&"x".repeat(MAX_LICENSE_BYTES + 1).into()), Err(NotALicense::Size));
     }
 
     #[test]
@@ -313,5 +332,11 @@ mod tests {
         assert!(found.warnings.is_empty() && found.refreshed_at.is_none() && !found.has_license);
         assert!(serde_json::from_str::<Entitlements>(r#"{"features":null}"#).is_err());
         assert!(serde_json::from_str::<Entitlements>("{}").is_err());
+        let features = |count: usize| {
+            let all = (0..count).map(|index| (index.to_string(), json!({"entitlement": "entitled"})));
+            let all: serde_json::Map<_, _> = all.collect();
+            serde_json::from_value::<Entitlements>(json!({ "features": all }))
+        };
+        assert!(features(MAX_FEATURES).is_ok() && features(MAX_FEATURES + 1).is_err());
     }
 }

@@ -9,6 +9,7 @@
 mod access;
 mod dsn;
 mod error;
+mod limited;
 mod plan;
 mod rows;
 mod schema;
@@ -27,7 +28,7 @@ pub use error::{DatabaseError, DatabaseErrorKind};
 use self::error::Result;
 use self::session::{CallScope, Session};
 use crate::intervals::{DATABASE_CALL_DEADLINE, DATABASE_CONNECT_TIMEOUT, DATABASE_STATEMENT_TIMEOUT};
-use crate::{Call, Faults, Observer, Resolve};
+use crate::{AddressPolicy, Call, Faults, Observer, Resolve};
 
 /// Username and display name of the operator in coderd.
 pub const USERNAME: &str = "coder-k8s-operator";
@@ -59,6 +60,8 @@ pub struct PostgresSettings {
     pub statement: Duration,
     /// Deadline for a whole call.
     pub whole: Duration,
+    /// Which addresses may be connected to.
+    pub addresses: Arc<AddressPolicy>,
     /// Resolves the host of the database. `None`: the system does.
     pub resolver: Option<Arc<dyn Resolve>>,
     /// Receives the name, outcome and duration of every step, for metrics.
@@ -73,10 +76,19 @@ impl Default for PostgresSettings {
             connect: DATABASE_CONNECT_TIMEOUT,
             statement: DATABASE_STATEMENT_TIMEOUT,
             whole: DATABASE_CALL_DEADLINE,
+            addresses: Arc::default(),
             resolver: None,
             observer: None,
             faults: None,
         }
+    }
+}
+
+#[cfg(feature = "test-util")]
+impl PostgresSettings {
+    /// The defaults for databases of tests, which are on loopback.
+    pub fn on_loopback() -> Self {
+        Self { addresses: Arc::new(AddressPolicy::on_loopback()), ..Self::default() }
     }
 }
 
@@ -171,6 +183,17 @@ impl Postgres {
     pub async fn revoke(&self, dsn: &Dsn, ca: Option<&[u8]>, token_name: &str) -> Result<u64, DatabaseError> {
         let names = plan::TokenNames::of(token_name);
         self.transact(dsn, ca, REVOKE, async |session| access::revoke(session, &names).await).await
+    }
+
+    /// Logs in and reads the catalog over a stream that a test supplies.
+    #[cfg(feature = "test-util")]
+    pub async fn read_catalog_over<S>(&self, dsn: &Dsn, stream: S) -> Result<()>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        let session = Session::over(CallScope::new(&self.settings, dsn), stream).await?;
+        session.begin().await?;
+        schema::Catalog::read(&session).await?.check().map(drop)
     }
 
     /// Does all work of a call in one transaction, and commits it if the work says that it wrote.

@@ -21,11 +21,13 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ListedProvisionerKey {
     /// UUID of the key.
+    #[serde(deserialize_with = "answer::word")]
     pub id: String,
     /// Name in lower case, unique in the organization.
+    #[serde(deserialize_with = "answer::word")]
     pub name: String,
     /// UUID of the organization.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub organization: String,
     /// Tags of the daemons that use the key, as given at its creation.
     #[serde(default, deserialize_with = "answer::or_default")]
@@ -49,17 +51,19 @@ pub struct KeyDaemons {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Daemon {
     /// UUID of the daemon.
+    #[serde(deserialize_with = "answer::word")]
     pub id: String,
     /// Unique in the organization. The pods of a pool use the name of the pod.
+    #[serde(deserialize_with = "answer::word")]
     pub name: String,
     /// UUID of the provisioner key that the daemon connected with.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub key_id: String,
     /// Name of that key. Built-in daemons have a reserved name here.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub key_name: String,
     /// Version of the daemon, with a leading `v`.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub version: String,
     /// Tags, including `scope` and `owner`.
     #[serde(default, deserialize_with = "answer::or_default")]
@@ -101,6 +105,7 @@ pub struct DaemonFilter {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Job {
     /// UUID of the job.
+    #[serde(deserialize_with = "answer::word")]
     pub id: String,
     /// Progress of the job.
     pub status: JobStatus,

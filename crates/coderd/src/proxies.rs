@@ -18,13 +18,15 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Proxy {
     /// UUID of the proxy. For the primary, the UUID of the deployment.
+    #[serde(deserialize_with = "answer::word")]
     pub id: String,
     /// Unique among proxies that are not deleted.
+    #[serde(deserialize_with = "answer::word")]
     pub name: String,
     /// Name for people.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub display_name: String,
-    /// Path or URL of the icon.
+    /// Path or URL of the icon. A URL may hold the icon itself.
     #[serde(default, deserialize_with = "answer::or_default")]
     pub icon_url: String,
     /// Result of the last health check.
@@ -37,7 +39,7 @@ pub struct Proxy {
     #[serde(default, deserialize_with = "answer::or_default")]
     pub deleted: bool,
     /// Version of the proxy. Empty until its first registration.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub version: String,
 }
 
@@ -45,7 +47,7 @@ pub struct Proxy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ProxyHealth {
     /// `ok`, `unreachable`, `unhealthy`, `unregistered`, or `unknown` before the first check.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub status: String,
 }
 
@@ -72,7 +74,7 @@ pub struct RegisteredProxy {
 #[derive(Deserialize)]
 struct RegistrationAnswer {
     proxy: Proxy,
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     proxy_token: String,
 }
 

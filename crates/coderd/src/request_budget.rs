@@ -1,8 +1,10 @@
-//! One request budget for each coderd.
+//! One request budget for each coderd, as one tenant trusts it.
 //!
 //! At most [`MAX_REQUESTS_IN_FLIGHT`] requests are under way to a server. A server that answers 429, or that cannot be
-//! reached, is left alone by everybody who talks to it: calls fail at once, without touching the network, until
-//! its time has come. Other servers are never delayed by it. Servers that nobody uses are forgotten.
+//! reached, is left alone by all objects of a namespace: calls fail at once, without touching the network, until
+//! its time has come. Other servers are never delayed by it, nor other namespaces: who names the address of another's server,
+//! with a CA that did not sign its certificate, learns that it cannot be reached, and nobody else does. Servers that nobody
+//! uses are forgotten, those of a namespace that names too many at once.
 //!
 //! The decisions are in [`Throttle`], which knows neither clock nor network.
 
@@ -13,27 +15,52 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     connector::UnusedCache,
     error::{ErrorKind, Outage},
     intervals::{
-        MAX_REQUESTS_IN_FLIGHT, PROBE_DELAY, RATE_LIMIT_DELAY_MAX, UNREACHABLE_DELAY_MAX,
+        MAX_IDLE_BUDGETS, MAX_REQUESTS_IN_FLIGHT, PROBE_DELAY, RATE_LIMIT_DELAY_MAX, UNREACHABLE_DELAY_MAX,
         UNREACHABLE_DELAY_MIN,
     },
+    server::{Origin, Target},
 };
 
-/// The budgets of all servers that this process talks to, by scheme, host and port.
+/// What a budget is for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct BudgetKey {
+    /// The namespace on whose behalf the server is called.
+    tenant: String,
+    /// Scheme, host and port.
+    origin: String,
+    /// Digest of the only CA that is trusted. None: those of the system.
+    ca: Option<[u8; 32]>,
+}
+
+impl BudgetKey {
+    pub(crate) fn new(target: &Target, origin: &Origin) -> Self {
+        let ca = target.ca.as_deref().filter(|_| origin.https);
+        Self {
+            tenant: target.tenant.clone(),
+            origin: origin.url.to_string(),
+            ca: ca.map(|pem| Sha256::digest(pem).into()),
+        }
+    }
+}
+
+/// The budgets of all servers that this process talks to.
 #[derive(Default)]
-pub(crate) struct RequestBudgets(Mutex<UnusedCache<String, RequestBudget>>);
+pub(crate) struct RequestBudgets(Mutex<UnusedCache<BudgetKey, RequestBudget>>);
 
 impl RequestBudgets {
-    /// The budget of an origin; the same for everybody who asks.
-    pub(crate) fn get(&self, origin: &str) -> Arc<RequestBudget> {
+    /// The budget of a key; the same for everybody who asks.
+    pub(crate) fn get(&self, key: BudgetKey) -> Arc<RequestBudget> {
         let make = || Ok::<_, std::convert::Infallible>(RequestBudget::default());
-        let found = self.0.lock().get(origin.to_owned(), now(), make);
-        found.unwrap_or_else(|never| match never {})
+        let mut all = self.0.lock();
+        all.make_room_for(&key, MAX_IDLE_BUDGETS, |other| other.tenant == key.tenant);
+        all.get(key, now(), make).unwrap_or_else(|never| match never {})
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -212,6 +239,61 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const MINUTE: Duration = Duration::from_mins(1);
 
+    fn key(tenant: &str, url: &str, ca: Option<&str>) -> BudgetKey {
+        let ca = ca.map(|pem| pem.as_bytes().to_vec());
+        let target = Target { url: url.to_owned(), ca, tenant: tenant.to_owned() };
+        BudgetKey::new(&target, &Origin::parse(url).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_with_another_ca_takes_the_server_from_nobody() {
+        const URL: &str = "https://coder.a.svc:443";
+        let budgets = RequestBudgets::default();
+        let own = budgets.get(key("a", URL, Some("ours")));
+        for hostile in [
+            key("b", URL, Some("bogus")),
+            key("b", URL, Some("ours")),
+            key("b", URL, None),
+            key("a", URL, Some("bogus")),
+            key("a", URL, None),
+        ] {
+            let budget = budgets.get(hostile);
+            let mut slots = Vec::new();
+            for _ in 0..MAX_REQUESTS_IN_FLIGHT {
+                slots.push(budget.admit(None).await.unwrap());
+            }
+            let free = own.admit(None).await.expect("four slots of another starve nobody");
+            drop(free);
+            slots.pop().unwrap().report(unreachable());
+            assert!(budget.admit(None).await.is_err());
+            assert!(own.admit(None).await.is_ok(), "what another learns of the server is not believed");
+        }
+        let same = budgets.get(key("a", "https://coder.a.svc/path", Some("ours")));
+        assert!(Arc::ptr_eq(&own, &same));
+        let [one, two] = ["x", "y"].map(|ca| budgets.get(key("a", "http://coder.a.svc", Some(ca))));
+        assert!(Arc::ptr_eq(&one, &two), "plain HTTP trusts no certificate");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_that_names_many_servers_forgets_its_own_alone() {
+        let budgets = RequestBudgets::default();
+        let held = budgets.get(key("b", "http://held", None));
+        budgets.get(key("a", "http://coder", None)).admit(None).await.unwrap().report(unreachable());
+        for n in 0..10_000 {
+            budgets.get(key("b", &format!("http://{n}"), None));
+            tokio::time::advance(Duration::from_micros(1)).await;
+        }
+        assert!(budgets.len() <= MAX_IDLE_BUDGETS + 2, "{}", budgets.len());
+        assert!(
+            budgets.get(key("a", "http://coder", None)).admit(None).await.is_err(),
+            "its outage is known"
+        );
+        assert!(Arc::ptr_eq(&held, &budgets.get(key("b", "http://held", None))), "one in use stays");
+        let newest = budgets.0.lock().len();
+        budgets.get(key("b", "http://9999", None));
+        assert_eq!(budgets.len(), newest, "the newest are kept");
+    }
+
     fn unreachable() -> CallOutcome {
         CallOutcome::Unreachable(Outage::Unreachable("refused".to_owned()))
     }
@@ -328,7 +410,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn those_who_wait_for_a_slot_fail_when_the_server_asks_for_patience() {
         let budgets = RequestBudgets::default();
-        let budget = budgets.get("http://one");
+        let budget = budgets.get(key("a", "http://one", None));
         let mut permits = Vec::new();
         for _ in 0..MAX_REQUESTS_IN_FLIGHT {
             permits.push(budget.admit(None).await.unwrap());
@@ -342,14 +424,17 @@ mod tests {
         permits.pop().unwrap().report(CallOutcome::RateLimited(MINUTE));
         assert_eq!(waiting.await.unwrap(), Err(ErrorKind::RateLimited { retry_after: MINUTE }));
 
-        assert!(budgets.get("http://two").admit(None).await.is_ok(), "another server is not delayed");
+        assert!(
+            budgets.get(key("a", "http://two", None)).admit(None).await.is_ok(),
+            "another server is not delayed"
+        );
         tokio::time::advance(MINUTE).await;
         assert!(budget.admit(None).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_given_up_frees_its_slot_and_its_probe() {
-        let budget = RequestBudgets::default().get("http://one");
+        let budget = RequestBudgets::default().get(key("a", "http://one", None));
         budget.admit(None).await.unwrap().report(unreachable());
         tokio::time::advance(MINUTE).await;
         let probe = budget.admit(None).await.unwrap();
@@ -363,10 +448,11 @@ mod tests {
     async fn unused_servers_are_forgotten_with_their_history() {
         let budgets = RequestBudgets::default();
         for n in 0..100 {
-            budgets.get(&format!("http://{n}"));
+            budgets.get(key(&n.to_string(), "http://coder", None));
         }
+        assert_eq!(budgets.len(), 100);
         tokio::time::advance(crate::intervals::UNUSED_SERVER_TTL * 2).await;
-        budgets.get("http://last");
+        budgets.get(key("last", "http://coder", None));
         assert_eq!(budgets.len(), 1);
     }
 }

@@ -8,7 +8,7 @@
 //! An identification holds for one exchange. Whoever keeps a [`Server`] identifies it again before the next one: another
 //! deployment may answer at the same address by then.
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
 use secrecy::SecretString;
 use url::{Host, Url};
@@ -27,20 +27,23 @@ pub struct Target {
     pub url: String,
     /// Certificate authorities as PEM. With them, only they are trusted; without, those of the system.
     pub ca: Option<Vec<u8>>,
+    /// On whose behalf it is called: the namespace of the object. What one tenant learns of a server, and the requests that
+    /// it has under way, never hold back another.
+    pub tenant: String,
 }
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { url, ca } = self;
+        let Self { url, ca, tenant: _ } = self;
         let url = Origin::parse(url).map_or_else(|bad| format!("({bad})"), |origin| origin.url.to_string());
         f.debug_struct("Target").field("url", &url).field("ca", &ca.is_some()).finish()
     }
 }
 
 impl Target {
-    /// A server at this URL, without a credential.
+    /// A server at this URL, without a credential, on behalf of nobody.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), ca: None }
+        Self { url: url.into(), ca: None, tenant: String::new() }
     }
 }
 
@@ -73,8 +76,8 @@ pub(crate) struct Origin {
     pub(crate) authority: String,
     pub(crate) port: u16,
     pub(crate) https: bool,
-    /// Whether the host is a name, not an address.
-    pub(crate) named: bool,
+    /// The address in place of a name.
+    pub(crate) literal: Option<IpAddr>,
 }
 
 impl Origin {
@@ -89,16 +92,17 @@ impl Origin {
             _ => return Err(BadTarget::Scheme),
         };
         let port = url.port_or_known_default().ok_or(BadTarget::Scheme)?;
-        let named = match url.host() {
-            Some(Host::Domain(name)) if !name.is_empty() => true,
-            Some(Host::Ipv4(_) | Host::Ipv6(_)) => false,
+        let literal = match url.host() {
+            Some(Host::Domain(name)) if !name.is_empty() => None,
+            Some(Host::Ipv4(ip)) => Some(ip.into()),
+            Some(Host::Ipv6(ip)) => Some(ip.into()),
             _ => return Err(BadTarget::Scheme),
         };
         url.set_path("");
         url.set_query(None);
         url.set_fragment(None);
         let authority = authority(&url).ok_or(BadTarget::Scheme)?;
-        Ok(Self { url, authority, port, https, named })
+        Ok(Self { url, authority, port, https, literal })
     }
 }
 
@@ -108,6 +112,11 @@ pub fn is_same_server(one: &str, two: &str) -> bool {
         (Ok(one), Ok(two)) => one == two,
         _ => false,
     }
+}
+
+/// Whether a URL leads to a server by HTTPS.
+pub fn is_https(url: &str) -> bool {
+    Origin::parse(url).is_ok_and(|origin| origin.https)
 }
 
 /// Host and, where it is not the scheme's own, port.
@@ -226,7 +235,7 @@ mod tests {
         assert_ne!(origin("http://coder.example"), origin("https://coder.example"));
         assert_ne!(origin("http://coder.example"), origin("http://coder.example:8080"));
         assert_eq!(origin("http://[::1]:7080/").authority, "[::1]:7080");
-        assert!(!origin("http://127.0.0.1").named && origin("https://coder").named);
+        assert!(origin("http://127.1").literal.is_some() && origin("https://coder").literal.is_none());
         assert!(is_same_server("http://coder.example:80/x", "http://CODER.example"));
         assert!(!is_same_server("http://coder.example", "http://coder.example.evil.test"));
         assert!(!is_same_server("nonsense", "nonsense"));

@@ -20,9 +20,10 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct BuildInfo {
     /// Version with a leading `v`, such as `v2.30.0`.
+    #[serde(deserialize_with = "answer::word")]
     pub version: String,
     /// UUID of the deployment, stored in its database. Empty for a workspace proxy, which is no deployment.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub deployment_id: String,
     /// Whether a workspace proxy answered instead of coderd.
     #[serde(default, deserialize_with = "answer::or_default")]
@@ -33,14 +34,16 @@ pub struct BuildInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct User {
     /// UUID of the user.
+    #[serde(deserialize_with = "answer::word")]
     pub id: String,
     /// Unique name of the user.
+    #[serde(deserialize_with = "answer::word")]
     pub username: String,
     /// Empty for a service account.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub email: String,
     /// `active`, `dormant` or `suspended`.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub status: String,
     /// Whether the user is a service account, which needs a license.
     #[serde(default, deserialize_with = "answer::or_default")]
@@ -54,8 +57,9 @@ pub struct User {
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct Role {
+    #[serde(deserialize_with = "answer::word")]
     name: String,
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     organization_id: String,
 }
 
@@ -71,8 +75,10 @@ impl User {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Organization {
     /// UUID of the organization.
+    #[serde(deserialize_with = "answer::word")]
     pub id: String,
     /// Unique name of the organization.
+    #[serde(deserialize_with = "answer::word")]
     pub name: String,
     /// Whether this is the organization that `default` stands for in requests.
     #[serde(default, deserialize_with = "answer::or_default")]
@@ -94,7 +100,7 @@ pub struct NewFirstUser {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct FirstUser {
     /// UUID of the user. Empty if coderd created the user and failed afterwards.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub user_id: String,
 }
 
@@ -115,9 +121,10 @@ pub struct NewUser {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Token {
     /// The public half of the token, ten characters.
+    #[serde(deserialize_with = "answer::word")]
     pub id: String,
     /// Unique among the tokens of the user, including expired ones.
-    #[serde(default, deserialize_with = "answer::or_default")]
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
     pub token_name: String,
     /// When the token was created.
     #[serde(default, deserialize_with = "answer::time")]

@@ -148,3 +148,61 @@ fn the_fields_of_a_failed_validation_are_named_without_their_details() {
     let kind = of(&answer(400, Media::Json, odd), Surface::Plain, &[]).unwrap();
     assert_eq!(kind, ErrorKind::Invalid("status 400 without a message".to_owned()));
 }
+
+#[test]
+fn an_answer_of_more_values_than_coderd_sends_is_refused_before_it_is_decoded() {
+    let list = |count: usize| answer(200, Media::Json, &format!("[{}{{}}]", "{},".repeat(count - 1)));
+    let too_many = ErrorKind::UnexpectedAnswer { status: 200, what: Unexpected::TooMany };
+    // Two for each: the object, and the comma before it.
+    assert!(list(MAX_ANSWER_VALUES / 2).list::<IgnoredAny>().is_ok());
+    assert_eq!(list(MAX_ANSWER_VALUES / 2 + 1).list::<IgnoredAny>().unwrap_err(), too_many);
+    assert_eq!(list(MAX_ANSWER_VALUES).nothing(), Err(too_many));
+    for (json, count) in [
+        ("", 0),
+        ("7", 0),
+        (r#"{"a":1,"b":[2,{}]}"#, 5),
+        (r#"{"a,[{":"],\",[","b":"\\"}"#, 2),
+        (r#""never closed [,,,"#, 0),
+    ] {
+        assert_eq!(count_values(json.as_bytes()), count, "{json}");
+    }
+}
+
+#[test]
+fn words_are_short_and_notes_are_few() {
+    #[derive(Debug, Deserialize)]
+    struct Said {
+        #[serde(deserialize_with = "word")]
+        id: String,
+        #[serde(default, deserialize_with = "word_or_empty")]
+        name: String,
+        #[serde(default, deserialize_with = "notes")]
+        notes: Vec<String>,
+    }
+    let read = |value: serde_json::Value| answer(200, Media::Json, &value.to_string()).object::<Said>();
+    let long = "x".repeat(MAX_WORD_BYTES + 1);
+    let said = read(serde_json::json!({"id": long[1..], "name": null, "notes": null})).unwrap();
+    assert!(said.id.len() == MAX_WORD_BYTES && said.name.is_empty() && said.notes.is_empty());
+    let too_many = ErrorKind::UnexpectedAnswer { status: 200, what: Unexpected::TooMany };
+    assert_eq!(read(serde_json::json!({"id": long})).unwrap_err(), too_many);
+    assert_eq!(read(serde_json::json!({"id": "1", "name": long})).unwrap_err(), too_many);
+    assert!(matches!(
+        read(serde_json::json!({"id": null})).unwrap_err(),
+        ErrorKind::UnexpectedAnswer { what: Unexpected::Undecodable { .. }, .. }
+    ));
+    let said = read(serde_json::json!({"id": "1", "notes": vec!["ä".repeat(MAX_NOTE_BYTES); MAX_NOTES + 5]}));
+    let notes = said.unwrap().notes;
+    assert_eq!(notes.len(), MAX_NOTES + 1);
+    assert!(notes[0].len() <= MAX_NOTE_BYTES && notes[0].ends_with('…'));
+    assert_eq!(notes[MAX_NOTES], "and 5 more, which are not shown");
+}
+
+#[test]
+fn a_refusal_that_is_too_long_to_search_is_not_shown() {
+    let message = format!("{} secret-token", "x".repeat(MAX_REFUSAL_BYTES));
+    let kind = says(400, &message, "", Surface::Plain);
+    assert_eq!(
+        kind,
+        ErrorKind::Invalid("status 400 with a message of 8205 bytes, which is too long to show".into())
+    );
+}

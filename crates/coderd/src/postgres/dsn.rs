@@ -187,6 +187,12 @@ impl Dsn {
         })
     }
 
+    /// Whether nobody verifies who answers, although the connection is encrypted: `sslmode=require` without a CA, which is
+    /// the default. Whoever asks for `disable` knows.
+    pub fn is_unverified(&self, has_ca: bool) -> bool {
+        self.tls == TlsMode::Require && !has_ca
+    }
+
     /// Host, port and database, for messages.
     pub fn server(&self) -> &str {
         &self.server

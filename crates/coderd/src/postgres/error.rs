@@ -8,11 +8,13 @@ use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
-use coder_k8s_api::Reason;
+use coder_k8s_api::{Reason, shortened};
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::dsn::{BadDsn, Dsn};
 use crate::RetryAdvice;
+use crate::address::NOT_ALLOWED;
+use crate::intervals::{MAX_DATABASE_BYTES, MAX_IDENTIFIER_BYTES};
 
 /// The result of a part of a call.
 pub(super) type Result<T, E = DatabaseErrorKind> = std::result::Result<T, E>;
@@ -43,6 +45,9 @@ pub enum DatabaseErrorKind {
     /// The connection could not be made, or broke.
     #[error("the database cannot be reached: {0}")]
     Unreachable(String),
+    /// The host leads to an address that the operator does not connect to.
+    #[error("{NOT_ALLOWED}")]
+    AddressNotAllowed,
     /// The deadline passed: the server is slow, or another session holds a lock on the tables of coderd.
     #[error("the database did not answer within {} s", .0.as_secs_f64())]
     Timeout(Duration),
@@ -95,6 +100,12 @@ pub enum DatabaseErrorKind {
         /// SQLSTATE.
         code: String,
     },
+    /// The server sent more than one call needs. Whatever it is, it is not the database of a coderd.
+    #[error(
+        "the server sent more than {} KiB on one connection, which coderd's database does not: check where the connection URL leads",
+        MAX_DATABASE_BYTES / 1024
+    )]
+    TooMuch,
     /// The answer is not one of Postgres, or cannot be read.
     #[error("the server does not answer as Postgres does while trying to {0}")]
     Unexpected(&'static str),
@@ -120,6 +131,7 @@ impl DatabaseError {
         match self.kind {
             DatabaseErrorKind::BadUrl(_)
             | DatabaseErrorKind::BadAuthorities(_)
+            | DatabaseErrorKind::AddressNotAllowed
             | DatabaseErrorKind::AuthFailed { .. }
             | DatabaseErrorKind::Tls(_)
             | DatabaseErrorKind::ReadOnly
@@ -131,6 +143,7 @@ impl DatabaseError {
             | DatabaseErrorKind::NotMigrated(_)
             | DatabaseErrorKind::NoOrganization
             | DatabaseErrorKind::Failed { .. }
+            | DatabaseErrorKind::TooMuch
             | DatabaseErrorKind::Unexpected(_) => false,
         }
     }
@@ -148,6 +161,7 @@ impl DatabaseErrorKind {
         match self {
             Self::BadUrl(bad) => bad.reason(),
             Self::BadAuthorities(_) => Reason::BadDatabaseCa,
+            Self::AddressNotAllowed => Reason::AddressNotAllowed,
             Self::Unreachable(_) => Reason::DatabaseUnreachable,
             Self::Timeout(_) => Reason::DatabaseTimeout,
             Self::AuthFailed { .. } => Reason::DatabaseAuthFailed,
@@ -158,17 +172,18 @@ impl DatabaseErrorKind {
             Self::SchemaUnknown(_) => Reason::SchemaUnknown,
             Self::AccountTaken { .. } => Reason::AccountTaken,
             Self::NoOrganization => Reason::NoOrganization,
-            Self::Failed { .. } | Self::Unexpected(_) => Reason::DatabaseError,
+            Self::Failed { .. } | Self::TooMuch | Self::Unexpected(_) => Reason::DatabaseError,
         }
     }
 
     /// Whether the server may have received what was sent although the call failed.
     pub(super) fn may_have_been_received(&self) -> bool {
-        matches!(self, Self::Timeout(_) | Self::Unreachable(_) | Self::Unexpected(_))
+        matches!(self, Self::Timeout(_) | Self::Unreachable(_) | Self::TooMuch | Self::Unexpected(_))
     }
 
+    /// `what` may hold names that the server chose.
     pub(super) fn unknown(what: impl Into<String>) -> Self {
-        Self::SchemaUnknown(what.into())
+        Self::SchemaUnknown(shortened(what, MAX_IDENTIFIER_BYTES))
     }
 }
 
@@ -177,7 +192,7 @@ pub(super) fn connecting(error: &tokio_postgres::Error, dsn: &Dsn, deadline: Dur
     const DOING: &str = "log in";
     let auth = |code: &str| DatabaseErrorKind::AuthFailed { user: dsn.user.clone(), code: code.to_owned() };
     match error.as_db_error() {
-        Some(db) if is_class(db, "28") => auth(db.code().code()),
+        Some(db) if is_class(db, "28") => auth(&code(db)),
         Some(db) if *db.code() == SqlState::INVALID_CATALOG_NAME => {
             DatabaseErrorKind::Unreachable("there is no such database (SQLSTATE 3D000)".to_owned())
         }
@@ -205,13 +220,13 @@ pub(super) fn running(
 }
 
 fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> DatabaseErrorKind {
-    let code = db.code();
+    let (code, state) = (db.code(), code(db));
     let at = |what: &str, name: Option<&str>| {
         let table = db.table().map(|table| format!(" of {table}")).unwrap_or_default();
         DatabaseErrorKind::unknown(format!(
             "{what} {}{table} (SQLSTATE {})",
             name.unwrap_or("of its own"),
-            code.code()
+            state
         ))
     };
     match *code {
@@ -230,17 +245,19 @@ fn refused(db: &DbError, doing: &'static str, deadline: Duration) -> DatabaseErr
         | SqlState::DATATYPE_MISMATCH
         | SqlState::CANNOT_COERCE
         | SqlState::INVALID_TEXT_REPRESENTATION => {
-            DatabaseErrorKind::unknown(format!("the server cannot {doing} (SQLSTATE {})", code.code()))
+            DatabaseErrorKind::unknown(format!("the server cannot {doing} (SQLSTATE {state})"))
         }
         // The server is starting, stopping, or out of connections.
         _ if is_class(db, "57") || is_class(db, "53") || is_class(db, "08") => {
-            DatabaseErrorKind::Unreachable(format!(
-                "the server does not serve now (SQLSTATE {})",
-                code.code()
-            ))
+            DatabaseErrorKind::Unreachable(format!("the server does not serve now (SQLSTATE {state})"))
         }
-        _ => DatabaseErrorKind::Failed { doing, code: code.code().to_owned() },
+        _ => DatabaseErrorKind::Failed { doing, code: state },
     }
+}
+
+/// The SQLSTATE. It has five characters, whatever the server sends.
+fn code(db: &DbError) -> String {
+    db.code().code().chars().take(5).collect()
 }
 
 fn is_class(db: &DbError, class: &str) -> bool {

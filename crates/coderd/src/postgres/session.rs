@@ -4,13 +4,13 @@
 //! reaches its deadline drops the connection. The server has the same deadlines, so that it does not continue work
 //! whose result nobody waits for.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::time::Duration;
 
+use futures::TryStreamExt as _;
 use secrecy::ExposeSecret as _;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_postgres::config::SslMode;
@@ -19,10 +19,12 @@ use tokio_postgres::{Client, Config, NoTls, Row};
 
 use super::dsn::Dsn;
 use super::error::{self, DatabaseError, DatabaseErrorKind, Result};
+use super::limited::{Excess, Limited};
 use super::tls::TlsHandshake;
 use super::{COMMIT, CONNECT, PostgresSettings};
 use crate::Call;
-use crate::connector::{CallTimer, inject, resolve_with};
+use crate::address::AddressError;
+use crate::connector::{CallTimer, inject};
 use crate::intervals::{DATABASE_CLOSE_TIMEOUT, DATABASE_STATEMENT_GRACE};
 
 const APPLICATION: &str = "coder-k8s";
@@ -80,6 +82,7 @@ impl<'a> CallScope<'a> {
 pub(super) struct Session<'a> {
     client: Client,
     driver: Driver,
+    excess: Excess,
     scope: CallScope<'a>,
 }
 
@@ -88,20 +91,32 @@ impl<'a> Session<'a> {
     pub(super) async fn open(scope: CallScope<'a>, ca: Option<&[u8]>) -> Result<Self, DatabaseError> {
         let CallScope { settings, dsn, .. } = scope;
         let allowed = dsn.connect_timeout.map_or(settings.connect, |asked| asked.min(settings.connect));
+        let excess = Excess::default();
         let connected = async {
             let tls = TlsHandshake::of(dsn, ca)?;
             // Boxed: TLS makes this future large, and every caller would carry its size.
             let connecting = Box::pin(async {
                 let stream = dial(settings, dsn, allowed).await?;
                 match tls {
-                    None => log_in(dsn, stream, allowed).await,
-                    Some(tls) => log_in(dsn, tls.connect(stream).await?, allowed).await,
+                    None => log_in(dsn, stream, allowed, &excess).await,
+                    Some(tls) => log_in(dsn, tls.connect(stream).await?, allowed, &excess).await,
                 }
             });
             timeout(allowed, connecting).await.unwrap_or(Err(DatabaseErrorKind::Timeout(allowed)))
         };
         let (client, driver) = scope.step(CONNECT, connected).await?;
-        Ok(Self { client, driver, scope })
+        Ok(Self { client, driver, excess, scope })
+    }
+
+    /// A session over a stream that a test supplies.
+    #[cfg(feature = "test-util")]
+    pub(super) async fn over<S>(scope: CallScope<'a>, stream: S) -> Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let excess = Excess::default();
+        let (client, driver) = log_in(scope.dsn, stream, scope.settings.connect, &excess).await?;
+        Ok(Self { client, driver, excess, scope })
     }
 
     /// Begins the transaction. The deadlines and the settings of the URL apply to this transaction only, so that a
@@ -125,7 +140,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Runs a query and decodes each row with `read`.
+    /// Runs a query and decodes each row with `read` as it arrives: an undecoded row takes many times its bytes.
     pub(super) async fn query<T>(
         &self,
         doing: &'static str,
@@ -133,8 +148,19 @@ impl<'a> Session<'a> {
         params: &[Param<'_>],
         read: impl Fn(&Row) -> Result<T>,
     ) -> Result<Vec<T>> {
-        let rows = self.bounded(doing, self.client.query_typed(sql, params)).await?;
-        rows.iter().map(read).collect()
+        let params = params.iter().map(|(value, kind)| (*value, kind.clone()));
+        let decoded = async {
+            let mut rows = pin!(self.client.query_typed_raw(sql, params).await?);
+            let mut all = Vec::new();
+            while let Some(row) = rows.try_next().await? {
+                match read(&row) {
+                    Ok(value) => all.push(value),
+                    Err(unreadable) => return Ok(Err(unreadable)),
+                }
+            }
+            Ok(Ok(all))
+        };
+        self.bounded(doing, decoded).await?
     }
 
     /// Runs a query for one value. `None` if there is no row.
@@ -159,7 +185,7 @@ impl<'a> Session<'a> {
 
     /// Closes the connection. What was not committed is rolled back.
     pub(super) async fn close(self) {
-        let Self { client, mut driver, scope } = self;
+        let Self { client, mut driver, scope, excess: _ } = self;
         let goodbye = async {
             let _ = client.batch_execute("ROLLBACK").await;
             drop(client);
@@ -175,6 +201,7 @@ impl<'a> Session<'a> {
     ) -> Result<T> {
         let limit = self.scope.settings.statement;
         match timeout(limit + DATABASE_STATEMENT_GRACE, work).await {
+            Ok(Err(_)) if self.excess.is_seen() => Err(DatabaseErrorKind::TooMuch),
             Ok(result) => result.map_err(|error| error::running(&error, doing, limit)),
             Err(_) => Err(DatabaseErrorKind::Timeout(limit)),
         }
@@ -198,9 +225,12 @@ impl Drop for Driver {
 
 async fn dial(settings: &PostgresSettings, dsn: &Dsn, allowed: Duration) -> Result<TcpStream> {
     let began = Instant::now();
-    let addresses = addresses(settings, dsn).await.map_err(|error| {
-        let host = &dsn.dial;
-        DatabaseErrorKind::Unreachable(format!("the name `{host}` does not resolve: {error}"))
+    let addresses = settings.addresses.resolve(settings.resolver.as_deref(), &dsn.dial, dsn.port).await;
+    let addresses = addresses.map_err(|error| match error {
+        AddressError::NotAllowed => DatabaseErrorKind::AddressNotAllowed,
+        AddressError::Lookup(error) => {
+            DatabaseErrorKind::Unreachable(format!("the name `{}` does not resolve: {error}", dsn.dial))
+        }
     })?;
     let mut last = DatabaseErrorKind::Unreachable(format!("the name `{}` has no address", dsn.dial));
     let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
@@ -219,18 +249,7 @@ async fn dial(settings: &PostgresSettings, dsn: &Dsn, allowed: Duration) -> Resu
     Err(last)
 }
 
-async fn addresses(settings: &PostgresSettings, dsn: &Dsn) -> io::Result<Vec<SocketAddr>> {
-    let Dsn { dial, port, .. } = dsn;
-    if let Ok(address) = dial.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(address, *port)]);
-    }
-    match &settings.resolver {
-        None => Ok(lookup_host((dial.as_str(), *port)).await?.collect()),
-        Some(resolver) => resolve_with(resolver.as_ref(), dial, *port).await,
-    }
-}
-
-async fn log_in<S>(dsn: &Dsn, stream: S, allowed: Duration) -> Result<(Client, Driver)>
+async fn log_in<S>(dsn: &Dsn, stream: S, allowed: Duration, excess: &Excess) -> Result<(Client, Driver)>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -244,8 +263,13 @@ where
     if let Some(options) = &dsn.options {
         config.options(options);
     }
-    let connected = config.connect_raw(stream, NoTls).await;
-    let (client, connection) = connected.map_err(|error| error::connecting(&error, dsn, allowed))?;
+    let connected = config.connect_raw(Limited::new(stream, excess.clone()), NoTls).await;
+    let (client, connection) = connected.map_err(|error| {
+        if excess.is_seen() {
+            return DatabaseErrorKind::TooMuch;
+        }
+        error::connecting(&error, dsn, allowed)
+    })?;
     let driver = tokio::spawn(async move {
         // The error also reaches whoever waits for an answer, so it is ignored here.
         let _ = connection.await;

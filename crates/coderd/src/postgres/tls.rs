@@ -9,7 +9,6 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -20,6 +19,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::dsn::{BadDsn, Dsn, TlsMode};
 use super::error::{self, DatabaseErrorKind, Result};
+use crate::authorities;
 
 /// The SSLRequest message of the Postgres protocol: its length, and a code in place of a protocol version.
 const REQUEST: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
@@ -98,14 +98,10 @@ fn roots(ca: Option<&[u8]>) -> Result<RootCertStore> {
         }
         return Ok(roots);
     };
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|_| DatabaseErrorKind::BadAuthorities("they are not PEM"))?;
+    for certificate in authorities::certificates(pem).map_err(DatabaseErrorKind::BadAuthorities)? {
         roots
             .add(certificate)
             .map_err(|_| DatabaseErrorKind::BadAuthorities("one of them is not a certificate"))?;
-    }
-    if roots.is_empty() {
-        return Err(DatabaseErrorKind::BadAuthorities("there is no certificate in them"));
     }
     Ok(roots)
 }

@@ -15,7 +15,7 @@ use super::{hasty, sim};
 #[tokio::test]
 async fn a_server_that_asks_for_patience_is_left_alone_by_everybody() {
     let (busy, other) = (sim(Mode::Licensed).await, sim(Mode::Licensed).await);
-    let connector = Connector::new(Settings::default());
+    let connector = Connector::new(Settings::on_loopback());
     let one = connector.client(&Target::new(busy.url()), Some(&busy.owner_token())).unwrap();
     busy.fault("GET", "/api/v2/licenses", SimFault::rate_limited(Duration::from_mins(1)), Some(1));
     let error = one.licenses().await.unwrap_err();
@@ -34,7 +34,7 @@ async fn a_server_that_asks_for_patience_is_left_alone_by_everybody() {
 #[tokio::test]
 async fn a_server_out_of_reach_fails_calls_at_once_and_is_found_when_it_is_back() {
     let sim = sim(Mode::Licensed).await;
-    let connector = Connector::new(Settings::default());
+    let connector = Connector::new(Settings::on_loopback());
     let client = connector.client(&Target::new(sim.url()), None).unwrap();
     client.build_info().await.unwrap();
     sim.stop().await;

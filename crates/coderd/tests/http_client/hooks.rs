@@ -39,7 +39,7 @@ async fn faults_strike_before_or_after_the_effect() {
         let sim = sim(Mode::Licensed).await;
         let faults: Arc<dyn Faults> = Arc::new(Once { call, before, after });
         let settings =
-            Settings { faults: Some(faults), deadline: Duration::from_secs(2), ..Settings::default() };
+            Settings { faults: Some(faults), deadline: Duration::from_secs(2), ..Settings::on_loopback() };
         let target = Target::new(sim.url());
         let client = Connector::new(settings).client(&target, Some(&sim.owner_token())).unwrap();
         client.me().await.unwrap();

@@ -30,15 +30,15 @@ async fn sim(mode: Mode) -> CoderSim {
 /// A client with an owner's token and connections of its own.
 fn owner(sim: &CoderSim) -> Client {
     let target = Target::new(sim.url());
-    Connector::new(Settings::default()).client(&target, Some(&sim.owner_token())).unwrap()
+    Connector::new(Settings::on_loopback()).client(&target, Some(&sim.owner_token())).unwrap()
 }
 
 fn nobody(sim: &CoderSim) -> Client {
-    Connector::new(Settings::default()).client(&Target::new(sim.url()), None).unwrap()
+    Connector::new(Settings::on_loopback()).client(&Target::new(sim.url()), None).unwrap()
 }
 
 fn hasty() -> Settings {
-    Settings { deadline: Duration::from_millis(300), ..Settings::default() }
+    Settings { deadline: Duration::from_millis(300), ..Settings::on_loopback() }
 }
 
 /// Notes what it is told.
@@ -54,7 +54,7 @@ impl coder_k8s_coderd::Observer for Notes {
 impl Notes {
     fn settings() -> (Arc<Self>, Settings) {
         let notes = Arc::new(Self::default());
-        (notes.clone(), Settings { observer: Some(notes), ..Settings::default() })
+        (notes.clone(), Settings { observer: Some(notes), ..Settings::on_loopback() })
     }
 
     fn take(&self) -> Vec<(&'static str, String)> {

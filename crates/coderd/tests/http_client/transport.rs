@@ -1,9 +1,16 @@
 //! What crosses the wire, and what does not.
 
-use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use coder_k8s_coderd::{
-    BadTarget, Connector, ErrorKind, Outage, Resolve, RetryAdvice, Settings, Target, Unexpected,
+    AddressPolicy, BadTarget, Connector, ErrorKind, Outage, Resolve, RetryAdvice, Settings, Target,
+    Unexpected, intervals::UNREACHABLE_DELAY_MIN,
 };
 use coder_k8s_testbed::{
     CoderSim,
@@ -171,7 +178,7 @@ impl Resolve for Everything {
 async fn a_resolver_from_outside_maps_service_names_and_ports() {
     let sim = sim(Mode::Licensed).await;
     let resolver = Arc::new(Everything(sim.address(), parking_lot::Mutex::default()));
-    let connector = Connector::new(Settings { resolver: Some(resolver.clone()), ..Settings::default() });
+    let connector = Connector::new(Settings { resolver: Some(resolver.clone()), ..Settings::on_loopback() });
     for url in ["http://coder.ns.svc", "http://coder.ns.svc:8080", "http://coder.ns.svc:80"] {
         connector.client(&Target::new(url), None).unwrap().build_info().await.unwrap();
     }
@@ -181,6 +188,63 @@ async fn a_resolver_from_outside_maps_service_names_and_ports() {
     let direct = connector.client(&Target::new(sim.url()), None).unwrap();
     direct.build_info().await.unwrap();
     assert_eq!(resolver.1.lock().len(), 2, "an address needs no resolver");
+}
+
+#[tokio::test]
+async fn an_address_that_is_not_allowed_is_never_dialed() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (address, port) = (listener.local_addr().unwrap(), listener.local_addr().unwrap().port());
+    let resolver = Arc::new(Everything(address, parking_lot::Mutex::default()));
+    let resolved = Connector::new(Settings { resolver: Some(resolver), ..Settings::default() });
+    let plain = Connector::new(Settings::default());
+    let mut messages = BTreeSet::new();
+    for (connector, host) in [
+        (&resolved, "coder.ns.svc".to_owned()),
+        (&plain, format!("localhost:{port}")),
+        (&plain, format!("127.0.0.1:{port}")),
+        (&plain, format!("127.1:{port}")),
+        (&plain, format!("2130706433:{port}")),
+        (&plain, format!("[::ffff:127.0.0.1]:{port}")),
+        (&plain, format!("0.0.0.0:{port}")),
+        // Whether something listens is not told.
+        (&plain, "127.0.0.1:1".to_owned()),
+        (&plain, "169.254.169.254".to_owned()),
+    ] {
+        let client = connector.client(&Target::new(format!("http://{host}")), None).unwrap();
+        let error = client.build_info().await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::AddressNotAllowed, "{host}");
+        messages.insert(error.kind.to_string());
+    }
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    assert!(messages.first().unwrap().contains("--allowed-address-ranges"));
+    assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "nobody connected");
+}
+
+#[tokio::test]
+async fn a_name_that_leads_elsewhere_later_is_checked_again() {
+    /// Leads to a server, and after its first answer to another address of the same machine.
+    struct Rebinding(Everything, SocketAddr);
+    impl Resolve for Rebinding {
+        fn resolve(&self, host: String, port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
+            let is_first = self.0.1.lock().is_empty();
+            let found = self.0.resolve(host, port);
+            if is_first { found } else { Box::pin(std::future::ready(Ok(vec![self.1]))) }
+        }
+    }
+    let sim = sim(Mode::Licensed).await;
+    let elsewhere = SocketAddr::from(([127, 0, 0, 2], sim.address().port()));
+    let rebinding = Rebinding(Everything(sim.address(), parking_lot::Mutex::default()), elsewhere);
+    let only = AddressPolicy::new(vec!["127.0.0.1/32".parse().unwrap()], Vec::new());
+    let (addresses, resolver) = (Arc::new(only), Some(Arc::new(rebinding) as Arc<dyn Resolve>));
+    let connector = Connector::new(Settings { addresses, resolver, ..Settings::default() });
+    let client = connector.client(&Target::new("http://coder.ns.svc"), None).unwrap();
+    client.build_info().await.unwrap();
+    // The next call needs a new connection.
+    sim.fault("GET", "/**", SimFault::ResetAfter, Some(1));
+    client.build_info().await.unwrap_err();
+    tokio::time::sleep(UNREACHABLE_DELAY_MIN).await;
+    assert_eq!(client.build_info().await.unwrap_err().kind, ErrorKind::AddressNotAllowed);
 }
 
 #[tokio::test]
@@ -196,10 +260,11 @@ async fn only_the_given_authority_is_trusted() {
     let sim = sim.start().await.unwrap();
 
     let resolver = Arc::new(Everything(sim.address(), parking_lot::Mutex::default()));
-    let settings = || Settings { resolver: Some(resolver.clone()), ..Settings::default() };
+    let settings = || Settings { resolver: Some(resolver.clone()), ..Settings::on_loopback() };
     let target = |ca: Option<String>| Target {
         url: "https://coder.ns.svc:8443".to_owned(),
         ca: ca.map(String::into_bytes),
+        tenant: String::new(),
     };
     Connector::new(settings()).client(&target(Some(ca.pem())), None).unwrap().build_info().await.unwrap();
     for untrusting in [Some(other.pem()), None] {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coder_k8s_coderd::postgres::{Postgres, PostgresSettings};
+use coder_k8s_coderd::postgres::{DatabaseErrorKind, Postgres, PostgresSettings};
 use coder_k8s_coderd::{Call, Fault, Faults, Observer, Resolve, RetryAdvice};
 use coder_k8s_testbed::postgres::{Postgres as Server, Proxy, ProxyFault, shared};
 use futures::future::BoxFuture;
@@ -82,6 +82,28 @@ async fn a_server_that_is_not_there_or_not_known_is_unreachable() {
     }
 }
 
+#[tokio::test]
+async fn an_address_that_is_not_allowed_is_never_dialed() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let operator = Postgres::new(PostgresSettings::default());
+    for url in [
+        format!("postgres://u:p@127.0.0.1:{port}/c"),
+        format!("postgres://u:p@/c?host=127.1&port={port}&sslmode=disable"),
+        format!("postgres://u:p@[::ffff:127.0.0.1]:{port}/c"),
+        format!("user=u port={port}"),
+        "host=169.254.169.254 port=80 user=u".to_owned(),
+        // Whether something listens is not told.
+        "host=127.0.0.1 port=1 user=u".to_owned(),
+    ] {
+        let error = operator.revoke(&dsn(&url), None, NAME).await.unwrap_err();
+        assert_eq!(error.kind, DatabaseErrorKind::AddressNotAllowed, "{url}");
+        assert!(error.stalled() && error.to_string().contains("--allowed-address-ranges"), "{error}");
+    }
+    assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "nobody connected");
+}
+
 /// Knows no name.
 struct Unknown;
 
@@ -139,7 +161,7 @@ async fn the_whole_call_has_a_deadline_too() {
                LANGUAGE plpgsql; CREATE TRIGGER slow BEFORE INSERT ON users FOR EACH ROW EXECUTE FUNCTION slow(); \
                CREATE TRIGGER slow BEFORE INSERT ON organization_members FOR EACH ROW EXECUTE FUNCTION slow()")
         .await;
-    let settings = PostgresSettings { whole: Duration::from_millis(450), ..PostgresSettings::default() };
+    let settings = PostgresSettings { whole: Duration::from_millis(450), ..PostgresSettings::on_loopback() };
     let began = Instant::now();
     let error = Postgres::new(settings).ensure(&scene.dsn, None, &scene.wanted(None)).await.unwrap_err();
     assert_eq!((error.reason().as_str(), error.may_have_happened()), ("DatabaseTimeout", false));
@@ -236,7 +258,7 @@ async fn every_step_can_be_made_to_fail_before_and_after_its_effect() {
         let (before, after) = if after { (None, fault) } else { (fault, None) };
         let faults: Arc<dyn Faults> = Arc::new(Once { call, before, after });
         let operator =
-            Postgres::new(PostgresSettings { faults: Some(faults), ..PostgresSettings::default() });
+            Postgres::new(PostgresSettings { faults: Some(faults), ..PostgresSettings::on_loopback() });
         let error = operator.ensure(&scene.dsn, None, &scene.wanted(None)).await.unwrap_err();
         let seen = (error.call, scene.tokens().await.len(), error.may_have_happened());
         assert_eq!(seen, (call, tokens, uncertain), "{before:?} {after:?}");
@@ -260,7 +282,7 @@ async fn every_step_is_counted_with_its_outcome() {
     let scene = Scene::new().await;
     let notes = Arc::new(Notes::default());
     let operator =
-        Postgres::new(PostgresSettings { observer: Some(notes.clone()), ..PostgresSettings::default() });
+        Postgres::new(PostgresSettings { observer: Some(notes.clone()), ..PostgresSettings::on_loopback() });
     let token = operator.ensure(&scene.dsn, None, &scene.wanted(None)).await.unwrap().token;
     operator.ensure(&scene.dsn, None, &scene.wanted(Some(&token))).await.unwrap();
     operator.revoke(&scene.dsn, None, NAME).await.unwrap();

@@ -284,7 +284,7 @@ async fn operators_that_start_at_once_all_get_a_token_and_one_account() {
         let scene = scene.clone();
         tokio::spawn(async move {
             let wanted = DatabaseTokenRequest { token_name: &name, ..scene.wanted(None) };
-            Postgres::new(PostgresSettings::default()).ensure(&scene.dsn, None, &wanted).await
+            Postgres::new(PostgresSettings::on_loopback()).ensure(&scene.dsn, None, &wanted).await
         })
     });
     for call in futures::future::join_all(calls).await {

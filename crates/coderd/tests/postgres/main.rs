@@ -8,6 +8,7 @@
 )]
 
 mod faults;
+mod hostile;
 mod lifecycle;
 mod people;
 mod releases;

@@ -25,7 +25,7 @@ pub fn hasty() -> PostgresSettings {
         connect: Duration::from_secs(3),
         statement: Duration::from_millis(1500),
         whole: Duration::from_secs(9),
-        ..PostgresSettings::default()
+        ..PostgresSettings::on_loopback()
     }
 }
 
@@ -58,7 +58,7 @@ impl Scene {
     pub async fn of(database: Database<'static>) -> Self {
         let dsn = dsn(&database.url());
         let client = database.connect_as_superuser().await.unwrap();
-        let operator = Postgres::new(PostgresSettings::default());
+        let operator = Postgres::new(PostgresSettings::on_loopback());
         // As precise as a database is.
         let now = Timestamp::now().round(Unit::Microsecond).unwrap();
         Self { database, dsn, operator, now, client }

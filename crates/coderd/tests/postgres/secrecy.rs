@@ -45,7 +45,7 @@ async fn no_error_shows_a_password_or_a_token() {
         shown.push(format!("{error} {error:?}"));
     }
     let wrong = dsn(&scene.database.url().replace(&password, "wrong-canary"));
-    let error = Postgres::new(PostgresSettings::default()).revoke(&wrong, None, NAME).await.unwrap_err();
+    let error = Postgres::new(PostgresSettings::on_loopback()).revoke(&wrong, None, NAME).await.unwrap_err();
     shown.push(format!("{error} {error:?}"));
 
     let (id, secret) = made.split_once('-').unwrap();

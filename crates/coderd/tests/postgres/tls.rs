@@ -29,7 +29,7 @@ async fn outcome(
 ) -> (&'static str, String) {
     let url = database.url().replace("127.0.0.1", host).replace("sslmode=disable", mode);
     let operator =
-        Postgres::new(PostgresSettings { resolver: Some(Arc::new(Here)), ..PostgresSettings::default() });
+        Postgres::new(PostgresSettings { resolver: Some(Arc::new(Here)), ..PostgresSettings::on_loopback() });
     match operator.revoke(&dsn(&url), ca.map(str::as_bytes), NAME).await {
         Ok(_) => ("ok", String::new()),
         Err(error) => (error.reason().as_str(), error.to_string()),

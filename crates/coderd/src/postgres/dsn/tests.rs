@@ -106,6 +106,28 @@ fn parameters_of_the_server_are_kept_and_harmless_ones_do_not_matter() {
 }
 
 #[test]
+fn an_address_beside_the_host_is_not_dialed() {
+    for text in ["host=h.x hostaddr=127.0.0.1 user=u", "postgres://u@h.x/c?hostaddr=127.0.0.1"] {
+        assert_eq!(read(text).dial, "h.x");
+    }
+}
+
+#[test]
+fn encryption_without_verification_is_told() {
+    for (sslmode, has_ca, expected) in [
+        ("", false, true),
+        ("sslmode=require", false, true),
+        ("sslmode=require", true, false),
+        ("sslmode=verify-ca", false, false),
+        ("sslmode=verify-full", false, false),
+        ("sslmode=disable", false, false),
+    ] {
+        let dsn = read(&format!("host=h.x user=u {sslmode}"));
+        assert_eq!(dsn.is_unverified(has_ca), expected, "{sslmode} {has_ca}");
+    }
+}
+
+#[test]
 fn debug_shows_the_place_and_the_user_alone() {
     let dsn = read("postgres://u:hunter2@h.x/c?options=-c%20a%3Dhunter2");
     assert_eq!(format!("{dsn:?}"), "Dsn(h.x:5432/c as u)");
