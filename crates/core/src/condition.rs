@@ -1,11 +1,14 @@
 //! Conditions: every reconcile computes all of them. `lastTransitionTime` changes only when a status flips.
 
-use coder_k8s_api::{Reason, condition::kind};
+use coder_k8s_api::{Reason, condition::kind, shortened};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::Value;
 
-use crate::outcome::{ActResult, Blocker, EventNote};
+use crate::{
+    intervals::MAX_CONDITION_BYTES,
+    outcome::{ActResult, Blocker, EventNote},
+};
 
 /// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +53,7 @@ impl<'a> Conditions<'a> {
         Self { before, generation, now, all: Vec::new(), cleared: Vec::new() }
     }
 
-    /// Sets a condition. The last call for a type wins.
+    /// Sets a condition. The last call for a type wins. A message may quote a server, so it is cut to a bounded length.
     pub fn set(
         &mut self,
         type_: &str,
@@ -66,7 +69,7 @@ impl<'a> Conditions<'a> {
             type_: type_.to_owned(),
             status: status.to_owned(),
             reason: reason.to_string(),
-            message: message.into(),
+            message: shortened(message, MAX_CONDITION_BYTES),
             observed_generation: self.generation,
             last_transition_time: since,
         });

@@ -5,7 +5,7 @@
 pub mod access_url;
 pub mod coderd;
 pub mod deployment;
-mod image;
+pub mod image;
 mod status;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -27,7 +27,7 @@ use crate::{
     outcome::Blocker,
     pod, service,
     sources::SourceContents,
-    workspace_access::{self, Consent, Grantee},
+    workspace_access::{self, Consent, GrantPolicy, Grantee},
 };
 
 /// What was observed.
@@ -46,8 +46,8 @@ pub struct Observed {
     pub consent: BTreeMap<String, Consent>,
     /// Whether the cluster has the Gateway API.
     pub gateway_api: bool,
-    /// Whether workspaces may be given Secrets, RBAC and tokens.
-    pub privileged_rules: bool,
+    /// What the flags say about access for workspaces.
+    pub grant_policy: GrantPolicy,
     /// The report of exchanges with coderd.
     pub coderd: coderd::CoderdReport,
     /// What the conditions about coderd depend on now.
@@ -135,7 +135,7 @@ pub fn decide(observed: &Observed) -> Plan {
         if is_deleting { (&no_access, &no_consent) } else { (&observed.object.spec.rbac, &observed.consent) };
     let has_moved = is_deleting || observed.has_moved();
     let workspaces =
-        workspace_access::decide(rbac, &grantee, consent, existing, has_moved, observed.privileged_rules);
+        workspace_access::decide(rbac, &grantee, consent, existing, has_moved, observed.grant_policy);
     let needs_finalizer = workspaces.reaches_outside(&grantee, existing)
         || coderd::access::needs_cleaning(&observed.object, &observed.coderd);
     let desired = (!is_deleting).then(|| desired(observed));

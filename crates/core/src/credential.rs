@@ -104,6 +104,27 @@ pub trait CredentialKind: Clone + Debug + Eq + Hash {
     }
 }
 
+/// Another object that asks for a name, and was there first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NameConflict {
+    /// An object of the same namespace, by name.
+    Neighbour(String),
+    /// An object of another namespace. That it means the same coderd is only what its own server says, and any server can
+    /// repeat the identity of another. So it blocks nobody: whether the name is taken is for coderd to say, to those whose
+    /// credentials it accepts. No message tells of it.
+    Elsewhere,
+}
+
+impl NameConflict {
+    /// The object of the same namespace, which has the better claim.
+    pub fn neighbour(&self) -> Option<&str> {
+        match self {
+            Self::Neighbour(name) => Some(name),
+            Self::Elsewhere => None,
+        }
+    }
+}
+
 /// What was observed so far. Maps grow as [`Query`] asks for it. Plain data: the operator fills it in, and so does the model.
 #[derive(Clone, Debug)]
 pub struct Observed<K: CredentialKind> {
@@ -126,7 +147,7 @@ pub struct Observed<K: CredentialKind> {
     /// How long after an announcement a credential may still appear: coderd may carry out a request whose sender died.
     pub late_effect_window: SignedDuration,
     /// Another object that asks for the same name in the same coderd, and was there first.
-    pub name_conflict: Option<String>,
+    pub name_conflict: Option<NameConflict>,
     /// Whether the object is being deleted.
     pub deletion: Option<Deletion>,
     /// What coderd answers about the material in a Secret.

@@ -52,8 +52,14 @@ pub const POD_GRACE_SECONDS: i64 = 70;
 /// Seconds that a provisioner daemon has to finish its build in.
 pub const DAEMON_GRACE_SECONDS: i64 = 600;
 
+/// Longest message of a condition in bytes. The API server accepts 32 KiB; nobody reads that much.
+pub const MAX_CONDITION_BYTES: usize = 4096;
+
 /// The most sets of tags that the message of `JobsRunnable` names.
 pub const MAX_TAG_SETS_IN_MESSAGE: usize = 5;
+
+/// The most tags that one verdict about the jobs of an organization compares.
+pub const MAX_TAG_COMPARISONS: usize = 1_000_000;
 
 /// The most characters of one set of tags in a message or metric label.
 pub const MAX_TAGS_LENGTH: usize = 200;
@@ -66,3 +72,7 @@ pub const MAX_PODS_IN_MESSAGE: usize = 3;
 
 /// The most daemons that the status of a pool lists.
 pub const MAX_DAEMONS_ON_STATUS: usize = 20;
+
+/// Largest sum of the bytes of all variables that the value of one variable is made of. The operator expands addresses and
+/// names of login methods, which are far smaller.
+pub const MAX_EXPANDED_BYTES: usize = 32 * 1024;

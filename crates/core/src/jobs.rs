@@ -2,6 +2,9 @@
 //!
 //! Computed from the jobs and daemons of one organization, because coderd does not answer this: its queue positions count
 //! the whole deployment, and its list of workers includes dead ones.
+//!
+//! Both lists come from a server that may be hostile. Equal sets of tags are compared once, and the comparisons of one
+//! verdict are bounded: past the bound, the verdict is that nothing is known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +14,7 @@ use jiff::Timestamp;
 use crate::{
     condition::{ConditionStatus, Conditions},
     daemon_listing::{DaemonListing, DaemonTags, PendingJob},
-    intervals::{JOB_PENDING, MAX_JOB_QUEUES, MAX_TAG_SETS_IN_MESSAGE, MAX_TAGS_LENGTH},
+    intervals::{JOB_PENDING, MAX_JOB_QUEUES, MAX_TAG_COMPARISONS, MAX_TAG_SETS_IN_MESSAGE, MAX_TAGS_LENGTH},
     provisioner::keys::Blocker,
 };
 
@@ -106,8 +109,12 @@ pub fn judge(organizations: &[ListedOrganization<'_>], pools: &[TaggedPool], now
     for organization in organizations {
         match &organization.listing.jobs {
             Some(jobs) if !organization.listing.outdated => {
-                let stuck = stuck(jobs, organization.listing, now);
-                sentences.extend(stuck.into_iter().map(|tags| sentence(tags, organization, pools)));
+                let mut left = MAX_TAG_COMPARISONS;
+                let stuck = stuck(jobs, organization.listing, now, &mut left);
+                // One more than are named, so that it is said that there are more.
+                let named = stuck.into_iter().take(MAX_TAG_SETS_IN_MESSAGE + 1);
+                sentences.extend(named.map(|tags| sentence(tags, organization, pools)));
+                unknown = unknown.or_else(|| (left == 0).then(|| too_many(organization.name)));
             }
             _ => unknown = unknown.or_else(|| organization.listing.blocker.clone()),
         }
@@ -123,11 +130,45 @@ pub fn judge(organizations: &[ListedOrganization<'_>], pools: &[TaggedPool], now
     unknown.map_or(JobsVerdict::Runnable, JobsVerdict::Unknown)
 }
 
-/// The tags of jobs that are pending for too long and that no connected daemon can run.
-fn stuck<'a>(jobs: &'a [PendingJob], listing: &DaemonListing, now: Timestamp) -> BTreeSet<&'a DaemonTags> {
+/// The tags of jobs that are pending for too long and that no connected daemon can run, as far as `left` comparisons reach.
+fn stuck<'a>(
+    jobs: &'a [PendingJob],
+    listing: &DaemonListing,
+    now: Timestamp,
+    left: &mut usize,
+) -> BTreeSet<&'a DaemonTags> {
     let waits = |job: &&PendingJob| job.since.is_none_or(|since| now.duration_since(since) > JOB_PENDING);
-    let nobody = |job: &&PendingJob| !listing.daemons.iter().any(|daemon| can_run(&job.tags, &daemon.tags));
-    jobs.iter().filter(waits).filter(nobody).map(|job| &job.tags).collect()
+    let waiting: BTreeSet<_> = jobs.iter().filter(waits).map(|job| &job.tags).collect();
+    let alive: BTreeSet<_> = listing.daemons.iter().map(|daemon| &daemon.tags).collect();
+    let mut stuck = BTreeSet::new();
+    for job in waiting {
+        // A daemon with exactly these tags can run the job, and is the only one that can run a job without tags.
+        if alive.contains(job) {
+            continue;
+        }
+        let somebody = *job != untagged() && alive.iter().any(|daemon| can_run_within(job, daemon, left));
+        if *left == 0 {
+            break;
+        }
+        if !somebody {
+            stuck.insert(job);
+        }
+    }
+    stuck
+}
+
+/// [`can_run`], which takes the tags that it may have to compare from `left`. True, to end a search, if none are left.
+fn can_run_within(job: &DaemonTags, daemon: &DaemonTags, left: &mut usize) -> bool {
+    // The first tag that the daemon lacks ends the comparison.
+    *left = left.saturating_sub(job.len().min(daemon.len()) + 1);
+    *left == 0 || can_run(job, daemon)
+}
+
+fn too_many(organization: &str) -> Blocker {
+    let message = format!(
+        "the jobs and daemons in organization {organization} have too many different tags to be compared"
+    );
+    Blocker::new(Reason::ListIncomplete, message)
 }
 
 fn sentence(tags: &DaemonTags, organization: &ListedOrganization<'_>, pools: &[TaggedPool]) -> String {

@@ -10,6 +10,7 @@ pub mod controlplane;
 pub mod credential;
 pub mod daemon_listing;
 pub mod entitlements;
+pub mod environment;
 pub mod exposure;
 pub mod intervals;
 pub mod jobs;

@@ -287,41 +287,6 @@ pub fn find_variable<'a>(variables: &'a [EnvVar], name: &str) -> Option<&'a EnvV
     variables.iter().find(|entry| entry.name == name)
 }
 
-/// A part of the value of a variable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ValuePart {
-    /// Literal text.
-    Text(String),
-    /// The value of the variable of this name.
-    Variable(String),
-}
-
-/// The parts of a value, as Kubernetes reads it: `$(NAME)` refers to a variable, and `$$` is a dollar sign.
-pub fn value_parts(value: &str) -> Vec<ValuePart> {
-    let (mut all, mut text, mut rest) = (Vec::new(), String::new(), value);
-    while let Some((before, after)) = rest.split_once('$') {
-        text.push_str(before);
-        rest = if let Some(after) = after.strip_prefix('$') {
-            text.push('$');
-            after
-        } else if let Some((name, after)) = after.strip_prefix('(').and_then(|name| name.split_once(')')) {
-            if !text.is_empty() {
-                all.push(ValuePart::Text(std::mem::take(&mut text)));
-            }
-            all.push(ValuePart::Variable(name.to_owned()));
-            after
-        } else {
-            text.push('$');
-            after
-        };
-    }
-    text.push_str(rest);
-    if !text.is_empty() {
-        all.push(ValuePart::Text(text));
-    }
-    all
-}
-
 /// An environment entry with a plain value.
 pub fn variable(name: &str, value: impl Into<String>) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.into()), value_from: None }
@@ -501,24 +466,6 @@ mod tests {
         let own = vec![variable("A", "1"), variable("B", "$(A)")];
         let all = merged_env(own, &[variable("C", "3"), variable("A", "mine")]);
         assert_eq!(all, [variable("A", "mine"), variable("B", "$(A)"), variable("C", "3")]);
-    }
-
-    #[test]
-    fn a_value_is_read_as_kubernetes_reads_it() {
-        let text = |text: &str| ValuePart::Text(text.to_owned());
-        let variable = |name: &str| ValuePart::Variable(name.to_owned());
-        for (value, expected) in [
-            ("", vec![]),
-            ("plain", vec![text("plain")]),
-            ("a$(B)c", vec![text("a"), variable("B"), text("c")]),
-            ("$(A)$(B)", vec![variable("A"), variable("B")]),
-            ("$$(A)", vec![text("$(A)")]),
-            ("$$$(A)", vec![text("$"), variable("A")]),
-            ("100$ and $(open", vec![text("100$ and $(open")]),
-            ("end$", vec![text("end$")]),
-        ] {
-            assert_eq!(value_parts(value), expected, "{value}");
-        }
     }
 
     fn made_budget(settings: serde_json::Value, replicas: i32) -> Option<PodDisruptionBudgetSpec> {

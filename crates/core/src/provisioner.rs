@@ -26,7 +26,7 @@ use crate::{
     pod,
     sources::SourceContents,
     workload,
-    workspace_access::{self, Consent, Grantee},
+    workspace_access::{self, Consent, GrantPolicy, Grantee},
 };
 
 /// What was observed, besides what concerns the key.
@@ -44,8 +44,8 @@ pub struct Observed {
     pub sources: Result<SourceContents, Blocker>,
     /// Whether other namespaces consent to workspaces.
     pub consent: BTreeMap<String, Consent>,
-    /// Whether workspaces may be given Secrets, RBAC and tokens.
-    pub privileged_rules: bool,
+    /// What the flags say about access for workspaces.
+    pub grant_policy: GrantPolicy,
     /// Whether the license covers it.
     pub gate: license_gate::LicenseGate,
     /// Whether there are credentials to manage keys with.
@@ -129,7 +129,7 @@ pub fn decide(observed: &Observed) -> Plan {
         &observed.consent,
         rbac,
         deleting || moved,
-        observed.privileged_rules,
+        observed.grant_policy,
     );
     let desired = (!deleting).then(|| Desired {
         accounts: account::decide(

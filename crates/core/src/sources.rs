@@ -107,7 +107,7 @@ pub fn desired(pod: &PodSettings, tls: &Tls, inspected: &[&str]) -> BTreeMap<Sou
 }
 
 /// What `envFrom` refers to.
-fn source_of(from: &EnvFromSource) -> Option<Source> {
+pub fn source_of(from: &EnvFromSource) -> Option<Source> {
     let map = from.config_map_ref.as_ref().map(|map| Source::ConfigMap(map.name.clone()));
     map.or_else(|| from.secret_ref.as_ref().map(|secret| Source::Secret(secret.name.clone())))
 }

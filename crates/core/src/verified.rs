@@ -50,6 +50,15 @@ pub fn record(all: &mut Vec<VerifiedInputs>, condition: &str, inputs: &str) {
     all.sort_by(|a, b| a.type_.cmp(&b.type_));
 }
 
+/// The deployment that accepted a content. None: the content is bound to none.
+pub fn deployment_of<'a>(
+    bindings: impl IntoIterator<Item = &'a CredentialBinding>,
+    content: &str,
+) -> Option<&'a str> {
+    let found = bindings.into_iter().find(|binding| binding.content == content);
+    found.map(|binding| binding.deployment_id.as_str())
+}
+
 /// Records that a deployment accepted a content. The oldest binding makes room.
 pub fn bind(bindings: &mut Vec<CredentialBinding>, content: &str, deployment_id: &str) {
     bindings.retain(|binding| binding.content != content);
@@ -86,11 +95,6 @@ mod tests {
         record(&mut all, "A", "2");
         assert_eq!(recorded(&all, "A", "2"), Recorded::Same);
         assert_eq!(all.len(), 2, "one for each condition");
-    }
-
-    fn deployment_of<'a>(bindings: &'a [CredentialBinding], content: &str) -> Option<&'a str> {
-        let found = bindings.iter().find(|binding| binding.content == content);
-        found.map(|binding| binding.deployment_id.as_str())
     }
 
     #[test]

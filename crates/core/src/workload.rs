@@ -102,6 +102,7 @@ pub fn status(
         image: image.or_else(|| before.image.clone()),
         // Only an object that is being deleted has one.
         cleanup_start_time: None,
+        credential_bindings: before.credential_bindings.clone(),
         conditions: conditions.into_vec(),
     };
     // The mere number of pods in the middle of a rollout is not worth a write: it is written with the next change.
@@ -122,11 +123,17 @@ pub fn unsettled(rollout: &Rollout, pod_message: Option<&str>) -> Verdict {
 }
 
 /// Sets `Paused` and keeps every other condition as it was.
-pub fn set_paused(status: &mut WorkloadStatus, generation: Option<i64>, now: Timestamp) {
+pub fn set_paused(
+    status: &mut WorkloadStatus,
+    generation: Option<i64>,
+    now: Timestamp,
+    set_others: impl FnOnce(&mut Conditions<'_>),
+) {
     let before = std::mem::take(&mut status.conditions);
     let mut conditions = Conditions::new(&before, generation, now);
     let message = format!("the annotation {} stops the operator; remove it to go on", annotation::PAUSED);
     conditions.set(kind::PAUSED, true, Reason::Annotated, message);
+    set_others(&mut conditions);
     status.conditions = conditions.into_vec();
 }
 

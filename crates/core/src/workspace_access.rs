@@ -1,8 +1,12 @@
 //! Decides what pods may do in Kubernetes to run workspaces: one Role and RoleBinding in each namespace for workspaces.
 //!
 //! Another namespace takes part only if it consents. Secrets, RBAC and tokens are never granted, unless the operator runs
-//! with `--allow-privileged-workspace-rules`. A Role or RoleBinding that is no longer desired is removed in whatever
-//! namespace it is. It is recognised by the UID of the object that it was written for.
+//! with `--allow-privileged-workspace-rules`, and our own kinds never are: whoever writes their status decides which address
+//! gets a token. A Role or RoleBinding that is no longer desired is removed in whatever namespace it is. It is recognised by
+//! the UID of the object that it was written for. What no reconcile would remove, because its object is paused or gone, is
+//! decided in [`stray`].
+
+pub mod stray;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +16,7 @@ use std::{
 use coder_k8s_api::{
     Reason, WorkspaceRbac,
     condition::kind,
-    names::{annotation, label},
+    names::{GROUP, annotation, label},
 };
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use kube::{Resource, ResourceExt, core::ObjectMeta};
@@ -42,12 +46,41 @@ pub struct Grantee {
 }
 
 /// The kinds whose pods run workspaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// CoderControlPlane
     ControlPlane,
     /// CoderProvisioner
     Provisioner,
+}
+
+impl Kind {
+    /// Both kinds.
+    pub const ALL: [Self; 2] = [Self::ControlPlane, Self::Provisioner];
+
+    /// The labels with the name and the namespace of the object that a Role or RoleBinding serves.
+    pub const fn labels(self) -> (&'static str, &'static str) {
+        match self {
+            Self::ControlPlane => (label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE),
+            Self::Provisioner => (label::PROVISIONER, label::PROVISIONER_NAMESPACE),
+        }
+    }
+
+    /// The group of the Roles and RoleBindings that serve an object, and of the object itself. A name and the label value
+    /// that it is shortened to give the same group.
+    pub fn group(self, namespace: &str, name: &str) -> String {
+        format!("{self:?} {namespace}/{}", instance_label(name))
+    }
+}
+
+/// The group of a Role or RoleBinding of workspaces: the object that it serves, by its labels, because it may be in another
+/// namespace than that object.
+pub fn served<K: Resource>(object: &K) -> Option<String> {
+    let labels = object.labels();
+    Kind::ALL.into_iter().find_map(|kind| {
+        let (name, namespace) = kind.labels();
+        Some(kind.group(labels.get(namespace)?, labels.get(name)?))
+    })
 }
 
 /// Whether a namespace lets workspaces of another run in it.
@@ -57,10 +90,40 @@ pub enum Consent {
     Given,
     /// It has no such label.
     Missing,
+    /// Its labels could not be read. What is granted there stays as it is.
+    Unknown,
     /// `--watch-namespaces` excludes it. The operator then does not read its labels.
     Unwatched,
     /// There is no such namespace.
     NoNamespace,
+}
+
+impl Consent {
+    /// What the labels of a namespace say to the workspaces of `source`.
+    pub fn of_labels(labels: &BTreeMap<String, String>, source: &str) -> Self {
+        let given = labels.get(&format!("{}{source}", label::WORKSPACES_OF));
+        if given.is_some_and(|value| value == label::ALLOW) { Self::Given } else { Self::Missing }
+    }
+}
+
+/// What the flags of the operator say about grants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrantPolicy {
+    /// Whether rules for Secrets, RBAC and tokens are granted.
+    pub privileged_rules: bool,
+    /// Whether `--watch-namespaces` names what is watched. An earlier release took that for the consent of those
+    /// namespaces, so that grants with consent are marked there.
+    pub named_namespaces: bool,
+}
+
+impl GrantPolicy {
+    /// Whether a grant is kept for one release in a namespace that does not consent: the Go operator wrote it and this
+    /// operator has not changed it since, or an earlier release wrote it in a watched namespace. This operator marks all
+    /// it writes.
+    fn tolerates<K: Resource>(self, object: &K) -> bool {
+        let has = |mark: &str| object.annotations().contains_key(mark);
+        !has(annotation::APPLIED_HASH) || (self.named_namespaces && !has(annotation::WORKSPACE_RBAC_CONSENT))
+    }
 }
 
 /// Roles and RoleBindings with the labels of the object, in all namespaces.
@@ -112,6 +175,8 @@ pub struct Plan {
     pub grants: Vec<WorkspaceGrant>,
     /// Namespaces that are asked for and have not consented, and whether an older grant there is kept.
     pub without_consent: Vec<(String, Consent, bool)>,
+    /// Namespaces that are asked for and whose consent is unknown.
+    pub unknown_consent: Vec<String>,
     /// Rules that are never granted.
     pub refused_rules: Vec<String>,
     /// Bindings to remove.
@@ -130,12 +195,13 @@ impl Plan {
     }
 
     /// Whether an existing Role or RoleBinding stays. One under another name stays until all pods use the ServiceAccount of
-    /// the new one, and one of the Go operator stays where the namespace has not consented yet.
+    /// the new one, and one of an earlier operator stays where the namespace has not consented yet.
     fn keeps<K: Resource>(
         &self,
         object: &K,
         is_desired: impl Fn(&K, &WorkspaceGrant) -> bool,
         settled: bool,
+        policy: GrantPolicy,
     ) -> bool {
         let namespace = object.namespace().unwrap_or_default();
         let grant = self.grants.iter().find(|grant| grant.namespace == namespace);
@@ -143,7 +209,8 @@ impl Plan {
             *kept && *given != Consent::NoNamespace && *asked == namespace
         };
         grant.is_some_and(|grant| is_desired(object, grant) || !settled)
-            || (is_of_go_operator(object) && self.without_consent.iter().any(tolerated))
+            || self.unknown_consent.contains(&namespace)
+            || (policy.tolerates(object) && self.without_consent.iter().any(tolerated))
     }
 }
 
@@ -161,20 +228,20 @@ pub fn targets(rbac: &WorkspaceRbac, own: &str) -> Vec<String> {
 /// Decides what is to be done.
 ///
 /// `settled`: whether all pods use the ServiceAccount of `grantee`, so that what an earlier one needed can be removed.
-/// `privileged`: whether rules for Secrets, RBAC and tokens are granted.
 pub fn decide(
     rbac: &WorkspaceRbac,
     grantee: &Grantee,
     consent: &BTreeMap<String, Consent>,
     existing: &Existing,
     settled: bool,
-    privileged: bool,
+    policy: GrantPolicy,
 ) -> Plan {
     let mut plan = Plan::default();
+    let refused_as = |rule: &PolicyRule| refusal(rule, policy.privileged_rules);
     let (allowed, refused): (Vec<_>, Vec<_>) =
-        rbac.extra_rules.iter().cloned().partition(|rule| privileged || forbidden_part(rule).is_none());
+        rbac.extra_rules.iter().cloned().partition(|rule| refused_as(rule).is_none());
     if rbac.workspace_perms {
-        plan.refused_rules = refused.iter().filter_map(forbidden_part).collect();
+        plan.refused_rules = refused.iter().filter_map(refused_as).collect();
     }
     for namespace in targets(rbac, &grantee.namespace) {
         let given = if namespace == grantee.namespace {
@@ -182,19 +249,23 @@ pub fn decide(
         } else {
             consent.get(&namespace).copied().unwrap_or(Consent::Missing)
         };
-        if given == Consent::Given {
-            plan.grants.push(grantee.grant(&namespace, rbac, &allowed));
-        } else {
-            let kept = existing.bindings.iter().any(|b| grantee.inherited(&**b, &namespace));
-            plan.without_consent.push((namespace, given, kept));
+        match given {
+            Consent::Given => plan.grants.push(grantee.grant(&namespace, rbac, &allowed, policy)),
+            Consent::Unknown => plan.unknown_consent.push(namespace),
+            Consent::Missing | Consent::Unwatched | Consent::NoNamespace => {
+                let kept = existing.bindings.iter().any(|b| grantee.inherited(&**b, &namespace, policy));
+                plan.without_consent.push((namespace, given, kept));
+            }
         }
     }
     let roles = existing.roles.iter().filter(|role| grantee.made(&***role) || grantee.left_role(role));
     let is_desired = |role: &Role, grant: &WorkspaceGrant| role.name_any() == grant.role.name_any();
-    plan.obsolete_roles = roles.filter(|role| !plan.keeps(&***role, is_desired, settled)).cloned().collect();
+    plan.obsolete_roles =
+        roles.filter(|role| !plan.keeps(&***role, is_desired, settled, policy)).cloned().collect();
     let bindings = existing.bindings.iter().filter(|b| grantee.made(&***b) || grantee.left_binding(b));
     let is_desired = |b: &RoleBinding, grant: &WorkspaceGrant| b.name_any() == grant.binding.name_any();
-    plan.obsolete_bindings = bindings.filter(|b| !plan.keeps(&***b, is_desired, settled)).cloned().collect();
+    plan.obsolete_bindings =
+        bindings.filter(|b| !plan.keeps(&***b, is_desired, settled, policy)).cloned().collect();
     plan
 }
 
@@ -212,19 +283,28 @@ impl Grantee {
 
     /// The labels by which its Roles and RoleBindings are found.
     pub fn labels(&self) -> BTreeMap<String, String> {
-        let (name, namespace) = match self.kind {
-            Kind::ControlPlane => (label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE),
-            Kind::Provisioner => (label::PROVISIONER, label::PROVISIONER_NAMESPACE),
-        };
+        let (name, namespace) = self.kind.labels();
         [(name.to_owned(), instance_label(&self.name)), (namespace.to_owned(), self.namespace.clone())].into()
     }
 
-    fn grant(&self, namespace: &str, rbac: &WorkspaceRbac, extra: &[PolicyRule]) -> WorkspaceGrant {
+    fn grant(
+        &self,
+        namespace: &str,
+        rbac: &WorkspaceRbac,
+        extra: &[PolicyRule],
+        policy: GrantPolicy,
+    ) -> WorkspaceGrant {
         let (role, binding) = self.names_in(namespace);
+        let owner = (annotation::WORKSPACE_RBAC_OWNER_UID.to_owned(), self.uid.clone());
+        let has_consented = policy.named_namespaces && namespace != self.namespace;
+        let consent = has_consented.then(|| {
+            (annotation::WORKSPACE_RBAC_CONSENT.to_owned(), label::WORKSPACES_OF.to_owned() + &self.namespace)
+        });
+        let annotations: BTreeMap<_, _> = [owner].into_iter().chain(consent).collect();
         let metadata = |name: String| ObjectMeta {
             name: Some(name),
             labels: Some(self.labels()),
-            annotations: Some([(annotation::WORKSPACE_RBAC_OWNER_UID.to_owned(), self.uid.clone())].into()),
+            annotations: Some(annotations.clone()),
             ..ObjectMeta::default()
         };
         let subject = Subject {
@@ -269,9 +349,9 @@ impl Grantee {
                 && object.annotations().get(annotation::WORKSPACE_RBAC_OWNER_UID) == Some(&self.uid))
     }
 
-    /// Whether a grant was found when this operator took over from the Go operator, which needed no consent.
-    fn inherited<K: Resource>(&self, object: &K, namespace: &str) -> bool {
-        object.namespace().as_deref() == Some(namespace) && self.made(object) && is_of_go_operator(object)
+    /// Whether a grant was found when this release took over from an operator that needed no consent.
+    fn inherited<K: Resource>(&self, object: &K, namespace: &str, policy: GrantPolicy) -> bool {
+        object.namespace().as_deref() == Some(namespace) && self.made(object) && policy.tolerates(object)
     }
 
     /// Whether a Role elsewhere stems from an earlier object of the same name.
@@ -307,11 +387,6 @@ impl Grantee {
     }
 }
 
-/// Whether the Go operator wrote an object and this operator has not changed it since. This operator marks all it writes.
-fn is_of_go_operator<K: Resource>(object: &K) -> bool {
-    !object.annotations().contains_key(annotation::APPLIED_HASH)
-}
-
 /// What every workspace needs.
 fn base_rules(rbac: &WorkspaceRbac) -> Vec<PolicyRule> {
     let verbs = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
@@ -328,28 +403,51 @@ fn base_rules(rbac: &WorkspaceRbac) -> Vec<PolicyRule> {
     rules
 }
 
-/// The part of a rule that workspaces are never given, in words.
-fn forbidden_part(rule: &PolicyRule) -> Option<String> {
-    let has = |list: &Option<Vec<String>>, desired: &[&str]| {
-        list.iter().flatten().any(|item| desired.contains(&item.as_str()))
-    };
-    let core = has(&rule.api_groups, &["", "*"]);
-    let verb = |desired: &[&str]| rule.verbs.iter().any(|verb| desired.contains(&verb.as_str()));
-    let all = has(&rule.resources, &["*", "*/*"]);
-    let part = if core && (all || has(&rule.resources, &["secrets", "secrets/*"])) {
-        "Secrets"
-    } else if core && has(&rule.resources, &["serviceaccounts/token", "serviceaccounts/*", "*/token"]) {
-        "tokens of ServiceAccounts"
-    } else if has(&rule.api_groups, &[RBAC, "*"]) {
-        "RBAC"
-    } else if verb(&["impersonate", "escalate", "bind"])
-        || (verb(&["*"]) && core && has(&rule.resources, &["serviceaccounts"]))
-    {
-        "the identity of others"
+/// Why a rule is not granted, as a sentence for the condition. `privileged` is whether Secrets, RBAC and tokens are.
+fn refusal(rule: &PolicyRule, privileged: bool) -> Option<String> {
+    let words = rule_in_words(rule);
+    if let Some(part) = never_granted(rule) {
+        return Some(format!("{words} would give workspaces {part}, which the operator never grants"));
+    }
+    let part = privileged_part(rule).filter(|_| !privileged)?;
+    let flag = "--allow-privileged-workspace-rules";
+    Some(format!("{words} would give workspaces {part}, which the operator grants only with {flag}"))
+}
+
+/// Whether a list of a rule has one of these entries.
+fn names_any(list: Option<&Vec<String>>, desired: &[&str]) -> bool {
+    list.into_iter().flatten().any(|item| desired.contains(&item.as_str()))
+}
+
+/// What no flag makes the operator grant: everything in its own API group, also by a wildcard.
+fn never_granted(rule: &PolicyRule) -> Option<&'static str> {
+    if names_any(rule.api_groups.as_ref(), &[GROUP, "*"]) {
+        Some("the kinds of the operator (coder.com)")
+    } else if rule.non_resource_urls.as_ref().is_some_and(|urls| !urls.is_empty()) {
+        Some("paths of the API server")
     } else {
-        return None;
-    };
-    Some(format!("{} would give workspaces {part}", rule_in_words(rule)))
+        None
+    }
+}
+
+/// What workspaces get only where the person who runs the operator has said so.
+fn privileged_part(rule: &PolicyRule) -> Option<&'static str> {
+    let has = |desired: &[&str]| names_any(rule.resources.as_ref(), desired);
+    let verb = |desired: &[&str]| rule.verbs.iter().any(|verb| desired.contains(&verb.as_str()));
+    let core = names_any(rule.api_groups.as_ref(), &[""]);
+    if core && has(&["*", "*/*", "secrets", "secrets/*"]) {
+        Some("Secrets")
+    } else if core && has(&["serviceaccounts/token", "serviceaccounts/*", "*/token"]) {
+        Some("tokens of ServiceAccounts")
+    } else if names_any(rule.api_groups.as_ref(), &[RBAC]) {
+        Some("RBAC")
+    } else if verb(&["impersonate", "escalate", "bind"])
+        || (verb(&["*"]) && core && has(&["serviceaccounts"]))
+    {
+        Some("the identity of others")
+    } else {
+        None
+    }
 }
 
 fn rule_in_words(rule: &PolicyRule) -> String {
@@ -365,10 +463,7 @@ pub fn set_conditions(
     grant_blockers: &[(String, Blocker)],
 ) {
     let Plan { grants, without_consent, refused_rules, .. } = plan;
-    let refused = refused_rules.iter().map(|rule| {
-        let only = "which the operator grants only with --allow-privileged-workspace-rules";
-        (Reason::RuleNotAllowed, format!("{rule}, {only}"))
-    });
+    let refused = refused_rules.iter().map(|rule| (Reason::RuleNotAllowed, rule.clone()));
     let mut blockers: Vec<_> = refused.collect();
     blockers.extend(grant_blockers.iter().map(|(_, failure)| (failure.reason, failure.message.clone())));
     blockers.extend(without_consent.iter().map(|(namespace, consent, kept)| {
@@ -379,7 +474,7 @@ pub fn set_conditions(
                     "namespace {namespace} is not looked after by this operator: add it to --watch-namespaces"
                 )
             }
-            Consent::Given | Consent::Missing => format!(
+            Consent::Given | Consent::Missing | Consent::Unknown => format!(
                 "namespace {namespace} has not consented to workspaces: \
                  kubectl label namespace {namespace} {}{own}={}",
                 label::WORKSPACES_OF,

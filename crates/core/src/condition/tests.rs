@@ -153,3 +153,13 @@ fn what_was_cleared_is_gone() {
     conditions.clear(kind::PAUSED);
     assert_eq!(conditions.into_vec(), []);
 }
+
+#[test]
+fn a_message_that_a_server_chose_is_cut() {
+    let mut conditions = Conditions::new(&[], None, at(1));
+    conditions.set(kind::ENTITLEMENTS_HEALTHY, false, Reason::Errors, "ä".repeat(MAX_CONDITION_BYTES));
+    conditions.set(kind::READY, true, Reason::RolledOut, "short");
+    let all = conditions.into_vec();
+    assert!(all[0].message.len() <= MAX_CONDITION_BYTES && all[0].message.ends_with('…'));
+    assert_eq!(all[1].message, "short");
+}

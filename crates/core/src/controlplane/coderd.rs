@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use self::{
-    access::{Access, Revocation},
+    access::{Access, Revocation, TransportWarning},
     license::License,
 };
 use crate::{
@@ -40,6 +40,8 @@ pub struct CoderdReport {
     pub access: Option<Access>,
     /// The inputs that `access` is about. None: any, as of a server that does not answer.
     pub access_inputs: Option<String>,
+    /// What an attacker on the network could do.
+    pub warnings: Vec<TransportWarning>,
     /// The deployments that accepted tokens, as the status records them.
     pub bindings: Vec<CredentialBinding>,
     /// Where the operator's token is.
@@ -204,7 +206,7 @@ pub fn set_conditions(
         status.deployment_id = Some(deployment.clone());
     }
     for binding in report.bindings.iter().rev() {
-        verified::bind(&mut status.credential_bindings, &binding.content, &binding.deployment_id);
+        verified::bind(&mut status.workload.credential_bindings, &binding.content, &binding.deployment_id);
     }
     access::set_conditions(object, report, present, conditions, status);
     license::set_applied(object, report, present.license.as_ref(), conditions, status);

@@ -40,6 +40,15 @@ pub(super) fn decide(object: &CoderControlPlane, live: Option<&Deployment>) -> I
     kept.map_or(Image::Asked, Image::Kept)
 }
 
+/// Whether the newer image of a Deployment is about to be replaced by the older one of the spec that nobody edited. A cached
+/// Deployment may not show yet that the newer one has run: it is read live before that is decided.
+pub fn replaces_newer(object: &CoderControlPlane, cached: Option<&Deployment>) -> bool {
+    let has = cached.and_then(workload::image).and_then(|image| Release::of_image(&image));
+    let is_newer =
+        has.zip(Release::of_image(object.spec.image.as_str())).is_some_and(|(has, asked)| has > asked);
+    is_newer && !is_edited(object) && decide(object, cached) == Image::Asked
+}
+
 /// Whether `spec.image` was edited since the Deployment last had the image of the spec. A status of an earlier version of the
 /// operator does not record that image: then any edit since that status counts.
 fn is_edited(object: &CoderControlPlane) -> bool {
@@ -183,6 +192,22 @@ mod tests {
             object.status.as_mut().unwrap().workload.observed_generation = observed;
             let decided = decide(&object, Some(&live));
             assert_eq!(matches!(decided, Image::Kept(_)), kept, "{observed:?}");
+        }
+    }
+
+    #[test]
+    fn a_newer_image_is_read_live_before_an_older_one_replaces_it() {
+        for (asked, applied, live, ready, expected) in [
+            ("v2.34.1", "v2.34.1", "v2.35.0", 0, true),
+            ("v2.34.1", "v2.34.1", "v2.35.0", 1, false),
+            ("v2.34.1", "v2.35.0", "v2.35.0", 0, false),
+            ("v2.34.1", "v2.34.1", "v2.34.0", 0, false),
+            ("v2.34.1", "v2.34.1", "latest", 0, false),
+            ("latest", "latest", "v2.35.0", 0, false),
+        ] {
+            let object = plane(asked, Some(applied), "v2.34.1");
+            let found = replaces_newer(&object, Some(&deployment(live, ready)));
+            assert_eq!(found, expected, "{asked} over {live}, {ready} ready");
         }
     }
 

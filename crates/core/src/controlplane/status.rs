@@ -81,7 +81,7 @@ pub fn status(
         None => conditions.clear(kind::DOWNGRADE),
     }
     let workload = workload::status(
-        &before.workload,
+        &next.workload,
         object.metadata.generation,
         outcome.deployment.as_deref(),
         &rollout,
@@ -100,9 +100,21 @@ pub fn status(
 }
 
 /// The status of an object that is not to be touched: as it was, and why nothing moves.
-pub fn paused(object: &CoderControlPlane, now: Timestamp) -> CoderControlPlaneStatus {
+/// `lost` is what it was granted in other namespaces and no longer has, and `grant_blockers` what could not be withdrawn.
+pub fn paused(
+    object: &CoderControlPlane,
+    lost: &workspace_access::Plan,
+    grant_blockers: &[(String, Blocker)],
+    now: Timestamp,
+) -> CoderControlPlaneStatus {
     let mut status = object.status.clone().unwrap_or_default();
-    workload::set_paused(&mut status.workload, object.metadata.generation, now);
+    let own = object.namespace().unwrap_or_default();
+    workload::set_paused(&mut status.workload, object.metadata.generation, now, |conditions| {
+        // A read that failed is retried and says nothing about the grants.
+        if !lost.without_consent.is_empty() {
+            workspace_access::set_conditions(conditions, &own, lost, grant_blockers);
+        }
+    });
     status
 }
 

@@ -27,7 +27,7 @@ fn observed(spec: Value) -> Observed {
         sources: Ok(SourceContents::new()),
         consent: BTreeMap::new(),
         gateway_api: true,
-        privileged_rules: false,
+        grant_policy: GrantPolicy::default(),
         coderd: coderd::CoderdReport::default(),
         jobs: JobsVerdict::NotPolledYet,
     }
@@ -273,9 +273,17 @@ fn a_pause_says_so_and_leaves_the_rest() {
     object.status = Some(before.clone());
     object.metadata.annotations = Some([(annotation::PAUSED.to_owned(), "true".to_owned())].into());
     assert!(is_paused(object));
-    let during = paused(object, Timestamp::UNIX_EPOCH);
+    let nothing = workspace_access::Plan::default();
+    let during = paused(object, &nothing, &[], Timestamp::UNIX_EPOCH);
     assert_eq!(during.workload.conditions.len(), before.workload.conditions.len() + 1);
-    assert_eq!(paused(object, Timestamp::UNIX_EPOCH), during);
+    assert_eq!(paused(object, &nothing, &[], Timestamp::UNIX_EPOCH), during);
+    let lost = workspace_access::Plan {
+        without_consent: vec![("dev".to_owned(), Consent::Missing, false)],
+        ..workspace_access::Plan::default()
+    };
+    let without = paused(object, &lost, &[], Timestamp::UNIX_EPOCH).workload.conditions;
+    let said = without.iter().find(|condition| condition.type_ == kind::WORKSPACE_ACCESS).unwrap();
+    assert_eq!((&*said.status, &*said.reason), ("False", Reason::ConsentMissing.as_str()));
     object.status = Some(during);
     assert_eq!(
         status(&observed, &decide(&observed), &Outcome::default(), Timestamp::UNIX_EPOCH)

@@ -40,6 +40,16 @@ impl<K: CredentialKind> Stop<K> {
         Self::NextStep(Box::new(NextStep::Record(Box::new(record))))
     }
 
+    /// coderd cannot be asked: until a person moves the object or its credentials, or else for now.
+    pub(crate) fn blocked(blocker: &Blocker) -> Self {
+        match blocker.reason {
+            reason @ (Reason::UrlNotAllowed | Reason::DeploymentChanged) => {
+                Self::Wait(CredentialVerdict::stalled(reason, blocker.message.clone()))
+            }
+            _ => Self::unsure(blocker),
+        }
+    }
+
     pub(crate) fn unsure(blocker: &Blocker) -> Self {
         Self::Wait(CredentialVerdict::unsure(blocker))
     }
@@ -59,12 +69,7 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
     }
 
     pub(crate) fn target(&self) -> Flow<K, &'a CoderdTarget> {
-        self.observed.target.as_ref().map_err(|blocker| match blocker.reason {
-            reason @ (Reason::UrlNotAllowed | Reason::DeploymentChanged) => {
-                Stop::Wait(CredentialVerdict::stalled(reason, blocker.message.clone()))
-            }
-            _ => Stop::unsure(blocker),
-        })
+        self.observed.target.as_ref().map_err(Stop::blocked)
     }
 
     pub(crate) fn may_make(&self) -> Flow<K, ()> {
@@ -94,7 +99,7 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
         match self.observed.listings.get(scope) {
             None => Err(Stop::ask(Query::Listing(scope.clone()))),
             Some(Listing::Known(listing)) => Ok(listing),
-            Some(Listing::Unknown(blocker)) => Err(Stop::unsure(blocker)),
+            Some(Listing::Unknown(blocker)) => Err(Stop::blocked(blocker)),
             Some(Listing::Gone) => Err(Stop::unsure(&K::gone(scope))),
         }
     }

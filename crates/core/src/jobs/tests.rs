@@ -131,6 +131,37 @@ fn what_could_not_be_asked_is_unknown_unless_a_job_is_known_to_be_stuck() {
 }
 
 #[test]
+fn equal_tags_are_compared_once() {
+    const MANY: usize = 100_000;
+    let jobs: Vec<_> = (0..MANY).map(|n| job(["region=eu", "gpu=1", ""][n % 3], 100)).collect();
+    let daemons = vec!["region=us,gpu=2"; MANY];
+    let listing = listing(&daemons, jobs.clone());
+    let mut left = MAX_TAG_COMPARISONS;
+    assert_eq!(stuck(&jobs, &listing, at(1000), &mut left).len(), 3);
+    assert!(MAX_TAG_COMPARISONS - left < 10, "{} comparisons", MAX_TAG_COMPARISONS - left);
+}
+
+#[test]
+fn the_comparisons_of_a_verdict_are_bounded() {
+    const MANY: usize = 2_000;
+    let jobs: Vec<_> = (0..MANY).map(|n| job(&format!("all=1,job={n}"), 100)).collect();
+    let daemons: Vec<_> = (0..MANY).map(|n| format!("all=1,daemon={n}")).collect();
+    let many = listing(&daemons.iter().map(String::as_str).collect::<Vec<_>>(), jobs.clone());
+    let mut left = MAX_TAG_COMPARISONS;
+    let found = stuck(&jobs, &many, at(1000), &mut left);
+    assert_eq!(left, 0);
+    assert!(found.len() < 200, "{} sets of tags were compared with every daemon", found.len());
+    assert!(matches!(verdict(&many, &[]), JobsVerdict::Stuck(_)), "what is known is said");
+
+    let runnable = (0..MANY).map(|n| job(&format!("daemon={n}"), 100)).collect();
+    let unsure = DaemonListing { jobs: Some(runnable), ..many };
+    match verdict(&unsure, &[]) {
+        JobsVerdict::Unknown(blocker) => assert_eq!(blocker.reason, Reason::ListIncomplete),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn queues_are_counted_by_tags_and_never_too_many() {
     let jobs = vec![job("region=eu", 5), job("region=eu", 50), job("", 7), job("scope=user,owner=42", 9)];
     let found = queues(&jobs);

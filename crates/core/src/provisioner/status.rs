@@ -97,9 +97,21 @@ pub fn status(
 }
 
 /// The status of an object that is not to be touched: as it was, and why nothing moves.
-pub fn paused(object: &CoderProvisioner, now: Timestamp) -> CoderProvisionerStatus {
+/// `lost` is what it was granted in other namespaces and no longer has, and `grant_blockers` what could not be withdrawn.
+pub fn paused(
+    object: &CoderProvisioner,
+    lost: &workspace_access::Plan,
+    grant_blockers: &[(String, Blocker)],
+    now: Timestamp,
+) -> CoderProvisionerStatus {
     let mut status = object.status.clone().unwrap_or_default();
-    workload::set_paused(&mut status.workload, object.metadata.generation, now);
+    let own = object.namespace().unwrap_or_default();
+    workload::set_paused(&mut status.workload, object.metadata.generation, now, |conditions| {
+        // A read that failed is retried and says nothing about the grants.
+        if !lost.without_consent.is_empty() {
+            workspace_access::set_conditions(conditions, &own, lost, grant_blockers);
+        }
+    });
     status
 }
 

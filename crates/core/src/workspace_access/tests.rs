@@ -6,7 +6,7 @@ fn rbac(spec: Value) -> WorkspaceRbac {
     serde_json::from_value(spec).unwrap()
 }
 
-fn grantee() -> Grantee {
+pub(super) fn grantee() -> Grantee {
     Grantee {
         kind: Kind::ControlPlane,
         namespace: "coder".into(),
@@ -21,12 +21,17 @@ fn consents(all: &[(&str, Consent)]) -> BTreeMap<String, Consent> {
 }
 
 fn plan(spec: Value, consent: &[(&str, Consent)], existing: &Existing) -> Plan {
-    decide(&rbac(spec), &grantee(), &consents(consent), existing, true, false)
+    decide(&rbac(spec), &grantee(), &consents(consent), existing, true, GrantPolicy::default())
 }
 
 /// A grant as it stands in the cluster.
-fn standing(namespace: &str, uid: &str, hashed: bool) -> Existing {
-    let grant = Grantee { uid: uid.into(), ..grantee() }.grant(namespace, &WorkspaceRbac::default(), &[]);
+pub(super) fn standing(namespace: &str, uid: &str, hashed: bool) -> Existing {
+    let grant = Grantee { uid: uid.into(), ..grantee() }.grant(
+        namespace,
+        &WorkspaceRbac::default(),
+        &[],
+        GrantPolicy::default(),
+    );
     let (mut role, mut binding) = (grant.role, grant.binding);
     for meta in [role.meta_mut(), binding.meta_mut()] {
         meta.namespace = Some(namespace.to_owned());
@@ -95,6 +100,52 @@ fn a_withdrawn_consent_ends_our_grants_and_one_from_before_is_kept_and_reported(
 }
 
 #[test]
+fn an_unknown_consent_grants_nothing_new_and_takes_nothing_back() {
+    let spec = || json!({"workspaceNamespaces": ["dev"]});
+    let unknown = [("dev", Consent::Unknown)];
+    let plan = plan(spec(), &unknown, &standing("dev", "uid-1", true));
+    assert_eq!((removed(&plan), plan.grants.len()), ((0, 0), 1), "the own namespace alone");
+    assert!(plan.without_consent.is_empty());
+}
+
+#[test]
+fn with_named_namespaces_a_grant_says_that_it_was_consented_to_and_an_older_one_is_kept() {
+    let policy = GrantPolicy { named_namespaces: true, ..GrantPolicy::default() };
+    let spec = rbac(json!({"workspaceNamespaces": ["dev"]}));
+    let at = |consent, existing: &Existing| {
+        decide(&spec, &grantee(), &consents(&[("dev", consent)]), existing, true, policy)
+    };
+    let given = at(Consent::Given, &Existing::default());
+    let mark =
+        |grant: &WorkspaceGrant| grant.binding.annotations().get(annotation::WORKSPACE_RBAC_CONSENT).cloned();
+    assert_eq!(
+        given.grants.iter().map(mark).collect::<Vec<_>>(),
+        [None, Some("workspaces.coder.com/coder".to_owned())]
+    );
+    let older = at(Consent::Missing, &standing("dev", "uid-1", true));
+    assert_eq!(removed(&older), (0, 0), "the release before took the flag for consent");
+    assert_eq!(older.without_consent, [("dev".to_owned(), Consent::Missing, true)]);
+    let mut marked = standing("dev", "uid-1", true);
+    let consented = |meta: &mut ObjectMeta| {
+        meta.annotations
+            .get_or_insert_default()
+            .insert(annotation::WORKSPACE_RBAC_CONSENT.into(), "l".into());
+    };
+    consented(Arc::make_mut(&mut marked.roles[0]).meta_mut());
+    consented(Arc::make_mut(&mut marked.bindings[0]).meta_mut());
+    assert_eq!(removed(&at(Consent::Missing, &marked)), (1, 1));
+}
+
+#[test]
+fn a_name_and_the_label_that_it_is_shortened_to_belong_together() {
+    let long = Grantee { name: "a".repeat(80), ..grantee() };
+    let mut role = Role::default();
+    role.metadata.labels = Some(long.labels());
+    assert_eq!(served(&role), Some(Kind::ControlPlane.group("coder", &long.name)));
+    assert_ne!(served(&role), Some(Kind::Provisioner.group("coder", &long.name)));
+}
+
+#[test]
 fn only_what_was_written_for_this_object_is_removed() {
     let none = json!({"workspacePerms": false});
     assert_eq!(removed(&plan(none.clone(), &[], &standing("dev", "uid-1", true))), (1, 1));
@@ -124,7 +175,8 @@ fn what_an_earlier_service_account_needs_stays_until_the_pods_have_moved() {
     let renamed = Grantee { service_account: "robot".into(), ..grantee() };
     let existing = standing("coder", "uid-1", true);
     let at = |settled| {
-        removed(&decide(&WorkspaceRbac::default(), &renamed, &BTreeMap::new(), &existing, settled, false))
+        let policy = GrantPolicy::default();
+        removed(&decide(&WorkspaceRbac::default(), &renamed, &BTreeMap::new(), &existing, settled, policy))
     };
     assert_eq!(at(false), (0, 0));
     assert_eq!(at(true), (1, 1));
@@ -139,18 +191,44 @@ fn secrets_rbac_and_tokens_are_never_granted_unless_the_operator_was_told_so() {
         (rule(json!([""]), json!(["pods/exec"]), json!(["create"])), false),
         (rule(json!([""]), json!(["secrets"]), json!(["get"])), true),
         (rule(json!([""]), json!(["*"]), json!(["get"])), true),
-        (rule(json!(["*"]), json!(["configmaps"]), json!(["get"])), true),
         (rule(json!([""]), json!(["serviceaccounts/token"]), json!(["create"])), true),
         (rule(json!(["rbac.authorization.k8s.io"]), json!(["roles"]), json!(["get"])), true),
         (rule(json!([""]), json!(["serviceaccounts"]), json!(["impersonate"])), true),
         (rule(json!([""]), json!(["serviceaccounts"]), json!(["*"])), true),
     ] {
         let spec = rbac(json!({"extraRules": [rule]}));
-        let at =
-            |privileged| decide(&spec, &grantee(), &BTreeMap::new(), &Existing::default(), true, privileged);
+        let at = |privileged_rules| {
+            let policy = GrantPolicy { privileged_rules, ..GrantPolicy::default() };
+            decide(&spec, &grantee(), &BTreeMap::new(), &Existing::default(), true, policy)
+        };
         assert_eq!(at(false).refused_rules.len(), usize::from(refused), "{spec:?}");
         assert_eq!(at(false).grants[0].role.rules.as_ref().unwrap().len(), 3 + usize::from(!refused));
         assert_eq!(at(true).grants[0].role.rules.as_ref().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn our_own_kinds_are_never_granted_whatever_the_operator_was_told() {
+    for rule in [
+        json!({"apiGroups": ["coder.com"], "resources": ["codercontrolplanes/status"], "verbs": ["patch"]}),
+        json!({"apiGroups": ["coder.com"], "resources": ["codercontrolplanes"], "verbs": ["get"]}),
+        json!({"apiGroups": ["coder.com"], "resources": ["*"], "verbs": ["*"]}),
+        json!({"apiGroups": ["*"], "resources": ["*/status"], "verbs": ["update"]}),
+        json!({"apiGroups": ["*"], "resources": ["configmaps"], "verbs": ["get"]}),
+        json!({"apiGroups": ["apps", "coder.com"], "resources": ["deployments"], "verbs": ["get"]}),
+        json!({"nonResourceURLs": ["*"], "verbs": ["*"]}),
+    ] {
+        let spec = rbac(json!({"extraRules": [rule]}));
+        for privileged in [false, true] {
+            let policy = GrantPolicy { privileged_rules: privileged, ..GrantPolicy::default() };
+            let plan = decide(&spec, &grantee(), &BTreeMap::new(), &Existing::default(), true, policy);
+            assert_eq!(plan.grants[0].role.rules.as_ref().unwrap().len(), 3, "{spec:?}");
+            assert!(
+                plan.refused_rules[0].ends_with("which the operator never grants"),
+                "{:?}",
+                plan.refused_rules
+            );
+        }
     }
 }
 

@@ -102,7 +102,7 @@ pub fn status(
 /// The status of an object that is not to be touched: as it was, and why nothing moves.
 pub fn paused(object: &CoderWorkspaceProxy, now: Timestamp) -> CoderWorkspaceProxyStatus {
     let mut status = object.status.clone().unwrap_or_default();
-    workload::set_paused(&mut status.workload, object.metadata.generation, now);
+    workload::set_paused(&mut status.workload, object.metadata.generation, now, |_| {});
     status
 }
 

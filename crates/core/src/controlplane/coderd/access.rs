@@ -3,6 +3,8 @@
 //! The status announces a token before it is created, so that every later process knows that it may exist, and names it
 //! until it is revoked. Nothing here asks or changes anything: the input is the object and the report of exchanges.
 
+use std::iter;
+
 use coder_k8s_api::{
     AccessMethod, CoderControlPlane, CoderControlPlaneStatus, OperatorTokenStatus, PodSettings, Reason,
     ReplacedToken, condition::kind, names::finalizer,
@@ -41,6 +43,37 @@ pub enum Access {
     Refused(Blocker),
 }
 
+/// What an attacker on the network could do although everything works. The message of `OperatorAccessReady` says it; it gates
+/// nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportWarning {
+    /// The token goes over plain HTTP to another address than the Service.
+    PlainHttp,
+    /// Nobody verifies who answers as the database.
+    UnverifiedDatabase,
+}
+
+impl TransportWarning {
+    fn sentence(self) -> &'static str {
+        match self {
+            Self::PlainHttp => {
+                "it goes over plain HTTP to an address other than the Service, where others on the network can read it: \
+                 use https in operatorAccess.apiURL"
+            }
+            Self::UnverifiedDatabase => {
+                "sslmode=require does not verify who answers as the database: set operatorAccess.databaseCASecretRef, or \
+                 sslmode=verify-full"
+            }
+        }
+    }
+}
+
+/// The message for a token that works.
+fn accepted(warnings: &[TransportWarning]) -> String {
+    let sentences = warnings.iter().map(|warning| warning.sentence());
+    iter::once("coderd accepts the operator token").chain(sentences).collect::<Vec<_>>().join("; ")
+}
+
 /// The progress of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Revocation {
@@ -53,10 +86,11 @@ pub enum Revocation {
 }
 
 impl Access {
-    /// What a failed call means. A redirect stays until a person names the right address; everything else may pass.
+    /// What a failed call means. A redirect and an address that is not allowed stay until a person names another one;
+    /// everything else may pass.
     pub fn unreachable(blocker: &Blocker) -> Self {
         match blocker.reason {
-            Reason::Redirected => Self::Refused(blocker.clone()),
+            Reason::Redirected | Reason::AddressNotAllowed => Self::Refused(blocker.clone()),
             _ => Self::Degraded(blocker.clone()),
         }
     }
@@ -227,7 +261,7 @@ pub fn set_conditions(
     match report.access.as_ref().filter(|_| basis == Basis::Verdict || about.is_none()) {
         // The inputs changed and changed back before anybody verified the others.
         None if basis == Basis::Record && is_pending => {
-            set(true, Reason::TokenAccepted, "coderd accepts the operator token");
+            set(true, Reason::TokenAccepted, &accepted(&report.warnings));
             status.operator_access_ready = Some(true);
         }
         None if worked && said.is_none() => {
@@ -238,7 +272,7 @@ pub fn set_conditions(
         None if has_token_source(object) => set(false, Reason::Pending, "waiting for a ready pod of coderd"),
         None => set(false, Reason::DatabaseUrlMissing, NO_DATABASE),
         Some(Access::Ready) => {
-            set(true, Reason::TokenAccepted, "coderd accepts the operator token");
+            set(true, Reason::TokenAccepted, &accepted(&report.warnings));
             status.operator_access_ready = Some(true);
             record(status, present);
         }

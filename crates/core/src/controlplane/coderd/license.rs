@@ -368,6 +368,7 @@ pub(in crate::controlplane) fn unready(
         Reason::Unauthenticated,
         Reason::Forbidden,
         Reason::Redirected,
+        Reason::AddressNotAllowed,
         Reason::NotALicense,
     ];
     let (progress, reason, message) = match said {

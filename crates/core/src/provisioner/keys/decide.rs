@@ -19,7 +19,7 @@ use super::{
     tags,
 };
 use crate::{
-    credential::{self, CredentialKind as _, CredentialVerdict, Listed as _},
+    credential::{self, CredentialKind as _, CredentialVerdict, Listed as _, NameConflict},
     outcome::EventNote,
     target::{CoderdTarget, SecretDataRef},
 };
@@ -260,7 +260,7 @@ fn free_name(
     let base = &facts.observed.desired.name;
     let conflict = |message| CredentialVerdict::stalled(Reason::KeyConflict, message);
     let older = facts.observed.name_conflict.as_ref();
-    if let Some(older) = older.filter(|_| base.chosen) {
+    if let Some(older) = older.and_then(NameConflict::neighbour).filter(|_| base.chosen) {
         return Err(conflict(format!(
             "{older} asks for the key {} too, and was there first; choose another name with spec.key.name",
             base.name
@@ -276,7 +276,8 @@ fn free_name(
     let mut taken: BTreeSet<_> = listing.iter().map(|listed| listed.key.name.to_lowercase()).collect();
     // A new key must have another name than those on record, or the two would be taken for each other.
     taken.extend(facts.record.all().filter(|key| scope.holds(key)).map(|key| key.name.to_lowercase()));
-    if older.is_some() {
+    // A name that is ours to choose is chosen so that it meets nobody's, in another namespace either.
+    if older.is_some() && !base.chosen {
         taken.insert(base.name.clone());
     }
     let free = base.candidates().find(|name| !taken.contains(name));

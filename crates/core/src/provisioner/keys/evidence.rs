@@ -187,7 +187,7 @@ impl<'a> KeyFacts<'a> {
                 Reason::OrganizationNotFound,
                 format!("coderd knows no organization {name} that these credentials may see"),
             ))),
-            Some(Err(blocker)) => Err(Stop::unsure(blocker)),
+            Some(Err(blocker)) => Err(Stop::blocked(blocker)),
         }
     }
 

@@ -14,7 +14,7 @@ use super::{
     RegistrationRef, Registrations, Secret, TokenFacts, TokenProof,
 };
 use crate::{
-    credential::{self, CredentialKind as _, CredentialVerdict, Facts, Listed as _},
+    credential::{self, CredentialKind as _, CredentialVerdict, Facts, Listed as _, NameConflict},
     object::Deletion,
     target::{CoderdTarget, SecretDataRef},
     workload::Run,
@@ -264,9 +264,9 @@ impl<'a> RegistrationFacts<'a> {
         own: Option<&String>,
     ) -> Flow<()> {
         let conflict = |message| Err(Stop::Wait(CredentialVerdict::stalled(Reason::ProxyConflict, message)));
-        if let Some(name_conflict) = &self.observed.name_conflict {
+        if let Some(older) = self.observed.name_conflict.as_ref().and_then(NameConflict::neighbour) {
             return conflict(format!(
-                "{name_conflict} asks for the name {} too, and was there first; choose another one with proxyName",
+                "{older} asks for the name {} too, and was there first; choose another one with proxyName",
                 desired.name
             ));
         }

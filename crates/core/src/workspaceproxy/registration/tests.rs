@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use super::*;
 use crate::{
+    credential::NameConflict,
     object::Deletion,
     outcome::Blocker,
     target::{CoderdTarget, Credentials, CredentialsKind, Obstacle, SecretDataRef, Version},
@@ -189,8 +190,12 @@ fn a_registration_of_somebody_else_is_never_touched() {
     observed.listings = [(place("coder"), Listing::Known(vec![listed(OTHER, "EU")]))].into();
     assert_eq!(verdict(&observed), (CredentialProgress::Stalled, Reason::ProxyConflict));
     let mut observed = fresh();
-    observed.name_conflict = Some("ns/older".into());
+    observed.name_conflict = Some(NameConflict::Neighbour("older".into()));
     assert_eq!(verdict(&observed), (CredentialProgress::Stalled, Reason::ProxyConflict));
+    observed.name_conflict = Some(NameConflict::Elsewhere);
+    observed.listings = [(place("coder"), Listing::Known(Vec::new()))].into();
+    let next = decide(&observed, at(NOW)).next;
+    assert!(matches!(next, NextStep::Record(_)), "a server can repeat any identity: {next:?}");
     let mut renamed = well();
     renamed.desired.as_mut().unwrap().name = "us".into();
     let both = vec![listed(ID, "eu"), listed(OTHER, "us")];

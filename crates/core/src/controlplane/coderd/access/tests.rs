@@ -66,6 +66,21 @@ fn a_passing_trouble_withdraws_nothing() {
 }
 
 #[test]
+fn a_token_that_others_can_read_is_accepted_and_the_message_says_so() {
+    let object = plane(with_url(json!({})), recorded("Postgres"));
+    let message = |warnings: &[TransportWarning]| {
+        let warnings = warnings.to_vec();
+        let report = CoderdReport { access: Some(Access::Ready), warnings, ..CoderdReport::default() };
+        let (status, reason) = status_after(&object, &report);
+        assert_eq!((reason.as_str(), status.operator_access_ready), ("True TokenAccepted", Some(true)));
+        condition(&status, kind::OPERATOR_ACCESS_READY).unwrap().message.clone()
+    };
+    assert_eq!(message(&[]), "coderd accepts the operator token");
+    let both = message(&[TransportWarning::PlainHttp, TransportWarning::UnverifiedDatabase]);
+    assert!(both.contains("plain HTTP") && both.contains("sslmode=require"), "{both}");
+}
+
+#[test]
 fn a_disabled_access_is_told_as_revoking_until_the_token_is_gone() {
     let object = plane(with_url(json!({"disabled": true})), recorded("Postgres"));
     let with = |revocation| CoderdReport { revocation, ..CoderdReport::default() };

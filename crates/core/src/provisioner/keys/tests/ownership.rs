@@ -4,7 +4,7 @@ use coder_k8s_api::CoderProvisioner;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
-use crate::object;
+use crate::{credential::NameConflict, object};
 
 /// A pool whose announced key bears a name that coderd lists.
 fn announced_and_listed(listed: ListedKey) -> ObservedKeys {
@@ -91,7 +91,8 @@ fn of_two_that_claim_a_name_the_older_wins_and_the_other_touches_nothing() {
     let with = |given: Option<&str>, other: CoderProvisioner| {
         let mut observed = knows(new(), KeyProof::Refused, Vec::new());
         observed.desired.name = base(given);
-        observed.name_conflict = object::is_before(&other, &pool(10, "b")).then(|| "other/pool".into());
+        observed.name_conflict =
+            object::is_before(&other, &pool(10, "b")).then(|| NameConflict::Neighbour("other".into()));
         observed
     };
     assert_eq!(stalls(&with(Some("pool"), pool(5, "x"))), Reason::KeyConflict);
@@ -107,6 +108,22 @@ fn of_two_that_claim_a_name_the_older_wins_and_the_other_touches_nothing() {
     holder.secrets = running().secrets;
     holder.workload = running().workload;
     assert_eq!(next(&verified(holder)), NextStep::Done, "what it has it keeps");
+}
+
+#[test]
+fn a_claim_from_another_namespace_blocks_nobody_and_is_not_told() {
+    let with = |given: Option<&str>| {
+        let mut observed = knows(new(), KeyProof::Refused, Vec::new());
+        observed.desired.name = base(given);
+        observed.name_conflict = Some(NameConflict::Elsewhere);
+        observed
+    };
+    assert_eq!(
+        recorded(&with(Some("pool"))).pending.unwrap().credential.name,
+        "pool",
+        "coderd says it is free"
+    );
+    assert_eq!(recorded(&with(None)).pending.unwrap().credential.name, spare(), "ours to choose");
 }
 
 #[test]
