@@ -120,7 +120,7 @@ impl Owner {
     }
 
     /// Whether an object belongs to this incarnation of the owner.
-    fn owns<K: Resource>(&self, object: &K) -> bool {
+    pub fn owns<K: Resource>(&self, object: &K) -> bool {
         match self.mark {
             OwnerMark::ControllerReference => {
                 self.controllers_of_our_name(object).any(|reference| reference.uid == self.reference.uid)
@@ -287,8 +287,24 @@ impl Applier {
         if !(decided_by_caller || owner.owns(live)) || live.meta().deletion_timestamp.is_some() {
             return Ok(false);
         }
-        let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
-        let resource_version = live.resource_version().filter(|_| decided_by_caller);
+        self.delete(live, live.resource_version().filter(|_| decided_by_caller)).await
+    }
+
+    /// Deletes a child whose owner no longer exists, or that the caller has decided is to go: exactly the version that the
+    /// caller saw. Returns whether anything was deleted.
+    pub async fn remove_stray<K: NamespacedKind>(&self, live: &K) -> kube::Result<bool> {
+        if live.meta().deletion_timestamp.is_some() {
+            return Ok(false);
+        }
+        self.delete(live, live.resource_version()).await
+    }
+
+    async fn delete<K: NamespacedKind>(
+        &self,
+        live: &K,
+        resource_version: Option<String>,
+    ) -> kube::Result<bool> {
+        let api: Api<K> = Api::namespaced(self.client.clone(), &live.namespace().unwrap_or_default());
         let preconditions = Preconditions { uid: live.uid(), resource_version };
         match api.delete(&live.name_any(), &DeleteParams::background().preconditions(preconditions)).await {
             Ok(_) => Ok(true),

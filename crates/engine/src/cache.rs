@@ -52,6 +52,8 @@ pub struct Cache<K> {
     objects: Arc<RwLock<Objects<K>>>,
     /// Computes the group of an object, by which it is found besides its name.
     group: Option<fn(&K) -> Option<String>>,
+    /// Which objects are stored. None: all.
+    kept: Option<fn(&K) -> bool>,
     /// Objects that exist and cannot be parsed, with the error.
     unreadable: Arc<RwLock<HashMap<ObjectKey, String>>>,
 }
@@ -66,12 +68,29 @@ impl<K: Resource> Cache<K> {
     /// Creates an empty cache for a kind.
     pub fn new(kind: &'static str) -> Self {
         let objects = Objects { by_key: HashMap::new(), by_group: HashMap::new() };
-        Self { kind, objects: Arc::new(RwLock::new(objects)), group: None, unreadable: Arc::default() }
+        Self {
+            kind,
+            objects: Arc::new(RwLock::new(objects)),
+            group: None,
+            kept: None,
+            unreadable: Arc::default(),
+        }
     }
 
     /// Creates an empty cache whose objects are also found by the group that `group` computes.
     pub fn grouped(kind: &'static str, group: fn(&K) -> Option<String>) -> Self {
         Self { group: Some(group), ..Self::new(kind) }
+    }
+
+    /// The same cache, for the objects for which `kept` holds alone. Anybody can write an object that a watch delivers.
+    #[must_use]
+    pub fn keeping(self, kept: fn(&K) -> bool) -> Self {
+        Self { kept: Some(kept), ..self }
+    }
+
+    /// Whether the object belongs into this cache.
+    pub fn keeps(&self, object: &K) -> bool {
+        self.kept.is_none_or(|kept| kept(object))
     }
 
     /// The kind of the objects, as in their [`ObjectKey`].
@@ -278,6 +297,14 @@ mod tests {
         cache.remove(&ObjectKey::new("ServiceAccount", "ns", "a"));
         assert!(names("2").is_empty());
         assert_eq!(cache.objects.read().by_group.len(), 1);
+    }
+
+    #[test]
+    fn only_what_belongs_into_a_cache_is_kept() {
+        let cache: Cache<ServiceAccount> = Cache::new("ServiceAccount");
+        assert!(cache.keeps(&account("a", None)));
+        let cache = cache.keeping(|account| !account.owner_references().is_empty());
+        assert!(cache.keeps(&account("a", Some("1"))) && !cache.keeps(&account("a", None)));
     }
 
     fn secret(name: &str) -> ObjectKey {

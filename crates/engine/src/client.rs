@@ -1,6 +1,7 @@
 //! The client for the API server. Every call passes one layer, which
 //!
 //! * classifies it by verb and resource, never by object,
+//! * refuses one that a name in it has made another than the caller meant,
 //! * refuses a write while the [`Fence`] is closed, and abandons a write in flight when the fence closes,
 //! * limits the time until the end of the body, or until the headers for a watch,
 //! * counts it, and logs one line at debug level.
@@ -79,6 +80,11 @@ pub enum Fault {
 /// Why a call ended without a complete response of the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum Interrupted {
+    /// A name in the request is not that of an object. Nothing was sent.
+    #[error(
+        "not sent: this is not a name that an object can have (lower-case letters, digits, '-' and '.', at most 253 characters)"
+    )]
+    InvalidName,
     /// The fence was closed: this process does not lead. Nothing was sent.
     #[error("not sent: this process does not hold the lease")]
     NotLeading,
@@ -104,6 +110,27 @@ pub fn build(mut config: Config, settings: ClientSettings) -> kube::Result<Clien
 /// Whether a write was refused or abandoned because this process does not lead.
 pub fn is_not_leading(error: &kube::Error) -> bool {
     matches!(interrupted(error), Some(Interrupted::NotLeading | Interrupted::LostLeading))
+}
+
+/// Checks a name from a spec or status before it becomes part of a request.
+///
+/// The layer of this module refuses what a bad name makes of a request. It does not see a name with a `#`, which ends the
+/// path there, so that another object would be read.
+pub fn object_name(name: &str) -> kube::Result<&str> {
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_label = |label: &str| {
+        !label.is_empty() && label.bytes().all(is_allowed) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    if name.len() <= 253 && name.split('.').all(is_label) {
+        Ok(name)
+    } else {
+        Err(kube::Error::Service(Interrupted::InvalidName.into()))
+    }
+}
+
+/// Whether a call was not sent because of a name in it.
+fn is_invalid_name(error: &kube::Error) -> bool {
+    matches!(interrupted(error), Some(Interrupted::InvalidName))
 }
 
 /// Whether a call reached its deadline.
@@ -164,6 +191,7 @@ pub fn blocker(action: &str, error: &kube::Error) -> Blocker {
         }
         error if is_not_leading(error) => (Reason::NotLeading, Retry::Backoff),
         error if is_timeout(error) => (Reason::Timeout, Retry::Backoff),
+        error if is_invalid_name(error) => (Reason::Invalid, Retry::OnChange),
         _ => (Reason::ApiServerUnreachable, Retry::Backoff),
     };
     Blocker::new(reason, format!("cannot {action}: {}", describe(error))).with_retry(retry)

@@ -4,10 +4,15 @@
 //! [`metrics`] for Prometheus, [`admin`] for a person on the machine. Only the last one changes anything, and only the
 //! log filter. [`bind`] and [`serve`] run a router on a listen address.
 //!
+//! Whoever reaches a listener may be hostile. A connection serves one request and ends at a deadline, headers and bodies are
+//! bounded, and a connection beyond [`MAX_CONNECTIONS`] ends the oldest: connections that do nothing never keep a probe
+//! from being answered.
+//!
 //! The process is ready when all named checks of [`Readiness`] pass. A check is either set by its owner, through a
 //! [`ReadyCheck`], or computed for each report.
 
 use std::{
+    collections::VecDeque,
     fmt::Write,
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -19,26 +24,40 @@ use std::{
 
 use axum::{
     Router,
+    extract::DefaultBodyLimit,
     http::{StatusCode, Uri, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::get,
 };
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use parking_lot::Mutex;
 use tokio::{
-    net::{TcpListener, TcpSocket},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
+    task::{AbortHandle, JoinSet},
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     address::Address,
-    intervals::SERVER_DRAIN_TIMEOUT,
+    intervals::{SERVER_ACCEPT_RETRY, SERVER_CONNECTION_DEADLINE, SERVER_DRAIN_TIMEOUT},
     logs,
     metrics::{CONTENT_TYPE as OPEN_METRICS, Metrics},
 };
 
 /// How many connections may wait to be accepted.
 const BACKLOG: u32 = 256;
+/// How many connections of one listener are open at a time.
+pub const MAX_CONNECTIONS: usize = 64;
+/// Largest head of a request in bytes: the first line and all headers.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Largest body of a request in bytes.
+const MAX_BODY_BYTES: usize = 16 * 1024;
 
 /// Called before each scrape, to set gauges that are computed from caches.
 pub type Refresh = Arc<dyn Fn() + Send + Sync>;
@@ -278,12 +297,46 @@ pub async fn bind(address: &Address, flag: &'static str) -> Result<Option<Bound>
 
 /// Serves until `stop`, then waits up to [`SERVER_DRAIN_TIMEOUT`] for responses in flight.
 pub async fn serve(bound: Bound, router: Router, stop: CancellationToken) -> io::Result<()> {
-    let stopped = stop.clone();
-    let server = axum::serve(bound.listener, router).with_graceful_shutdown(stopped.cancelled_owned());
-    tokio::select! {
-        result = server => result,
-        () = async { stop.cancelled().await; tokio::time::sleep(SERVER_DRAIN_TIMEOUT).await } => Ok(()),
+    let router = router.layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
+    let (mut connections, mut open) = (JoinSet::new(), VecDeque::new());
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = bound.listener.accept() => accepted,
+        };
+        // A connection that ended before it was accepted, or no file descriptors: neither ends the server.
+        let Ok((stream, _)) = accepted else {
+            sleep(SERVER_ACCEPT_RETRY).await;
+            continue;
+        };
+        while connections.try_join_next().is_some() {}
+        make_room(&mut open);
+        open.push_back(connections.spawn(connection(stream, router.clone())));
     }
+    drop(bound);
+    let drained = timeout(SERVER_DRAIN_TIMEOUT, async { while connections.join_next().await.is_some() {} });
+    // The connections that are left end with the set.
+    let _ = drained.await;
+    Ok(())
+}
+
+/// Ends the oldest of too many connections.
+fn make_room(open: &mut VecDeque<AbortHandle>) {
+    open.retain(|connection| !connection.is_finished());
+    while open.len() >= MAX_CONNECTIONS {
+        let Some(oldest) = open.pop_front() else { return };
+        oldest.abort();
+    }
+}
+
+/// Serves one request. Whatever takes longer than the deadline ends without an answer: its head, its body, or the client that
+/// reads the answer.
+async fn connection(stream: TcpStream, router: Router) {
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).keep_alive(false).max_buf_size(MAX_HEAD_BYTES);
+    let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    // An error is a client that broke off.
+    let _ = timeout(SERVER_CONNECTION_DEADLINE, served).await;
 }
 
 /// Listens on IPv6 and IPv4 with one socket, or on IPv4 alone where the machine has no IPv6.

@@ -67,5 +67,11 @@ pub const REQUEUE_AFTER_CONFLICT: Duration = Duration::from_millis(50);
 /// Delay before a reconcile that panicked runs again.
 pub const REQUEUE_AFTER_PANIC: Duration = Duration::from_mins(1);
 
+/// Longest time of one connection to an HTTP server of the process, which serves one request.
+pub const SERVER_CONNECTION_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Delay before an HTTP server accepts again after a connection could not be accepted, as without file descriptors.
+pub const SERVER_ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
 /// Longest time for which responses in flight hold up the stop of an HTTP server.
 pub const SERVER_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);

@@ -120,7 +120,7 @@ impl Metrics {
             api_calls: count(
                 own,
                 "api_calls",
-                "Calls to the Kubernetes API, by HTTP status or error, timeout, fenced, canceled",
+                "Calls to the Kubernetes API, by HTTP status or error, timeout, fenced, refused, canceled",
                 Family::default(),
             ),
             api_call_duration: seconds(
@@ -173,7 +173,7 @@ impl Metrics {
         self.queue_wait.observe(waited.as_secs_f64());
     }
 
-    /// Counts a call to the API server. `code` is the HTTP status, or `error`, `timeout`, `fenced`, `canceled`.
+    /// Counts a call to the API server. `code` is the HTTP status, or `error`, `timeout`, `fenced`, `refused`, `canceled`.
     pub fn api_call(&self, verb: &'static str, resource: &str, code: &str, took: Duration) {
         let labels = ApiCall { verb, resource: resource.to_owned(), code: code.to_owned() };
         self.api_calls.get_or_create(&labels).inc();

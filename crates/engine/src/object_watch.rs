@@ -31,7 +31,7 @@ pub enum ObjectEvent<'a, K> {
         /// The object as it is cached now.
         now: &'a K,
     },
-    /// The object is gone, or no longer parses. Holds its last cached state.
+    /// The object is gone, no longer parses, or no longer belongs into the cache. Holds its last cached state.
     Deleted(&'a K),
 }
 
@@ -107,6 +107,10 @@ where
     fn store(&self, object: DeserializeGuard<K>, notify: &impl Fn(ObjectEvent<'_, K>)) {
         let key = ObjectKey::of(self.cache.kind(), &object);
         match object.0 {
+            Ok(object) if !self.cache.keeps(&object) => {
+                self.cache.clear_unreadable(&key);
+                self.evict(&key, notify);
+            }
             Ok(object) => {
                 if self.cache.clear_unreadable(&key) {
                     tracing::info!(object = %key, "object can be parsed again");

@@ -4,6 +4,9 @@
 //! it was enqueued meanwhile. Enqueueing never postpones a reconcile: a delay is the latest time of the next one.
 //! Enqueueing is cheap and never blocks, so that the queue of a follower holds each object once until it leads.
 //!
+//! Every object that was enqueued is due, delayed or being reconciled, until a reconcile leaves it to the next change or the
+//! object is forgotten. No delay that somebody asks for can lose it: see [`due_in`].
+//!
 //! kube's `Controller` does not fit: this queue spans kinds and namespaces with one bound on concurrency, reports its
 //! depth, and drains on shutdown.
 
@@ -38,6 +41,13 @@ pub enum Action {
     AwaitChange,
     /// After this time, or earlier if something enqueues it.
     RequeueAfter(Duration),
+}
+
+/// The time after a delay of at most [`QUEUE_DELAY_MAX`]. Sums of times panic when they overflow, and delays come from servers,
+/// specs and flags.
+pub fn due_in(delay: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(delay.min(QUEUE_DELAY_MAX)).unwrap_or(now)
 }
 
 /// The queue. Clones share its state.
@@ -102,7 +112,7 @@ impl Queue {
     /// Reconciles the object after `delay` at the latest. One that is being reconciled now is reconciled again right
     /// after.
     pub fn enqueue_within(&self, key: ObjectKey, delay: Duration) {
-        self.enqueue_by(key, Some(Instant::now() + delay.min(QUEUE_DELAY_MAX)));
+        self.enqueue_by(key, Some(due_in(delay)));
     }
 
     fn enqueue_by(&self, key: ObjectKey, latest: Option<Instant>) {
@@ -215,14 +225,13 @@ impl Queue {
     }
 
     fn finish(&self, key: ObjectKey, next: Action) {
-        let now = Instant::now();
         let mut state = self.shared.state.lock();
         let enqueued_again =
             matches!(state.phases.remove(&key), Some(Phase::Running { enqueued_again: true }));
         match next {
-            _ if enqueued_again => state.make_ready(key, now),
+            _ if enqueued_again => state.make_ready(key, Instant::now()),
             Action::AwaitChange => {}
-            Action::RequeueAfter(delay) => state.delay(key, now + delay.min(QUEUE_DELAY_MAX)),
+            Action::RequeueAfter(delay) => state.delay(key, due_in(delay)),
         }
         drop(state);
         self.shared.changed.notify_one();

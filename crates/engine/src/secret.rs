@@ -14,7 +14,7 @@ use secrecy::{ExposeSecret, SecretSlice, SecretString, zeroize::Zeroizing};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::apply::Owner;
+use crate::{apply::Owner, client::object_name};
 
 /// Why a Secret could not be read, written or deleted.
 #[derive(Debug, thiserror::Error)]
@@ -139,9 +139,10 @@ async fn send(
     request: http::Result<Request<Vec<u8>>>,
     is_answer: fn(&Status) -> bool,
 ) -> Result<Option<SecretString>, Error> {
-    let response = match request {
-        Ok(request) => client.request_text(request).await,
-        Err(error) => Err(kube::Error::HttpError(error)),
+    let response = match (object_name(name), request) {
+        (Err(error), _) => Err(error),
+        (Ok(_), Ok(request)) => client.request_text(request).await,
+        (Ok(_), Err(error)) => Err(kube::Error::HttpError(error)),
     };
     let (namespace, name) = (namespace.to_owned(), name.to_owned());
     match response {

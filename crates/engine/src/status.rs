@@ -6,7 +6,7 @@
 
 use std::fmt::Debug;
 
-use coder_k8s_api::names::FIELD_MANAGER;
+use coder_k8s_api::{names::FIELD_MANAGER, shortened};
 use coder_k8s_core::outcome::EventNote;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
@@ -83,7 +83,7 @@ impl Events {
         let event = Event {
             type_: if event.warning { EventType::Warning } else { EventType::Normal },
             reason: event.reason.to_string(),
-            note: Some(truncated(&event.message)),
+            note: Some(shortened(event.message.as_str(), MAX_NOTE_BYTES)),
             // The API server requires an action for events of events.k8s.io/v1.
             action: "Reconcile".to_owned(),
             secondary: None,
@@ -91,26 +91,5 @@ impl Events {
         if let Err(error) = self.recorder.publish(&event, about).await {
             tracing::warn!(reason = event.reason, "event not written: {}", crate::client::describe(&error));
         }
-    }
-}
-
-fn truncated(text: &str) -> String {
-    if text.len() <= MAX_NOTE_BYTES {
-        return text.to_owned();
-    }
-    let end = (0..=MAX_NOTE_BYTES - 4).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    format!("{}…", text.get(..end).unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_note_is_cut_between_characters() {
-        let long = "ä".repeat(2000);
-        let short = truncated(&long);
-        assert!(short.len() <= MAX_NOTE_BYTES && short.ends_with('…'));
-        assert_eq!(truncated("fine"), "fine");
     }
 }

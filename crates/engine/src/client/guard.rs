@@ -1,4 +1,4 @@
-//! The layer that every call passes: fence, deadline, fault injection and measurement.
+//! The layer that every call passes: names, fence, deadline, fault injection and measurement.
 //!
 //! A caller gets the response of the server with a body that ends at the deadline of its call. Nothing is buffered:
 //! frames are passed on as they arrive. Only a response that is no Status, of an overloaded server, is replaced by one.
@@ -90,6 +90,9 @@ where
             deadline: rules.settings.deadline,
             code: "canceled".into(),
         };
+        if !record.call.as_meant {
+            return Box::pin(ready(record.finish(Err(Interrupted::InvalidName.into()))));
+        }
         if rules.fence(&record.call).is_some_and(|fence| !fence.is_open()) {
             return Box::pin(ready(record.finish(Err(Interrupted::NotLeading.into()))));
         }
@@ -212,6 +215,7 @@ impl CallRecord {
         self.code = match error.downcast_ref() {
             Some(Interrupted::Timeout(_)) => "timeout",
             Some(Interrupted::NotLeading | Interrupted::LostLeading) => "fenced",
+            Some(Interrupted::InvalidName) => "refused",
             Some(Interrupted::Injected) | None => "error",
         }
         .into();

@@ -11,7 +11,7 @@ use http_body_util::{Full, StreamBody};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{Patch, PatchParams, PostParams, WatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchParams},
     client::Body,
 };
 use parking_lot::Mutex;
@@ -103,6 +103,66 @@ async fn a_watch_has_a_deadline_until_its_headers_and_none_after() {
 
     let (api, _) = server(&settings, 60 * SECOND);
     assert!(is_timeout(&api.watch(&WatchParams::default(), "0").await.err().unwrap()));
+}
+
+/// Objects from before the rules of the schema may hold such names.
+const BAD_NAMES: [&str; 12] = [
+    "?watch=true&timeoutSeconds=3600",
+    "x?watch=true",
+    "x?limit=1",
+    "?",
+    "#",
+    "a/x",
+    "a/status",
+    "..",
+    ".",
+    "../secrets",
+    "%2e%2e",
+    "A_B",
+];
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_no_object_can_have_is_never_sent() {
+    let settings = settings();
+    let (api, reached) = server(&settings, 60 * SECOND);
+    let client = api.clone().into_client();
+    let patch = Patch::Merge(serde_json::json!({}));
+    for name in BAD_NAMES {
+        // A name in capitals is refused by the server, as one that it does not know.
+        if name != "A_B" {
+            let error = api.get(name).await.unwrap_err();
+            let failure = blocker("read it", &error);
+            assert_eq!(
+                (failure.reason, failure.retry),
+                (Reason::Invalid, Retry::OnChange),
+                "{name}: {error}"
+            );
+            assert!(api.patch(name, &PatchParams::default(), &patch).await.is_err(), "{name}");
+            assert!(api.delete(name, &DeleteParams::default()).await.is_err(), "{name}");
+            let elsewhere: Api<ConfigMap> = Api::namespaced(client.clone(), name);
+            assert!(elsewhere.list(&ListParams::default()).await.is_err(), "{name}");
+        }
+        assert!(object_name(name).is_err(), "{name}");
+        let error = crate::secret::read(&client, "ns", name).await.unwrap_err().to_string();
+        assert!(error.contains("not a name that an object can have"), "{error}");
+    }
+    assert!(crate::secret::read(&client, "ns", "a#b").await.is_err(), "would read another Secret");
+    assert_eq!(reached.load(Ordering::SeqCst), 0, "nothing was sent");
+    let text = settings.metrics.encode().unwrap();
+    assert!(text.contains(r#"verb="get",resource="invalid",code="refused""#), "{text}");
+    for line in text.lines().filter(|line| line.starts_with("coder_k8s_api_calls_total")) {
+        assert!(line.contains(r#"resource="invalid""#), "{line}");
+    }
+}
+
+#[test]
+fn names_of_objects_are_dns_subdomains() {
+    for name in ["a", "db", "db-1.v2", "0", &"a".repeat(253)] {
+        assert!(object_name(name).is_ok(), "{name}");
+    }
+    for name in ["", "-a", "a-", "a..b", ".a", "a.", "a b", "ä", &"a".repeat(254)] {
+        assert!(object_name(name).is_err(), "{name}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -110,6 +110,58 @@ async fn an_idle_connection_does_not_hold_up_the_stop() {
     tokio::time::timeout(std::time::Duration::from_secs(5), server).await.unwrap().unwrap().unwrap();
 }
 
+async fn start() -> (std::net::SocketAddr, CancellationToken) {
+    let bound = bind(&"127.0.0.1:0".parse().unwrap(), "--x").await.unwrap().unwrap();
+    let (addr, stop) = (bound.local_addr, CancellationToken::new());
+    tokio::spawn(serve(bound, probes(Readiness::default()), stop.clone()));
+    (addr, stop)
+}
+
+/// Reads until the server ends the connection. A reset ends it too.
+async fn ended(mut stream: TcpStream) -> String {
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text).await;
+    String::from_utf8(text).unwrap()
+}
+
+#[tokio::test]
+async fn clients_that_do_nothing_keep_no_probe_from_being_answered() {
+    let (addr, _stop) = start().await;
+    let mut slow = Vec::new();
+    for n in 0..3 * MAX_CONNECTIONS {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        stream.write_all(if n % 2 == 0 { b"" } else { b"GET /livez HTTP/1.1\r\nHost" }).await.unwrap();
+        slow.push(stream);
+        if n % 16 == 0 {
+            assert!(fetch(addr).await.starts_with("HTTP/1.1 200"), "with {n} slow clients");
+        }
+    }
+    let oldest = slow.remove(0);
+    assert_eq!(timeout(std::time::Duration::from_secs(5), ended(oldest)).await.unwrap(), "", "it made room");
+}
+
+#[tokio::test]
+async fn a_connection_ends_at_its_deadline_and_after_one_request() {
+    let (addr, _stop) = start().await;
+    let mut slow = TcpStream::connect(addr).await.unwrap();
+    slow.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n").await.unwrap();
+    let mut kept = TcpStream::connect(addr).await.unwrap();
+    kept.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let answered = timeout(std::time::Duration::from_secs(5), ended(kept)).await.unwrap();
+    assert!(answered.starts_with("HTTP/1.1 200"), "{answered}");
+    let deadline = SERVER_CONNECTION_DEADLINE + std::time::Duration::from_secs(5);
+    assert_eq!(timeout(deadline, ended(slow)).await.unwrap(), "");
+}
+
+#[tokio::test]
+async fn a_head_without_end_is_refused() {
+    let (addr, _stop) = start().await;
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\nX: ").await.unwrap();
+    let filled = async { while stream.write_all(&[b'x'; 1024]).await.is_ok() {} };
+    timeout(std::time::Duration::from_secs(5), filled).await.expect("the server breaks off");
+}
+
 #[tokio::test]
 async fn a_taken_port_names_the_address_and_the_flag() {
     let first = bind(&":0".parse().unwrap(), "--health-address").await.unwrap().unwrap();

@@ -1,4 +1,7 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use super::*;
 
@@ -163,4 +166,88 @@ async fn a_delay_beyond_all_bounds_loses_no_object() {
     queue.enqueue_within(key("b"), Duration::MAX);
     let ran = run(&queue, time, Duration::ZERO, Action::AwaitChange).await;
     assert!(ran.iter().any(|(name, _)| name == "b"), "{ran:?}");
+}
+
+/// What a test knows of an object in the queue.
+#[derive(Clone, Copy, Default)]
+struct Expected {
+    is_running: bool,
+    enqueued_again: bool,
+}
+
+fn any_delay(random: &mut fastrand::Rng) -> Duration {
+    let delays = [0, 1, 3600, u64::from(u32::MAX), u64::MAX];
+    random.choice(delays).map(Duration::from_secs).unwrap_or_default()
+}
+
+/// Every known object is exactly where its phase says, and nothing else is anywhere.
+fn check(queue: &Queue, known: &HashMap<ObjectKey, Expected>, seed: u64) {
+    let state = queue.shared.state.lock();
+    let phases: HashSet<_> = state.phases.keys().collect();
+    assert_eq!(phases, known.keys().collect(), "seed {seed}");
+    let mut waiting = 0;
+    for (key, phase) in &state.phases {
+        assert_eq!(matches!(phase, Phase::Running { .. }), known[key].is_running, "seed {seed}: {key}");
+        match phase {
+            Phase::Waiting { .. } => {
+                waiting += 1;
+                assert_eq!(state.ready.iter().filter(|ready| *ready == key).count(), 1, "seed {seed}: {key}");
+            }
+            Phase::Delayed { until } => {
+                let is_in = state.delays.iter().any(|Reverse((at, delayed))| at == until && delayed == key);
+                assert!(is_in && *until <= due_in(Duration::MAX), "seed {seed}: {key}");
+            }
+            Phase::Running { enqueued_again } => assert_eq!(*enqueued_again, known[key].enqueued_again),
+        }
+    }
+    assert_eq!(state.ready.len(), waiting, "seed {seed}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_known_object_is_due_delayed_or_running() {
+    for seed in 0..200 {
+        let (mut random, queue) = (fastrand::Rng::with_seed(seed), queue());
+        let mut known: HashMap<ObjectKey, Expected> = HashMap::new();
+        for _ in 0..200 {
+            let object = key(random.choice(["a", "b", "c", "d", "e"]).unwrap());
+            match random.u8(..6) {
+                step @ (0 | 1) => {
+                    if step == 0 {
+                        queue.enqueue(object.clone());
+                    } else {
+                        queue.enqueue_within(object.clone(), any_delay(&mut random));
+                    }
+                    let expected = known.entry(object).or_default();
+                    expected.enqueued_again = expected.is_running;
+                }
+                2 => {
+                    queue.forget(&object);
+                    known.retain(|key, expected| *key != object || expected.is_running);
+                    known.entry(object).and_modify(|expected| expected.enqueued_again = false);
+                }
+                3 => {
+                    if let Some(taken) = queue.take() {
+                        let before =
+                            known.insert(taken, Expected { is_running: true, enqueued_again: false });
+                        assert!(before.is_some_and(|before| !before.is_running), "one worker at a time");
+                    }
+                }
+                4 if known.get(&object).is_some_and(|expected| expected.is_running) => {
+                    let delay = any_delay(&mut random);
+                    let next = if random.bool() { Action::AwaitChange } else { Action::RequeueAfter(delay) };
+                    queue.finish(object.clone(), next);
+                    let expected = known.remove(&object).unwrap();
+                    if expected.enqueued_again || next != Action::AwaitChange {
+                        known.insert(object, Expected::default());
+                    }
+                }
+                _ => tokio::time::advance(Duration::from_secs(random.u64(..4000))).await,
+            }
+            check(&queue, &known, seed);
+        }
+        tokio::time::advance(QUEUE_DELAY_MAX).await;
+        let taken: HashSet<_> = std::iter::from_fn(|| queue.take()).collect();
+        let idle = known.iter().filter(|(_, expected)| !expected.is_running).map(|(key, _)| key.clone());
+        assert_eq!(taken, idle.collect(), "seed {seed}: each comes up again");
+    }
 }
