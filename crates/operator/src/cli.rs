@@ -78,7 +78,7 @@ enum Command {
         #[arg(long, value_enum, default_value_t, env = "CODER_K8S_FORMAT")]
         format: Format,
     },
-    /// Print the manifests that install the operator: Namespace, ServiceAccount, RBAC and Deployment
+    /// Print the manifests that install the operator: Namespace, ServiceAccount, RBAC, NetworkPolicy and Deployment
     Manifests {
         /// Output format
         #[arg(long, value_enum, default_value_t, env = "CODER_K8S_FORMAT")]
@@ -180,6 +180,7 @@ mod tests {
                 "kubeconfig",
                 "watch-namespaces",
                 "allowed-coder-urls",
+                "allowed-address-ranges",
                 "leader-elect-namespace",
                 "identity",
             ];

@@ -29,7 +29,8 @@ pub(crate) fn blocker_of(error: &CoderdError) -> Blocker {
 pub(crate) fn blocker_at(error: &CoderdError, field: &str) -> Blocker {
     let message = match &error.kind {
         ErrorKind::Redirected { to } => format!(
-            "coderd redirects to {to}, where the operator never sends a token: set {field} to the address that answers"
+            "coderd redirects to {to}, where the operator never sends a token: set {field} to the address that answers, which \
+             --allowed-coder-urls of the operator must list"
         ),
         _ => error.to_string(),
     };

@@ -6,11 +6,13 @@
 
 pub(crate) mod children;
 mod cleanup;
+mod consent_poll;
 mod context;
 mod enqueue;
 pub(crate) mod environment;
 pub(crate) mod exposure;
 pub(crate) mod finalizer;
+mod grant_sweep;
 mod kinds;
 pub(crate) mod options;
 pub(crate) mod pods;
@@ -23,7 +25,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use coder_k8s_coderd::{
-    Connector, Resolve,
+    AddressPolicy, Connector, Resolve,
     postgres::{self, Postgres},
 };
 use coder_k8s_engine::{
@@ -51,7 +53,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use cleanup::CleanupAttempt;
 pub(crate) use context::Context;
-pub(crate) use kinds::{CoderKind, CoderResource, served_by};
+pub(crate) use kinds::{CoderKind, CoderResource};
 pub(crate) use options::Options;
 
 use crate::{intervals::LEASE_RELEASE_TIMEOUT, metrics::CoderMetrics};
@@ -125,6 +127,7 @@ pub(crate) async fn control(
         ..ClientSettings::new(metrics.clone())
     };
     let fenced = ClientSettings { faults: injected_faults(), ..settings(Some(fence.clone())) };
+    let addresses = AddressPolicy::new(options.allowed_address_ranges.clone(), api_servers(&config));
     let client = client::build(config.clone(), fenced)?;
     // Outside the fence: the lease must be written before this process leads.
     let lease_client = client::build(config, settings(None))?;
@@ -133,7 +136,7 @@ pub(crate) async fn control(
     let ctx = Arc::new(Context::new(
         client.clone(),
         instance,
-        external_clients(&options, coder_metrics.clone(), resolver),
+        external_clients(&options, coder_metrics.clone(), addresses, resolver),
         metrics.clone(),
         fence.clone(),
         &options,
@@ -176,12 +179,14 @@ pub(crate) async fn control(
         let poll = |key| crate::controlplane::daemon_poll::poll(key, ctx.clone());
         let (stop, timeout) = (|| stop.clone(), options.shutdown_timeout);
         let drained = tokio::join!(
+            grant_sweep::run(&ctx, stop()),
+            consent_poll::run(&ctx, stop()),
             ctx.queue.run(options.concurrency, stop(), timeout, reconcile),
             ctx.verify_schedule.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, reconcile),
             ctx.coderd_sync.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, sync),
             ctx.daemon_poller.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, poll),
         );
-        drained == (true, true, true, true)
+        drained == ((), (), true, true, true, true)
     };
     let drained = tokio::select! {
         drained = work => drained,
@@ -217,6 +222,7 @@ pub(crate) async fn control(
 fn external_clients(
     options: &Options,
     metrics: Arc<CoderMetrics>,
+    addresses: AddressPolicy,
     resolver: Option<Arc<dyn Resolve>>,
 ) -> ExternalClients {
     struct CallMetrics(Arc<CoderMetrics>);
@@ -226,19 +232,35 @@ fn external_clients(
         }
     }
     let observer: Option<Arc<dyn coder_k8s_coderd::Observer>> = Some(Arc::new(CallMetrics(metrics)));
-    let deadline = options.coderd_timeout;
-    let settings = coder_k8s_coderd::Settings { deadline, observer, resolver, ..Default::default() };
+    let (deadline, addresses) = (options.coderd_timeout, Arc::new(addresses));
+    let settings =
+        coder_k8s_coderd::Settings { deadline, addresses, observer, resolver, ..Default::default() };
     #[cfg(feature = "dev")]
     let settings = crate::faults::of_coderd(settings);
     let postgres = postgres::PostgresSettings {
         whole: options.database_timeout,
         connect: options.database_timeout / 2,
         statement: options.database_timeout / 2,
+        addresses: settings.addresses.clone(),
         resolver: settings.resolver.clone(),
         observer: settings.observer.clone(),
         faults: settings.faults.clone(),
     };
     ExternalClients { connector: Connector::new(settings), postgres: Postgres::new(postgres) }
+}
+
+/// The hosts and ports of the API server: the configured one, and the one that every pod is told of.
+fn api_servers(config: &kube::Config) -> Vec<(String, u16)> {
+    let url = &config.cluster_url;
+    let default_port = if url.scheme_str() == Some("http") { 80 } else { 443 };
+    let configured = url.host().map(|host| {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        (host.to_owned(), url.port_u16().unwrap_or(default_port))
+    });
+    let variable = |name| std::env::var(name).ok();
+    let in_cluster = variable("KUBERNETES_SERVICE_HOST")
+        .zip(variable("KUBERNETES_SERVICE_PORT").and_then(|port| port.parse().ok()));
+    configured.into_iter().chain(in_cluster).collect()
 }
 
 /// The faults that a test injects. A released binary has none.
@@ -379,5 +401,23 @@ fn count_by_readiness<K: CoderResource>(ctx: &Context, cache: &coder_k8s_engine:
     });
     for (state, count) in [("true", ready), ("false", unready), ("unknown", unknown)] {
         ctx.metrics.objects(cache.kind(), state, count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_server_is_known_by_host_and_port() {
+        for (url, host, port) in [
+            ("https://10.96.0.1:443", "10.96.0.1", 443),
+            ("https://api.example.com/clusters/a", "api.example.com", 443),
+            ("http://127.0.0.1", "127.0.0.1", 80),
+            ("https://[fd00::1]:6443", "fd00::1", 6443),
+        ] {
+            let found = api_servers(&kube::Config::new(url.parse().unwrap()));
+            assert_eq!(found.first(), Some(&(host.to_owned(), port)));
+        }
     }
 }

@@ -16,23 +16,22 @@ use coder_k8s_api::{
     names::{component, finalizer::CONTROL_PLANE as FINALIZER},
 };
 use coder_k8s_core::{
-    controlplane::{self, Children, Desired, Observed, Outcome, Plan, access_url, coderd::access},
+    controlplane::{self, Children, Desired, Observed, Outcome, Plan, access_url, coderd::access, image},
     object,
     outcome::ActResult,
     pod,
     rollout::Rollout,
-    service, sources,
-    workspace_access::{self, Existing},
+    service, sources, workspace_access,
 };
 use coder_k8s_engine::{apply::Owner, cache::ObjectKey, client, queue::Action};
 use k8s_openapi::api::apps::v1::Deployment;
-use kube::ResourceExt;
+use kube::{Api, ResourceExt};
 use tokio::time::Instant;
 
 use crate::controller::{
     Context,
     children::{self, apply},
-    exposure, finalizer, pods, served_by, workspaces,
+    exposure, finalizer, pods, workspaces,
 };
 
 /// Reconciles one object.
@@ -43,8 +42,11 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         Err(requeue) => return requeue,
     };
     if object::is_paused(&*object) {
-        let status = controlplane::paused(&object, ctx.now());
-        return ctx.finish(&key, &*object, &status, ActResult::default(), started).await;
+        let (kind, component) = (workspace_access::Kind::ControlPlane, component::CONTROL_PLANE);
+        let (lost, blockers) = workspaces::review_paused(&key, &*object, kind, component, &ctx).await;
+        let status = controlplane::paused(&object, &lost, &blockers, ctx.now());
+        let done = workspaces::failures(blockers);
+        return ctx.finish(&key, &*object, &status, done, started).await;
     }
     let (observed, unknown_consent) = observe(&key, object, &ctx).await;
     let plan = controlplane::decide(&observed);
@@ -71,14 +73,13 @@ async fn observe(
     ctx: &Context,
 ) -> (Observed, workspaces::GrantBlockers) {
     let children = cached_children(key, &object, ctx);
-    let newer_deployment = ctx.applier.newer_than(&key.namespace, &key.name, children.deployment.as_deref());
+    let newer_deployment = newer_deployment(key, &object, children.deployment.as_deref(), ctx).await;
     let inspected = access_url::inspected(&object);
     let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
-    let (consent, unknown_consent) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
+    let (consent, unknown_consent) = workspaces::consent(key, &*object, &object.spec.rbac, ctx).await;
     let gateway_api = ctx.gateway_api.load(Ordering::SeqCst);
-    let privileged_rules = ctx.policy.privileged_rules;
     let coderd = ctx.coderd_sync.report(key, object.uid().as_ref());
     let inputs = coderd_sync::present_inputs(key, &object, ctx).await;
     let jobs = ctx.daemon_poller.jobs(key, ctx);
@@ -89,7 +90,7 @@ async fn observe(
         sources,
         consent,
         gateway_api,
-        privileged_rules,
+        grant_policy: ctx.policy.grants,
         coderd,
         inputs,
         jobs,
@@ -97,9 +98,24 @@ async fn observe(
     (observed, unknown_consent)
 }
 
+/// A later Deployment than the cached one: the one that this process wrote, or the live one where an outdated view would
+/// replace an image that has migrated the database.
+async fn newer_deployment(
+    key: &ObjectKey,
+    object: &CoderControlPlane,
+    cached: Option<&Deployment>,
+    ctx: &Context,
+) -> Option<Arc<Deployment>> {
+    let written = ctx.applier.newer_than(&key.namespace, &key.name, cached);
+    if !image::replaces_newer(object, written.as_deref().or(cached)) {
+        return written;
+    }
+    let api: Api<Deployment> = Api::namespaced(ctx.client.clone(), &key.namespace);
+    api.get_opt(&key.name).await.ok().flatten().map(Arc::new).or(written)
+}
+
 fn cached_children(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -> Children {
     let (caches, namespace, name) = (&ctx.caches, &key.namespace, &key.name);
-    let served = served_by(workspace_access::Kind::ControlPlane, namespace, name);
     Children {
         deployment: caches.deployments.get(namespace, name),
         service: caches.services.get(namespace, name),
@@ -107,7 +123,7 @@ fn cached_children(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -
         route: caches.routes.get(namespace, name),
         budget: caches.budgets.get(namespace, name),
         service_accounts: caches.service_accounts.of_group(&object.uid().unwrap_or_default()),
-        rbac: Existing { roles: caches.roles.of_group(&served), bindings: caches.bindings.of_group(&served) },
+        rbac: workspaces::existing(workspace_access::Kind::ControlPlane, key, ctx),
     }
 }
 
@@ -132,13 +148,18 @@ async fn act(observed: &Observed, plan: &Plan, ctx: &Context) -> Outcome {
     outcome
 }
 
-/// Whether nothing is left in coderd or in other namespaces, so that the finalizer can be removed. Other namespaces are
-/// listed only if the object has the finalizer: without it there is nothing to remove.
+/// Whether nothing is left in coderd or in other namespaces, or what is left is abandoned, so that the finalizer can be
+/// removed. Other namespaces are listed only if the object has the finalizer: without it there is nothing to remove.
 async fn is_cleaned_up(observed: &Observed, ctx: &Context, outcome: &mut Outcome) -> bool {
-    !(observed.is_deleting() && access::needs_cleaning(&observed.object, &observed.coderd))
-        && outcome.grant_blockers.is_empty()
-        && (!object::has_finalizer(&*observed.object, FINALIZER)
-            || workspaces::all_removed(&observed.grantee(), ctx, &mut outcome.done).await)
+    let (object, grantee) = (&*observed.object, observed.grantee());
+    // Begins with the deletion, whatever is to be done in coderd first.
+    let cleanup = ctx.cleanup(object, FINALIZER);
+    if observed.is_deleting() && access::needs_cleaning(object, &observed.coderd) {
+        return false;
+    }
+    let Outcome { done, grant_blockers, .. } = outcome;
+    !object::has_finalizer(object, FINALIZER)
+        || workspaces::is_cleaned_up(object, &grantee, cleanup, grant_blockers, ctx, done).await
 }
 
 async fn set_finalizer(

@@ -217,6 +217,7 @@ async fn run_operator(
     let logs = logs::init(logs::Format::Human, log_level)?;
     let mut options = Defaults::try_parse_from(["dev"])?.options;
     options.kubeconfig = Some(kubeconfig);
+    options.allowed_address_ranges = vec!["127.0.0.0/8".parse()?];
     options.leader_elect_namespace = Some(install.namespace);
     for address in [&mut options.health_addr, &mut options.metrics_addr, &mut options.admin_addr] {
         *address = "127.0.0.1:0".parse()?;

@@ -16,6 +16,10 @@ pub(crate) const REQUEUE_NOT_LEADING: Duration = Duration::from_secs(1);
 /// arrive by different watches, in any order.
 pub(crate) const REQUEUE_DELETED_CHILD: Duration = Duration::from_millis(300);
 
+/// How often to look for workspace RBAC in other namespaces that has lost its object. What a reconcile removes is not left
+/// to this.
+pub(crate) const GRANT_SWEEP: Duration = Duration::from_mins(10);
+
 /// How long the release of the lease may take at shutdown.
 pub(crate) const LEASE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 

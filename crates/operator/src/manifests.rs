@@ -4,6 +4,7 @@
 //! the lease is granted by Roles in those namespaces, so that there is no cluster-wide access to Secrets.
 
 use anyhow::{Result, bail};
+use coder_k8s_coderd::address;
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 
@@ -11,6 +12,9 @@ use crate::permissions::{Within, rules};
 
 const NAME: &str = "coder-k8s";
 const NAMESPACE: &str = "coder-system";
+/// The defaults of --health-addr and --metrics-addr.
+const HEALTH_PORT: u16 = 8081;
+const METRICS_PORT: u16 = 8080;
 const IMAGE: &str = concat!("ghcr.io/coder/coder-k8s:v", env!("CARGO_PKG_VERSION"));
 
 /// Flags of the installation. The doc comments of the fields are the text of `--help`.
@@ -71,6 +75,7 @@ pub fn objects(install: &Install) -> Result<Vec<Value>> {
     for role in coder_k8s_api::access::user_roles() {
         objects.push(serde_json::to_value(role)?);
     }
+    objects.push(network_policy(install));
     objects.push(deployment(install));
     Ok(objects)
 }
@@ -82,12 +87,12 @@ pub fn access(install: &Install) -> Vec<Value> {
         places.push((None, NAME, &[Within::Cluster, Within::ClusterIfAll, Within::Watched]));
     } else {
         places.push((None, NAME, &[Within::Cluster]));
-        places.extend(
-            install.watch_namespaces.iter().map(|name| (Some(name.as_str()), NAME, &[Within::Watched][..])),
-        );
+        let within = &[Within::Watched, Within::NamedItself][..];
+        places.extend(install.watch_namespaces.iter().map(|name| (Some(name.as_str()), NAME, within)));
     }
     places.push((Some(&install.namespace), "coder-k8s-leader-election", &[Within::Own]));
-    let granted = |(namespace, name, within)| granted(namespace, name, &rules(within), &install.namespace);
+    let granted =
+        |(namespace, name, within)| granted(namespace, name, &rules(within, namespace), &install.namespace);
     places.into_iter().flat_map(granted).collect()
 }
 
@@ -139,8 +144,8 @@ fn deployment(install: &Install) -> Value {
                         "args": args,
                         "env": [field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace")],
                         "ports": [
-                            {"name": "health", "containerPort": 8081, "protocol": "TCP"},
-                            {"name": "metrics", "containerPort": 8080, "protocol": "TCP"},
+                            {"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"},
+                            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
                         ],
                         "livenessProbe": probe("/livez"),
                         "readinessProbe": probe("/readyz"),
@@ -153,6 +158,35 @@ fn deployment(install: &Install) -> Value {
                     }],
                 },
             },
+        },
+    })
+}
+
+/// What may reach the operator, and what it may reach. Where coderd and its database are is up to the control planes, so that
+/// everything is allowed but the addresses that the operator refuses by itself ([`address::REFUSED`]).
+fn network_policy(install: &Install) -> Value {
+    let everything = |cidr: &str, is_ipv4: bool| {
+        let except = address::REFUSED.iter().filter(|range| range.is_ipv4() == is_ipv4);
+        json!({"ipBlock": {"cidr": cidr, "except": except.map(ToString::to_string).collect::<Vec<_>>()}})
+    };
+    let port = |protocol: &str, port: u16| json!({"protocol": protocol, "port": port});
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": meta(&install.namespace),
+        "spec": {
+            "podSelector": {"matchLabels": labels()},
+            "policyTypes": ["Ingress", "Egress"],
+            // By number: some network plugins do not resolve names of ports.
+            "ingress": [{"ports": [port("TCP", HEALTH_PORT), port("TCP", METRICS_PORT)]}],
+            "egress": [
+                // Anywhere: a DNS cache on the node has a link-local address, and some network plugins do not count
+                // nodes, where the API server may be, among the addresses of an ipBlock.
+                {"ports": [port("UDP", 53), port("TCP", 53), port("TCP", 443), port("TCP", 6443)]},
+                // Some network plugins do not count pods among the addresses of an ipBlock either.
+                {"to": [{"namespaceSelector": {}}]},
+                {"to": [everything("0.0.0.0/0", true), everything("::/0", false)]},
+            ],
         },
     })
 }
@@ -188,6 +222,22 @@ mod tests {
     }
 
     #[test]
+    fn an_install_for_some_namespaces_reads_each_namespace_through_its_own_role() {
+        let install = Install { watch_namespaces: vec!["a".into(), "b".into()], ..Install::default() };
+        let of_namespaces = |role: &Value| {
+            let rules = role["rules"].as_array().unwrap().iter();
+            let about = rules.filter(|rule| rule["resources"] == json!(["namespaces"]));
+            about.map(|rule| (rule["verbs"].clone(), rule["resourceNames"].clone())).collect::<Vec<_>>()
+        };
+        let all: Vec<_> = access(&install)
+            .iter()
+            .filter(|object| object.get("rules").is_some())
+            .flat_map(of_namespaces)
+            .collect();
+        assert_eq!(all, [(json!(["get"]), json!(["a"])), (json!(["get"]), json!(["b"]))]);
+    }
+
+    #[test]
     fn leases_are_accessed_in_the_own_namespace_alone() {
         assert!(!cluster_wide_resources(&Install::default()).contains(&"leases".to_owned()));
     }
@@ -198,6 +248,22 @@ mod tests {
         assert!(
             objects(&install).unwrap_err().to_string().starts_with(r#""A b" is not the name of a namespace"#)
         );
+    }
+
+    #[test]
+    fn the_network_policy_selects_the_pods_of_the_operator_and_leaves_out_metadata() {
+        let policy = network_policy(&Install::default());
+        let pods = deployment(&Install::default())["spec"]["template"]["metadata"]["labels"].clone();
+        assert_eq!(policy["spec"]["podSelector"]["matchLabels"], pods);
+        let blocks = &policy["spec"]["egress"][2]["to"];
+        for (block, cidr, left_out) in [(0, "0.0.0.0/0", "169.254.0.0/16"), (1, "::/0", "fd00:ec2::/32")] {
+            let block = &blocks[block]["ipBlock"];
+            assert_eq!(block["cidr"], cidr);
+            let except = block["except"].as_array().unwrap();
+            assert!(except.contains(&json!(left_out)), "{except:?}");
+            let is_same_family = |range: &Value| range.as_str().unwrap().contains(':') == cidr.contains(':');
+            assert!(except.iter().all(is_same_family), "the API server refuses others: {except:?}");
+        }
     }
 
     #[test]

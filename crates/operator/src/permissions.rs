@@ -3,7 +3,7 @@
 //! The RBAC of the installation manifests and `docs/reference/permissions.md` are generated from this table. The tests
 //! run the operator with exactly these permissions, so that a call which is not declared here fails there.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
@@ -16,6 +16,8 @@ pub enum Within {
     ClusterIfAll,
     /// In every watched namespace.
     Watched,
+    /// In every namespace that `--watch-namespaces` names, on the Namespace itself.
+    NamedItself,
     /// In the operator's own namespace.
     Own,
 }
@@ -49,7 +51,7 @@ const MANAGE: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 const GRANT: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
 /// Everything that the operator may do.
-pub const PERMISSIONS: [Permission; 19] = [
+pub const PERMISSIONS: [Permission; 21] = [
     watched("coder.com", KINDS, &["list", "watch"], "reconciling them"),
     watched(
         "coder.com",
@@ -79,11 +81,12 @@ pub const PERMISSIONS: [Permission; 19] = [
         &["update"],
         "creating children that block the deletion of their owner, in clusters that check this permission",
     ),
+    watched("", &["serviceaccounts"], MANAGE, "managing the identity of the pods"),
     watched(
         "",
-        &["serviceaccounts", "services"],
-        MANAGE,
-        "managing the identity and the address of the pods",
+        &["services"],
+        &["create", "get", "list", "patch", "watch"],
+        "managing the address of the pods, which goes with its object",
     ),
     watched(
         "apps",
@@ -139,6 +142,15 @@ pub const PERMISSIONS: [Permission; 19] = [
         )
     },
     Permission {
+        within: Within::NamedItself,
+        ..watched(
+            "",
+            &["namespaces"],
+            &["get"],
+            "checking whether the namespace consents to workspaces; a Role cannot let anybody watch its Namespace",
+        )
+    },
+    Permission {
         within: Within::Cluster,
         ..watched(
             "apiextensions.k8s.io",
@@ -163,9 +175,85 @@ pub const PERMISSIONS: [Permission; 19] = [
     },
 ];
 
-/// The RBAC rules of the permissions in these places.
-pub fn rules(within: &[Within]) -> Vec<PolicyRule> {
+/// What is granted although the operator itself never does it: verbs, resources, and why.
+///
+/// `cargo xtask test` compares what is granted with what all tests used, and fails for what is in neither.
+const NEVER_USED: &[(&[&str], &[&str], &str)] = &[
+    (
+        &["deletecollection", "update"],
+        &["pods", "deployments"],
+        "RBAC lets nobody grant to workspaces what they do not have themselves",
+    ),
+    (&["delete"], &["deployments"], "RBAC lets nobody grant to workspaces what they do not have themselves"),
+    (
+        &["create", "get", "watch"],
+        &["pods"],
+        "RBAC lets nobody grant to workspaces what they do not have themselves",
+    ),
+    (
+        GRANT,
+        &["persistentvolumeclaims"],
+        "RBAC lets nobody grant to workspaces what they do not have themselves",
+    ),
+    (
+        &["get"],
+        &["poddisruptionbudgets", "httproutes"],
+        "when the name of a child is taken, the object that has it is read, as tests show for other kinds",
+    ),
+    (
+        &["update"],
+        &[
+            "codercontrolplanes/finalizers",
+            "coderprovisioners/finalizers",
+            "coderworkspaceproxies/finalizers",
+        ],
+        "clusters that check it ask for it where a child blocks the deletion of its owner",
+    ),
+];
+
+/// One verb on one resource that the operator is granted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Granted {
+    /// API group; empty for the core group.
+    pub group: &'static str,
+    /// Resource, with its subresource if it has one.
+    pub resource: &'static str,
+    /// Verb.
+    pub verb: &'static str,
+    /// Why it is granted although the operator never does it. `None`: it does.
+    pub justified: Option<&'static str>,
+}
+
+/// Everything that is granted, one verb on one resource each, without repetition.
+pub fn granted() -> Vec<Granted> {
+    let justified = |resource: &str, verb: &str| {
+        let found = NEVER_USED
+            .iter()
+            .find(|(verbs, resources, _)| verbs.contains(&verb) && resources.contains(&resource));
+        found.map(|(_, _, why)| *why)
+    };
+    let each = PERMISSIONS.iter().flat_map(|permission| {
+        permission.resources.iter().flat_map(move |resource| {
+            permission.verbs.iter().map(move |verb| Granted {
+                group: permission.group,
+                resource,
+                verb,
+                justified: justified(resource, verb),
+            })
+        })
+    });
+    each.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The RBAC rules of the permissions in these places, for a Role in `namespace` or a ClusterRole.
+pub fn rules(within: &[Within], namespace: Option<&str>) -> Vec<PolicyRule> {
     let strings = |list: &[&str]| list.iter().map(|item| (*item).to_owned()).collect::<Vec<_>>();
+    let only = |permission: &Permission| match permission.within {
+        Within::NamedItself => namespace.map(|namespace| strings(&[namespace])),
+        Within::Cluster | Within::ClusterIfAll | Within::Watched | Within::Own => {
+            permission.only.map(|name| strings(&[name]))
+        }
+    };
     PERMISSIONS
         .iter()
         .filter(|permission| within.contains(&permission.within))
@@ -173,7 +261,7 @@ pub fn rules(within: &[Within]) -> Vec<PolicyRule> {
             api_groups: Some(strings(&[permission.group])),
             resources: Some(strings(permission.resources)),
             verbs: strings(permission.verbs),
-            resource_names: permission.only.map(|name| strings(&[name])),
+            resource_names: only(permission),
             ..PolicyRule::default()
         })
         .collect()
@@ -190,6 +278,7 @@ pub fn page() -> String {
             Within::Cluster => "cluster",
             Within::ClusterIfAll => "cluster; not with `--watch-namespaces`",
             Within::Watched => "watched namespaces",
+            Within::NamedItself => "namespaces of `--watch-namespaces`, on itself",
             Within::Own => "its own namespace",
         };
         let full = |resource: &&str| match resource.split_once('/') {

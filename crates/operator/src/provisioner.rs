@@ -10,12 +10,13 @@ mod observe;
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use coder_k8s_core::{object, outcome::ActResult, provisioner};
+use coder_k8s_api::names::component;
+use coder_k8s_core::{object, provisioner, workspace_access};
 use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use tokio::time::Instant;
 
 pub(crate) use self::daemons::ListedPods;
-use crate::controller::Context;
+use crate::controller::{Context, workspaces};
 
 /// Reconciles one object.
 pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
@@ -25,8 +26,11 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         Err(requeue) => return requeue,
     };
     if object::is_paused(&*object) {
-        let status = provisioner::paused(&object, ctx.now());
-        return ctx.finish(&key, &*object, &status, ActResult::default(), started).await;
+        let (kind, component) = (workspace_access::Kind::Provisioner, component::PROVISIONER);
+        let (lost, blockers) = workspaces::review_paused(&key, &*object, kind, component, &ctx).await;
+        let status = provisioner::paused(&object, &lost, &blockers, ctx.now());
+        let done = workspaces::failures(blockers);
+        return ctx.finish(&key, &*object, &status, done, started).await;
     }
     let Some((observed, keys)) = observe::observe(&key, object, &ctx).await else {
         return Action::AwaitChange;
@@ -36,8 +40,9 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         ControlFlow::Continue(done) => done,
         ControlFlow::Break(requeue) => return requeue,
     };
-    let act::Done { outcome, decision, health, retry } = done;
+    let act::Done { outcome, decision, health, retry, bindings } = done;
     let mut status = provisioner::status(&observed.pool, &plan, &outcome, &decision, &health, ctx.now());
+    status.workload.credential_bindings = bindings;
     status.workload.cleanup_start_time = ctx.cleanup_start(&key, &*observed.pool.object);
     let next = ctx.finish(&key, &*observed.pool.object, &status, outcome.into_done(), started).await;
     ctx.daemon_poller.consider(&observed.pool.object, &health);

@@ -37,8 +37,9 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         ControlFlow::Continue(done) => done,
         ControlFlow::Break(requeue) => return requeue,
     };
-    let act::Done { outcome, decision, health, retry } = done;
+    let act::Done { outcome, decision, health, retry, bindings } = done;
     let mut status = workspaceproxy::status(&observed, &outcome, &decision, health.as_ref(), ctx.now());
+    status.workload.credential_bindings = bindings;
     status.workload.cleanup_start_time = ctx.cleanup_start(&key, &*observed.object);
     let next = ctx.finish(&key, &*observed.object, &status, outcome.done, started).await;
     let is_unhealthy = health.is_some_and(|health| health.status != "ok");

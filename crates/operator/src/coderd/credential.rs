@@ -10,11 +10,12 @@ use std::{
     sync::Arc,
 };
 
+use coder_k8s_api::CredentialBinding;
 use coder_k8s_coderd::{Client, CoderdError, ErrorKind, IdentifiedServer};
 use coder_k8s_core::{
     credential::{
-        CredentialKind, Decision, Effect, Intent, Listed as _, Listing, NextStep, Observed, Proof, Query,
-        Record, Secret,
+        CredentialKind, Decision, Effect, Intent, Listed as _, Listing, NameConflict, NextStep, Observed,
+        Proof, Query, Record, Secret,
     },
     object::{self, Deletion},
     outcome::{Blocker, EventNote, Retry},
@@ -26,10 +27,11 @@ use coder_k8s_engine::{
     apply::Owner,
     cache::{Cache, ObjectKey},
     client,
+    queue::due_in,
     secret::{self, SecretData, SecretPatch},
     status::StatusWrite,
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::PodTemplateSpec};
 use kube::{Resource as _, ResourceExt};
 use secrecy::SecretString;
@@ -161,9 +163,23 @@ impl<K: Managed> Reconciler<K> {
             object_written: false,
             retry: None,
         };
+        if this.is_unasked() {
+            this.observed.late_effect_window = SignedDuration::ZERO;
+        }
         this.read_secrets().await;
         this.first_run = K::decide(&this.observed, ctx.now()).run;
         Some(this)
+    }
+
+    /// Whether coderd cannot hold anything that nobody knows the UUID of: this process announced a name, has not asked for it
+    /// yet, and nothing else was announced before.
+    fn is_unasked(&self) -> bool {
+        let Record { pending, stale, .. } = &self.observed.record;
+        let is_unasked = |pending: &Intent<K::Details>| {
+            pending.credential.id.is_none()
+                && self.ctx.verify_schedule.is_unasked(&self.key, &pending.credential.name)
+        };
+        pending.as_ref().is_some_and(is_unasked) && stale.iter().all(|stale| stale.credential.id.is_some())
     }
 
     /// Asks and acts until there is nothing more to do, or until the next step is to write the status.
@@ -195,10 +211,22 @@ impl<K: Managed> Reconciler<K> {
                     if decision.verdict.is_ready() {
                         self.ctx.verify_schedule.accepted(&self.key);
                     }
+                    self.note_announcement(&decision.next);
                     self.publish(&decision.events).await;
                     return decision;
                 }
             }
+        }
+    }
+
+    /// Notes a name that the next status announces for the first time.
+    fn note_announcement(&self, next: &NextStep<K>) {
+        let NextStep::Record(record) = next else { return };
+        let new = record.pending.as_ref().filter(|pending| {
+            pending.credential.id.is_none() && Some(*pending) != self.observed.record.pending.as_ref()
+        });
+        if let Some(new) = new {
+            self.ctx.verify_schedule.announce(&self.key, &new.credential.name);
         }
     }
 
@@ -208,7 +236,7 @@ impl<K: Managed> Reconciler<K> {
         let attempt = self.ctx.begin_cleanup(&self.key, &*self.object, K::FINALIZER)?;
         self.observed.deletion = Some(Deletion { overdue: attempt.overdue });
         self.connections.limit(attempt.limits());
-        Some(Instant::now() + attempt.cleanup.attempt_timeout())
+        Some(due_in(attempt.cleanup.attempt_timeout()))
     }
 
     async fn publish(&self, events: &[EventNote]) {
@@ -271,7 +299,10 @@ impl<K: Managed> Reconciler<K> {
             Err(Some(blocker)) => return Listing::Unknown(blocker),
         };
         match K::list(&client, scope).await {
-            Ok(listed) => Listing::Known(listed),
+            Ok(listed) => {
+                self.accepted(K::target(scope));
+                Listing::Known(listed)
+            }
             Err(error) => Listing::Unknown(self.failed(&error)),
         }
     }
@@ -280,6 +311,16 @@ impl<K: Managed> Reconciler<K> {
     pub(crate) async fn client(&mut self, target: &CoderdTarget) -> Result<Client, Option<Blocker>> {
         let found = self.connections.client(target, &self.ctx).await;
         found.map_err(|error| self.unusable(error))
+    }
+
+    /// Records that coderd accepted the credentials of a target: from now on they are sent to no other deployment.
+    pub(crate) fn accepted(&mut self, target: &CoderdTarget) {
+        self.connections.accepted(target);
+    }
+
+    /// The deployments that accepted the object's own credentials, for its status.
+    pub(crate) fn bindings(&self) -> Vec<CredentialBinding> {
+        self.connections.bindings().to_vec()
     }
 
     fn unusable(&mut self, error: TargetError) -> Option<Blocker> {
@@ -323,6 +364,7 @@ impl<K: Managed> Reconciler<K> {
         match effect {
             Effect::AddFinalizer => {}
             Effect::Make { pending, settings, secret, version } => {
+                self.ctx.verify_schedule.ask(&self.key);
                 K::make(self, *pending, settings, &secret, &version).await?;
             }
             Effect::Delete { scope, name, id } => self.delete(&scope, &name, &id).await?,
@@ -404,7 +446,8 @@ impl<K: Managed> Reconciler<K> {
 
     /// Writes the record between two parts of an effect, after which the reconcile ends.
     pub(crate) async fn record(&mut self, record: &Record<K::Details>) -> Performed {
-        let status = K::recorded(&self.object, record);
+        let mut status = K::recorded(&self.object, record);
+        K::Object::workload_mut(&mut status).credential_bindings = self.bindings();
         match self.ctx.record_status(&self.key, &*self.object, &status).await {
             Ok(StatusWrite::Changed) => {
                 self.object_written = true;
@@ -506,15 +549,17 @@ impl<K: Managed> Reconciler<K> {
     }
 }
 
-/// Another object for which `claims` holds, and that was there first.
+/// Another object for which `claims` holds, and that was there first. One of the same namespace if there is one.
 pub(crate) fn older_claimant<K: CoderResource>(
     object: &K,
     all: &Cache<K>,
     claims: impl Fn(&K) -> bool,
-) -> Option<String> {
+) -> Option<NameConflict> {
     let others =
         all.filter(|other| object::is_before(other, object) && !object::is_deleting(other) && claims(other));
-    others.first().map(|other| format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()))
+    let neighbour = others.iter().find(|other| other.namespace() == object.namespace());
+    let neighbour = neighbour.map(|other| NameConflict::Neighbour(other.name_any()));
+    neighbour.or_else(|| others.first().map(|_| NameConflict::Elsewhere))
 }
 
 /// The deployment that an object belongs to: that of the control plane which it names, or else the recorded one.

@@ -15,7 +15,7 @@ use coder_k8s_core::{
     object,
     rollout::Rollout,
 };
-use coder_k8s_engine::cache::ObjectKey;
+use coder_k8s_engine::{cache::ObjectKey, queue::due_in};
 use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -72,7 +72,7 @@ impl SharedAnswers {
             matches!(answer, EntitlementAnswer::Entitlement(_) | EntitlementAnswer::NotSupported)
         });
         let lifetime = if is_known { self.lifetime } else { self.lifetime.min(REQUEUE_ENTITLEMENT) };
-        let known = SharedAnswer { plane: asked, until: Instant::now() + lifetime, answers };
+        let known = SharedAnswer { plane: asked, until: due_in(lifetime), answers };
         let answer = known.of(feature);
         *shared = Some(known);
         (answer, lifetime)

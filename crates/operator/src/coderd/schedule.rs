@@ -11,7 +11,7 @@ use coder_k8s_engine::{
     backoff::{Backoff, Failures, jitter},
     cache::ObjectKey,
     metrics::Metrics,
-    queue::{Action, Queue},
+    queue::{Action, Queue, due_in},
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -41,8 +41,9 @@ impl Schedule {
         Self { queue, failures: Failures::default(), due: Mutex::default() }
     }
 
-    pub(crate) fn set_due(&self, key: &ObjectKey, task: Task, at: Instant) {
-        self.due.lock().entry(key.clone()).or_default().insert(task, at);
+    /// Schedules a task after a delay; zero makes it due at once.
+    pub(crate) fn set_due(&self, key: &ObjectKey, task: Task, delay: Duration) {
+        self.due.lock().entry(key.clone()).or_default().insert(task, due_in(delay));
     }
 
     /// Whether a task is due. A task that was never scheduled is due.
@@ -101,7 +102,7 @@ impl Creations {
     /// Counts a creation that coderd carried out, or may have.
     pub(crate) fn created(&mut self) {
         self.count = self.count.saturating_add(1);
-        self.after = Some(Instant::now() + Backoff::default().delay(self.count, None, jitter()));
+        self.after = Some(due_in(Backoff::default().delay(self.count, None, jitter())));
     }
 
     /// How long nothing may be created yet. None: something may.
@@ -144,9 +145,8 @@ mod tests {
         let (schedule, key) = (Schedule::new(None), ObjectKey::new("CoderControlPlane", "ns", "coder"));
         assert!(schedule.is_due(&key, Task::Verify));
         assert_eq!(schedule.next_due(&key), None);
-        let now = Instant::now();
-        schedule.set_due(&key, Task::Verify, now + Duration::from_mins(10));
-        schedule.set_due(&key, Task::Entitlements, now + Duration::from_secs(100));
+        schedule.set_due(&key, Task::Verify, Duration::from_mins(10));
+        schedule.set_due(&key, Task::Entitlements, Duration::from_secs(100));
         assert_eq!(schedule.next_due(&key), Some(Duration::from_secs(100)));
         tokio::time::advance(Duration::from_secs(100)).await;
         assert!(schedule.is_due(&key, Task::Entitlements) && !schedule.is_due(&key, Task::Verify));

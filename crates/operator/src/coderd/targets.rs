@@ -6,22 +6,23 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{CoderControlPlane, ProxyBootstrap, Reason, SecretKeyRef};
+use coder_k8s_api::{CoderControlPlane, CredentialBinding, ProxyBootstrap, Reason, SecretKeyRef};
 use coder_k8s_coderd::{
-    BoundToken, CallLimits, Client, CoderdError, CredentialError, IdentifiedServer, Server, Target,
+    BoundToken, CallLimits, Client, CoderdError, CredentialError, IdentifiedServer, Server, Target, is_https,
     is_same_server,
 };
 use coder_k8s_core::{
     controlplane::access_url,
     outcome::Blocker,
-    target::{CoderdTarget, SecretDataRef},
+    target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
+    verified,
 };
 use coder_k8s_engine::secret::{self, SecretData};
 use kube::ResourceExt;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 
 use super::{blocker_of_secret, credentials};
-use crate::controller::Context;
+use crate::controller::{CoderResource, Context};
 
 /// Why a target cannot be used.
 pub(crate) enum TargetError {
@@ -46,10 +47,18 @@ impl From<CoderdError> for TargetError {
     }
 }
 
-/// The server of a control plane, at `operatorAccess.apiURL` or else at its Service: by HTTPS if a CA is named.
+/// The server of a control plane, at `operatorAccess.apiURL` or else at its Service: by HTTPS if a CA is named. Another address
+/// than the Service must be allowed, as for [`is_allowed`].
 pub(crate) async fn server_of(plane: &CoderControlPlane, ctx: &Context) -> Result<Server, Blocker> {
     let access = &plane.spec.operator_access;
     let url = match (&access.api_url, &access.ca_secret_ref) {
+        (Some(url), _) if !is_service_of(plane, url.as_str()) && !is_listed(url.as_str(), ctx) => {
+            let message = format!(
+                "the operator does not call {url}: it is not the Service of this control plane. Leave out \
+                 operatorAccess.apiURL, or add it to --allowed-coder-urls of the operator"
+            );
+            return Err(Blocker::until_change(Reason::UrlNotAllowed, message));
+        }
         (Some(url), _) => url.to_string(),
         (None, Some(_)) => access_url::https_url(plane),
         (None, None) => access_url::http_url(plane),
@@ -73,7 +82,8 @@ async fn server_at(
 ) -> Result<Server, Blocker> {
     let ca = read_ca(ca, namespace, ctx).await?;
     let bad = |bad| Blocker::until_change(Reason::BadTarget, format!("coderd cannot be called: {bad}"));
-    ctx.external.connector.server(&Target { url, ca }).map_err(bad)
+    let tenant = namespace.to_owned();
+    ctx.external.connector.server(&Target { url, ca, tenant }).map_err(bad)
 }
 
 /// The server at the address of a proxy's `bootstrap`. The caller has checked [`is_allowed`].
@@ -130,24 +140,35 @@ pub(crate) async fn read_ca(
 /// `--allowed-coder-urls` lists it. Without this check the author of a spec could have a token that they cannot read sent to a
 /// server of their own.
 pub(crate) fn is_allowed(url: &str, namespace: &str, ctx: &Context) -> bool {
-    if ctx.policy.allowed_urls.iter().any(|allowed| is_same_server(allowed, url)) {
-        return true;
-    }
-    let planes = ctx.caches.control_planes.filter(|plane| plane.namespace().as_deref() == Some(namespace));
-    planes.iter().any(|plane| {
-        let addresses =
-            [access_url::cluster_url(plane), access_url::http_url(plane), access_url::https_url(plane)];
-        // A Service has a DNS name with and without the cluster domain.
-        let suffix = format!(".svc.{}", plane.spec.cluster_domain);
-        addresses
-            .iter()
-            .any(|own| is_same_server(own, url) || is_same_server(&own.replacen(&suffix, ".svc", 1), url))
-    })
+    let planes = || ctx.caches.control_planes.filter(|plane| plane.namespace().as_deref() == Some(namespace));
+    is_listed(url, ctx) || planes().iter().any(|plane| is_service_of(plane, url))
+}
+
+fn is_listed(url: &str, ctx: &Context) -> bool {
+    ctx.policy.allowed_urls.iter().any(|allowed| is_same_server(allowed, url))
+}
+
+/// Whether the token of a control plane goes over plain HTTP to another address than its Service.
+pub(crate) fn is_plain_elsewhere(plane: &CoderControlPlane) -> bool {
+    let url = plane.spec.operator_access.api_url.as_ref();
+    url.is_some_and(|url| !is_https(url.as_str()) && !is_service_of(plane, url.as_str()))
+}
+
+/// Whether an address is that of the Service of a control plane.
+fn is_service_of(plane: &CoderControlPlane, url: &str) -> bool {
+    let addresses =
+        [access_url::cluster_url(plane), access_url::http_url(plane), access_url::https_url(plane)];
+    // A Service has a DNS name with and without the cluster domain.
+    let suffix = format!(".svc.{}", plane.spec.cluster_domain);
+    addresses
+        .iter()
+        .any(|own| is_same_server(own, url) || is_same_server(&own.replacen(&suffix, ".svc", 1), url))
 }
 
 /// The servers and clients of one reconcile. Each server is identified once.
 pub(crate) struct Connections {
     namespace: String,
+    tokens: OwnTokens,
     /// The address and CA in the spec of a proxy.
     bootstrap: Option<ProxyBootstrap>,
     /// By the name of the control plane, or by address where there is none.
@@ -157,12 +178,17 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// Creates connections without a server. `bootstrap` is that of a proxy's spec.
-    pub(crate) fn new(namespace: &str, bootstrap: Option<&ProxyBootstrap>) -> Self {
-        let (namespace, bootstrap) = (namespace.to_owned(), bootstrap.cloned());
+    /// Creates connections of an object without a server. `recorded` is the coderd of the credential that its status records,
+    /// `bootstrap` that of a proxy's spec.
+    pub(crate) fn new<K: CoderResource>(
+        object: &K,
+        recorded: Option<&CoderdTarget>,
+        bootstrap: Option<&ProxyBootstrap>,
+    ) -> Self {
         Self {
-            namespace,
-            bootstrap,
+            namespace: object.namespace().unwrap_or_default(),
+            tokens: OwnTokens::new(object, recorded),
+            bootstrap: bootstrap.cloned(),
             servers: BTreeMap::new(),
             clients: BTreeMap::new(),
             limits: CallLimits::default(),
@@ -224,10 +250,11 @@ impl Connections {
         }
         let (namespace, url) = (self.namespace.clone(), target.url.clone());
         let server = async {
-            match bootstrap {
-                Some(bootstrap) => Ok(bootstrap_server(&bootstrap, &namespace, ctx).await?),
-                None => ctx.external.connector.server(&Target::new(url)).map_err(|_| TargetError::Gone),
+            if let Some(bootstrap) = bootstrap {
+                return Ok(bootstrap_server(&bootstrap, &namespace, ctx).await?);
             }
+            let target = Target { url, ca: None, tenant: namespace };
+            ctx.external.connector.server(&target).map_err(|_| TargetError::Gone)
         };
         self.once(target.url.clone(), server).await
     }
@@ -292,16 +319,95 @@ impl Connections {
             return Err(blocked(credentials::missing(reason, &secret)));
         };
         let server = self.server(target, ctx).await?;
+        let bound = match (target.credentials.as_ref().map(|credentials| credentials.kind), &plane) {
+            (Some(CredentialsKind::Bootstrap), _) => self.tokens.deployment_of(&token, target),
+            (_, Some(plane)) => OwnTokens::new(&**plane, None).deployment_of(&token, target),
+            (_, None) => None,
+        };
+        let is_bound = bound.is_some();
         let published = plane.as_ref().and_then(|plane| plane.status.as_ref()?.deployment_id.clone());
-        let client = match target.deployment_id.clone().or(published) {
-            Some(deployment_id) => server.authenticate(&BoundToken::new(token, deployment_id)),
+        let client = match bound.or_else(|| target.deployment_id.clone()).or(published) {
+            Some(deployment_id) => server.authenticate(&BoundToken::new(token.clone(), deployment_id)),
             // The Go operator records no deployment ID, so that there is nothing to compare with.
             None => server.first_contact(&token),
         };
-        let client = client.map_err(blocker_of_credential)?;
+        let client = client.map_err(|error| match error {
+            CredentialError::OtherDeployment if is_bound => bound_elsewhere(&secret.name),
+            error => blocker_of_credential(error),
+        })?;
+        self.tokens.presented.insert(target.clone(), (token, server.deployment_id().to_owned()));
         self.clients.insert(target.clone(), client.clone());
         Ok(client)
     }
+
+    /// Records that coderd accepted the credentials of a target.
+    pub(crate) fn accepted(&mut self, target: &CoderdTarget) {
+        self.tokens.accepted(target);
+    }
+
+    /// The bindings of the object's own tokens, for its status.
+    pub(crate) fn bindings(&self) -> &[CredentialBinding] {
+        &self.tokens.bindings
+    }
+}
+
+/// The tokens that an object brings along (`bootstrap`), and the deployments that accepted them. An operator token is bound on
+/// the status of its control plane.
+struct OwnTokens {
+    uid: String,
+    bindings: Vec<CredentialBinding>,
+    /// The credentials and the deployment that a status without bindings records: one of an earlier release.
+    implied: Option<(Credentials, String)>,
+    /// What this reconcile sends to whom.
+    presented: BTreeMap<CoderdTarget, (SecretString, String)>,
+}
+
+impl OwnTokens {
+    fn new<K: CoderResource>(object: &K, recorded: Option<&CoderdTarget>) -> Self {
+        let status = object.status().map(K::workload);
+        let bindings = status.map(|status| status.credential_bindings.clone()).unwrap_or_default();
+        let implied = recorded.filter(|_| bindings.is_empty()).and_then(|recorded| {
+            let credentials = recorded.credentials.clone()?;
+            Some((credentials, recorded.deployment_id.clone()?))
+        });
+        Self { uid: object.uid().unwrap_or_default(), bindings, implied, presented: BTreeMap::new() }
+    }
+
+    /// The deployment that a token belongs to. None: no deployment has accepted it yet.
+    fn deployment_of(&self, token: &SecretString, target: &CoderdTarget) -> Option<String> {
+        let bound = verified::deployment_of(&self.bindings, &self.content(token)).map(str::to_owned);
+        let implied = self.implied.as_ref().filter(|(known, _)| Some(known) == target.credentials.as_ref());
+        bound.or_else(|| implied.map(|(_, deployment_id)| deployment_id.clone()))
+    }
+
+    fn accepted(&mut self, target: &CoderdTarget) {
+        let Some(credentials) = &target.credentials else { return };
+        let Some((token, deployment_id)) = self.presented.remove(target) else { return };
+        let content = self.content(&token);
+        let is_known = verified::deployment_of(&self.bindings, &content) == Some(&*deployment_id);
+        if credentials.kind == CredentialsKind::Bootstrap && !is_known {
+            verified::bind(&mut self.bindings, &content, &deployment_id);
+        }
+    }
+
+    /// The fingerprint of a token, by which a binding names it.
+    fn content(&self, token: &SecretString) -> String {
+        token_content(&self.uid, token)
+    }
+}
+
+/// The fingerprint of a token that is used for the object with this UID.
+pub(crate) fn token_content(uid: &str, token: &SecretString) -> String {
+    verified::fingerprint(uid, &["token", token.expose_secret()])
+}
+
+/// The blocker for a token that another deployment accepted before.
+fn bound_elsewhere(secret: &str) -> Blocker {
+    let message = format!(
+        "another deployment answers than the one that accepted the token in Secret {secret}, and the token was not sent: \
+         correct the address, or put a token of this deployment into the Secret"
+    );
+    Blocker::until_change(Reason::DeploymentChanged, message)
 }
 
 /// The blocker for another deployment than the one that a credential belongs to.

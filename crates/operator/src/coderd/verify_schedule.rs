@@ -14,7 +14,6 @@ use coder_k8s_core::outcome::Retry;
 use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, metrics::Metrics, queue::Action};
 use kube::ResourceExt;
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::schedule::{Creations, Schedule, Task, is_verified, jittered, soonest};
 use crate::controller::CoderResource;
@@ -38,6 +37,8 @@ struct VerifyState {
     uid: Option<String>,
     generation: Option<i64>,
     creations: Creations,
+    /// The name that this process announced and has not asked coderd for yet.
+    announced: Option<String>,
 }
 
 impl VerifySchedule {
@@ -74,7 +75,6 @@ impl VerifySchedule {
     /// Whether an object is to be verified. `condition` is the one that is True while its credential is well. Consumes the
     /// note of a changed Secret, so that a reconcile calls this once.
     pub(crate) fn is_due<K: CoderResource>(&self, key: &ObjectKey, object: &K, condition: &str) -> bool {
-        let now = Instant::now();
         let secret_changed = self.changed.lock().remove(key);
         let mut all = self.states.lock();
         let state = all.get_mut(key).filter(|state| state.uid == object.uid());
@@ -84,12 +84,12 @@ impl VerifySchedule {
                 if is_verified(object, condition) { self.interval.mul_f64(jitter()) } else { Duration::ZERO };
             let (uid, generation) = (object.uid(), object.meta().generation);
             all.insert(key.clone(), VerifyState { uid, generation, ..VerifyState::default() });
-            self.schedule.set_due(key, Task::Verify, now + wait);
+            self.schedule.set_due(key, Task::Verify, wait);
             return wait.is_zero() || secret_changed;
         };
         let edited = state.generation != object.meta().generation;
         if secret_changed || edited {
-            self.schedule.set_due(key, Task::Verify, now);
+            self.schedule.set_due(key, Task::Verify, Duration::ZERO);
         }
         if edited {
             // An edit may have removed the cause.
@@ -97,6 +97,25 @@ impl VerifySchedule {
         }
         state.generation = object.meta().generation;
         self.schedule.is_due(key, Task::Verify)
+    }
+
+    /// Notes that this process announces a name on the status, before it asks coderd for it.
+    pub(crate) fn announce(&self, key: &ObjectKey, name: &str) {
+        if let Some(state) = self.states.lock().get_mut(key) {
+            state.announced = Some(name.to_owned());
+        }
+    }
+
+    /// Notes that coderd is asked for what was announced.
+    pub(crate) fn ask(&self, key: &ObjectKey) {
+        if let Some(state) = self.states.lock().get_mut(key) {
+            state.announced = None;
+        }
+    }
+
+    /// Whether coderd was never asked for an announced name: this process announced it, and has not asked.
+    pub(crate) fn is_unasked(&self, key: &ObjectKey, name: &str) -> bool {
+        self.states.lock().get(key).is_some_and(|state| state.announced.as_deref() == Some(name))
     }
 
     /// Records that something was created in coderd, or may have been. Whatever enqueues the object, the next creation waits
@@ -153,7 +172,7 @@ impl VerifySchedule {
             self.schedule.succeeded(key);
             if self.states.lock().contains_key(key) && self.schedule.is_due(key, Task::Verify) {
                 let wait = jittered(self.interval).mul_f64(interval_factor);
-                self.schedule.set_due(key, Task::Verify, Instant::now() + wait);
+                self.schedule.set_due(key, Task::Verify, wait);
             }
         }
         let verify = self.schedule.next_due(key);

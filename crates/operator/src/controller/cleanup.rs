@@ -3,7 +3,10 @@
 //! The beginning is on the status too (`cleanupStartTime`), so that a restart does not move it. It is kept here as well, so
 //! that a status that cannot be written extends no deadline. What follows from it is decided in `core::cleanup`.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use coder_k8s_coderd::CallLimits;
 use coder_k8s_core::cleanup::{Cleanup, recorded_start};
@@ -46,7 +49,8 @@ impl Cleanups {
         Self { limit, under_way: Mutex::default() }
     }
 
-    /// Counts an attempt. `recorded` is the beginning on the status.
+    /// Begins a clean-up that has not begun, and counts an attempt in coderd if this is one. `recorded` is the beginning on
+    /// the status.
     pub(crate) fn attempt(
         &self,
         key: &ObjectKey,
@@ -54,16 +58,18 @@ impl Cleanups {
         recorded: Option<Timestamp>,
         deleted: Timestamp,
         now: Timestamp,
+        counts: bool,
     ) -> CleanupAttempt {
         let mut all = self.under_way.lock();
-        let state = all.entry(key.clone()).or_insert(UnderWay { uid: None, began: now, attempts: 0 });
-        if state.uid != uid || state.attempts == 0 {
-            let began = recorded_start(recorded, deleted, self.limit, now).unwrap_or(now);
-            *state = UnderWay { uid, began, attempts: 0 };
-        }
+        let began = recorded_start(recorded, deleted, self.limit, now).unwrap_or(now);
+        let new = UnderWay { uid, began, attempts: 0 };
+        let state = match all.entry(key.clone()) {
+            Entry::Occupied(known) if known.get().uid == new.uid => known.into_mut(),
+            entry => entry.insert_entry(new).into_mut(),
+        };
         let cleanup = Cleanup::new(self.limit, state.began, now);
         let overdue = cleanup.is_over() && state.attempts > 0;
-        state.attempts = state.attempts.saturating_add(1);
+        state.attempts = state.attempts.saturating_add(u32::from(counts));
         CleanupAttempt { cleanup, overdue }
     }
 

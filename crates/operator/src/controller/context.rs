@@ -14,9 +14,11 @@ use std::{
 use coder_k8s_api::Reason;
 use coder_k8s_coderd::{Connector, postgres::Postgres};
 use coder_k8s_core::{
+    cleanup::Cleanup,
     condition::transitions,
     object,
     outcome::{ActResult, Retry},
+    workspace_access::GrantPolicy,
 };
 use coder_k8s_engine::{
     apply::Applier,
@@ -75,20 +77,27 @@ pub(crate) struct Policy {
     pub(crate) late_effect_window: SignedDuration,
     /// The namespaces that are watched.
     pub(crate) scope: Scope,
-    /// Addresses to which the credentials of `bootstrap` may be sent, besides those of control planes in the namespace.
+    /// Addresses to which credentials may be sent, besides the Services of control planes in the namespace.
     pub(crate) allowed_urls: Vec<String>,
-    /// Whether `rbac.extraRules` may grant Secrets, RBAC and tokens.
-    pub(crate) privileged_rules: bool,
+    /// What workspaces may be granted.
+    pub(crate) grants: GrantPolicy,
+    /// How often the consent of watched namespaces is read where it cannot be watched.
+    pub(crate) consent_interval: Duration,
 }
 
 impl Policy {
     fn new(options: &Options) -> Self {
+        let scope = Scope::new(&options.watch_namespaces);
         Self {
             cleanup_timeout: options.cleanup_timeout,
             late_effect_window: late_effect_window(options.coderd_timeout),
-            scope: Scope::new(&options.watch_namespaces),
+            grants: GrantPolicy {
+                privileged_rules: options.allow_privileged_workspace_rules,
+                named_namespaces: matches!(scope, Scope::Namespaces(_)),
+            },
+            consent_interval: options.consent_interval,
+            scope,
             allowed_urls: options.allowed_coder_urls.clone(),
-            privileged_rules: options.allow_privileged_workspace_rules,
         }
     }
 }
@@ -247,6 +256,23 @@ impl Context {
         object: &K,
         finalizer: &str,
     ) -> Option<CleanupAttempt> {
+        self.cleanup_attempt(key, object, finalizer, true)
+    }
+
+    /// The clean-up of an object that is being deleted and has the finalizer, for those who clean up in the cluster. It has
+    /// the same deadline, and begins now if it has not begun.
+    pub(crate) fn cleanup<K: CoderResource>(&self, object: &K, finalizer: &str) -> Option<Cleanup> {
+        let key = ObjectKey::of(K::KIND.as_str(), object);
+        self.cleanup_attempt(&key, object, finalizer, false).map(|attempt| attempt.cleanup)
+    }
+
+    fn cleanup_attempt<K: CoderResource>(
+        &self,
+        key: &ObjectKey,
+        object: &K,
+        finalizer: &str,
+        counts: bool,
+    ) -> Option<CleanupAttempt> {
         let deleted = object.meta().deletion_timestamp.as_ref()?.0;
         if !object::has_finalizer(object, finalizer) {
             self.cleanups.forget(key);
@@ -254,7 +280,7 @@ impl Context {
         }
         let recorded = object.status().and_then(|status| K::workload(status).cleanup_start_time.as_ref());
         let recorded = recorded.map(|time| time.0);
-        Some(self.cleanups.attempt(key, object.uid(), recorded, deleted, self.now()))
+        Some(self.cleanups.attempt(key, object.uid(), recorded, deleted, self.now(), counts))
     }
 
     /// When clean-up after an object began, for its status. None: it has not begun.

@@ -6,17 +6,18 @@
 
 use std::collections::BTreeSet;
 
-use coder_k8s_api::{Expose, names::label};
+use coder_k8s_api::Expose;
 use coder_k8s_core::{
     condition::timeless,
     references::{Reference, References},
+    workspace_access::served,
 };
 use coder_k8s_engine::{cache::ObjectKey, object_watch::ObjectEvent};
 use kube::{Resource, ResourceExt};
 
 use super::{
     Context,
-    kinds::{CoderKind, CoderResource, ReferencedKind},
+    kinds::{CoderKind, CoderResource, ReferencedKind, controllers},
 };
 use crate::intervals::REQUEUE_DELETED_CHILD;
 
@@ -105,10 +106,10 @@ fn has_new_status<K: CoderResource>(before: &K, now: &K) -> bool {
 /// deleted too, and until its own watch shows that, a reconcile would create the child again.
 pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &ObjectEvent<'_, K>) {
     match change {
-        ObjectEvent::Updated { now, .. } => enqueue(ctx, owners(*now)),
+        ObjectEvent::Updated { now, .. } => enqueue(ctx, owners(ctx, *now)),
         ObjectEvent::Deleted(object) => {
             ctx.applier.forget(*object);
-            for owner in owners(*object) {
+            for owner in owners(ctx, *object) {
                 if let Some(kind) = CoderKind::named(owner.kind) {
                     ctx.queue_of(kind).enqueue_within(owner, REQUEUE_DELETED_CHILD);
                 }
@@ -118,28 +119,22 @@ pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change
 }
 
 /// The objects that control a child, by owner reference or by label.
-fn owners<K: Resource>(child: &K) -> impl Iterator<Item = ObjectKey> {
-    let controls = child.owner_references().iter().filter(|owner| owner.controller == Some(true));
-    let named = controls.filter_map(|owner| {
-        let kind = CoderKind::named(&owner.kind)?;
-        Some(kind.key(&child.namespace().unwrap_or_default(), &owner.name))
-    });
-    named.chain(served_elsewhere(child))
+fn owners<K: Resource>(ctx: &Context, child: &K) -> impl Iterator<Item = ObjectKey> {
+    controllers(child).chain(served_elsewhere(ctx, child))
 }
 
-/// The object that a child in another namespace serves. An owner reference cannot cross namespaces, so that labels name it.
-fn served_elsewhere<K: Resource>(child: &K) -> Option<ObjectKey> {
-    let labels = child.labels();
-    let served = CoderKind::ALL.iter().copied().find_map(|kind| {
-        let (name, namespace) = match kind {
-            CoderKind::ControlPlane => (label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE),
-            CoderKind::Provisioner => (label::PROVISIONER, label::PROVISIONER_NAMESPACE),
-            // A proxy has no children in other namespaces.
-            CoderKind::WorkspaceProxy => return None,
-        };
-        Some(kind.key(labels.get(namespace)?, labels.get(name)?))
-    });
-    served.filter(|_| child.owner_references().is_empty())
+/// The object that a child in another namespace serves. An owner reference cannot cross namespaces, so that labels name it,
+/// perhaps shortened. An object that is not cached yet is enqueued by its own watch.
+fn served_elsewhere<K: Resource>(ctx: &Context, child: &K) -> Vec<ObjectKey> {
+    let Some(group) = served(child).filter(|_| child.owner_references().is_empty()) else {
+        return Vec::new();
+    };
+    let planes = ctx.caches.control_planes.of_group(&group);
+    let planes = planes.iter().map(|plane| ObjectKey::of(CoderKind::ControlPlane.as_str(), &**plane));
+    // A proxy has no children in other namespaces.
+    let pools = ctx.caches.provisioners.of_group(&group);
+    let pools = pools.iter().map(|pool| ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool));
+    planes.chain(pools).collect()
 }
 
 /// Forgets what is known of a referenced object that changed, and enqueues the objects that refer to it. `target` is None if

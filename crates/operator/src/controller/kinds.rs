@@ -5,8 +5,11 @@
 
 use std::fmt::Debug;
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, WorkloadStatus, names::label};
-use coder_k8s_core::{exposure::route::HTTPRoute, names::instance_label, workspace_access::Kind};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, WorkloadStatus};
+use coder_k8s_core::{
+    exposure::route::HTTPRoute,
+    workspace_access::{Kind, served},
+};
 use coder_k8s_engine::{
     apply::NamespacedKind,
     cache::{Cache, ObjectKey, controller_uid},
@@ -96,6 +99,8 @@ pub(crate) trait CoderResource: NamespacedKind {
 
     fn workload(status: &Self::Status) -> &WorkloadStatus;
 
+    fn workload_mut(status: &mut Self::Status) -> &mut WorkloadStatus;
+
     fn conditions(status: &Self::Status) -> &[Condition] {
         &Self::workload(status).conditions
     }
@@ -114,6 +119,10 @@ macro_rules! coder_resource {
             fn workload(status: &$status) -> &WorkloadStatus {
                 &status.workload
             }
+
+            fn workload_mut(status: &mut $status) -> &mut WorkloadStatus {
+                &mut status.workload
+            }
         }
     )+};
 }
@@ -124,8 +133,8 @@ coder_resource! {
     CoderWorkspaceProxy => WorkspaceProxy, coder_k8s_api::CoderWorkspaceProxyStatus;
 }
 
-/// One cache for each kind that is watched in full. Children are cached only if they bear the label of the operator, and
-/// Secrets, ConfigMaps and Namespaces of others never.
+/// One cache for each kind that is watched in full. Children are cached only if they bear the label of the operator and an
+/// object of ours controls them, or for grants, if they name the object that they serve: anybody can set the label. Secrets, ConfigMaps and Namespaces of others never.
 ///
 /// A cache may lag behind the API server, this process's own writes included. Reads that precede an irreversible step go
 /// to the API server instead.
@@ -147,32 +156,44 @@ pub(crate) struct Caches {
 impl Default for Caches {
     fn default() -> Self {
         Self {
-            control_planes: Cache::new(CoderKind::ControlPlane.as_str()),
-            provisioners: Cache::new(CoderKind::Provisioner.as_str()),
+            control_planes: Cache::grouped(CoderKind::ControlPlane.as_str(), |plane| {
+                served_by_grants(Kind::ControlPlane, plane)
+            }),
+            provisioners: Cache::grouped(CoderKind::Provisioner.as_str(), |pool| {
+                served_by_grants(Kind::Provisioner, pool)
+            }),
             workspace_proxies: Cache::new(CoderKind::WorkspaceProxy.as_str()),
-            service_accounts: Cache::grouped("ServiceAccount", controller_uid),
-            services: Cache::new("Service"),
-            deployments: Cache::new("Deployment"),
-            budgets: Cache::new("PodDisruptionBudget"),
-            ingresses: Cache::new("Ingress"),
-            routes: Cache::new("HTTPRoute"),
-            roles: Cache::grouped("Role", served),
-            bindings: Cache::grouped("RoleBinding", served),
+            service_accounts: Cache::grouped("ServiceAccount", controller_uid).keeping(is_controlled),
+            services: Cache::new("Service").keeping(is_controlled),
+            deployments: Cache::new("Deployment").keeping(is_controlled),
+            budgets: Cache::new("PodDisruptionBudget").keeping(is_controlled),
+            ingresses: Cache::new("Ingress").keeping(is_controlled),
+            routes: Cache::new("HTTPRoute").keeping(is_controlled),
+            roles: Cache::grouped("Role", served).keeping(is_grant),
+            bindings: Cache::grouped("RoleBinding", served).keeping(is_grant),
         }
     }
 }
 
-/// The group of a Role or RoleBinding of workspaces: the object that it serves, by its labels, because it may be in another
-/// namespace than that object.
-pub(crate) fn served<K: Resource>(object: &K) -> Option<String> {
-    let labels = object.labels();
-    let by =
-        |kind, name: &str, namespace: &str| Some(served_by(kind, labels.get(namespace)?, labels.get(name)?));
-    by(Kind::ControlPlane, label::CONTROL_PLANE, label::CONTROL_PLANE_NAMESPACE)
-        .or_else(|| by(Kind::Provisioner, label::PROVISIONER, label::PROVISIONER_NAMESPACE))
+/// The group of an object whose pods run workspaces, which is that of its Roles and RoleBindings.
+fn served_by_grants<K: Resource>(kind: Kind, object: &K) -> Option<String> {
+    Some(kind.group(&object.namespace()?, &object.name_any()))
 }
 
-/// The group of the Roles and RoleBindings that serve an object. `name` is shortened as label values are.
-pub(crate) fn served_by(kind: Kind, namespace: &str, name: &str) -> String {
-    format!("{kind:?} {namespace}/{}", instance_label(name))
+/// The objects of ours that control a child of their namespace.
+pub(crate) fn controllers<K: Resource>(child: &K) -> impl Iterator<Item = ObjectKey> {
+    let controls = child.owner_references().iter().filter(|owner| owner.controller == Some(true));
+    controls.filter_map(|owner| {
+        let kind = CoderKind::named(&owner.kind)?;
+        Some(kind.key(&child.namespace().unwrap_or_default(), &owner.name))
+    })
+}
+
+fn is_controlled<K: Resource>(child: &K) -> bool {
+    controllers(child).next().is_some()
+}
+
+/// Whether a Role or RoleBinding may be one of workspaces. In another namespace than the object that it serves it has no owner.
+fn is_grant<K: Resource>(object: &K) -> bool {
+    is_controlled(object) || served(object).is_some()
 }

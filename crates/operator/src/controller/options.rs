@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use coder_k8s_api::names;
+use coder_k8s_coderd::AddressRange;
 use coder_k8s_engine::{address::Address, lease, logs::Format};
 
 /// Kubernetes mounts the namespace of a pod here.
@@ -19,11 +20,17 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_WATCH_NAMESPACES", value_name = "NAMESPACES", value_delimiter = ',')]
     pub(crate) watch_namespaces: Vec<String>,
 
-    /// Addresses of coderd to which the operator may send the credentials of a proxy's `bootstrap`, separated by
-    /// commas, for example https://coder.example.com. Control planes in the namespace of the proxy are always allowed
-    /// [default: none]
+    /// Addresses of coderd that `operatorAccess.apiURL` and `bootstrap.coderURL` may name, separated by commas, for
+    /// example https://coder.example.com. The Service of a control plane is always allowed to itself and to the proxies
+    /// of its namespace [default: none]
     #[arg(long, env = "CODER_K8S_ALLOWED_CODER_URLS", value_name = "URLS", value_delimiter = ',')]
     pub(crate) allowed_coder_urls: Vec<String>,
+
+    /// Ranges of addresses that URLs of coderd and of its database may lead to, although they are loopback, link-local,
+    /// metadata or multicast addresses, separated by commas, for example 127.0.0.0/8. The API server is never allowed
+    /// [default: none]
+    #[arg(long, env = "CODER_K8S_ALLOWED_ADDRESS_RANGES", value_name = "RANGES", value_delimiter = ',')]
+    pub(crate) allowed_address_ranges: Vec<AddressRange>,
 
     /// Allow `rbac.extraRules` to grant workspaces access to Secrets, RBAC and ServiceAccount tokens
     #[arg(long, env = "CODER_K8S_ALLOW_PRIVILEGED_WORKSPACE_RULES", default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
@@ -92,6 +99,11 @@ pub(crate) struct Options {
     /// How long cleanup in coderd may delay the deletion of an object; then an event names what is left
     #[arg(long, env = "CODER_K8S_CLEANUP_TIMEOUT", default_value = "120s", value_parser = duration, value_name = "TIME")]
     pub(crate) cleanup_timeout: Duration,
+
+    /// How often the operator reads whether a watched namespace consents to workspaces of another one. Without
+    /// `--watch-namespaces` it watches namespaces instead
+    #[arg(long, env = "CODER_K8S_CONSENT_INTERVAL", default_value = "60s", value_parser = duration, value_name = "TIME")]
+    pub(crate) consent_interval: Duration,
 
     /// How often the operator asks coderd for its entitlements. Pools and proxies trust them for 120 s
     #[arg(long, env = "CODER_K8S_ENTITLEMENTS_INTERVAL", default_value = "100s", value_parser = duration, value_name = "TIME", hide = true)]

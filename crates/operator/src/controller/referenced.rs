@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use coder_k8s_api::{Reason, names::label};
+use coder_k8s_api::Reason;
 use coder_k8s_core::{
     outcome::Blocker,
     sources::{NeededKeys, Source, SourceContent, SourceContents, digest, secret_digest},
@@ -16,7 +16,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{cache::ObjectKey, client, secret};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use parking_lot::Mutex;
 
 use super::kinds::ReferencedKind;
@@ -113,7 +113,7 @@ impl ReferencedObjects {
         Ok(digest)
     }
 
-    /// Whether a namespace consents to the workspaces of the referrer: its label names the referrer's namespace.
+    /// Whether a namespace that the spec of the referrer names consents to its workspaces.
     pub(crate) async fn consent(
         &self,
         client: &Client,
@@ -125,22 +125,37 @@ impl ReferencedObjects {
             return Ok(consent);
         }
         let changes = self.changes.load(Ordering::SeqCst);
-        let api: Api<Namespace> = Api::all(client.clone());
-        let consent = match api.get_metadata_opt(namespace).await {
-            Ok(None) => Consent::NoNamespace,
-            Ok(Some(found)) => {
-                let given = found.labels().get(&format!("{}{}", label::WORKSPACES_OF, referrer.namespace));
-                if given.is_some_and(|value| value == label::ALLOW) {
-                    Consent::Given
-                } else {
-                    Consent::Missing
-                }
-            }
-            Err(error) => return Err(client::blocker(&format!("read Namespace {namespace}"), &error)),
-        };
+        let consent = read_consent(client, namespace, &referrer.namespace).await?;
         self.keep(referrer, target, Known::Consent(consent), changes);
         Ok(consent)
     }
+
+    /// Records the consent that a poll has read. Returns whether it is new.
+    pub(crate) fn set_consent(&self, referrer: &ObjectKey, namespace: &str, consent: Consent) -> bool {
+        let target = (ReferencedKind::Namespace.key("", namespace), None);
+        let mut known = self.known.lock();
+        let before = known.entry(referrer.clone()).or_default().insert(target, Known::Consent(consent));
+        !matches!(before, Some(Known::Consent(before)) if before == consent)
+    }
+}
+
+/// Whether a namespace consents to the workspaces of the namespace `source`, read live.
+pub(crate) async fn read_consent(client: &Client, namespace: &str, source: &str) -> Result<Consent, Blocker> {
+    Ok(match read_labels(client, namespace).await? {
+        Some(labels) => Consent::of_labels(&labels, source),
+        None => Consent::NoNamespace,
+    })
+}
+
+/// The labels of a namespace. None: there is no such namespace.
+pub(crate) async fn read_labels(
+    client: &Client,
+    namespace: &str,
+) -> Result<Option<BTreeMap<String, String>>, Blocker> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let found = api.get_metadata_opt(namespace).await;
+    let found = found.map_err(|error| client::blocker(&format!("read Namespace {namespace}"), &error))?;
+    Ok(found.map(|found| found.metadata.labels.unwrap_or_default()))
 }
 
 async fn read(
@@ -160,7 +175,7 @@ async fn read(
         }
         Source::ConfigMap(name) => {
             let api: Api<ConfigMap> = Api::namespaced(client.clone(), &target.namespace);
-            let read = api.get_opt(name).await;
+            let read = async { api.get_opt(client::object_name(name)?).await }.await;
             let map = read.map_err(|error| client::blocker(&format!("read ConfigMap {name}"), &error))?;
             let Some(map) = map else { return Ok(SourceContent::Absent) };
             let (data, binary) = (map.data.unwrap_or_default(), map.binary_data.unwrap_or_default());

@@ -153,7 +153,7 @@ impl Watches<'_> {
             ]);
         }
         self.gateway_api();
-        // With named namespaces the operator has no right to read Namespaces: being named is the consent.
+        // A Role in a namespace cannot let the operator watch it: with named namespaces `consent_poll` reads them instead.
         if matches!(scope, Scope::Everywhere) {
             let api = Api::all(self.ctx.client.clone());
             synced.checks.push(self.metadata_watch::<Namespace>(api, None, ReferencedKind::Namespace));

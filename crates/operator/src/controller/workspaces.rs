@@ -1,7 +1,8 @@
 //! Grants workspaces their access: applies Roles and RoleBindings, in other namespaces too, and removes obsolete ones.
 //!
-//! Another namespace is touched only if it consents: by its label, or by being one of the watched namespaces. A namespace
-//! that fails is reported by name and delays no other. What to grant is decided in `core::workspace_access`.
+//! Another namespace is touched only if it consents by its label. A namespace that fails is reported by name and delays no
+//! other. What to grant is decided in `core::workspace_access`. Consent is reviewed for paused objects as well; grants that
+//! have no object any more are left to `grant_sweep`.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,8 +11,10 @@ use coder_k8s_api::{
     names::{annotation, label},
 };
 use coder_k8s_core::{
+    cleanup::Cleanup,
+    object,
     outcome::{ActResult, Blocker, Retry},
-    workspace_access::{self, Consent, Existing, Grantee, Plan, WorkspaceGrant},
+    workspace_access::{self, Consent, Existing, Grantee, Kind, Plan, WorkspaceGrant, stray},
 };
 use coder_k8s_engine::{
     apply::{NamespacedKind, Owner},
@@ -22,43 +25,83 @@ use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::{ResourceExt, api::ListParams};
 
 use super::{
-    Context, Scope,
-    children::{apply, remove},
+    Context,
+    children::{self, apply, remove},
+    kinds::CoderResource,
+    referenced::read_consent,
     watches::api,
 };
 
 /// Grants that failed, with their namespaces.
 pub(crate) type GrantBlockers = Vec<(String, Blocker)>;
 
-/// The consent of each other namespace that the spec names. A namespace that cannot be read keeps its grant if it has one,
-/// and is among the second values.
-pub(crate) async fn consent(
+/// The cached Roles and RoleBindings of an object, in all namespaces.
+pub(crate) fn existing(kind: Kind, key: &ObjectKey, ctx: &Context) -> Existing {
+    let group = kind.group(&key.namespace, &key.name);
+    Existing { roles: ctx.caches.roles.of_group(&group), bindings: ctx.caches.bindings.of_group(&group) }
+}
+
+/// The consent of each other namespace that the spec names. A namespace that cannot be read is among the second values. An
+/// object that is being deleted needs none.
+pub(crate) async fn consent<K: CoderResource>(
     key: &ObjectKey,
+    object: &K,
     rbac: &WorkspaceRbac,
-    existing: &Existing,
     ctx: &Context,
 ) -> (BTreeMap<String, Consent>, GrantBlockers) {
     let (mut all, mut unknown_consent) = (BTreeMap::new(), Vec::new());
+    if object::is_deleting(object) {
+        return (all, unknown_consent);
+    }
     for namespace in workspace_access::targets(rbac, &key.namespace) {
         if namespace == key.namespace {
             continue;
         }
-        let consent = match &ctx.policy.scope {
-            Scope::Namespaces(_) if ctx.policy.scope.includes(&namespace) => Consent::Given,
-            Scope::Namespaces(_) => Consent::Unwatched,
-            Scope::Everywhere => match ctx.referenced.consent(&ctx.client, key, &namespace).await {
-                Ok(consent) => consent,
-                Err(failure) => {
-                    let has_grant =
-                        existing.bindings.iter().any(|b| b.namespace().as_ref() == Some(&namespace));
-                    unknown_consent.push((namespace.clone(), failure));
-                    if has_grant { Consent::Given } else { Consent::Missing }
-                }
-            },
+        let consent = if ctx.policy.scope.includes(&namespace) {
+            ctx.referenced.consent(&ctx.client, key, &namespace).await
+        } else {
+            Ok(Consent::Unwatched)
         };
-        all.insert(namespace, consent);
+        all.insert(namespace.clone(), known(namespace, consent, &mut unknown_consent));
     }
     (all, unknown_consent)
+}
+
+fn known(namespace: String, consent: Result<Consent, Blocker>, blockers: &mut GrantBlockers) -> Consent {
+    consent.unwrap_or_else(|blocker| {
+        blockers.push((namespace, blocker));
+        Consent::Unknown
+    })
+}
+
+/// Withdraws the grants of a paused object in namespaces that do not consent any more, and writes nothing else for it. Each
+/// consent is read live, because the spec may name other namespaces by now than those with grants.
+pub(crate) async fn review_paused<K: CoderResource>(
+    key: &ObjectKey,
+    object: &K,
+    kind: Kind,
+    component: &str,
+    ctx: &Context,
+) -> (Plan, GrantBlockers) {
+    let mut blockers = Vec::new();
+    // Whose pods use the grants plays no part in whether they are withdrawn.
+    let (grantee, existing) = (Grantee::of(object, kind, String::new()), existing(kind, key, ctx));
+    let mut consent = BTreeMap::new();
+    for namespace in existing.elsewhere(&grantee) {
+        let read = read_consent(&ctx.client, &namespace, &key.namespace).await;
+        consent.insert(namespace.clone(), known(namespace, read, &mut blockers));
+    }
+    let plan = stray::of_paused(&grantee, &consent, &existing, ctx.policy.grants);
+    if let Some(owner) = children::owner_of(object, component) {
+        act(&plan, &owner, ctx, &mut ActResult::default(), &mut blockers).await;
+    }
+    (plan, blockers)
+}
+
+/// What failed, for the retry.
+pub(crate) fn failures(blockers: GrantBlockers) -> ActResult {
+    let failures = blockers.into_iter().map(|(_, blocker)| blocker).collect();
+    ActResult { failures, ..ActResult::default() }
 }
 
 /// Performs the plan. Failures go to `grant_blockers` with their namespace and do not stop the other namespaces.
@@ -84,63 +127,102 @@ pub(crate) async fn act(
     }
 }
 
-/// Whether no grant of the object is left in other namespaces. Reads live, because the caches may not show yet what was
-/// just written, and the finalizer is removed on this answer.
-pub(crate) async fn all_removed(grantee: &Grantee, ctx: &Context, done: &mut ActResult) -> bool {
-    let left = match (count::<RoleBinding>(grantee, ctx).await, count::<Role>(grantee, ctx).await) {
-        (Ok(bindings), Ok(roles)) => bindings + roles,
-        (Err(error), _) | (_, Err(error)) => {
-            done.failures.push(client::blocker(
-                "list the Roles and RoleBindings of workspaces in other namespaces",
-                &error,
-            ));
-            return false;
+/// Whether the finalizer of an object can be removed as far as its grants in other namespaces are concerned: none is left, or
+/// the deadline of the clean-up has passed, and an event says what is left. Reads live, because the caches may not show yet
+/// what was just written.
+pub(crate) async fn is_cleaned_up<K: CoderResource>(
+    object: &K,
+    grantee: &Grantee,
+    cleanup: Option<Cleanup>,
+    grant_blockers: &[(String, Blocker)],
+    ctx: &Context,
+    done: &mut ActResult,
+) -> bool {
+    let is_over = cleanup.is_some_and(Cleanup::is_over);
+    if !(grant_blockers.is_empty() || is_over) {
+        return false;
+    }
+    let left = match left(grantee, ctx).await {
+        Ok(left) if left.is_empty() => return true,
+        Ok(left) => Ok(left),
+        Err(error) => {
+            Err(client::blocker("list the Roles and RoleBindings of workspaces in other namespaces", &error))
         }
     };
-    if left > 0 {
-        let message = format!("waiting for the removal of {left} Roles and RoleBindings in other namespaces");
-        done.failures.push(Blocker { reason: Reason::Deleting, message, retry: Retry::Soon });
+    if is_over {
+        let why = grant_blockers.first().map(|(_, blocker)| blocker);
+        let event = stray::abandoned(left.as_deref(), why);
+        tracing::warn!(reason = %event.reason, "{}", event.message);
+        ctx.events.publish(&object.object_ref(&()), &event).await;
+        return true;
     }
-    left == 0
+    done.failures.push(left.map_or_else(
+        |blocker| blocker,
+        |left| {
+            let count = left.len();
+            let message =
+                format!("waiting for the removal of {count} Roles and RoleBindings in other namespaces");
+            Blocker { reason: Reason::Deleting, message, retry: Retry::Soon }
+        },
+    ));
+    false
 }
 
-/// How many objects of a kind in other namespaces were written for this very object.
-async fn count<K: NamespacedKind>(grantee: &Grantee, ctx: &Context) -> kube::Result<usize> {
+/// What is left in other namespaces of what was written for this very object, in words.
+async fn left(grantee: &Grantee, ctx: &Context) -> kube::Result<Vec<String>> {
+    let bindings = left_of::<RoleBinding>(grantee, ctx).await?;
+    Ok([bindings, left_of::<Role>(grantee, ctx).await?].concat())
+}
+
+async fn left_of<K: NamespacedKind>(grantee: &Grantee, ctx: &Context) -> kube::Result<Vec<String>> {
     let labels =
         grantee.labels().into_iter().chain([(label::MANAGED_BY.to_owned(), label::MANAGER.to_owned())]);
     let params = ListParams::default().labels_from(&labels.collect());
-    let mut count = 0;
+    let mut left = Vec::new();
     for namespace in ctx.policy.scope.each() {
         let all = api::<K>(&ctx.client, namespace.as_deref()).list_metadata(&params).await?;
-        count += all
-            .iter()
-            .filter(|found| found.namespace().as_ref() != Some(&grantee.namespace))
-            .filter(|found| found.metadata.deletion_timestamp.is_none() && grantee.made(*found))
-            .count();
+        let others = all.iter().filter(|found| found.namespace().as_ref() != Some(&grantee.namespace));
+        let ours = others.filter(|found| found.metadata.deletion_timestamp.is_none() && grantee.made(*found));
+        left.extend(ours.map(|found| {
+            format!(
+                "{} {} in namespace {}",
+                K::kind(&()),
+                found.name_any(),
+                found.namespace().unwrap_or_default()
+            )
+        }));
     }
-    Ok(count)
+    Ok(left)
 }
 
 async fn write(grant: &WorkspaceGrant, owner: &Owner, ctx: &Context, done: &mut ActResult) {
     let (role, binding) = (grant.role.name_any(), grant.binding.name_any());
     let cached_role = ctx.caches.roles.get(&grant.namespace, &role);
-    apply(ctx, owner, grant.role.clone(), cached_role.clone(), done).await;
+    let mut role = apply(ctx, owner, grant.role.clone(), cached_role.clone(), done).await;
     if !grant.extra.is_empty() && done.failures.iter().any(|failure| failure.reason == Reason::Forbidden) {
-        write_grantable(grant, owner, ctx, cached_role, done).await;
+        role = write_grantable(grant, owner, ctx, cached_role, done).await;
     }
     let cached = ctx.caches.bindings.get(&grant.namespace, &binding);
-    apply(ctx, owner, grant.binding.clone(), cached, done).await;
+    // A binding to the Role of somebody else would give the pods whatever that one puts into it.
+    if role.is_some_and(|role| owner.owns(&*role)) {
+        apply(ctx, owner, grant.binding.clone(), cached, done).await;
+    } else if !done.foreign.is_empty()
+        && let Some(bound) = cached.filter(|binding| owner.owns(&**binding))
+    {
+        remove(ctx, owner, &*bound, done).await;
+    }
 }
 
 /// Applies the Role without the rules that the API server refuses, which lets nobody grant more than they may do. The other
-/// rules stay granted, and rules that the spec no longer gives do not. `done` has the failure of the whole Role.
+/// rules stay granted, and rules that the spec no longer gives do not. `done` has the failure of the whole Role. Returns the
+/// Role as it is now.
 async fn write_grantable(
     grant: &WorkspaceGrant,
     owner: &Owner,
     ctx: &Context,
     cached: Option<Arc<Role>>,
     done: &mut ActResult,
-) {
+) -> Option<Arc<Role>> {
     let (mut granted, mut refused) = (Vec::new(), Vec::new());
     // At most two requests for each rule: a part that is refused is halved.
     let mut parts = vec![grant.extra.as_slice()];
@@ -150,7 +232,7 @@ async fn write_grantable(
         let tried = if is_whole { &[] } else { part };
         match ctx.applier.would_accept(owner, grant.role_with(tried)).await {
             Ok(true) if !is_whole => granted.extend_from_slice(part),
-            Ok(false) if is_whole => return,
+            Ok(false) if is_whole => return cached,
             Ok(_) if part.len() == 1 => refused.extend_from_slice(part),
             Ok(_) => {
                 let (first, second) = part.split_at(part.len() / 2);
@@ -159,13 +241,13 @@ async fn write_grantable(
             Err(error) => {
                 let what = format!("check the rules of Role {}", grant.role.name_any());
                 done.failures.push(client::blocker(&what, &error));
-                return;
+                return cached;
             }
         }
     }
     done.failures.clear();
     done.failures.extend(refused.iter().map(|rule| grant.ungrantable(rule)));
-    apply(ctx, owner, grant.role_with(&granted), cached, done).await;
+    apply(ctx, owner, grant.role_with(&granted), cached, done).await
 }
 
 async fn withdraw<K: NamespacedKind>(

@@ -17,13 +17,14 @@ use std::{
 };
 
 use coder_k8s_api::{
-    CoderControlPlane, CredentialBinding, EntitlementsStatus, Reason, condition::kind, names::component,
+    AccessMethod, CoderControlPlane, CredentialBinding, EntitlementsStatus, Reason, condition::kind,
+    names::component,
 };
 use coder_k8s_coderd::{BoundToken, Client, CredentialError, ErrorKind, IdentifiedServer, Server};
 use coder_k8s_core::{
     controlplane::coderd::{
         self, CoderdReport, PresentInputs,
-        access::{self, Access},
+        access::{self, Access, TransportWarning},
         license::License,
     },
     license_gate::EntitlementAnswer,
@@ -37,8 +38,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
-use secrecy::{ExposeSecret, SecretString};
-use tokio::time::Instant;
+use secrecy::SecretString;
 
 use crate::{
     coderd::{
@@ -116,17 +116,17 @@ impl Plane<'_> {
         implied: bool,
     ) -> Option<String> {
         let (content, status) = (self.content(token), self.object.status.as_ref()?);
-        let all = || bindings.iter().chain(&status.credential_bindings);
-        let found = all().find(|binding| binding.content == content);
+        let all = || bindings.iter().chain(&status.workload.credential_bindings);
+        let found = verified::deployment_of(all(), &content);
         let is_implied = implied && all().next().is_none() && status.operator_access_ready == Some(true);
         let implied = status.deployment_id.clone().filter(|_| is_implied);
-        found.map(|binding| binding.deployment_id.clone()).or(implied)
+        found.map(str::to_owned).or(implied)
     }
 
     /// The fingerprint of a token, by which a binding names it.
     fn content(&self, token: &SecretString) -> String {
         let uid = self.object.metadata.uid.as_deref().unwrap_or_default();
-        verified::fingerprint(uid, &["token", token.expose_secret()])
+        targets::token_content(uid, token)
     }
 }
 
@@ -142,6 +142,8 @@ struct SyncState {
     token: Option<SecretString>,
     /// The version of the token's Secret that this process wrote.
     stored_version: Option<String>,
+    /// Whether nobody verifies who answers as the database. None: not read since something changed.
+    is_database_unverified: Option<bool>,
     /// Whether a refused token was replaced for the present inputs.
     replaced_refused: bool,
     /// The digest of the token that a person supplies, as it was read last.
@@ -341,7 +343,6 @@ impl SyncState {
 /// The state after a restart. What the status reports as well is verified within one interval, spread at random; the rest at
 /// once.
 fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &CoderdSync) -> SyncState {
-    let now = Instant::now();
     let status = object.status.as_ref();
     let checked = status.and_then(|status| status.entitlements_last_checked.as_ref());
     let age = checked.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
@@ -353,8 +354,8 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     let intervals = sync.intervals;
     let verify_in = if is_steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };
     let refresh_in = age.map_or(Duration::ZERO, |age| jittered(intervals.entitlements).saturating_sub(age));
-    sync.schedule.set_due(key, Task::Verify, now + verify_in);
-    sync.schedule.set_due(key, Task::Entitlements, now + refresh_in);
+    sync.schedule.set_due(key, Task::Verify, verify_in);
+    sync.schedule.set_due(key, Task::Entitlements, refresh_in);
     SyncState {
         uid: object.uid(),
         inputs: inputs.clone(),
@@ -385,12 +386,12 @@ async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plan
     // No watch shows a change that happened while the operator did not run.
     let present = present_inputs(key, plane.object, plane.ctx).await;
     if has_changed || (is_first && !is_recorded(plane.object, &present)) {
-        let now = Instant::now();
-        schedule.set_due(key, Task::Verify, now);
-        schedule.set_due(key, Task::Entitlements, now);
+        schedule.set_due(key, Task::Verify, Duration::ZERO);
+        schedule.set_due(key, Task::Entitlements, Duration::ZERO);
     }
     if has_changed {
         (state.token, state.server, state.replaced_refused) = (None, None, false);
+        state.is_database_unverified = None;
         state.implies_binding = false;
     }
     // Re-verifies as soon as coderd answers after an outage, without waiting for the interval.
@@ -408,14 +409,13 @@ async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plan
         return Action::RequeueAfter(REQUEUE_AWAITING_RECORD);
     }
     schedule.succeeded(key);
-    let now = Instant::now();
     if verify {
-        schedule.set_due(key, Task::Verify, now + jittered(intervals.verify));
+        schedule.set_due(key, Task::Verify, jittered(intervals.verify));
     }
     // An AGPL server has no entitlements until its image changes, so that it is asked less often.
     let is_agpl = state.report.entitlements.as_ref().is_some_and(|known| known.details.is_none());
     let interval = if is_agpl { intervals.verify } else { intervals.entitlements };
-    schedule.set_due(key, Task::Entitlements, now + jittered(interval));
+    schedule.set_due(key, Task::Entitlements, jittered(interval));
     schedule.at_next_due(key)
 }
 
@@ -529,6 +529,7 @@ impl Exchange<'_> {
         if let Some(access) = report.access {
             if access == Access::Ready {
                 self.state.creations = Creations::default();
+                self.state.report.warnings = self.transport_warnings().await;
             }
             if let (true, Access::Refused(blocker) | Access::Degraded(blocker)) =
                 (report.blocks_license, &access)
@@ -546,6 +547,18 @@ impl Exchange<'_> {
             self.plane.ctx.events.publish(&self.plane.object.object_ref(&()), event).await;
         }
         (client.filter(|_| report.is_usable), report.retry)
+    }
+
+    /// What an attacker on the network could do. The database's address is read once, and again after a change.
+    async fn transport_warnings(&mut self) -> Vec<TransportWarning> {
+        let object = self.plane.object;
+        let is_in_database = object.spec.operator_access.method == AccessMethod::Postgres;
+        if is_in_database && self.state.is_database_unverified.is_none() {
+            self.state.is_database_unverified = database::is_unverified(self.plane).await.ok();
+        }
+        let is_unverified = is_in_database && self.state.is_database_unverified == Some(true);
+        let plain = targets::is_plain_elsewhere(object).then_some(TransportWarning::PlainHttp);
+        plain.into_iter().chain(is_unverified.then_some(TransportWarning::UnverifiedDatabase)).collect()
     }
 
     /// A client with the token of the last verification, for a license that is still to be applied.

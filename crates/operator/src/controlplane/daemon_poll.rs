@@ -23,7 +23,11 @@ use coder_k8s_core::{
     provisioner::daemons::{self, DaemonHealth},
     rollout::Rollout,
 };
-use coder_k8s_engine::{backoff::jitter, cache::ObjectKey, queue::Action};
+use coder_k8s_engine::{
+    backoff::jitter,
+    cache::ObjectKey,
+    queue::{Action, due_in},
+};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use parking_lot::Mutex;
@@ -141,7 +145,7 @@ impl DaemonPoller {
             known.organizations.insert(organization, PolledOrganization::new(&organization_name(pool)));
         }
         if health.is_expecting() {
-            known.expecting_until = Some(Instant::now() + self.patience);
+            known.expecting_until = Some(due_in(self.patience));
         }
         drop(all);
         let conditions = pool.status.iter().flat_map(|status| &status.workload.conditions);
@@ -170,17 +174,20 @@ impl DaemonPoller {
 
     /// The pending jobs of each organization, for the metrics. `waiting` is in seconds.
     pub(crate) fn queues(&self, now: Timestamp) -> Vec<JobQueue> {
-        let all = self.planes.lock();
-        let polled = all
+        // Counted after the lock, which every reconcile of a control plane takes.
+        let listed: Vec<_> = self
+            .planes
+            .lock()
             .iter()
-            .flat_map(|(plane, known)| known.organizations.values().map(move |polled| (plane, polled)));
-        let queues = polled.flat_map(|(plane, polled)| {
-            let jobs =
-                polled.listing.as_deref().and_then(|listing| listing.jobs.as_deref()).unwrap_or_default();
-            jobs::queues(jobs).into_iter().map(move |queue| JobQueue {
+            .flat_map(|(plane, known)| known.organizations.values().map(move |polled| (plane, polled)))
+            .filter_map(|(plane, polled)| Some((plane.clone(), polled.name.clone(), polled.listing.clone()?)))
+            .collect();
+        let queues = listed.into_iter().flat_map(|(plane, organization, listing)| {
+            let queues = jobs::queues(listing.jobs.as_deref().unwrap_or_default());
+            queues.into_iter().map(move |queue| JobQueue {
                 namespace: plane.namespace.clone(),
                 name: plane.name.clone(),
-                organization: polled.name.clone(),
+                organization: organization.clone(),
                 tags: queue.tags,
                 pending: queue.pending,
                 waiting: queue.since.map_or(0, |since| now.duration_since(since).as_secs().max(0)),
@@ -280,7 +287,8 @@ async fn server(plane: &CoderControlPlane, key: &ObjectKey, ctx: &Context) -> Re
     }
 }
 
-/// Records the answers, and enqueues the objects that they concern.
+/// Records the answers, and enqueues the objects that they concern. The verdict is computed between the locks, which every
+/// reconcile of a control plane takes: a key is polled by one worker at a time, so that nobody else records in between.
 fn record(
     answers: BTreeMap<&String, Result<Answer, PollFailure>>,
     pools: &PoolsByOrganization,
@@ -290,9 +298,7 @@ fn record(
     let poller = &ctx.daemon_poller;
     let mut all = poller.planes.lock();
     let known = all.entry(key.clone()).or_default();
-    let listings = known.organizations.iter();
-    let before: BTreeMap<_, _> =
-        listings.filter_map(|(id, polled)| Some((id.clone(), polled.listing.clone()?))).collect();
+    let before = listings(known);
     known.organizations.retain(|id, _| pools.contains_key(id));
     for (id, answer) in answers {
         let first = pools.get(id).and_then(|members| members.first());
@@ -301,13 +307,14 @@ fn record(
         polled.name = name;
         polled.record(answer, poller.interval * INTERVALS_UNTIL_OUTDATED);
     }
-    let jobs = verdict(known, pools, ctx.now());
-    let has_changed = known.jobs.as_ref() != Some(&jobs);
-    known.jobs = Some(jobs);
+    let after = listings(known);
+    drop(all);
+    let jobs = verdict(&after, pools, ctx.now());
     let mut changed = Vec::new();
     for (id, members) in pools {
-        let polled = known.organizations.get(id).and_then(|polled| polled.listing.as_deref());
-        let (before, Some(after)) = (before.get(id).map(Arc::as_ref), polled) else { continue };
+        let of_organization = |all: &Listings| all.get(id).map(|(_, listing)| listing.clone());
+        let (before, Some(after)) = (of_organization(&before), of_organization(&after)) else { continue };
+        let (before, after) = (before.as_deref(), &*after);
         for pool in members {
             let is_same = |before: &DaemonListing| {
                 part(before, pool) == part(after, pool) && before.outdated == after.outdated
@@ -318,7 +325,6 @@ fn record(
             }
         }
     }
-    drop(all);
     for (pool, vanished) in changed {
         if vanished {
             // A daemon disappears when its key is deleted in coderd, so that the key is verified at once.
@@ -326,20 +332,31 @@ fn record(
         }
         ctx.verify_schedule.schedule.queue.enqueue(pool);
     }
-    if has_changed {
+    // A control plane that was removed meanwhile has no verdict any more.
+    let changed = poller.planes.lock().get_mut(key).is_some_and(|known| {
+        let changed = known.jobs.as_ref() != Some(&jobs);
+        known.jobs = Some(jobs);
+        changed
+    });
+    if changed {
         ctx.queue.enqueue(key.clone());
     }
 }
 
+/// The name and the last listing of each organization that has been polled, by UUID.
+type Listings = BTreeMap<String, (String, Arc<DaemonListing>)>;
+
+fn listings(known: &PolledPlane) -> Listings {
+    let listed = known.organizations.iter();
+    listed
+        .filter_map(|(id, polled)| Some((id.clone(), (polled.name.clone(), polled.listing.clone()?))))
+        .collect()
+}
+
 /// Whether the jobs of a control plane can run, judged by the organizations that have been polled.
-fn verdict(known: &PolledPlane, pools: &PoolsByOrganization, now: Timestamp) -> JobsVerdict {
-    let polled: Vec<_> = known
-        .organizations
-        .iter()
-        .filter_map(|(id, polled)| {
-            Some(jobs::ListedOrganization { id, name: &polled.name, listing: polled.listing.as_deref()? })
-        })
-        .collect();
+fn verdict(polled: &Listings, pools: &PoolsByOrganization, now: Timestamp) -> JobsVerdict {
+    let polled: Vec<_> =
+        polled.iter().map(|(id, (name, listing))| jobs::ListedOrganization { id, name, listing }).collect();
     if polled.is_empty() {
         return JobsVerdict::NotPolledYet;
     }

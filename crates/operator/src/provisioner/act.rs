@@ -5,7 +5,7 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use coder_k8s_api::names::finalizer as name;
+use coder_k8s_api::{CredentialBinding, names::finalizer as name};
 use coder_k8s_core::{
     object,
     outcome::Retry,
@@ -30,6 +30,8 @@ pub(super) struct Done {
     pub(super) health: DaemonHealth,
     /// When to retry the call to coderd that failed. None: none failed.
     pub(super) retry: Option<Retry>,
+    /// The deployments that accepted the object's own credentials.
+    pub(super) bindings: Vec<CredentialBinding>,
 }
 
 /// Performs the effects. Breaks with the requeue if the object itself was written, so that what was observed is outdated.
@@ -53,7 +55,7 @@ pub(super) async fn act(
         Some(draining) => draining,
         None => keys.run().await,
     };
-    let retry = keys.retry;
+    let (retry, bindings) = (keys.retry, keys.bindings());
     if keys.object_written {
         let requeue = retry.map(|retry| ctx.verify_schedule.failed(&keys.key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
@@ -67,7 +69,7 @@ pub(super) async fn act(
     }
     let health = provisioner::daemons::judge(observed, outcome.deployment.as_deref(), &decision, ctx.now());
     daemons::restart_stopped(&health, observed, ctx).await;
-    ControlFlow::Continue(Done { outcome, decision, health, retry })
+    ControlFlow::Continue(Done { outcome, decision, health, retry, bindings })
 }
 
 /// Creates, updates and removes the children.
@@ -123,10 +125,8 @@ async fn set_finalizer(
     let object = &*observed.object;
     let has_finalizer = object::has_finalizer(object, name::PROVISIONER);
     let desired = if object::is_deleting(object) {
-        let is_cleaned_up = decision.next == NextStep::RemoveFinalizer
-            && outcome.grant_blockers.is_empty()
-            && (!has_finalizer || workspaces::all_removed(&observed.grantee(), ctx, &mut outcome.done).await);
-        !is_cleaned_up
+        decision.next != NextStep::RemoveFinalizer
+            || (has_finalizer && !grants_are_gone(observed, ctx, outcome).await)
     } else {
         has_finalizer || plan.reaches_outside
     };
@@ -136,4 +136,12 @@ async fn set_finalizer(
     }
     let set = finalizer::set(object, name::PROVISIONER, desired, ctx, &mut outcome.done).await;
     set.break_value() == Some(finalizer::Written::Yes)
+}
+
+/// Whether nothing is left in other namespaces, or what is left is abandoned. Asked once nothing is left in coderd.
+async fn grants_are_gone(observed: &Observed, ctx: &Context, outcome: &mut Outcome) -> bool {
+    let (object, grantee) = (&*observed.object, observed.grantee());
+    let Outcome { done, grant_blockers, .. } = outcome;
+    let cleanup = ctx.cleanup(object, name::PROVISIONER);
+    workspaces::is_cleaned_up(object, &grantee, cleanup, grant_blockers, ctx, done).await
 }

@@ -14,7 +14,7 @@ use coder_k8s_coderd::{
     Client, CoderdError, Daemon, DaemonFilter, ErrorKind, IdentifiedServer, ListedProvisionerKey,
 };
 use coder_k8s_core::{
-    credential::CredentialKind as _,
+    credential::{CredentialKind as _, NameConflict},
     object::{self, Deletion},
     provisioner::{
         self, Observed,
@@ -234,7 +234,10 @@ async fn organization(this: &mut KeyReconciler) -> Result<Option<String>, Blocke
     let client = this.client(&target).await;
     let client = client.map_err(|blocker| blocker.unwrap_or_else(other_deployment))?;
     match client.organization(&this.observed.desired.organization).await {
-        Ok(found) => Ok(Some(found.id)),
+        Ok(found) => {
+            this.accepted(&target);
+            Ok(Some(found.id))
+        }
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(this.failed(&error)),
     }
@@ -324,7 +327,7 @@ fn desired(object: &CoderProvisioner) -> DesiredKey {
 }
 
 /// Another pool that claims the name in the same organization of the same coderd, and was there first.
-fn name_conflict(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> Option<String> {
+fn name_conflict(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> Option<NameConflict> {
     let (own, deployment) = (desired(object), pool.deployment_id.as_ref()?);
     older_claimant(object, &ctx.caches.provisioners, |other| {
         let theirs = desired(other);

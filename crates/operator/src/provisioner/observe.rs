@@ -10,13 +10,13 @@ use coder_k8s_core::{
     object,
     provisioner::{
         Children, Observed,
-        keys::Blocker,
+        keys::{Blocker, KeyRecord},
         license_gate::{Feature, LicenseGate},
         names,
     },
     sources,
     target::CredentialsKind,
-    workspace_access::{self, Existing},
+    workspace_access,
 };
 use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     coderd::{credentials, license_gate, targets::Connections},
-    controller::{Context, served_by, workspaces},
+    controller::{Context, workspaces},
 };
 
 pub(super) struct Observation {
@@ -44,14 +44,16 @@ pub(super) async fn observe(
     ctx: &Arc<Context>,
 ) -> Option<(Observation, KeyReconciler)> {
     let verify_due = ctx.verify_schedule.is_due(key, &*object, kind::PROVISIONER_KEY_READY);
-    let mut connections = Connections::new(&key.namespace, None);
+    let record = object.status.as_ref().map(KeyRecord::of).unwrap_or_default();
+    let recorded = record.current.as_ref().map(|key| &key.target);
+    let mut connections = Connections::new(&*object, recorded, None);
     let children = children(key, &object, ctx);
     let plane = object.spec.control_plane_ref.name.as_str();
     let control_plane = ctx.caches.control_planes.get(&key.namespace, plane);
     let desired = sources::desired(&object.spec.pod, &Tls::default(), &[]);
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
-    let (consent, unknown_consent) = workspaces::consent(key, &object.spec.rbac, &children.rbac, ctx).await;
+    let (consent, unknown_consent) = workspaces::consent(key, &*object, &object.spec.rbac, ctx).await;
     // A deletion needs neither the license nor more than is on record, and has a deadline.
     let is_deleting = object::is_deleting(&*object);
     let identify = verify_due && !is_deleting;
@@ -62,7 +64,6 @@ pub(super) async fn observe(
         license_gate::of_plane(Feature::Provisioners, control_plane.as_deref(), ctx).await
     };
     let credentials = check_credentials(&object, control_plane.as_deref(), key, ctx).await;
-    let privileged_rules = ctx.policy.privileged_rules;
     let daemons = daemons::observe(key, &object, children.deployment.as_deref(), ctx).await;
     let pool = Observed {
         object,
@@ -71,7 +72,7 @@ pub(super) async fn observe(
         children,
         sources,
         consent,
-        privileged_rules,
+        grant_policy: ctx.policy.grants,
         gate,
         credentials,
         daemons,
@@ -83,12 +84,11 @@ pub(super) async fn observe(
 fn children(key: &ObjectKey, object: &CoderProvisioner, ctx: &Context) -> Children {
     let (caches, namespace) = (&ctx.caches, &key.namespace);
     let deployment = names::deployment(&key.name);
-    let served = served_by(workspace_access::Kind::Provisioner, namespace, &key.name);
     Children {
         deployment: caches.deployments.get(namespace, &deployment),
         budget: caches.budgets.get(namespace, &deployment),
         service_accounts: caches.service_accounts.of_group(&object.uid().unwrap_or_default()),
-        rbac: Existing { roles: caches.roles.of_group(&served), bindings: caches.bindings.of_group(&served) },
+        rbac: workspaces::existing(workspace_access::Kind::Provisioner, key, ctx),
         ..Children::default()
     }
 }

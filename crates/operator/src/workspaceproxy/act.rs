@@ -5,7 +5,7 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use coder_k8s_api::names::finalizer as name;
+use coder_k8s_api::{CredentialBinding, names::finalizer as name};
 use coder_k8s_core::{
     license_gate::LicenseGate,
     names, object,
@@ -36,6 +36,8 @@ pub(super) struct Done {
     pub(super) health: Option<Health>,
     /// When to retry the call to coderd that failed. None: none failed.
     pub(super) retry: Option<Retry>,
+    /// The deployments that accepted the object's own credentials.
+    pub(super) bindings: Vec<CredentialBinding>,
 }
 
 /// Performs the effects. Breaks with the requeue if the object itself was written, so that what was observed is outdated.
@@ -59,7 +61,7 @@ pub(super) async fn act(
     // With the token that the pods have so far: scaling and updates do not wait for coderd.
     let mut outcome = apply_children(observed, desired, &owner, registration.first_run.as_ref(), ctx).await;
     let decision = registration.run().await;
-    let retry = registration.retry;
+    let (retry, bindings) = (registration.retry, registration.bindings());
     if registration.object_written {
         let requeue = retry.map(|retry| ctx.verify_schedule.failed(&registration.key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
@@ -71,7 +73,7 @@ pub(super) async fn act(
         return ControlFlow::Break(ctx.requeue_own_write());
     }
     let health = health(&registration.observed);
-    ControlFlow::Continue(Done { outcome, decision, health, retry })
+    ControlFlow::Continue(Done { outcome, decision, health, retry, bindings })
 }
 
 /// Creates, updates and removes the children.

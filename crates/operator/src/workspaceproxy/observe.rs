@@ -19,7 +19,7 @@ use coder_k8s_core::{
     provisioner::daemon_url,
     sources,
     target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
-    workspaceproxy::{self, Children, Observed, TOKEN, addresses},
+    workspaceproxy::{self, Children, Observed, TOKEN, addresses, registration::RegistrationRecord},
 };
 use coder_k8s_engine::cache::ObjectKey;
 use kube::ResourceExt;
@@ -96,16 +96,15 @@ async fn find_target(
     ctx: &Context,
 ) -> ProxyTarget {
     // A deletion needs neither the license nor more than is on record, and has a deadline.
-    let is_deleting = object::is_deleting(object);
-    let verify_due = verify_due && !is_deleting;
+    let verify_due = verify_due && !object::is_deleting(object);
     if let Some(reference) = &object.spec.control_plane_ref {
-        return through_plane(key, reference.name.as_str(), is_deleting, ctx).await;
+        return through_plane(key, object, reference.name.as_str(), ctx).await;
     }
     if let Some(bootstrap) = &object.spec.bootstrap {
         return by_address(key, object, bootstrap, verify_due, ctx).await;
     }
     let message = "spec.proxySessionTokenSecretRef supplies the token".to_owned();
-    ProxyTarget::blocked(Blocker::new(Reason::TokenGiven, message), Connections::new(&key.namespace, None))
+    ProxyTarget::blocked(Blocker::new(Reason::TokenGiven, message), connections(object, None))
 }
 
 impl ProxyTarget {
@@ -116,9 +115,14 @@ impl ProxyTarget {
     }
 }
 
-async fn through_plane(key: &ObjectKey, name: &str, is_deleting: bool, ctx: &Context) -> ProxyTarget {
+async fn through_plane(
+    key: &ObjectKey,
+    object: &CoderWorkspaceProxy,
+    name: &str,
+    ctx: &Context,
+) -> ProxyTarget {
     let plane = ctx.caches.control_planes.get(&key.namespace, name);
-    let gate = if is_deleting {
+    let gate = if object::is_deleting(object) {
         LicenseGate::open(Feature::Proxies)
     } else {
         license_gate::of_plane(Feature::Proxies, plane.as_deref(), ctx).await
@@ -142,7 +146,7 @@ async fn through_plane(key: &ObjectKey, name: &str, is_deleting: bool, ctx: &Con
         })
     });
     let (gate, credentials) = (Some(gate), Some(credentials.map(drop)));
-    let connections = Connections::new(&key.namespace, None);
+    let connections = connections(object, None);
     ProxyTarget { control_plane: plane, gate, credentials, target, retry: None, connections }
 }
 
@@ -158,8 +162,7 @@ async fn by_address(
     let secret = Some(SecretDataRef { name: reference.name.to_string(), key: data_key });
     let credentials = Credentials { kind: CredentialsKind::Bootstrap, secret };
     let url = bootstrap.coder_url.to_string();
-    let connections = Connections::new(&key.namespace, Some(bootstrap));
-    let mut found = ProxyTarget::blocked(refusal(&url), connections);
+    let mut found = ProxyTarget::blocked(refusal(&url), connections(object, Some(bootstrap)));
     if !is_allowed(&url, &key.namespace, ctx) {
         found.gate = Some(LicenseGate::unknown(format!(
             "the operator may not call {url}: add it to --allowed-coder-urls"
@@ -180,16 +183,19 @@ async fn by_address(
     };
     found.gate = Some(license(object, &server, verify_due).await);
     let identity = identity(object, &url, &server, verify_due, &mut found).await;
-    found.target = identity.and_then(|id| {
-        let target = CoderdTarget {
-            control_plane: String::new(),
-            url,
-            deployment_id: Some(id),
-            credentials: Some(credentials),
-        };
-        check_same_deployment(object, &target).map(|()| target)
+    found.target = identity.map(|id| CoderdTarget {
+        control_plane: String::new(),
+        url,
+        deployment_id: Some(id),
+        credentials: Some(credentials),
     });
     found
+}
+
+/// Connections without a server. `bootstrap` is that of the spec.
+fn connections(object: &CoderWorkspaceProxy, bootstrap: Option<&ProxyBootstrap>) -> Connections {
+    let record = object.status.as_ref().map(RegistrationRecord::of).unwrap_or_default();
+    Connections::new(object, record.current.as_ref().map(|current| &current.target), bootstrap)
 }
 
 fn refusal(url: &str) -> Blocker {
@@ -230,23 +236,4 @@ async fn identity(
             Err(blocker_at(&error, "bootstrap.coderURL"))
         }
     }
-}
-
-/// Refuses another deployment than the recorded one at the same address with the same credentials: a credential belongs to
-/// one deployment and is sent to no other. A new address or Secret in the spec is a person's decision to move.
-fn check_same_deployment(object: &CoderWorkspaceProxy, target: &CoderdTarget) -> Result<(), Blocker> {
-    let Some(status) = object.status.as_ref() else { return Ok(()) };
-    let has_changed =
-        status.deployment_id.as_ref().is_some_and(|id| Some(id) != target.deployment_id.as_ref());
-    let is_unedited = status.coder_url.as_ref() == Some(&target.url)
-        && Credentials::of(status.credentials_source.as_ref()) == target.credentials;
-    if !(has_changed && is_unedited) {
-        return Ok(());
-    }
-    let message = format!(
-        "another deployment answers at {} than the one that the proxy is registered in, and the credentials were not sent: \
-         put a token of this deployment into another Secret, and name that in bootstrap.credentialsSecretRef",
-        target.url
-    );
-    Err(Blocker::new(Reason::DeploymentChanged, message))
 }

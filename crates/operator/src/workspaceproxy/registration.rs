@@ -14,7 +14,7 @@ use coder_k8s_coderd::{
     Client, CoderdError, ErrorKind, IdentifiedServer, Proxy, ProxySettings, RegisteredProxy,
 };
 use coder_k8s_core::{
-    credential::CredentialKind as _,
+    credential::{CredentialKind as _, NameConflict},
     object::{self, Deletion},
     outcome::Blocker,
     provisioner::names::checksum,
@@ -310,7 +310,7 @@ fn token(text: &SecretString, uid: &str) -> TokenFacts {
 }
 
 /// Another proxy that asks for the same name in the same coderd, and was there first.
-fn name_conflict(object: &CoderWorkspaceProxy, target: &CoderdTarget, ctx: &Context) -> Option<String> {
+fn name_conflict(object: &CoderWorkspaceProxy, target: &CoderdTarget, ctx: &Context) -> Option<NameConflict> {
     let (name, deployment) = (wanted_registration(object)?.name, target.deployment_id.as_ref()?);
     older_claimant(object, &ctx.caches.workspace_proxies, |other| {
         let plane = other.spec.control_plane_ref.as_ref().map(|plane| plane.name.as_str());

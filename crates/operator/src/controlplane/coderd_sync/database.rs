@@ -36,6 +36,12 @@ pub(super) async fn check(plane: Plane<'_>) -> Result<(), Blocker> {
     plane.ctx.external.postgres.examine(&dsn, ca.as_deref()).map_err(blocker_of_database)
 }
 
+/// Whether nobody verifies who answers as the database. Does not connect.
+pub(super) async fn is_unverified(plane: Plane<'_>) -> Result<bool, Blocker> {
+    let Database { dsn, ca } = find(plane).await?;
+    Ok(dsn.is_unverified(ca.is_some()))
+}
+
 /// Creates a token, unless the present one is good. With `replace` it is not, whatever the database knows of it.
 pub(super) async fn create(
     plane: Plane<'_>,
@@ -115,6 +121,9 @@ async fn find(Plane { key, object, ctx, .. }: Plane<'_>) -> Result<Database, Blo
 
 fn unavailable(error: environment::Error) -> Blocker {
     match error {
+        environment::Error::TooLarge { .. } => {
+            Blocker::until_change(Reason::BadConnectionUrl, error.to_string())
+        }
         environment::Error::Missing { .. } => Blocker::until_change(Reason::SecretMissing, error.to_string()),
         environment::Error::Unreadable(message) => Blocker::new(Reason::Error, message),
     }

@@ -15,23 +15,50 @@ use super::{
 };
 use crate::coderd::{blocker_of, targets};
 
-/// Creates a token beside the present one. `renews`: the present one works and creates its own successor.
+/// Creates a token beside the present one. `renews`: the present one works and creates its own successor. Else the password
+/// does. It is returned if the server accepted it, now or before, to be bound again: later tokens must not displace it.
 pub(super) async fn create(
     plane: Plane<'_>,
     server: &IdentifiedServer,
     present: Option<&SecretString>,
     renews: bool,
-) -> Result<(SecretString, CreatedToken), Blocker> {
+) -> (Result<(SecretString, CreatedToken), Blocker>, Option<SecretString>) {
     if let Some(present) = present.filter(|_| renews) {
-        // It was accepted a moment ago, in the same exchange.
-        let client = first_contact(server, present)?;
-        return mint(plane, &client, Some(token_id(present))).await;
+        return (renew(plane, server, present).await, accepted_password(plane, server).await);
     }
-    let session = log_in(plane, server).await?;
-    let client = first_contact(server, &session)?;
+    match log_in(plane, server).await {
+        Ok((session, password)) => (create_with(plane, server, present, &session).await, Some(password)),
+        Err(blocker) => (Err(blocker), None),
+    }
+}
+
+async fn renew(
+    plane: Plane<'_>,
+    server: &IdentifiedServer,
+    present: &SecretString,
+) -> Result<(SecretString, CreatedToken), Blocker> {
+    // It was accepted a moment ago, in the same exchange.
+    let client = first_contact(server, present)?;
+    mint(plane, &client, Some(token_id(present))).await
+}
+
+/// The password, if this deployment accepted it before.
+async fn accepted_password(plane: Plane<'_>, server: &IdentifiedServer) -> Option<SecretString> {
+    let password = read(plane).await.ok()?.password;
+    let bound = plane.deployment_of(&password, &[], false);
+    Some(password).filter(|_| bound.as_deref() == Some(server.deployment_id()))
+}
+
+async fn create_with(
+    plane: Plane<'_>,
+    server: &IdentifiedServer,
+    present: Option<&SecretString>,
+    session: &SecretString,
+) -> Result<(SecretString, CreatedToken), Blocker> {
+    let client = first_contact(server, session)?;
     let minted = mint(plane, &client, present.map(token_id)).await;
     // A session that stays would be one more credential.
-    if let Err(error) = client.delete_token("me", token_id(&session)).await {
+    if let Err(error) = client.delete_token("me", token_id(session)).await {
         tracing::warn!("cannot end the session of the first user: {error}");
     }
     minted
@@ -54,7 +81,7 @@ pub(super) async fn remove_tokens(
 
 /// Deletes every token of ours that the first user has, after a login.
 pub(super) async fn remove_all(plane: Plane<'_>, server: &IdentifiedServer) -> Result<(), Blocker> {
-    let session = log_in(plane, server).await?;
+    let (session, _) = log_in(plane, server).await?;
     let client = first_contact(server, &session)?;
     let removed = remove_tokens(plane, &client, "me", None).await;
     // A session is one more way in, and no longer needed.
@@ -118,9 +145,22 @@ async fn mint(
     Ok((token.secret, CreatedToken { expires, renew_after, is_only_one: false }))
 }
 
-/// Logs in as the first user, which is created if coderd has none yet.
-async fn log_in(plane: Plane<'_>, server: &IdentifiedServer) -> Result<SecretString, Blocker> {
+/// Logs in as the first user, which is created if coderd has none yet. Returns the session and the password.
+async fn log_in(
+    plane: Plane<'_>,
+    server: &IdentifiedServer,
+) -> Result<(SecretString, SecretString), Blocker> {
     let user = read(plane).await?;
+    // At the control plane's own Service another deployment is a database that was replaced, and its first user is made anew.
+    // Elsewhere a password that a deployment accepted is sent to no other.
+    let is_elsewhere = plane.object.spec.operator_access.api_url.is_some();
+    let bound = plane.deployment_of(&user.password, &[], false).filter(|_| is_elsewhere);
+    if bound.is_some_and(|bound| bound != server.deployment_id()) {
+        let message = "another deployment answers at operatorAccess.apiURL than the one that accepted the password of \
+                       operatorAccess.firstUserSecretRef, and the password was not sent: correct the address, or supply \
+                       the first user of this deployment";
+        return Err(Blocker::until_change(Reason::DeploymentChanged, message));
+    }
     let has_user = server.anonymous().has_first_user().await.map_err(|error| blocker_of(&error))?;
     if !has_user {
         match server.anonymous().create_first_user(&user).await {
@@ -136,7 +176,7 @@ async fn log_in(plane: Plane<'_>, server: &IdentifiedServer) -> Result<SecretStr
         }
     }
     match server.anonymous().log_in(&user.email, &user.password).await {
-        Ok(session) => Ok(session),
+        Ok(session) => Ok((session, user.password)),
         Err(error)
             if matches!(error.kind, ErrorKind::Unauthenticated { .. } | ErrorKind::Forbidden { .. }) =>
         {

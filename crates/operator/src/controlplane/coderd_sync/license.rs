@@ -81,6 +81,13 @@ async fn read(plane: Plane<'_>) -> (Result<Option<SecretString>, Blocker>, Optio
             None => missing(&format!("has no key {key}")),
             Some(Err(_)) => missing(&format!("holds no text under the key {key}")),
             Some(Ok(text)) if text.trim().is_empty() => missing(&format!("is empty under the key {key}")),
+            Some(Ok(text)) if text.trim().len() > coderd::intervals::MAX_LICENSE_BYTES => {
+                let most = coderd::intervals::MAX_LICENSE_BYTES / 1024;
+                let message = format!(
+                    "Secret {name} of licenseSecretRef holds more than {most} KiB under the key {key}, which is no license"
+                );
+                Err(Blocker::until_change(Reason::NotALicense, message))
+            }
             Some(Ok(text)) => Ok(Some(SecretString::from(text.trim().to_owned()))),
         },
     };

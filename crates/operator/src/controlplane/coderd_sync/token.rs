@@ -243,7 +243,13 @@ impl TokenProtocol<'_, '_> {
     async fn create(&mut self, renews: bool, is_refused: bool) -> Result<CreatedToken, Blocker> {
         let (plane, present) = (self.exchange.plane, self.exchange.state.token.as_ref());
         let (token, created) = match self.observed.method {
-            AccessMethod::FirstUser => first_user::create(plane, self.server, present, renews).await?,
+            AccessMethod::FirstUser => {
+                let (created, password) = first_user::create(plane, self.server, present, renews).await;
+                if let Some(password) = password {
+                    self.exchange.bind(self.server, &password);
+                }
+                created?
+            }
             AccessMethod::Postgres | AccessMethod::TokenSecret => {
                 database::create(plane, self.server, present, is_refused).await?
             }
