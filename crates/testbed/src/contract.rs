@@ -162,7 +162,7 @@ pub async fn run(subject: &Subject) -> Report {
 
 /// Each check gets a connector of its own, so that a rate limit that it triggers does not delay the next check.
 fn bench(subject: &Subject) -> Result<Bench, String> {
-    let connector = Connector::new(Settings::default());
+    let connector = Connector::new(Settings::on_loopback());
     let nobody = connector.client(&subject.target, None).map_err(|error| error.to_string())?;
     let owner = nobody.with_any_token(&subject.owner).map_err(|error| error.to_string())?;
     Ok(Bench { owner, nobody, subject: subject.clone() })
@@ -171,7 +171,7 @@ fn bench(subject: &Subject) -> Result<Bench, String> {
 /// Creates the first user of an empty deployment and returns a token. Every step is checked against the contract.
 pub async fn set_up(target: &Target) -> Result<SecretString, String> {
     let nobody =
-        Connector::new(Settings::default()).client(target, None).map_err(|error| error.to_string())?;
+        Connector::new(Settings::on_loopback()).client(target, None).map_err(|error| error.to_string())?;
     ensure(!nobody.has_first_user().await.map_err(text)?, "an empty deployment has no first user")?;
     let password: SecretString = format!("Contract-{}", Uuid::new_v4()).into();
     let (email, username) = ("contract@example.com".to_owned(), "contract".to_owned());

@@ -110,8 +110,8 @@ async fn a_lost_answer_is_found_out() {
 /// The process ends before or after each write of a new object; the next one finishes the work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_at_any_write_leaves_nothing_half_done() {
-    // Being watched is consent to workspaces.
     let scene = Scene::unmanaged_with("errors", &["elsewhere"]).await;
+    scene.label(&scene.beside()[0], scene.consent()).await;
     let (client, namespace) = (&scene.client, scene.namespace.as_str());
     let quick = ["--leader-elect=false"];
     let writes = [

@@ -6,14 +6,18 @@ use coder_k8s_testbed::{Behaviour, Rule, eventually};
 use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::Namespace,
+    events::v1::Event,
     rbac::v1::{Role, RoleBinding},
 };
-use kube::{Api, ResourceExt, api::DeleteParams};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 use coder_k8s_scenes::{
-    PATIENCE, apply,
+    PATIENCE, apply, requests,
     scene::{Scene, belongs, condition, message},
     writes,
 };
@@ -384,4 +388,174 @@ async fn consent_given_later_grants_and_consent_withdrawn_takes_back() {
     scene.label(&other, scene.consent()).await;
     is_granted(&scene, &other).await;
     scene.until_ready("coder").await;
+}
+
+fn pause() -> Value {
+    json!({"metadata": {"annotations": {"coder.com/paused": "true"}}})
+}
+
+#[tokio::test]
+async fn consent_withdrawn_from_a_paused_object_takes_its_grant_back_and_nothing_else() {
+    let scene = Scene::new(&OPERATOR, "rbac").await;
+    let stays = scene.another("rbac-stays", scene.consent()).await;
+    let other = scene.another("rbac-other", scene.consent()).await;
+    scene.plane("coder", json!({"rbac": {"workspaceNamespaces": [stays, other]}})).await;
+    is_granted(&scene, &other).await;
+    is_granted(&scene, &stays).await;
+    scene.until_condition("coder", "WorkspaceAccess", "True", None).await;
+    scene.edit::<CoderControlPlane>("coder", pause()).await;
+    scene.until_condition("coder", "Paused", "True", None).await;
+
+    scene.label(&other, json!({format!("workspaces.coder.com/{}", scene.namespace): null})).await;
+    is_withdrawn(&scene, &other).await;
+    let plane = scene.until_condition("coder", "WorkspaceAccess", "False", Some("ConsentMissing")).await;
+    assert!(message(&plane, "WorkspaceAccess").contains(&other));
+    is_granted(&scene, &stays).await;
+    is_granted(&scene, &scene.namespace).await;
+    let told = scene.events("coder").await;
+    assert!(told.iter().any(|(_, reason)| reason == "ConsentMissing"), "{told:?}");
+    // A paused object gets nothing back.
+    scene.label(&other, scene.consent()).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    is_withdrawn(&scene, &other).await;
+}
+
+#[tokio::test]
+async fn a_binding_is_never_left_on_a_role_of_somebody_else() {
+    let scene = Scene::new(&OPERATOR, "rbac").await;
+    let other = scene.another("rbac-other", scene.consent()).await;
+    let (role, binding) = granted(&scene, "coder");
+    let theirs = |namespace: &str| {
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+        "metadata": {"name": role, "namespace": namespace},
+        "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]})
+    };
+    let places = [scene.namespace.clone(), other.clone()];
+    for place in &places {
+        apply(&scene.client, theirs(place)).await;
+    }
+    scene.plane("coder", json!({"rbac": {"workspaceNamespaces": [other]}})).await;
+    scene.until_condition("coder", "Conflict", "True", Some("ForeignObject")).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for place in &places {
+        assert!(scene.api_in::<RoleBinding>(place).get_opt(&binding).await.unwrap().is_none(), "{place}");
+        scene.api_in::<Role>(place).delete(&role, &DeleteParams::default()).await.unwrap();
+    }
+    for place in &places {
+        is_granted(&scene, place).await;
+    }
+
+    // A Role that was ours and is somebody else's now takes the binding with it.
+    let taken = json!({"metadata": {"labels": null, "annotations": null, "ownerReferences": null}});
+    for place in &places {
+        let roles = scene.api_in::<Role>(place);
+        roles.patch(&role, &PatchParams::default(), &Patch::Merge(&taken)).await.unwrap();
+        scene.until_gone_in::<RoleBinding>(place, &binding).await;
+        assert!(roles.get(&role).await.unwrap().owner_references().is_empty(), "theirs is left alone");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_object_without_its_finalizer_leaves_elsewhere_is_swept() {
+    let scene = Scene::unmanaged_with("sweep", &["sweep-other"]).await;
+    let other = scene.beside()[0].clone();
+    scene.label(&other, scene.consent()).await;
+    let first = scene.start(&[]);
+    for name in ["coder", "stays"] {
+        scene.plane(name, json!({"rbac": {"workspaceNamespaces": [other]}})).await;
+        scene.until_condition(name, "WorkspaceAccess", "True", None).await;
+    }
+    is_granted(&scene, &other).await;
+    let binding_of_another = names::workspace_binding("stays", &scene.namespace, "stays");
+    bystander(&scene, &other, "by-hand").await;
+    // Of a namespace that this install does not watch.
+    let labels = json!({"app.kubernetes.io/managed-by": "coder-k8s", "coder.com/control-plane": "coder",
+        "coder.com/control-plane-namespace": "unwatched"});
+    let stranger = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {
+        "name": "stranger", "namespace": other, "labels": labels,
+        "annotations": {"coder.com/workspace-rbac-owner-uid": "gone"}}});
+    apply(&scene.client, stranger).await;
+
+    // Paused, stripped of its finalizer and deleted, so that nobody cleans up.
+    scene.edit::<CoderControlPlane>("coder", pause()).await;
+    scene.until_condition("coder", "Paused", "True", None).await;
+    scene.edit::<CoderControlPlane>("coder", json!({"metadata": {"finalizers": null}})).await;
+    scene.delete::<CoderControlPlane>("coder").await;
+    scene.until_gone::<CoderControlPlane>("coder").await;
+    is_granted(&scene, &other).await;
+    drop(first);
+
+    let second = scene.start(&[]);
+    is_withdrawn(&scene, &other).await;
+    let (_, binding) = granted(&scene, "coder");
+    let told = eventually(PATIENCE, || async {
+        let events = scene.api_in::<Event>(&other).list(&ListParams::default()).await.unwrap();
+        let about = |event: &&Event| {
+            event.regarding.as_ref().is_some_and(|object| object.name.as_ref() == Some(&binding))
+        };
+        match events.iter().find(about) {
+            Some(event) => Ok((event.reason.clone(), event.note.clone())),
+            None => Err(format!("{:?}", events.items)),
+        }
+    });
+    let (reason, note) = told.await.unwrap();
+    assert_eq!(reason.as_deref(), Some("OwnerGone"));
+    assert!(note.unwrap().contains(&scene.namespace));
+    for role in ["stranger", "by-hand"] {
+        assert!(scene.api_in::<Role>(&other).get_opt(role).await.unwrap().is_some(), "{role}");
+    }
+    assert!(scene.api_in::<RoleBinding>(&other).get_opt(&binding_of_another).await.unwrap().is_some());
+    drop(second);
+
+    let third = scene.start(&[]);
+    third.until_leading().await;
+    third.until_reconciled("CoderControlPlane", 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let all = requests(scene.cluster(), |user| user == third.user);
+    assert!(writes(&all).is_empty(), "{:?}", writes(&all));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_cannot_be_removed_ends_the_deletion_by_its_deadline_and_is_swept_later() {
+    let scene = Scene::unmanaged_with("stuck", &["stuck-other"]).await;
+    let other = scene.beside()[0].clone();
+    scene.label(&other, scene.consent()).await;
+    let first = scene.start(&["--cleanup-timeout=6s"]);
+    scene.plane("coder", json!({"rbac": {"workspaceNamespaces": [other]}})).await;
+    scene.until_condition("coder", "WorkspaceAccess", "True", None).await;
+    is_granted(&scene, &other).await;
+
+    let roles = scene.api_in::<Role>(&other);
+    let whole = roles.get("coder-k8s").await.unwrap();
+    let mut less = whole.clone();
+    less.metadata.managed_fields = None;
+    for rule in less.rules.iter_mut().flatten() {
+        if rule.resources.iter().flatten().any(|resource| resource == "rolebindings") {
+            rule.verbs.retain(|verb| verb != "delete");
+        }
+    }
+    let less = roles.replace("coder-k8s", &PostParams::default(), &less).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let since = std::time::Instant::now();
+    scene.delete::<CoderControlPlane>("coder").await;
+    scene.until_gone::<CoderControlPlane>("coder").await;
+    println!("gone {:?} after its deletion, with --cleanup-timeout=6s", since.elapsed());
+    assert!(
+        (Duration::from_secs(5)..Duration::from_secs(20)).contains(&since.elapsed()),
+        "{:?}",
+        since.elapsed()
+    );
+    let (_, binding) = granted(&scene, "coder");
+    let events = scene.api::<Event>().list(&ListParams::default()).await.unwrap();
+    let told = events.iter().find(|event| event.reason.as_deref() == Some("GrantAbandoned"));
+    let note = told.and_then(|event| event.note.clone()).unwrap_or_else(|| panic!("{:?}", events.items));
+    assert!(note.contains(&format!("RoleBinding {binding} in namespace {other}")), "{note}");
+    is_granted(&scene, &other).await;
+    drop(first);
+
+    let allowed = Role { rules: whole.rules, ..less };
+    roles.replace("coder-k8s", &PostParams::default(), &allowed).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let _second = scene.start(&[]);
+    is_withdrawn(&scene, &other).await;
 }

@@ -25,7 +25,7 @@ async fn token(real: &Real) -> SecretString {
 
 async fn client(real: &Real, token: &SecretString) -> Client {
     let target = real.target().await;
-    Connector::new(Settings::default()).client(&target, Some(token)).unwrap()
+    Connector::new(Settings::on_loopback()).client(&target, Some(token)).unwrap()
 }
 
 /// How many sessions and tokens there are in the database, of anybody.
@@ -67,7 +67,7 @@ async fn the_first_administrator_is_made_and_the_operators_token_is_theirs() {
     let operator = client(&real, &token(&real).await).await;
     let me = operator.me().await.unwrap();
     assert!(me.username == "admin" && me.is_owner(), "{me:?}");
-    let nobody = Connector::new(Settings::default()).client(&real.target().await, None).unwrap();
+    let nobody = Connector::new(Settings::on_loopback()).client(&real.target().await, None).unwrap();
     nobody
         .log_in("admin@example.com", &PASSWORD.into())
         .await

@@ -23,7 +23,7 @@ async fn the_deployment_of_the_operator_starts_coderd_and_its_facts_are_on_statu
     let (real, token) = Real::owned("start", json!({})).await;
     real.scene.until_ready("coder").await;
     let plane = real.until_condition("OperatorAccessReady", "True", "TokenAccepted").await;
-    let (connector, target) = (Connector::new(Settings::default()), real.target().await);
+    let (connector, target) = (Connector::new(Settings::on_loopback()), real.target().await);
     let nobody = connector.client(&target, None).unwrap();
     let owner = connector.client(&target, Some(&token)).unwrap();
     let info = nobody.build_info().await.unwrap();

@@ -66,7 +66,7 @@ impl Simulated {
     /// A client with the rights of an owner.
     pub fn owner(&self) -> Client {
         let target = Target::new(self.sim().url());
-        Connector::new(Settings::default()).client(&target, Some(&self.sim().owner_token())).unwrap()
+        Connector::new(Settings::on_loopback()).client(&target, Some(&self.sim().owner_token())).unwrap()
     }
 
     /// Waits until something holds, and gives what it found.

@@ -46,15 +46,20 @@ async fn a_redirect_is_never_followed_with_a_credential() {
     coder.sim.fault("*", "/api/v2/**", SimFault::redirect(&elsewhere.url()), None);
     coder.licensed_plane(&license(1)).await;
     let plane = coder.until_condition("OperatorAccessReady", "False", "Redirected").await;
-    assert!(message(&plane, "OperatorAccessReady").contains("operatorAccess.apiURL"));
+    let said = message(&plane, "OperatorAccessReady");
+    assert!(said.contains("operatorAccess.apiURL") && said.contains("--allowed-coder-urls"), "{said}");
     assert_eq!(elsewhere.requests().len(), 0);
-    // The address that answers can be given.
+    // The address that answers can be given, if the operator may call it.
+    coder.scene.spec("coder", json!({"operatorAccess": {"apiURL": elsewhere.url()}})).await;
+    let plane = coder.until_condition("OperatorAccessReady", "False", "URLNotAllowed").await;
+    assert!(message(&plane, "OperatorAccessReady").contains("--allowed-coder-urls"));
+    assert_eq!(elsewhere.requests().len(), 0);
+    coder.scene.host("answers.test", elsewhere.address());
     elsewhere.add_license(&license(9));
     coder.secret("token", "token", &elsewhere.owner_token()).await;
-    let access =
-        json!({"method": "TokenSecret", "tokenSecretRef": {"name": "token"}, "apiURL": elsewhere.url()});
-    coder.scene.spec("coder", json!({"operatorAccess": access})).await;
-    coder.scene.until_ready("coder").await;
+    coder.scene.spec("coder", json!({"operatorAccess": {"apiURL": "http://answers.test"}})).await;
+    let plane = coder.scene.until_ready("coder").await;
+    assert!(message(&plane, "OperatorAccessReady").contains("plain HTTP"), "{plane:?}");
     assert!(coder.sim.requests().iter().all(|entry| !entry.is("POST", "/")));
 }
 

@@ -36,6 +36,7 @@ static OPERATOR: Installation = Installation::new(&[
     "--coderd-timeout=3s",
     "--database-timeout=2s",
     "--cleanup-timeout=6s",
+    "--allowed-coder-urls=http://answers.test,http://edited.test",
 ]);
 
 /// Held by tests that measure times.

@@ -288,7 +288,7 @@ async fn what_the_go_operator_left_is_used_and_not_replaced() {
     let based = Based::new("pg").await;
     let scene = &based.coder.scene;
     // Its account and token are as ours; its status records the Secret alone.
-    let maker = Postgres::new(PostgresSettings::default());
+    let maker = Postgres::new(PostgresSettings::on_loopback());
     let context = DsnContext { namespace: "x" };
     let dsn = Dsn::parse(&based.database.url(), &context).unwrap();
     let name = coder_k8s_core::names::operator_token(&scene.namespace, "coder");

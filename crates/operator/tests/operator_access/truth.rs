@@ -119,7 +119,8 @@ async fn a_token_reference_to_nothing_is_never_called_accepted() {
 async fn token_and_license_never_follow_an_edited_address_to_another_deployment() {
     let coder = licensed("truth").await;
     let elsewhere = CoderSim::start(Mode::Unlicensed).await.unwrap();
-    coder.scene.spec("coder", json!({"operatorAccess": {"apiURL": elsewhere.url()}})).await;
+    coder.scene.host("edited.test", elsewhere.address());
+    coder.scene.spec("coder", json!({"operatorAccess": {"apiURL": "http://edited.test"}})).await;
     let plane = coder.until_condition("OperatorAccessReady", "False", "DeploymentChanged").await;
     assert!(message(&plane, "OperatorAccessReady").contains("token"), "{plane:?}");
     // Whatever else is edited or touched: the token belongs to the other deployment.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coder_k8s::manifests::Install;
-use coder_k8s_api::{condition::kind, crds};
+use coder_k8s_api::{CoderControlPlane, condition::kind, crds};
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::{
     Api,
@@ -12,7 +12,9 @@ use kube::{
 use serde_json::json;
 
 use coder_k8s_scenes::{
-    Operator, apply, bare_cluster, control_plane, grant,
+    Operator, apply,
+    audit::besides,
+    bare_cluster, control_plane, grant,
     plane::{condition, observed, ready_is},
     planes, requests,
     scene::Scene,
@@ -79,13 +81,14 @@ async fn an_install_for_some_namespaces_works_there_and_nowhere_else() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(planes(client, &team_c).get("coder").await.unwrap().status, None);
 
-    // Being looked after is consent; nobody else's label counts here.
+    // Being looked after is not yet consent.
     let spread = json!({"spec": {"rbac": {"workspaceNamespaces": [team_b, team_c]}}});
     planes(client, team_a).patch("coder", &PatchParams::default(), &Patch::Merge(&spread)).await.unwrap();
     let told = coder_k8s_testbed::eventually(coder_k8s_scenes::PATIENCE, || async {
         let plane = planes(client, team_a).get("coder").await.unwrap();
         let (_, reason, message) = condition(&plane, kind::WORKSPACE_ACCESS);
-        if message.contains(&format!("{team_c} is not looked after")) && !message.contains(team_b) {
+        let command = format!("kubectl label namespace {team_b} workspaces.coder.com/{team_a}=allow");
+        if message.contains(&format!("{team_c} is not looked after")) && message.contains(&command) {
             Ok(reason)
         } else {
             Err(format!("{reason}: {message}"))
@@ -97,10 +100,65 @@ async fn an_install_for_some_namespaces_works_there_and_nowhere_else() {
         let ours = ListParams::default().labels(&format!("coder.com/control-plane-namespace={team_a}"));
         api.list(&ours).await.unwrap().items.len()
     };
-    assert_eq!((granted(team_b).await, granted(&team_c).await), (1, 0));
+    assert_eq!((granted(team_b).await, granted(&team_c).await), (0, 0));
     let all = requests(scene.cluster(), |user| user == operator.user);
     assert!(all.iter().all(|event| event.code != 403), "{:?}", all.iter().find(|event| event.code == 403));
     assert!(writes(&all).iter().all(|event| [team_a, team_b].contains(&&*event.namespace)));
+}
+
+/// Reading the Namespaces that specs name is all that such an install asks at rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_an_install_for_some_namespaces_the_label_counts_and_is_read_at_an_interval() {
+    const QUICK: [&str; 1] = ["--consent-interval=1s"];
+    let scene = Scene::bare_with("named", &["guest", "unasked"]).await;
+    let (client, guest) = (&scene.client, scene.beside()[0].as_str());
+    let operator = scene.start(&QUICK);
+    operator.until_leading().await;
+    let plane = |name: &str| {
+        json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderControlPlane",
+        "metadata": {"name": name, "namespace": scene.namespace}, "spec": {"rbac": {"workspaceNamespaces": [guest]}}})
+    };
+    apply(client, plane("coder")).await;
+    scene.until_condition("coder", "WorkspaceAccess", "False", Some("ConsentMissing")).await;
+    scene.label(guest, scene.consent()).await;
+    scene.until_condition("coder", "WorkspaceAccess", "True", Some("Granted")).await;
+    let binding = coder_k8s_core::names::workspace_binding("coder", &scene.namespace, "coder");
+    scene.until_in::<RoleBinding>(guest, &binding, |_| true).await;
+    operator.until_idle("CoderControlPlane").await;
+
+    let of_operator = |user: &str| requests(scene.cluster(), |found| found == user);
+    let before = of_operator(&operator.user).len();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let at_rest = of_operator(&operator.user).split_off(before);
+    let at_rest = besides(&at_rest);
+    println!("{} requests in 5 s at rest, with --consent-interval=1s", at_rest.len());
+    assert!((3..=6).contains(&at_rest.len()), "{at_rest:?}");
+    assert!(at_rest.iter().all(|event| event.verb == "get" && event.resource == "namespaces"), "{at_rest:?}");
+
+    let withdrawn = json!({format!("workspaces.coder.com/{}", scene.namespace): null});
+    scene.label(guest, withdrawn.clone()).await;
+    scene.until_gone_in::<RoleBinding>(guest, &binding).await;
+    scene.until_condition("coder", "WorkspaceAccess", "False", Some("ConsentMissing")).await;
+
+    // What the release before granted, which took the flag for consent, bears no mark. It is kept and reported.
+    scene.label(guest, scene.consent()).await;
+    scene.until_in::<RoleBinding>(guest, &binding, |_| true).await;
+    scene.until_condition("coder", "WorkspaceAccess", "True", None).await;
+    assert!(of_operator(&operator.user).iter().all(|event| event.code != 403));
+    drop(operator);
+    let unmark = json!({"metadata": {"annotations": {"coder.com/workspace-rbac-consent": null}}});
+    let bindings = scene.api_in::<RoleBinding>(guest);
+    bindings.patch(&binding, &PatchParams::default(), &Patch::Merge(&unmark)).await.unwrap();
+    scene.label(guest, withdrawn).await;
+    let _next = scene.start(&QUICK);
+    scene
+        .until("coder", |plane: &CoderControlPlane| {
+            let (_, _, message) = condition(plane, kind::WORKSPACE_ACCESS);
+            message.contains("what an earlier operator granted there is kept")
+        })
+        .await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(bindings.get_opt(&binding).await.unwrap().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@ use coder_k8s_scenes::soak::{KINDS, On, assert_converge, plan};
 /// How many lives are lived at a time.
 const IN_MEMORY: usize = 12;
 const ON_CLUSTER: usize = 5;
-/// How many lives the tests live, of the 500 and 20 that `cargo xtask soak` does.
+/// How many lives the tests live, of the 500 and 100 that `cargo xtask soak` does.
 const LIVES_IN_MEMORY: u64 = 100;
 const LIVES_ON_CLUSTER: u64 = 5;
 

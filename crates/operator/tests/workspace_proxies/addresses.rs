@@ -118,18 +118,35 @@ async fn credentials_are_sent_to_no_other_deployment() {
     site.until_settled().await;
     other.set_deployment_id("00000000-0000-0000-0000-00000000beef");
     let proxy = site.until_condition("Registered", "False", "DeploymentChanged").await;
-    assert!(message(&proxy, "Registered").contains("bootstrap.credentialsSecretRef"));
+    assert!(message(&proxy, "Registered").contains("the token in Secret creds"), "{:?}", proxy.status);
+    assert!(is(&proxy, "Stalled", "True", None), "only a person can help");
     let mark = other.mark();
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert!(other.since(mark).iter().all(|entry| entry.credential.is_none()), "{:?}", other.since(mark));
     // Somebody gives a token of this deployment, which lists the registration under its new identity.
     other.accept_held_credentials();
-    site.coder.secret("creds-2", "token", &other.owner_token()).await;
-    site.edit(json!({"bootstrap": {"credentialsSecretRef": {"name": "creds-2"}}})).await;
+    site.coder.secret("creds", "token", &other.owner_token()).await;
     site.until(|proxy| {
         let status = coder_k8s_scenes::proxy::status(proxy);
         coder_k8s_scenes::proxy::is_settled(proxy)
             && status.deployment_id.as_deref() == Some("00000000-0000-0000-0000-00000000beef")
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_one_deployment_accepted_does_not_follow_an_edited_address() {
+    let (site, one) = with_credentials("moved").await;
+    let two = CoderSim::start(Mode::Licensed).await.unwrap();
+    site.scene().host("four.allowed.test", one.address());
+    site.scene().host("five.allowed.test", two.address());
+    site.make_as("eu", spec("http://four.allowed.test")).await;
+    site.until_settled().await;
+    site.edit(json!({"bootstrap": {"coderURL": "http://five.allowed.test"}})).await;
+    site.until_condition("Registered", "False", "DeploymentChanged").await;
+    assert!(two.requests().iter().all(|entry| entry.credential.is_none()), "{:?}", two.requests());
+    site.coder.secret("creds", "token", &two.owner_token()).await;
+    // The old registration stays on the list: nothing is left to delete it with.
+    site.until_ready().await;
+    assert_eq!(names(&two), ["eu"]);
 }

@@ -1,8 +1,11 @@
 //! A proxy that is deleted leaves nothing in coderd, or says what it leaves.
 
+use std::time::{Duration, Instant};
+
 use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy};
 use coder_k8s_coderd::{Connector, Settings, Target};
 use coder_k8s_testbed::{codersim::SimFault, eventually};
+use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::json;
 
@@ -24,7 +27,8 @@ async fn a_deleted_proxy_is_deregistered_and_its_token_is_void() {
     let only = site.assert_consistent().await;
     delete(&site).await;
     assert_eq!(site.registrations().len(), 0);
-    let nobody = Connector::new(Settings::default()).client(&Target::new(site.sim().url()), None).unwrap();
+    let nobody =
+        Connector::new(Settings::on_loopback()).client(&Target::new(site.sim().url()), None).unwrap();
     let refused = nobody.prove_proxy_token(&only.token).await.unwrap_err();
     assert_eq!(refused.reason().as_str(), "Unauthenticated");
     site.scene().until_gone::<Secret>(SECRET).await;
@@ -82,4 +86,35 @@ async fn a_proxy_that_never_began_goes_at_once() {
     site.until_condition("Entitled", "False", "NotEntitled").await;
     delete(&site).await;
     assert_eq!(site.asked("*"), 0);
+}
+
+/// One row for each place in which a clean-up can fail; every way to fail is on virtual time in `core::cleanup`.
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_coderd_answers_a_proxy_goes_by_its_deadline() {
+    let (all, one) = ("/api/v2/workspaceproxies", "/api/v2/workspaceproxies/*");
+    let rows = [
+        ("GET", all, SimFault::rate_limited(Duration::from_secs(1_000_000_000))),
+        ("DELETE", one, SimFault::status(403, "no", "")),
+        ("DELETE", one, SimFault::rate_limited(Duration::from_secs(u64::MAX))),
+        ("*", "/api/v2/buildinfo", SimFault::Latency(Duration::from_mins(1))),
+        ("*", "/**", SimFault::Reset),
+    ];
+    let all = rows.into_iter().map(|(method, path, fault)| async move {
+        let row = format!("{method} {path} {fault:?}");
+        let site = ProxyScene::ready(&OPERATOR, "deadline", json!({})).await;
+        let only = site.assert_consistent().await;
+        let mark = site.sim().mark();
+        site.sim().fault(method, path, fault, None);
+        let deleted = Instant::now();
+        delete(&site).await;
+        // `--cleanup-timeout` of 6 s, and a busy machine.
+        assert!(deleted.elapsed() < Duration::from_secs(25), "{row}: {:?}", deleted.elapsed());
+        let told = site.events("ProxyAbandoned").await;
+        assert!(told.iter().any(|note| note.contains(&only.id)), "{row}: {told:?}");
+        let asked = site.sim().since(mark).iter().filter(|entry| entry.is(method, "/")).count();
+        // Three on virtual time; a busy machine may lose one of them within 6 s.
+        assert!((2..150).contains(&asked), "{row}: {asked} attempts");
+    });
+    // A few at a time: the deadlines of other tests on the same operator are as short.
+    stream::iter(all).buffer_unordered(3).collect::<Vec<_>>().await;
 }

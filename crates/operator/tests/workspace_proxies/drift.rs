@@ -20,7 +20,7 @@ use crate::OPERATOR;
 
 fn owner(sim: &CoderSim) -> coder_k8s_coderd::Client {
     let (target, token) = (Target::new(sim.url()), sim.owner_token());
-    Connector::new(Settings::default()).client(&target, Some(&token)).unwrap()
+    Connector::new(Settings::on_loopback()).client(&target, Some(&token)).unwrap()
 }
 
 fn called(name: &str) -> ProxySettings {

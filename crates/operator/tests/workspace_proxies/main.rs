@@ -36,5 +36,6 @@ static OPERATOR: Installation = Installation::new(&[
     "--verify-interval=8s",
     "--coderd-timeout=3s",
     "--cleanup-timeout=6s",
-    "--allowed-coder-urls=http://one.allowed.test,http://two.allowed.test:8080,https://three.allowed.test",
+    "--allowed-coder-urls=http://one.allowed.test,http://two.allowed.test:8080,https://three.allowed.test,\
+     http://four.allowed.test,http://five.allowed.test",
 ]);

@@ -63,7 +63,9 @@ async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, E
         .map_err(Error::io("find free ports on 127.0.0.1"))?;
     let pki = Pki::generate()?;
     let access = Access::new(api_port, &pki).map_err(Error::io("make tokens"))?;
-    write_files(&group, &pki, &access).map_err(Error::io("write the cluster's files"))?;
+    write_files(&group, &pki, &access)
+        .and_then(|()| audit::create(&group.dir().file(AUDIT_LOG)))
+        .map_err(Error::io("write the cluster's files"))?;
     let files = Files { dir: group.dir().path() };
 
     let etcd = group

@@ -271,7 +271,7 @@ mod tests {
             let sim = CoderSim::start(Mode::Licensed).await.unwrap();
             let elsewhere = CoderSim::start(Mode::Agpl).await.unwrap();
             let (target, token) = (Target::new(sim.url()), sim.owner_token());
-            let owner = Connector::new(Settings::default()).client(&target, Some(&token)).unwrap();
+            let owner = Connector::new(Settings::on_loopback()).client(&target, Some(&token)).unwrap();
             let made = owner.create_proxy(&settings()).await.unwrap();
             Self { sim, elsewhere, owner, id: made.proxy.id, token: made.token.unwrap() }
         }

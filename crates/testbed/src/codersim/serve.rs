@@ -184,7 +184,7 @@ mod tests {
 
     async fn listed(sim: &CoderSim, organization: &str) -> Vec<Daemon> {
         let (target, token) = (Target::new(sim.url()), sim.owner_token());
-        let owner = Connector::new(Settings::default()).client(&target, Some(&token)).unwrap();
+        let owner = Connector::new(Settings::on_loopback()).client(&target, Some(&token)).unwrap();
         owner.provisioner_daemons(organization, DaemonFilter { offline: true }).await.unwrap()
     }
 
@@ -265,7 +265,7 @@ mod tests {
         let (sim, _) = sim().await;
         let organization = sim.add_organization("acme");
         let (target, token) = (Target::new(sim.url()), sim.owner_token());
-        let owner = Connector::new(Settings::default()).client(&target, Some(&token)).unwrap();
+        let owner = Connector::new(Settings::on_loopback()).client(&target, Some(&token)).unwrap();
         let material = owner.create_provisioner_key("acme", "theirs", &BTreeMap::new()).await.unwrap();
         let _client = join(&sim, &material, "one").await;
         assert_eq!(listed(&sim, &organization).await.len(), 1);

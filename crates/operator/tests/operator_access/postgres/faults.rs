@@ -133,9 +133,9 @@ async fn a_token_that_works_is_kept_whatever_happens_to_the_database() {
     .await;
 }
 
-/// The longest of five edits of the control plane.
-async fn longest(scene: &coder_k8s_scenes::scene::Scene, round: u32) -> Duration {
-    let mut longest = Duration::ZERO;
+/// The median of five edits of the control plane: databases that hang would delay each of them, a busy machine one or two.
+async fn median(scene: &coder_k8s_scenes::scene::Scene, round: u32) -> Duration {
+    let mut took = Vec::new();
     for edit in 0..5 {
         let image = format!("ghcr.io/coder/coder:v2.{round}.{edit}");
         let began = Instant::now();
@@ -146,9 +146,10 @@ async fn longest(scene: &coder_k8s_scenes::scene::Scene, round: u32) -> Duration
                     == Some(image.as_str())
             })
             .await;
-        longest = longest.max(began.elapsed());
+        took.push(began.elapsed());
     }
-    longest
+    took.sort();
+    took[2]
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +157,7 @@ async fn a_hanging_database_delays_no_other_object() {
     let based = Based::new("pgh").await;
     let scene = &based.coder.scene;
     based.accessible().await;
-    let alone = longest(scene, 1).await;
+    let alone = median(scene, 1).await;
     let proxy = Proxy::start(shared().await.port()).await.unwrap();
     proxy.set(ProxyFault::Hang);
     for n in 0..20 {
@@ -165,8 +166,8 @@ async fn a_hanging_database_delays_no_other_object() {
         scene.plane(&name, with_url(&based.database.url_through(proxy.port()))).await;
     }
     scene.until_condition("hanging-19", "OperatorAccessReady", "False", Some("DatabaseTimeout")).await;
-    let beside = longest(scene, 2).await;
-    println!("longest of five edits: alone {alone:?}, beside 20 hanging databases {beside:?}");
+    let beside = median(scene, 2).await;
+    println!("median of five edits: alone {alone:?}, beside 20 hanging databases {beside:?}");
     assert!(beside < alone * 4 + Duration::from_secs(1), "alone {alone:?}, beside {beside:?}");
     // Another database is reached as quickly.
     scene.service("other", based.coder.sim.address());

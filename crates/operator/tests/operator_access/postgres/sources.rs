@@ -1,5 +1,7 @@
 //! Where the address of the database comes from.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -54,6 +56,34 @@ async fn the_address_comes_from_every_place_that_the_pods_read() {
 }
 
 #[tokio::test]
+async fn an_address_that_nobody_may_reach_through_the_operator_is_refused_and_not_described() {
+    let based = Based::new("pg").await;
+    let scene = &based.coder.scene;
+    // Loopback is allowed to this operator; the rest of the machine, the cloud and the API server are not.
+    let api_server = scene.cluster().url().strip_prefix("https://").unwrap().trim_end_matches('/');
+    let mut said = BTreeSet::new();
+    for (n, place) in
+        ["[::1]:1", "169.254.169.254:80", "[::ffff:169.254.169.254]", api_server].iter().enumerate()
+    {
+        let (name, url) = (format!("coder-{n}"), format!("postgres://u:p@{place}/coder"));
+        scene.service(&name, based.coder.sim.address());
+        scene.plane(&name, with_url(&url)).await;
+        let found =
+            scene.until_condition(&name, "OperatorAccessReady", "False", Some("AddressNotAllowed")).await;
+        let message = message(&found, "OperatorAccessReady");
+        said.insert(message.split_once("/coder: ").map(|(_, why)| why.to_owned()).unwrap_or(message));
+    }
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said.first().unwrap().contains("--allowed-address-ranges"), "{said:?}");
+    // The address of a Service leads there too.
+    scene.service("rebound", api_server.parse().unwrap());
+    let secret = json!({"method": "TokenSecret", "tokenSecretRef": {"name": "token"}});
+    based.coder.secret("token", "token", &based.coder.sim.owner_token()).await;
+    scene.plane("rebound", json!({"operatorAccess": secret})).await;
+    scene.until_condition("rebound", "OperatorAccessReady", "False", Some("AddressNotAllowed")).await;
+}
+
+#[tokio::test]
 async fn an_address_that_is_missing_or_cannot_be_used_is_named_and_followed() {
     let based = Based::new("pg").await;
     let scene = &based.coder.scene;
@@ -66,7 +96,15 @@ async fn an_address_that_is_missing_or_cannot_be_used_is_named_and_followed() {
     let plane_now = scene.until_observed("coder").await;
     assert!(plane_now.finalizers().is_empty(), "{}", plane.name_any());
     assert!(scene.absent::<Secret>("coder-operator-token").await);
-    let env = |value: Value| json!({"extraEnv": [value]});
+    let env = |value: Value| json!({"extraEnv": if value.is_array() { value } else { json!([value]) }});
+    // Each entry doubles the one before: expanded without a bound, this is a terabyte.
+    let doubling = (1..=40).map(|index| {
+        let before = index - 1;
+        json!({"name": format!("A{index}"), "value": format!("$(A{before})$(A{before})")})
+    });
+    let first = json!({"name": "A0", "value": "canary-password"});
+    let last = json!({"name": "CODER_PG_CONNECTION_URL", "value": "$(A40)"});
+    let doubling: Vec<_> = [first].into_iter().chain(doubling).chain([last]).collect();
     for (value, reason, says) in [
         (
             json!({"name": "CODER_PG_CONNECTION_URL", "valueFrom": {"secretKeyRef": {"name": "db", "key": "url"}}}),
@@ -88,6 +126,7 @@ async fn an_address_that_is_missing_or_cannot_be_used_is_named_and_followed() {
             "BadConnectionURL",
             "databaseCASecretRef",
         ),
+        (json!(doubling), "BadConnectionURL", "more than 32 KiB"),
     ] {
         scene.spec("coder", env(value.clone())).await;
         let plane = scene

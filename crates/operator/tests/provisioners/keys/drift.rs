@@ -124,6 +124,24 @@ async fn another_control_plane_gets_a_key_and_the_old_one_loses_it() {
 }
 
 #[tokio::test]
+async fn a_token_that_one_deployment_accepted_does_not_follow_the_pool_to_another() {
+    let pool = PoolScene::plane(&KEYS, "drift", Mode::Licensed).await;
+    pool.secret("mine", "token", &pool.sim.owner_token()).await;
+    pool.make(json!({"bootstrap": {"credentialsSecretRef": {"name": "mine"}}})).await;
+    let settled = pool.until_settled().await;
+    assert_eq!(status(&settled).workload.credential_bindings[0].deployment_id, pool.sim.deployment_id());
+    let other = pool.another_plane("other").await;
+    pool.edit(json!({"controlPlaneRef": {"name": "other"}})).await;
+    let refused =
+        pool.until(|pool| is(pool, "ProvisionerKeyReady", "False", Some("DeploymentChanged"))).await;
+    assert!(is(&refused, "Stalled", "True", None), "only a person can help");
+    assert_eq!(other.count("*", "/api/v2/organizations"), 0, "no call with the token");
+    pool.secret("mine", "token", &other.owner_token()).await;
+    pool.until(|pool| status(pool).deployment_id == Some(other.deployment_id())).await;
+    holds(&other, &["pool"]).await;
+}
+
+#[tokio::test]
 async fn another_deployment_behind_the_same_control_plane_gets_a_new_key() {
     let pool = PoolScene::ready(&KEYS, "drift", json!({})).await;
     let lost = pool.only_key();
@@ -288,4 +306,22 @@ async fn pools_of_one_name_in_two_namespaces_share_a_coderd() {
     two.scene.until_gone::<CoderProvisioner>("pool").await;
     holds(&one.sim, &["pool"]).await;
     one.assert_consistent(&[]).await;
+}
+
+/// A server can repeat the deployment ID of another. Whether a name is taken is for the pool's own coderd to say.
+#[tokio::test]
+async fn a_pool_of_another_namespace_blocks_no_name_and_is_not_told() {
+    let hostile = PoolScene::plane(&KEYS, "hostile", Mode::Licensed).await;
+    hostile.make_named("squatter", json!({"key": {"name": "shared"}})).await;
+    hostile.until_ready_named("squatter").await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let pool = PoolScene::bare(&KEYS, "drift", Mode::Licensed).await;
+    pool.sim.set_deployment_id(&hostile.sim.deployment_id());
+    pool.make_plane(json!({})).await;
+    pool.until_answered().await;
+    pool.make(json!({"key": {"name": "shared"}})).await;
+    let object = pool.until_ready().await;
+    assert_eq!(status(&object).provisioner_key_name.as_deref(), Some("shared"));
+    let told = serde_json::to_string(&object.status).unwrap();
+    assert!(!told.contains(&hostile.scene.namespace) && !told.contains("squatter"), "{told}");
 }

@@ -56,3 +56,20 @@ async fn other_namespaces_take_part_with_their_consent_and_lose_it_all_with_the_
     assert_eq!(bindings().await, 0);
     pool.until_holds(&[]).await;
 }
+
+#[tokio::test]
+async fn a_grant_elsewhere_of_a_pool_with_a_long_name_is_put_back() {
+    let pool = PoolScene::plane(&KEYS, "workspaces", Mode::Licensed).await;
+    let other = pool.scene.another("elsewhere", pool.scene.consent()).await;
+    let name = "long-".repeat(15) + "name";
+    pool.make_named(&name, json!({"rbac": {"workspaceNamespaces": [other]}})).await;
+    pool.until_condition_of(&name, "WorkspaceAccess", "True", Some("Granted")).await;
+    let bindings = pool.scene.api_in::<RoleBinding>(&other);
+    let found = async || {
+        let all = bindings.list(&ListParams::default()).await.unwrap();
+        all.items.into_iter().find(|binding| binding.labels().contains_key("coder.com/provisioner"))
+    };
+    let before = found().await.unwrap();
+    bindings.delete(&before.name_any(), &kube::api::DeleteParams::default()).await.unwrap();
+    pool.scene.until_in::<RoleBinding>(&other, &before.name_any(), |now| now.uid() != before.uid()).await;
+}

