@@ -6,6 +6,8 @@ mod e2e;
 mod generate;
 mod programs;
 mod reference;
+mod release;
+mod rights;
 mod run;
 mod soak;
 mod testbed;
@@ -55,7 +57,7 @@ enum Chore {
         /// Live only this one, and tell its story
         #[arg(long, conflicts_with_all = ["count", "first"])]
         seed: Option<u64>,
-        /// How many [default: 500 in memory, 20 on a cluster]
+        /// How many [default: 500 in memory, 100 on a cluster]
         #[arg(long)]
         count: Option<u64>,
         /// The first seed
@@ -64,6 +66,19 @@ enum Chore {
         /// Where [default: in memory for a seed, else both]
         #[arg(long, value_enum)]
         on: Option<soak::On>,
+    },
+    /// What must hold before a release: advisories, a release build and its tests, the end-to-end tests, the whole soak
+    ReleaseCheck,
+    /// Mutate foreign bytes and hold what parses them to its bounds of time and memory
+    Fuzz {
+        /// Only this one [default: all]
+        target: Option<String>,
+        /// How many inputs for each
+        #[arg(long, default_value_t = 1_000_000)]
+        executions: u64,
+        /// Other seeds make other inputs
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
     },
     /// Let this build take over from an earlier one, and show what it writes
     Upgrade {
@@ -78,6 +93,13 @@ enum Chore {
     },
 }
 
+/// In a build with overflow checks, as the tests have it.
+fn fuzz(target: Option<String>, executions: u64, seed: u64) -> anyhow::Result<()> {
+    let mut command = run::cargo(&["run", "--quiet", "--package", "coder-k8s-fuzz", "--"]);
+    command.args([executions.to_string(), seed.to_string()]).args(target);
+    run::must(command)
+}
+
 fn main() -> ExitCode {
     let outcome = match Args::parse().chore {
         Chore::Generate { check } => generate::generate(check),
@@ -87,6 +109,8 @@ fn main() -> ExitCode {
         Chore::E2e { filter } => e2e::run(filter.as_deref()),
         Chore::Test { args } => testbed::test(&args),
         Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
+        Chore::ReleaseCheck => release::check(),
+        Chore::Fuzz { target, executions, seed } => fuzz(target, executions, seed),
         Chore::Upgrade { binary } => testbed::upgrade(&binary),
         Chore::Kills { count } => testbed::kills(count),
     };

@@ -1,7 +1,7 @@
 //! Running all tests: their programs side by side, because each has a long end in which a few tests wait for something.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
@@ -14,7 +14,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::run::{cargo, must, say};
+use crate::{
+    rights,
+    run::{cargo, must, say},
+};
 
 /// How many tests of one program run at a time.
 const THREADS: &str = "RUST_TEST_THREADS";
@@ -23,13 +26,13 @@ const THREADS: &str = "RUST_TEST_THREADS";
 const GARBAGE: &str = "GOGC";
 /// How many programs run at a time.
 const LANES: usize = 2;
-/// Programs that keep a machine busy by themselves, and run alone at last.
-const ALONE: [&str; 1] = ["soak"];
+/// Programs that keep a machine busy by themselves, or measure it, and run alone at last.
+const ALONE: [&str; 2] = ["adversary", "soak"];
 /// Those that take longest, which begin first.
 const LONG: [&str; 5] = ["operator_access", "provisioners", "runtime", "workspace_proxies", "control_planes"];
 
 /// The file to which the monitors of the tests add what they judged (`codersim::REPORT_FILE` of the testbed).
-const MONITOR_REPORT: &str = "CODER_K8S_MONITOR_REPORT";
+pub(crate) const MONITOR_REPORT: &str = "CODER_K8S_MONITOR_REPORT";
 
 /// A program with tests.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ struct Program {
 struct Outcome {
     name: String,
     passed: bool,
+    /// What operators did in it.
+    used: BTreeSet<rights::Use>,
     /// What the program wrote of tests that failed.
     failures: Vec<String>,
     took: Duration,
@@ -54,7 +59,7 @@ struct Outcome {
 /// Builds all tests and runs them.
 pub(crate) fn run() -> Result<()> {
     let programs = build()?;
-    let report = std::env::temp_dir().join(format!("coder-k8s-monitors-{}", std::process::id()));
+    let report = monitor_report();
     let (alone, mut beside): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&program.target.as_str()));
     let rank = |program: &Program| LONG.iter().position(|name| *name == program.target).unwrap_or(LONG.len());
@@ -67,8 +72,9 @@ pub(crate) fn run() -> Result<()> {
         let word = if *passed { "passed" } else { "FAILED" };
         say(&format!("{name}: {word} in {:.0} s", took.as_secs_f64()));
     }
-    say(&judged(&fs::read_to_string(&report).unwrap_or_default()));
-    let _ = fs::remove_file(&report);
+    say_judged(&report);
+    let (told, rights) = rights::judge(&outcomes.iter().flat_map(|outcome| outcome.used.clone()).collect());
+    say(&told);
     let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.passed).collect();
     // Once more at the end, where people look for it.
     for Outcome { name, failures, .. } in &failed {
@@ -80,7 +86,18 @@ pub(crate) fn run() -> Result<()> {
         let names: Vec<_> = failed.iter().map(|outcome| outcome.name.as_str()).collect();
         bail!("tests failed in {}", names.join(", "));
     }
-    examples
+    rights.and(examples)
+}
+
+/// A file for [`MONITOR_REPORT`].
+pub(crate) fn monitor_report() -> PathBuf {
+    std::env::temp_dir().join(format!("coder-k8s-monitors-{}", std::process::id()))
+}
+
+/// Says what the monitors judged, and removes their file.
+pub(crate) fn say_judged(report: &Path) {
+    say(&judged(&fs::read_to_string(report).unwrap_or_default()));
+    let _ = fs::remove_file(report);
 }
 
 /// What the monitors judged in all programs. Each line has what was judged, how many, and how many violations.
@@ -160,13 +177,14 @@ fn run_all(programs: Vec<Program>, lanes: usize, report: &Path) -> Vec<Outcome> 
             scope.spawn(|| {
                 while let Some(program) = next() {
                     let began = Instant::now();
-                    let (passed, failures) = perform(&program, &threads, report).unwrap_or_else(|error| {
-                        say(&format!("{}: {error:#}", program.name));
-                        (false, Vec::new())
-                    });
+                    let (passed, failures, used) =
+                        perform(&program, &threads, report).unwrap_or_else(|error| {
+                            say(&format!("{}: {error:#}", program.name));
+                            (false, Vec::new(), BTreeSet::new())
+                        });
                     let took = began.elapsed();
                     if let Ok(mut outcomes) = outcomes.lock() {
-                        outcomes.push(Outcome { name: program.name, passed, failures, took });
+                        outcomes.push(Outcome { name: program.name, passed, used, failures, took });
                     }
                 }
             });
@@ -175,12 +193,19 @@ fn run_all(programs: Vec<Program>, lanes: usize, report: &Path) -> Vec<Outcome> 
     outcomes.into_inner().unwrap_or_default()
 }
 
-/// Runs a program and shows its lines as they come. Returns whether all its tests passed, and what it wrote of those that
-/// did not.
-fn perform(program: &Program, threads: &str, report: &Path) -> Result<(bool, Vec<String>)> {
+/// Runs a program and shows its lines as they come. Returns whether all its tests passed, what it wrote of those that did
+/// not, and what operators did in it.
+fn perform(
+    program: &Program,
+    threads: &str,
+    report: &Path,
+) -> Result<(bool, Vec<String>, BTreeSet<rights::Use>)> {
     let Program { name, executable, folder, .. } = program;
     let mut command = Command::new(executable);
-    command.env(THREADS, threads).env(MONITOR_REPORT, report).current_dir(folder);
+    let logs = report.with_extension(name.replace('/', "-"));
+    fs::create_dir_all(&logs)?;
+    command.env(THREADS, threads).env(MONITOR_REPORT, report).env(rights::AUDIT_LOGS, &logs);
+    command.current_dir(folder);
     if std::env::var_os(GARBAGE).is_none() {
         command.env(GARBAGE, "400");
     }
@@ -197,7 +222,10 @@ fn perform(program: &Program, threads: &str, report: &Path) -> Result<(bool, Vec
         show(name, out, |line| failures.add(line));
         failures.lines
     });
-    Ok((child.wait()?.success(), failures))
+    let passed = child.wait()?.success();
+    let used = rights::used(&logs);
+    let _ = fs::remove_dir_all(&logs);
+    Ok((passed, failures, used?))
 }
 
 fn show(name: &str, lines: Option<impl Read>, mut then: impl FnMut(&str)) {

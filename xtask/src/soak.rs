@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
+    programs::{MONITOR_REPORT, monitor_report, say_judged},
     run::{cargo, must, say},
     testbed,
 };
@@ -19,7 +20,7 @@ pub(crate) enum On {
 
 /// How many lives all are.
 const IN_MEMORY: u64 = 500;
-const ON_CLUSTER: u64 = 20;
+const ON_CLUSTER: u64 = 100;
 
 /// Lives one seed, or so many from the first.
 pub(crate) fn run(seed: Option<u64>, first: u64, count: Option<u64>, on: Option<On>) -> Result<()> {
@@ -30,12 +31,14 @@ pub(crate) fn run(seed: Option<u64>, first: u64, count: Option<u64>, on: Option<
         (None, Some(_)) => vec![On::Memory],
         (None, None) => vec![On::Memory, On::Cluster],
     };
+    let report = monitor_report();
     for on in places {
         let (test, all) = match on {
             On::Memory => ("lives_in_memory_end_well", IN_MEMORY),
             On::Cluster => ("lives_on_a_cluster_end_well", ON_CLUSTER),
         };
         let mut command = cargo(&["test", "-p", "coder-k8s", "--test", "soak", test, "--", "--nocapture"]);
+        command.env(MONITOR_REPORT, &report);
         match seed {
             Some(seed) => command.env("CODER_K8S_SOAK_SEED", seed.to_string()),
             None => command
@@ -44,6 +47,7 @@ pub(crate) fn run(seed: Option<u64>, first: u64, count: Option<u64>, on: Option<
         };
         must(command)?;
     }
+    say_judged(&report);
     say("soak: every life ended well");
     Ok(())
 }

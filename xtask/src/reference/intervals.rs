@@ -63,6 +63,10 @@ topics! {
             "Verification of a proxy that coderd reports as unhealthy.";
         ENTITLEMENTS s(100), "`--entitlements-interval`",
             "Query of coderd's entitlements.";
+        CONSENT_POLL s(60), "`--consent-interval`",
+            "Reading of the labels of a watched namespace that a spec names for workspaces, with `--watch-namespaces`. Without it such a namespace is watched.";
+        GRANT_SWEEP s(600), "",
+            "Search for workspace RBAC in other namespaces that has lost its object or its consent. It reads the API server only if it finds some.";
         DAEMON_POLL s(60), "`--daemons-interval`",
             "Listing of the daemons and pending jobs of an organization with pools.";
         DAEMON_POLL_EXPECTING s(10), "a sixth of `--daemons-interval`",
@@ -149,12 +153,16 @@ topics! {
             "How long the operator keeps the client and the budget of a coderd that it does not call.";
         CONNECTION_IDLE s(60), "",
             "How long an idle connection to coderd stays open.";
+        API_SERVER_LOOKUP s(60), "",
+            "How long the addresses of the API server count, to which no URL of an object may lead, before its name is looked up again.";
         MAX_WATCH_LAG engine::MAX_WATCH_LAG, "",
             "How long the operator relies on a child that it wrote before the watch shows it.";
         SHUTDOWN s(20), "`--shutdown-timeout`",
             "How long running reconciles may take after the operator is asked to stop.";
         SHUTDOWN_LEASE s(5), "",
             "How long the release of the lease may take then.";
+        SERVER_CONNECTION_DEADLINE engine::SERVER_CONNECTION_DEADLINE, "",
+            "How long a connection to health and metrics may take, which serves one request.";
         SERVER_DRAIN_TIMEOUT engine::SERVER_DRAIN_TIMEOUT, "",
             "How long open requests to health and metrics may take then.";
     }
