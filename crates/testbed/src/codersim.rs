@@ -56,7 +56,7 @@ use monitor::Monitor;
 use server::{Running, Tls};
 use state::State;
 
-use crate::postgres;
+use crate::{ports::own_address, postgres};
 
 /// Build and license of the simulated server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,15 +73,15 @@ pub enum Mode {
 #[derive(Clone, Debug)]
 pub struct Builder {
     mode: Mode,
-    address: SocketAddr,
+    address: Option<SocketAddr>,
     tls: Option<(String, String)>,
 }
 
 impl Builder {
-    /// Listens on this address. Port 0 is a free port.
+    /// Listens on this address instead of one of its own. Port 0 is a free port.
     #[must_use]
     pub fn address(mut self, address: SocketAddr) -> Self {
-        self.address = address;
+        self.address = Some(address);
         self
     }
 
@@ -103,7 +103,11 @@ impl Builder {
             monitor: Mutex::default(),
             listens: AtomicBool::new(true),
         });
-        let running = Running::start(self.address, tls.clone(), shared.clone()).await?;
+        let address = match self.address {
+            Some(address) => address,
+            None => (own_address()?, 0).into(),
+        };
+        let running = Running::start(address, tls.clone(), shared.clone()).await?;
         let address = running.address;
         monitor::started(address, &shared);
         Ok(CoderSim { shared, address, tls, running: tokio::sync::Mutex::new(Some(running)) })
@@ -136,14 +140,14 @@ pub struct CoderSim {
 }
 
 impl CoderSim {
-    /// Starts a simulator on a free port of loopback.
+    /// Starts a simulator on an address of loopback of its own.
     pub async fn start(mode: Mode) -> io::Result<Self> {
         Self::builder(mode).start().await
     }
 
     /// A simulator with other options.
     pub fn builder(mode: Mode) -> Builder {
-        Builder { mode, address: SocketAddr::from(([127, 0, 0, 1], 0)), tls: None }
+        Builder { mode, address: None, tls: None }
     }
 
     /// Builds a license that the simulator accepts.

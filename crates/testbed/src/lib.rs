@@ -32,5 +32,6 @@ pub use codersim::CoderSim;
 pub use eventually::{TimedOut, eventually};
 pub use memory::Memory;
 pub use node::{Behaviour, Exit, Node, Program, Resolver, Rule};
+pub use ports::own_address;
 pub use postgres::Postgres;
 pub use shared::{Namespace, Shared, SharedCluster, shared, shared_with};

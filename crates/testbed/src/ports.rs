@@ -1,6 +1,6 @@
-//! Free loopback ports.
+//! Free addresses and ports of loopback.
 //!
-//! They are chosen at random below the range that the kernel uses for outgoing connections, so that none of those
+//! Ports are chosen at random below the range that the kernel uses for outgoing connections, so that none of those
 //! takes a port between the check and its use. Two clusters may still choose the same port; the start of a cluster is
 //! then repeated.
 
@@ -8,6 +8,14 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
 use crate::pki::random;
+
+/// An address of 127.0.0.0/8, chosen at random, for a server of a test. Ports of 127.0.0.1 are used again soon after a
+/// server ends, and whoever still calls it would then talk to that of another test.
+pub fn own_address() -> io::Result<Ipv4Addr> {
+    let [a, b, c] = random()?;
+    // Not close to 127.0.0.1.
+    Ok(Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254)))
+}
 
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;

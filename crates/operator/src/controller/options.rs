@@ -9,6 +9,10 @@ use coder_k8s_engine::{address::Address, lease, logs::Format};
 /// Kubernetes mounts the namespace of a pod here.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
+/// The longest time that a flag takes, so that no sum of times overflows.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Flags of the controller. The doc comments are the text of `--help`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
@@ -102,19 +106,19 @@ pub(crate) struct Options {
 
     /// How often the operator reads whether a watched namespace consents to workspaces of another one. Without
     /// `--watch-namespaces` it watches namespaces instead
-    #[arg(long, env = "CODER_K8S_CONSENT_INTERVAL", default_value = "60s", value_parser = duration, value_name = "TIME")]
+    #[arg(long, env = "CODER_K8S_CONSENT_INTERVAL", default_value = "60s", value_parser = interval, value_name = "TIME")]
     pub(crate) consent_interval: Duration,
 
     /// How often the operator asks coderd for its entitlements. Pools and proxies trust them for 120 s
-    #[arg(long, env = "CODER_K8S_ENTITLEMENTS_INTERVAL", default_value = "100s", value_parser = duration, value_name = "TIME", hide = true)]
+    #[arg(long, env = "CODER_K8S_ENTITLEMENTS_INTERVAL", default_value = "100s", value_parser = interval, value_name = "TIME", hide = true)]
     pub(crate) entitlements_interval: Duration,
 
     /// How often tokens, licenses, keys and registrations are verified when nothing changes
-    #[arg(long, env = "CODER_K8S_VERIFY_INTERVAL", default_value = "10m", value_parser = duration, value_name = "TIME", hide = true)]
+    #[arg(long, env = "CODER_K8S_VERIFY_INTERVAL", default_value = "10m", value_parser = interval, value_name = "TIME", hide = true)]
     pub(crate) verify_interval: Duration,
 
     /// How often the operator lists the daemons and pending jobs of an organization with pools
-    #[arg(long, env = "CODER_K8S_DAEMONS_INTERVAL", default_value = "60s", value_parser = duration, value_name = "TIME")]
+    #[arg(long, env = "CODER_K8S_DAEMONS_INTERVAL", default_value = "60s", value_parser = interval, value_name = "TIME")]
     pub(crate) daemons_interval: Duration,
 
     /// How long a daemon may take to connect after its pod is ready before the operator reports it
@@ -159,11 +163,25 @@ fn first_of(candidates: [Option<String>; 3]) -> Option<String> {
     candidates.into_iter().flatten().map(|text| text.trim().to_owned()).find(|text| !text.is_empty())
 }
 
-/// Parses `15s`, `500ms`, `2m` or `1h30m`.
+/// Parses `15s`, `500ms`, `2m` or `1h30m`, above zero and at most [`LONGEST`].
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| format!("{text:?} is not a time such as 15s, 500ms or 2m"))?;
-    Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative; use a time such as 15s"))
+    let time = Duration::try_from(parsed).unwrap_or_default();
+    match time {
+        Duration::ZERO => Err(format!("{text:?} is not above zero; use a time such as 15s")),
+        _ if time > LONGEST => Err(format!("{text:?} is too long; use at most 30 days (720h)")),
+        _ => Ok(time),
+    }
+}
+
+/// Parses how often something is done. A shorter interval would be a busy loop.
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    if time < SHORTEST_INTERVAL {
+        return Err(format!("{text:?} is too short for an interval; use at least 100ms"));
+    }
+    Ok(time)
 }
 
 #[cfg(test)]
@@ -185,6 +203,17 @@ mod tests {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
         assert!(duration("soon").unwrap_err().contains("is not a time such as"));
-        assert!(duration("-5s").unwrap_err().contains("negative"));
+        for text in ["-5s", "0s"] {
+            assert!(duration(text).unwrap_err().contains("above zero"), "{text}");
+        }
+        assert!(duration("721h").unwrap_err().contains("at most 30 days"));
+    }
+
+    #[test]
+    fn an_interval_is_no_busy_loop() {
+        assert_eq!(interval("100ms"), Ok(Duration::from_millis(100)));
+        for text in ["99ms", "1ns", "0s", "-1s", "9999999999h", "soon"] {
+            assert!(interval(text).is_err(), "{text}");
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use coder_k8s_testbed::own_address;
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -63,12 +64,12 @@ impl Drop for Hostile {
 impl Hostile {
     /// A server that does the same to everybody.
     pub(crate) async fn start(act: Act) -> Self {
-        Self::on("127.0.0.1:0", vec![act]).await
+        Self::steps(vec![act]).await
     }
 
     /// A server that says something before what it does: one step for each request that it reads.
     pub(crate) async fn steps(acts: Vec<Act>) -> Self {
-        Self::on("127.0.0.1:0", acts).await
+        Self::on(&format!("{}:0", own_address().unwrap()), acts).await
     }
 
     /// The same at an address.

@@ -31,6 +31,9 @@ pub(crate) fn rows() -> Vec<Row> {
         row("T4 tls-plain", "answers in plain text instead of TLS", "no credential is sent", |stage| {
             not_tls(stage, Act::Say(answer("200 OK", "", b"{}")))
         }),
+        row("T4 tls-old", "answers that it speaks TLS 1.1 alone", "no credential is sent", |stage| {
+            not_tls(stage, Act::Say(old_server_hello()))
+        }),
         row("T4 tls-closed", "closes in the middle of the handshake", "no credential is sent", |stage| {
             not_tls(stage, Act::Say(vec![0x16, 3, 3]))
         }),
@@ -174,6 +177,15 @@ async fn not_tls(stage: &'static Stage, act: Act) -> Verdict {
         .collect();
     ensure(plain.is_empty(), || format!("{plain:?}"))?;
     Ok(text_of(&said["reason"]).to_owned())
+}
+
+/// The answer of a server that chose TLS 1.1 and a cipher of that time.
+fn old_server_hello() -> Vec<u8> {
+    const TLS_1_1: [u8; 2] = [3, 2];
+    let hello = [&TLS_1_1[..], &[7; 32], &[0], &[0xc0, 0x13], &[0]].concat();
+    let length = |bytes: &[u8]| u8::try_from(bytes.len()).unwrap();
+    let handshake = [&[2, 0, 0, length(&hello)][..], &hello].concat();
+    [&[0x16][..], &TLS_1_1, &[0, length(&handshake)], &handshake].concat()
 }
 
 /// Postgres says `N`: the client must not go on in plain text.

@@ -76,10 +76,15 @@ fn without_secrets(stage: &Stage, text: &str) -> Verdict {
     let telling = secrets.iter().filter(|(value, _)| value.len() >= TELLING);
     let shown: Vec<_> = telling
         .clone()
-        .filter(|(value, _)| text.contains(value.as_str()))
-        .map(|(_, whose)| whose.as_str())
+        .filter_map(|(value, whose)| {
+            let line = text.lines().find(|line| line.contains(value.as_str()))?;
+            let at = line.find(value.as_str())?;
+            let around: String =
+                line.replace(value.as_str(), "[SHOWN]").chars().skip(at.saturating_sub(120)).collect();
+            Some(format!("{whose}: {around}"))
+        })
         .collect();
-    ensure(shown.is_empty(), || format!("shown: {}", shown.join(", ")))?;
+    ensure(shown.is_empty(), || shown.join(", "))?;
     Ok(format!("{} values in {} KiB", telling.count(), text.len() >> 10))
 }
 

@@ -79,6 +79,11 @@ fn coderd() -> Vec<Row> {
             )),
         ),
         raw(
+            "T2 body-bomb",
+            "half a megabyte that unpacks to 80 MiB",
+            Act::Say(answer("200 OK", "Content-Encoding: gzip\r\n", &bomb(512 * 1024))),
+        ),
+        raw(
             "T2 body-not-text",
             "a body that is no UTF-8",
             Act::Say(answer("200 OK", "", b"{\"deployment_id\":\"\xff\xfe\",\"version\":\"\xc3\x28\"}")),
@@ -140,6 +145,34 @@ fn coderd() -> Vec<Row> {
             Act::Say(answer("200 OK", "", br#"{"deployment_id":"a\nb\u0000c","version":"v2\n\u001b[31m"}"#)),
         ),
     ]
+}
+
+/// So many bytes of gzip, which unpack to 158 times as many zeros: one literal, then copies of the 258 bytes before.
+fn bomb(length: usize) -> Vec<u8> {
+    // One block with fixed codes, the literal 0, then 13 bits for each copy: the length 258 and the distance 1.
+    let start = [true, true, false].into_iter().chain([false, false, true, true, false, false, false, false]);
+    let copy = [true, true, false, false, false, true, false, true, false, false, false, false, false];
+    let mut bits = start.chain(copy.into_iter().cycle());
+    let header = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+    let body =
+        std::iter::repeat_with(|| (0..8).fold(0, |byte, n| byte | u8::from(bits.next().unwrap()) << n));
+    header.into_iter().chain(body).take(length).collect()
+}
+
+#[test]
+fn the_bomb_unpacks() {
+    let mut child = std::process::Command::new("gzip")
+        .args(["-d", "-c"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let writing = std::thread::spawn(move || std::io::Write::write_all(&mut stdin, &bomb(64 * 1024)));
+    let output = child.wait_with_output().unwrap();
+    writing.join().unwrap().unwrap();
+    assert!(output.stdout.len() > 9 << 20, "{} bytes", output.stdout.len());
 }
 
 /// The first call gets no proper answer. The attempt ends by its deadline, takes a bounded amount, and is told in a few

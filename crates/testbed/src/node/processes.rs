@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::program::{Program, Programs};
 use super::substitutions::ServiceName;
-use crate::pki::random;
+use crate::ports::own_address;
 use crate::process::Group;
 
 /// A stub. A provisioner daemon looks for terraform at its start, and downloads it if there is none.
@@ -191,12 +191,11 @@ fn ports(pod: &Pod) -> Vec<u16> {
         .collect()
 }
 
-/// An unused address of 127.0.0.0/8 that is not close to 127.0.0.1.
+/// An address of 127.0.0.0/8 on which these ports are unused.
 fn free_address(ports: &[u16]) -> io::Result<Ipv4Addr> {
     let mut last = io::Error::other("no random numbers");
     for _ in 0..100 {
-        let [a, b, c] = random::<3>()?;
-        let address = Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254));
+        let address = own_address()?;
         let taken = ports.iter().find_map(|port| TcpListener::bind(SocketAddr::from((address, *port))).err());
         match taken {
             None => return Ok(address),
