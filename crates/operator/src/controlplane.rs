@@ -37,7 +37,7 @@ use crate::controller::{
 /// Reconciles one object.
 pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
-    let object = match ctx.cached(&ctx.caches.control_planes, &key) {
+    let object = match ctx.current(&ctx.caches.control_planes, &key).await {
         Ok(object) => object,
         Err(requeue) => return requeue,
     };

@@ -12,8 +12,8 @@ pub(crate) const REQUEUE_OWN_WRITE: Duration = Duration::from_millis(50);
 /// How long a deposed leader delays an object. The process ends before that.
 pub(crate) const REQUEUE_NOT_LEADING: Duration = Duration::from_secs(1);
 
-/// How long the reconcile of an owner waits after the deletion of its child. If both were deleted together, their events
-/// arrive by different watches, in any order.
+/// How long the reconcile of an owner waits after the deletion of its child, if a live read shows that the owner was deleted
+/// or edited as well, or fails. The watch of its kind tells soon.
 pub(crate) const REQUEUE_DELETED_CHILD: Duration = Duration::from_millis(300);
 
 /// How often to look for workspace RBAC in other namespaces that has lost its object. What a reconcile removes is not left

@@ -21,7 +21,7 @@ use crate::controller::{Context, workspaces};
 /// Reconciles one object.
 pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
-    let object = match ctx.cached(&ctx.caches.provisioners, &key) {
+    let object = match ctx.current(&ctx.caches.provisioners, &key).await {
         Ok(object) => object,
         Err(requeue) => return requeue,
     };

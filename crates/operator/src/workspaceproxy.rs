@@ -21,7 +21,7 @@ const UNHEALTHY_FACTOR: f64 = 0.1;
 /// Reconciles one object.
 pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let started = Instant::now();
-    let object = match ctx.cached(&ctx.caches.workspace_proxies, &key) {
+    let object = match ctx.current(&ctx.caches.workspace_proxies, &key).await {
         Ok(object) => object,
         Err(requeue) => return requeue,
     };

@@ -94,7 +94,7 @@ topics! {
         REQUEUE_AWAITING_RECORD ms(50), "",
             "The sync that creates an operator token, until the status records the token.";
         REQUEUE_DELETED_CHILD ms(300), "",
-            "The reconcile of an owner whose child was deleted. The owner may be deleted as well, and its children must not be created again.";
+            "The reconcile of an owner whose child was deleted, if the owner is found deleted or edited as well. Else the child is created again at once.";
         REQUEUE_NOT_LEADING s(1), "",
             "A reconcile that failed because the instance no longer leads.";
         REQUEUE_FOREIGN_OBJECT s(5), "",

@@ -5,7 +5,7 @@
 //! overwritten from an outdated cache. It decides nothing about Coder.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
@@ -50,7 +50,7 @@ use crate::{
         coderd_sync::{CoderdSync, Intervals},
         daemon_poll::DaemonPoller,
     },
-    intervals::{REQUEUE_FOREIGN, REQUEUE_NOT_LEADING, REQUEUE_OWN_WRITE},
+    intervals::{REQUEUE_DELETED_CHILD, REQUEUE_FOREIGN, REQUEUE_NOT_LEADING, REQUEUE_OWN_WRITE},
     provisioner::ListedPods,
 };
 
@@ -133,6 +133,8 @@ pub(crate) struct Context {
     pub(crate) listed_pods: ListedPods,
     pub(crate) cleanups: Cleanups,
     last_written: Mutex<HashMap<ObjectKey, LastWritten>>,
+    /// Objects of which a child was deleted, and which may have been deleted as well.
+    perhaps_deleted: Mutex<HashSet<ObjectKey>>,
 }
 
 impl Context {
@@ -166,6 +168,7 @@ impl Context {
             listed_pods: ListedPods::default(),
             cleanups: Cleanups::new(options.cleanup_timeout),
             last_written: Mutex::default(),
+            perhaps_deleted: Mutex::default(),
             metrics,
             client,
         }
@@ -192,9 +195,33 @@ impl Context {
         Timestamp::now()
     }
 
-    /// The cached object. The error is the requeue: the object no longer exists, or the cache is older than this process's
-    /// own last write.
-    pub(crate) fn cached<K: Resource>(&self, cache: &Cache<K>, key: &ObjectKey) -> Result<Arc<K>, Action> {
+    /// Enqueues an object of which a child was deleted. If the object was deleted as well, the watch of its kind may tell
+    /// that later than the watch of the child does, and the child must not be created again. So the next reconcile reads the
+    /// object live.
+    pub(super) fn child_deleted(&self, owner: ObjectKey) {
+        self.perhaps_deleted.lock().insert(owner.clone());
+        self.enqueue(owner);
+    }
+
+    /// The object to reconcile, from the cache. The error is the requeue: the object no longer exists, or the cache is
+    /// outdated.
+    pub(crate) async fn current<K: CoderResource>(
+        &self,
+        cache: &Cache<K>,
+        key: &ObjectKey,
+    ) -> Result<Arc<K>, Action> {
+        let object = self.cached(cache, key)?;
+        if self.perhaps_deleted.lock().contains(key) {
+            if object.meta().deletion_timestamp.is_none() && !self.is_unedited(&*object).await {
+                return Err(Action::RequeueAfter(REQUEUE_DELETED_CHILD));
+            }
+            self.perhaps_deleted.lock().remove(key);
+        }
+        Ok(object)
+    }
+
+    /// The cached object, unless the cache is older than this process's own last write.
+    fn cached<K: Resource>(&self, cache: &Cache<K>, key: &ObjectKey) -> Result<Arc<K>, Action> {
         let Some(object) = cache.get(&key.namespace, &key.name) else {
             self.forget(key);
             return Err(Action::AwaitChange);
@@ -293,6 +320,7 @@ impl Context {
     /// Forgets an object that no longer exists. Everything that the process keeps by key is dropped here.
     pub(crate) fn forget(&self, key: &ObjectKey) {
         self.last_written.lock().remove(key);
+        self.perhaps_deleted.lock().remove(key);
         self.failures.forget(key);
         self.referenced.forget(key);
         self.coderd_sync.remove(key);

@@ -19,7 +19,6 @@ use super::{
     Context,
     kinds::{CoderKind, CoderResource, ReferencedKind, controllers},
 };
-use crate::intervals::REQUEUE_DELETED_CHILD;
 
 /// Enqueues every object with a route, because the Gateway API was installed or removed.
 pub(super) fn enqueue_routed(ctx: &Context) {
@@ -102,18 +101,13 @@ fn has_new_status<K: CoderResource>(before: &K, now: &K) -> bool {
     timeless_status(before) != timeless_status(now)
 }
 
-/// Enqueues the owner of a child that changed. The owner of a deleted child is enqueued a moment later: it may have been
-/// deleted too, and until its own watch shows that, a reconcile would create the child again.
+/// Enqueues the owner of a child that changed.
 pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &ObjectEvent<'_, K>) {
     match change {
         ObjectEvent::Updated { now, .. } => enqueue(ctx, owners(ctx, *now)),
         ObjectEvent::Deleted(object) => {
             ctx.applier.forget(*object);
-            for owner in owners(ctx, *object) {
-                if let Some(kind) = CoderKind::named(owner.kind) {
-                    ctx.queue_of(kind).enqueue_within(owner, REQUEUE_DELETED_CHILD);
-                }
-            }
+            owners(ctx, *object).for_each(|owner| ctx.child_deleted(owner));
         }
     }
 }
