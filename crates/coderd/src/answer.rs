@@ -36,6 +36,9 @@ use crate::{
 const CODERD_HEADER: &str = "x-coder-build-version";
 /// Shorter parts of a secret are not removed from messages: they match ordinary words and reveal nothing.
 const MIN_SECRET_PART: usize = 8;
+/// Words of letters and digits of this length are credentials: half of a session token has 22 characters, a part of a UUID
+/// has at most 12.
+const MIN_CREDENTIAL_WORD: usize = 20;
 
 /// The text of the decoding error for a value that exceeds a bound.
 pub(crate) const EXCESSIVE: &str = "excessive";
@@ -258,11 +261,29 @@ impl Refusal {
             let parts = secret.split(['.', '-', ':']).filter(|part| part.len() >= MIN_SECRET_PART);
             text = [secret].into_iter().chain(parts).fold(text, |text, part| text.replace(part, "[hidden]"));
         }
+        let text = without_credentials(&text);
         let mut line: String =
             text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect();
         line.truncate(line.trim_end().len());
         line
     }
+}
+
+/// The text without words that look like a credential: one that was sent earlier, or to somebody else.
+fn without_credentials(text: &str) -> String {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let is_credential = |word: &str| {
+        word.len() >= MIN_CREDENTIAL_WORD
+            && word.contains(|c: char| c.is_ascii_digit())
+            && word.contains(|c: char| c.is_ascii_alphabetic())
+    };
+    let mut shown = String::with_capacity(text.len());
+    for piece in text.split_inclusive(|c: char| !is_part(c)) {
+        let word = piece.trim_end_matches(|c: char| !is_part(c));
+        shown.push_str(if is_credential(word) { "[hidden]" } else { word });
+        shown.push_str(piece.get(word.len()..).unwrap_or_default());
+    }
+    shown
 }
 
 /// The number of values in a JSON text: one for each list, object, and entry after the first of one.
@@ -316,7 +337,7 @@ pub(crate) fn notes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D
     let mut all: Vec<String> = or_default(from)?;
     let more = all.len().saturating_sub(MAX_NOTES);
     all.truncate(MAX_NOTES);
-    let mut all: Vec<_> = all.into_iter().map(|note| shortened(note, MAX_NOTE_BYTES)).collect();
+    let mut all: Vec<_> = all.into_iter().map(|note| shortened(without_credentials(&note), MAX_NOTE_BYTES)).collect();
     all.extend((more > 0).then(|| format!("and {more} more, which are not shown")));
     Ok(all)
 }

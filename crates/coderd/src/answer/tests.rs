@@ -140,6 +140,23 @@ fn a_message_is_short_and_free_of_what_was_sent() {
 }
 
 #[test]
+fn a_credential_that_was_not_sent_with_this_request_is_hidden_by_its_form() {
+    for (text, shown) in [
+        ("no such token: abcdefghij-klmnopqrstuvwxyz012345", "no such token: abcdefghij-[hidden]"),
+        ("key (GVfJbRxMdc2V2PWVMWsb5kXsrQbFyhQJhZcGIJFbPAA) unknown", "key ([hidden]) unknown"),
+        ("eyJhbGciOiJFZERTQSIsImtpZCI6IjIwMjIt.eyJ0", "[hidden].eyJ0"),
+        // What people look for stays.
+        ("no key 6f6d7a0e-93ab-4bb5-8c4c-0a1b2c3d4e5f", "no key 6f6d7a0e-93ab-4bb5-8c4c-0a1b2c3d4e5f"),
+        ("feature external_provisioner_daemons is off", "feature external_provisioner_daemons is off"),
+        ("Ümläut 2026-11-17T10:00:00.123456789Z", "Ümläut 2026-11-17T10:00:00.123456789Z"),
+    ] {
+        let body = serde_json::json!({ "message": text }).to_string();
+        let kind = of(&answer(400, Media::Json, &body), Surface::Plain, &[]).unwrap();
+        assert_eq!(kind, ErrorKind::Invalid(shown.to_owned()));
+    }
+}
+
+#[test]
 fn the_fields_of_a_failed_validation_are_named_without_their_details() {
     let body = r#"{"message":"Validation failed.","validations":[{"field":"name","detail":"S3CR3T"}]}"#;
     let kind = of(&answer(400, Media::Json, body), Surface::Plain, &[]).unwrap();
