@@ -79,7 +79,9 @@ pub(crate) fn run(options: Options, idle_flags: &[&str]) -> Result<()> {
     let outcome = runtime.block_on(async {
         let (stop, signal) = (CancellationToken::new(), stop_signal()?);
         let stopping = async {
-            tracing::info!("received {}: stopping", signal.await);
+            // Outside of the macro, which evaluates its arguments only at a log level that shows them.
+            let signal = signal.await;
+            tracing::info!("received {signal}: stopping");
             stop.cancel();
             std::future::pending().await
         };

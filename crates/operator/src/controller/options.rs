@@ -10,7 +10,7 @@ use coder_k8s_engine::{address::Address, lease, logs::Format};
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
 /// The longest time that a flag takes, so that no sum of times overflows.
-const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+const LONGEST: Duration = Duration::from_hours(30 * 24);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Flags of the controller. The doc comments are the text of `--help`.

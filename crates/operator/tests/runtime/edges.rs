@@ -89,6 +89,20 @@ async fn a_deleted_or_changed_child_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn at_any_log_level_the_operator_works_until_it_is_told_to_stop() {
+    let scene = Scene::bare("levels").await;
+    let (client, namespace) = (&scene.client, scene.namespace.as_str());
+    for level in ["off", "error", "warn", "trace"] {
+        let mut operator = scene.start(&[&format!("--log-level={level}")]);
+        planes(client, namespace).create(&PostParams::default(), &control_plane(level)).await.unwrap();
+        observed(client, namespace, level).await;
+        assert!(operator.runs(), "{level}: {}", operator.tail());
+        operator.signal(rustix::process::Signal::TERM);
+        assert_eq!(operator.exit_code().await, Some(0), "{level}: {}", operator.tail());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn work_goes_on_after_the_api_server_was_away() {
     let (cluster, client) = bare_cluster(crds()).await;
     grant(&client, &Install::default()).await;

@@ -248,7 +248,7 @@ async fn raw_writes(client: &Client, objects: usize) -> Duration {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_level_changes_while_it_runs() {
     let scene = Scene::bare("log").await;
-    let operator = scene.start(&["--log-level=warn"]);
+    let mut operator = scene.start(&["--log-level=warn"]);
     // At `warn` the addresses are not logged: a second instance tells its own.
     let loud = scene.start(&[]);
     let admin = loud.address("--admin-addr").await;
@@ -263,6 +263,7 @@ async fn the_log_level_changes_while_it_runs() {
     loud.until(|lines| lines.iter().any(|line| line["level"] == "DEBUG").then_some(())).await;
     let (code, why) = request(&admin, &put("no=such=level")).await;
     assert_eq!(code, 400, "{why}");
+    assert!(operator.runs(), "{}", operator.tail());
 }
 
 /// The body of an answer, whether it was sent in chunks or not.
