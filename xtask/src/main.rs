@@ -80,6 +80,12 @@ enum Chore {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Measure memory, time, requests and CPU for each object on a real API server, of this operator or another
+    Bench {
+        /// Arguments of the bench: `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Let this build take over from an earlier one, and show what it writes
     Upgrade {
         /// The earlier build of coder-k8s, with its feature `dev`
@@ -100,6 +106,22 @@ fn fuzz(target: Option<String>, executions: u64, seed: u64) -> anyhow::Result<()
     run::must(command)
 }
 
+/// Builds the released program, unless another one is measured.
+fn bench(args: &[String]) -> anyhow::Result<()> {
+    testbed::get()?;
+    let mut command = run::cargo(&["run", "--quiet", "--package", "coder-k8s-bench", "--"]);
+    if !args
+        .iter()
+        .any(|arg| arg.starts_with("--operator-cmd") || arg.starts_with("--program") || arg == "--help")
+    {
+        let features = ["--no-default-features", "--package", "coder-k8s"];
+        run::must(run::cargo(&[&["build", "--release"], &features[..]].concat()))?;
+        command.arg("--program").arg(run::root().join("target/release/coder-k8s"));
+    }
+    command.args(args);
+    run::must(command)
+}
+
 fn main() -> ExitCode {
     let outcome = match Args::parse().chore {
         Chore::Generate { check } => generate::generate(check),
@@ -111,6 +133,7 @@ fn main() -> ExitCode {
         Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
         Chore::ReleaseCheck => release::check(),
         Chore::Fuzz { target, executions, seed } => fuzz(target, executions, seed),
+        Chore::Bench { args } => bench(&args),
         Chore::Upgrade { binary } => testbed::upgrade(&binary),
         Chore::Kills { count } => testbed::kills(count),
     };

@@ -337,7 +337,8 @@ pub(crate) fn notes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D
     let mut all: Vec<String> = or_default(from)?;
     let more = all.len().saturating_sub(MAX_NOTES);
     all.truncate(MAX_NOTES);
-    let mut all: Vec<_> = all.into_iter().map(|note| shortened(without_credentials(&note), MAX_NOTE_BYTES)).collect();
+    let mut all: Vec<_> =
+        all.into_iter().map(|note| shortened(without_credentials(&note), MAX_NOTE_BYTES)).collect();
     all.extend((more > 0).then(|| format!("and {more} more, which are not shown")));
     Ok(all)
 }

@@ -1,0 +1,263 @@
+//! Control planes by the hundred, and what watches say about them and their children.
+//!
+//! The watches belong to the bench, not to the operator. They see an object when the API server has stored it, so that times
+//! hold for any operator, whatever it reports about itself.
+
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Namespace, Service, ServiceAccount},
+        rbac::v1::{Role, RoleBinding},
+    },
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    core::PartialObjectMeta,
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event},
+    },
+};
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::{sync::Notify, task::JoinSet};
+
+/// Connections that write at a time.
+pub(crate) const WRITERS: usize = 8;
+/// How long a whole fleet may take.
+const PATIENCE: Duration = Duration::from_mins(15);
+
+/// The kinds of children that every control plane has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Child {
+    Deployment,
+    Service,
+    ServiceAccount,
+    Role,
+    RoleBinding,
+}
+
+impl Child {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Deployment, Self::Service, Self::ServiceAccount, Self::Role, Self::RoleBinding];
+}
+
+/// What is known of a child.
+#[derive(Clone, Debug)]
+pub(crate) struct SeenChild {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) generation: i64,
+    /// When the watch delivered this version.
+    pub(crate) at: Instant,
+}
+
+/// What is known of a control plane.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plane {
+    pub(crate) generation: i64,
+    /// `status.observedGeneration`.
+    pub(crate) observed: i64,
+    pub(crate) children: HashMap<Child, SeenChild>,
+}
+
+impl Plane {
+    /// Whether all children exist and the status is that of the present spec.
+    pub(crate) fn is_complete(&self) -> bool {
+        Child::ALL.iter().all(|kind| self.children.contains_key(kind))
+            && self.generation > 0
+            && self.observed >= self.generation
+    }
+
+    /// The generation of the Deployment, 0 without one.
+    pub(crate) fn rollout(&self) -> i64 {
+        self.children.get(&Child::Deployment).map_or(0, |child| child.generation)
+    }
+}
+
+type Planes = Mutex<HashMap<String, Plane>>;
+
+/// All control planes of one namespace.
+pub(crate) struct Fleet {
+    client: Client,
+    pub(crate) namespace: String,
+    planes: Arc<Planes>,
+    changed: Arc<Notify>,
+    /// Ends with the fleet.
+    _watches: JoinSet<()>,
+}
+
+impl Fleet {
+    /// Creates the namespace and begins to watch it.
+    pub(crate) async fn new(client: Client, namespace: &str) -> Result<Self> {
+        let api: Api<Namespace> = Api::all(client.clone());
+        let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
+        api.create(&PostParams::default(), &object).await.context("cannot create a namespace")?;
+        let (planes, changed) = (Arc::<Planes>::default(), Arc::<Notify>::default());
+        let mut watches = JoinSet::new();
+        watches.spawn(watch_planes(planes_of(&client, namespace), planes.clone(), changed.clone()));
+        macro_rules! children {
+            ($($kind:ident),+) => {$(
+                let api: Api<PartialObjectMeta<$kind>> = Api::namespaced(client.clone(), namespace);
+                watches.spawn(watch_children(api, Child::$kind, planes.clone(), changed.clone()));
+            )+};
+        }
+        children!(Deployment, Service, ServiceAccount, Role, RoleBinding);
+        Ok(Self { client, namespace: namespace.to_owned(), planes, changed, _watches: watches })
+    }
+
+    /// Creates control planes of these numbers.
+    pub(crate) async fn create(&self, numbers: std::ops::Range<usize>) -> Result<()> {
+        let api = planes_of(&self.client, &self.namespace);
+        let created = stream::iter(numbers).map(|number| {
+            let (api, object) = (api.clone(), plane(&name(number)));
+            async move {
+                api.create(&PostParams::default(), &serde_json::from_value(object)?).await.context("create")
+            }
+        });
+        created.buffer_unordered(WRITERS).try_for_each(|_| async { Ok(()) }).await
+    }
+
+    /// Sets the replicas of control planes of these numbers.
+    pub(crate) async fn scale(&self, numbers: std::ops::Range<usize>, replicas: u32) -> Result<()> {
+        let edited = stream::iter(numbers).map(|number| self.scale_one(number, replicas));
+        edited.buffer_unordered(WRITERS).try_for_each(|()| async { Ok(()) }).await
+    }
+
+    /// Sets the replicas of one.
+    pub(crate) async fn scale_one(&self, number: usize, replicas: u32) -> Result<()> {
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        let api = planes_of(&self.client, &self.namespace);
+        api.patch(&name(number), &PatchParams::default(), &patch).await.context("edit")?;
+        Ok(())
+    }
+
+    /// Deletes the Service of one.
+    pub(crate) async fn delete_service(&self, number: usize) -> Result<()> {
+        let service = self.get(number).children.get(&Child::Service).map(|child| child.name.clone());
+        let api: Api<Service> = Api::namespaced(self.client.clone(), &self.namespace);
+        api.delete(&service.context("no Service")?, &kube::api::DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// What is known of a control plane now.
+    pub(crate) fn get(&self, number: usize) -> Plane {
+        self.planes.lock().get(&name(number)).cloned().unwrap_or_default()
+    }
+
+    /// Waits until something holds of every control plane of these numbers. Returns when the last of them changed.
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        numbers: std::ops::Range<usize>,
+        holds: impl Fn(&Plane) -> bool,
+    ) -> Result<()> {
+        let began = Instant::now();
+        let mut open: Vec<_> = numbers.map(name).collect();
+        loop {
+            let changed = self.changed.notified();
+            {
+                let planes = self.planes.lock();
+                open.retain(|name| !planes.get(name).is_some_and(&holds));
+            }
+            if open.is_empty() {
+                return Ok(());
+            }
+            if began.elapsed() > PATIENCE {
+                bail!(
+                    "{what}: not within {PATIENCE:?} for {} control planes, {:?} among them",
+                    open.len(),
+                    open.first()
+                );
+            }
+            let _ = tokio::time::timeout(Duration::from_millis(500), changed).await;
+        }
+    }
+}
+
+/// The name of the control plane of a number.
+fn name(number: usize) -> String {
+    format!("plane-{number:05}")
+}
+
+fn plane(name: &str) -> Value {
+    json!({"apiVersion": "coder.com/v1alpha1", "kind": "CoderControlPlane", "metadata": {"name": name},
+        "spec": {"image": "example.test/coder:v2.36.1", "replicas": 1}})
+}
+
+fn planes_of(client: &Client, namespace: &str) -> Api<DynamicObject> {
+    let resource =
+        ApiResource::from_gvk(&GroupVersionKind::gvk("coder.com", "v1alpha1", "CoderControlPlane"));
+    Api::namespaced_with(client.clone(), namespace, &resource)
+}
+
+async fn watch_planes(api: Api<DynamicObject>, planes: Arc<Planes>, changed: Arc<Notify>) {
+    let mut events = watcher::watcher(api, watcher::Config::default()).default_backoff().boxed();
+    while let Some(event) = events.next().await {
+        if let Ok(Event::Apply(object) | Event::InitApply(object)) = event {
+            let mut planes = planes.lock();
+            let plane = planes.entry(object.name_any()).or_default();
+            plane.generation = object.metadata.generation.unwrap_or_default();
+            plane.observed =
+                object.data.pointer("/status/observedGeneration").and_then(Value::as_i64).unwrap_or_default();
+        }
+        changed.notify_waiters();
+    }
+}
+
+async fn watch_children<K>(
+    api: Api<PartialObjectMeta<K>>,
+    kind: Child,
+    planes: Arc<Planes>,
+    changed: Arc<Notify>,
+) where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + 'static,
+{
+    let mut events = watcher::watcher(api, watcher::Config::default()).default_backoff().boxed();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Apply(child) | Event::InitApply(child)) => {
+                if let Some(owner) = owner(&child) {
+                    let seen = SeenChild {
+                        name: child.name_any(),
+                        uid: child.uid().unwrap_or_default(),
+                        generation: child.metadata.generation.unwrap_or_default(),
+                        at: Instant::now(),
+                    };
+                    planes.lock().entry(owner).or_default().children.insert(kind, seen);
+                }
+            }
+            Ok(Event::Delete(child)) => {
+                if let Some(plane) = owner(&child)
+                    .and_then(|owner| planes.lock().get_mut(&owner).map(|plane| plane.children.remove(&kind)))
+                {
+                    drop(plane);
+                }
+            }
+            _ => {}
+        }
+        changed.notify_waiters();
+    }
+}
+
+fn owner<K>(child: &PartialObjectMeta<K>) -> Option<String> {
+    let owners = child.metadata.owner_references.as_ref()?;
+    owners.iter().find(|owner| owner.kind == "CoderControlPlane").map(|owner| owner.name.clone())
+}

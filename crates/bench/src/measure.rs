@@ -1,0 +1,414 @@
+//! What is measured, in order, on one cluster with one operator.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use coder_k8s_testbed::{AuditEvent, Cluster};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::{
+    ByteString,
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Namespace, Secret, Service, ServiceAccount},
+        rbac::v1::{Role, RoleBinding},
+    },
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    fleet::{Child, Fleet, WRITERS},
+    process::{self, Memory, Operator, Recipe},
+    report::Report,
+    say,
+};
+
+/// After a burst, before memory is read.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) samples: usize,
+    /// Seconds.
+    pub(crate) rest: u64,
+    /// Whether the leader is killed, the API server restarted, and so many Secrets of others created.
+    pub(crate) disasters: Option<usize>,
+}
+
+/// A cluster and the operator that is measured on it.
+pub(crate) struct Bench<'a> {
+    cluster: &'a Cluster,
+    client: Client,
+    recipe: Recipe,
+    user_agent: String,
+    api_server: u32,
+    report: Report,
+}
+
+/// What a step began with.
+struct Before {
+    at: Instant,
+    time: Timestamp,
+    operator: Duration,
+    api_server: Duration,
+}
+
+impl<'a> Bench<'a> {
+    pub(crate) fn new(cluster: &'a Cluster, recipe: Recipe, user_agent: &str) -> Result<Self> {
+        let api_server = process::named(&cluster.pids(), "kube-apiserver")?;
+        let (client, report) = (cluster.client(), Report::default());
+        Ok(Self { cluster, client, recipe, user_agent: user_agent.to_owned(), api_server, report })
+    }
+
+    /// Everything.
+    pub(crate) async fn all(&mut self, plan: &Plan) -> Result<Report> {
+        let first = Fleet::new(self.client.clone(), "bench-first").await?;
+        let mut operator = self.start_with_new(&first, 0, "start to the first converged object").await?;
+        tokio::time::sleep(SETTLE).await;
+        let idle = operator.memory()?;
+        self.memory("memory with one object", idle);
+
+        let fleet = Fleet::new(self.client.clone(), "bench").await?;
+        let mut made = 0;
+        for size in plan.sizes.iter().copied() {
+            say(&format!("{size} control planes"));
+            self.create(&mut operator, &fleet, made..size, idle).await?;
+            self.edit(&mut operator, &fleet, made..size, size).await?;
+            self.latency(&fleet, size, plan.samples).await?;
+            made = size;
+        }
+        self.rest(&mut operator, plan.rest).await?;
+        operator = self.restart(operator, &first, made, plan.rest).await?;
+        if let Some(secrets) = plan.disasters {
+            operator = self.failover(operator, &fleet).await?;
+            self.relist(&mut operator, made).await?;
+            self.foreign_secrets(&mut operator, secrets).await?;
+        }
+        operator.stop().await?;
+        Ok(std::mem::take(&mut self.report))
+    }
+
+    /// Starts the operator beside an object that it has not seen, and times both.
+    async fn start_with_new(&mut self, first: &Fleet, number: usize, what: &str) -> Result<Operator> {
+        first.create(number..number + 1).await?;
+        let began = Instant::now();
+        let mut operator = self.recipe.start()?;
+        let complete = first.until(what, number..number + 1, super::fleet::Plane::is_complete);
+        tokio::select! {
+            done = complete => done?,
+            ended = operator.until_ended() => return Err(ended),
+        }
+        self.report.time(what, began.elapsed());
+        Ok(operator)
+    }
+
+    fn before(&self, operator: &Operator) -> Result<Before> {
+        Ok(Before {
+            at: Instant::now(),
+            time: Timestamp::now(),
+            operator: process::cpu(operator.pid())?,
+            api_server: process::cpu(self.api_server)?,
+        })
+    }
+
+    /// Time and CPU of both processes since then, for each object.
+    fn cost(&mut self, what: &str, before: &Before, operator: &Operator, objects: usize) -> Result<()> {
+        let each = |time: Duration| time.as_secs_f64() * 1000.0 / as_f64(objects);
+        let cpu = process::cpu(operator.pid())?.saturating_sub(before.operator);
+        let of_server = process::cpu(self.api_server)?.saturating_sub(before.api_server);
+        self.report.measured(format!("{what}, time for each"), each(before.at.elapsed()), "ms");
+        self.report.measured(format!("{what}, CPU of the operator for each"), each(cpu), "ms");
+        self.report.measured(format!("{what}, CPU of kube-apiserver for each"), each(of_server), "ms");
+        Ok(())
+    }
+
+    /// The requests of the operator since then, but for those of the lease and for streams.
+    async fn requests(&self, since: Timestamp) -> Result<Vec<AuditEvent>> {
+        // The server writes a line after it has answered.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let ours = |event: &AuditEvent| {
+            event.received >= since
+                && event.user_agent.starts_with(&self.user_agent)
+                && event.verb != "watch"
+                && event.resource != "leases"
+        };
+        Ok(self.cluster.audit_where(ours)?)
+    }
+
+    async fn create(
+        &mut self,
+        operator: &mut Operator,
+        fleet: &Fleet,
+        numbers: std::ops::Range<usize>,
+        idle: Memory,
+    ) -> Result<()> {
+        let (size, count) = (numbers.end, numbers.len());
+        let what = format!("created, up to {size}");
+        let before = self.before(operator)?;
+        fleet.create(numbers.clone()).await?;
+        fleet.until(&what, numbers, super::fleet::Plane::is_complete).await?;
+        operator.check()?;
+        let took = before.at.elapsed();
+        self.cost(&what, &before, operator, count)?;
+        let requests = self.requests(before.time).await?;
+        if size == count {
+            let each = |requests: usize| as_f64(requests) / as_f64(count);
+            self.report.count("requests for each new control plane", each(requests.len()), "");
+            let reads = requests.iter().filter(|event| matches!(event.verb.as_str(), "get" | "list"));
+            self.report.count("reads for each new control plane", each(reads.count()), "");
+            let mut by_verb = BTreeMap::<String, usize>::new();
+            for AuditEvent { verb, resource, subresource, .. } in &requests {
+                *by_verb.entry(format!("{verb} {resource}/{subresource}")).or_default() += 1;
+            }
+            for (verb, number) in by_verb {
+                self.report.count(
+                    format!("new control plane: {}", verb.trim_end_matches('/')),
+                    each(number),
+                    "",
+                );
+            }
+            let raw = self.raw(fleet, count).await?;
+            self.report.measured(
+                "share of the API server's raw write rate",
+                raw.as_secs_f64() / took.as_secs_f64(),
+                "",
+            );
+        }
+        tokio::time::sleep(SETTLE).await;
+        let memory = operator.memory()?;
+        self.memory(&format!("memory with {size}"), memory);
+        let each = as_f64(usize::try_from(memory.pss.saturating_sub(idle.pss))?) / as_f64(size);
+        self.report.measured(format!("memory for each of {size}"), each, "KiB");
+        Ok(())
+    }
+
+    /// How long it takes to write the same children once more, without any operator.
+    async fn raw(&self, fleet: &Fleet, count: usize) -> Result<Duration> {
+        let namespace = format!("raw-{count}");
+        let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
+        Api::<Namespace>::all(self.client.clone()).create(&PostParams::default(), &object).await?;
+        let mut children = Vec::new();
+        macro_rules! copies {
+            ($($kind:ident),+) => {$(
+                let resource = ApiResource::erase::<$kind>(&());
+                let api: Api<DynamicObject> =
+                    Api::namespaced_with(self.client.clone(), &fleet.namespace, &resource);
+                let all = api.list(&ListParams::default()).await?;
+                let owned = all.into_iter().filter(|object| !object.owner_references().is_empty());
+                children.extend(owned.map(|object| (resource.clone(), copy(object, &resource, &namespace))));
+            )+};
+        }
+        copies!(ServiceAccount, Role, RoleBinding, Service, Deployment);
+        let began = Instant::now();
+        let written = stream::iter(children).map(|(resource, object)| {
+            let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource);
+            async move { api.create(&PostParams::default(), &object).await }
+        });
+        written.buffer_unordered(WRITERS).try_for_each(|_| async { Ok(()) }).await.context("raw writes")?;
+        Ok(began.elapsed())
+    }
+
+    async fn edit(
+        &mut self,
+        operator: &mut Operator,
+        fleet: &Fleet,
+        numbers: std::ops::Range<usize>,
+        size: usize,
+    ) -> Result<()> {
+        let (what, count) = (format!("edited, beside {size}"), numbers.len());
+        let before = self.before(operator)?;
+        fleet.scale(numbers.clone(), 2).await?;
+        fleet
+            .until(&what, numbers, |plane| {
+                plane.generation >= 2 && plane.is_complete() && plane.rollout() >= 2
+            })
+            .await?;
+        operator.check()?;
+        self.cost(&what, &before, operator, count)?;
+        if size == count {
+            let requests = self.requests(before.time).await?.len();
+            self.report.count("requests for each edited control plane", as_f64(requests) / as_f64(count), "");
+        }
+        Ok(())
+    }
+
+    /// One edit, or one deleted child, at a time.
+    async fn latency(&mut self, fleet: &Fleet, size: usize, samples: usize) -> Result<()> {
+        let (mut edits, mut deletions) = (Vec::new(), Vec::new());
+        for sample in 0..samples {
+            let number = sample % size;
+            let rollout = fleet.get(number).rollout();
+            let began = Instant::now();
+            let replicas = if rollout % 2 == 0 { 3 } else { 2 };
+            fleet.scale_one(number, replicas).await?;
+            fleet.until("an edit", number..number + 1, |plane| plane.rollout() > rollout).await?;
+            edits.extend(changed(fleet, number, Child::Deployment, began));
+            fleet.until("an edit", number..number + 1, super::fleet::Plane::is_complete).await?;
+        }
+        for sample in 0..samples {
+            let number = sample % size;
+            let uid = fleet.get(number).children.get(&Child::Service).map(|child| child.uid.clone());
+            let began = Instant::now();
+            fleet.delete_service(number).await?;
+            let is_new = |plane: &super::fleet::Plane| {
+                plane.children.get(&Child::Service).is_some_and(|child| Some(&child.uid) != uid.as_ref())
+            };
+            fleet.until("a deleted child", number..number + 1, is_new).await?;
+            deletions.extend(changed(fleet, number, Child::Service, began));
+        }
+        self.report.times(&format!("edit to changed child, beside {size}"), edits);
+        self.report.times(&format!("deleted child to restored child, beside {size}"), deletions);
+        Ok(())
+    }
+
+    async fn rest(&mut self, operator: &mut Operator, seconds: u64) -> Result<()> {
+        tokio::time::sleep(SETTLE).await;
+        let before = self.before(operator)?;
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        let requests = self.requests(before.time).await?.len();
+        self.report.count("requests at rest", as_f64(requests), "");
+        let cpu = process::cpu(operator.pid())?.saturating_sub(before.operator);
+        self.report.measured(
+            "CPU at rest",
+            cpu.as_secs_f64() * 1000.0 / before.at.elapsed().as_secs_f64(),
+            "ms/s",
+        );
+        Ok(())
+    }
+
+    async fn restart(
+        &mut self,
+        operator: Operator,
+        first: &Fleet,
+        made: usize,
+        seconds: u64,
+    ) -> Result<Operator> {
+        operator.stop().await?;
+        let before = Timestamp::now();
+        let what = format!("start to the first converged object, beside {made}");
+        let operator = self.start_with_new(first, 1, &what).await?;
+        tokio::time::sleep(Duration::from_secs(seconds.min(20))).await;
+        let requests = self.requests(before).await?;
+        // All but those for the new object.
+        let writes = requests.iter().filter(|event| {
+            !matches!(event.verb.as_str(), "get" | "list") && event.namespace != first.namespace
+        });
+        self.report.count("writes after a restart", as_f64(writes.count()), "");
+        self.memory(&format!("memory after a restart with {made}"), operator.memory()?);
+        Ok(operator)
+    }
+
+    /// The leader dies; another instance stands by.
+    async fn failover(&mut self, leader: Operator, fleet: &Fleet) -> Result<Operator> {
+        let successor = self.recipe.start()?;
+        tokio::time::sleep(SETTLE).await;
+        let rollout = fleet.get(0).rollout();
+        leader.kill()?;
+        let began = Instant::now();
+        let replicas = if rollout % 2 == 0 { 3 } else { 2 };
+        fleet.scale_one(0, replicas).await?;
+        fleet.until("a failover", 0..1, |plane| plane.rollout() > rollout).await?;
+        self.report.time("killed leader to changed child", began.elapsed());
+        Ok(successor)
+    }
+
+    /// The API server restarts: every watch begins again.
+    async fn relist(&mut self, operator: &mut Operator, made: usize) -> Result<()> {
+        tokio::time::sleep(SETTLE).await;
+        let steady = operator.memory()?.rss;
+        self.cluster.restart_api_server().await?;
+        self.api_server = process::named(&self.cluster.pids(), "kube-apiserver")?;
+        let (mut peak, began) = (steady, Instant::now());
+        while began.elapsed() < Duration::from_secs(40) {
+            peak = peak.max(operator.memory()?.rss);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        operator.check()?;
+        let ratio = as_f64(usize::try_from(peak)?) / as_f64(usize::try_from(steady)?);
+        self.report.measured(format!("peak over steady when all watches begin again with {made}"), ratio, "");
+        Ok(())
+    }
+
+    async fn foreign_secrets(&mut self, operator: &mut Operator, count: usize) -> Result<()> {
+        let before = operator.memory()?;
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), "default");
+        let written = stream::iter(0..count).map(|number| {
+            let secret = Secret {
+                metadata: kube::api::ObjectMeta {
+                    name: Some(format!("foreign-{number}")),
+                    ..Default::default()
+                },
+                data: Some([("data".to_owned(), ByteString(vec![b'x'; 4096]))].into()),
+                ..Secret::default()
+            };
+            let api = api.clone();
+            async move { api.create(&PostParams::default(), &secret).await }
+        });
+        written
+            .buffer_unordered(WRITERS)
+            .try_for_each(|_| async { Ok(()) })
+            .await
+            .context("foreign Secrets")?;
+        tokio::time::sleep(SETTLE).await;
+        operator.check()?;
+        let after = operator.memory()?;
+        #[expect(clippy::cast_precision_loss, reason = "KiB of a process")]
+        let grown = (after.pss as f64 - before.pss as f64) / 1024.0;
+        self.report.measured(format!("memory for {count} foreign Secrets"), grown, "MiB");
+        Ok(())
+    }
+
+    fn memory(&mut self, what: &str, Memory { rss, pss }: Memory) {
+        for (word, kib) in [("RSS", rss), ("PSS", pss)] {
+            #[expect(clippy::cast_precision_loss, reason = "KiB of a process")]
+            self.report.measured(format!("{what}, {word}"), kib as f64 / 1024.0, "MiB");
+        }
+    }
+}
+
+/// When the child of this kind last changed, counted from `began`.
+fn changed(fleet: &Fleet, number: usize, kind: Child, began: Instant) -> Option<Duration> {
+    fleet.get(number).children.get(&kind).map(|child| child.at.saturating_duration_since(began))
+}
+
+/// The same object for another namespace, as somebody would create it.
+fn copy(object: DynamicObject, resource: &ApiResource, namespace: &str) -> DynamicObject {
+    let mut copy = DynamicObject::new(&object.name_any(), resource).within(namespace);
+    (copy.metadata.labels, copy.metadata.annotations) = (object.metadata.labels, object.metadata.annotations);
+    copy.data = object.data;
+    if let Some(fields) = copy.data.as_object_mut() {
+        fields.remove("status");
+    }
+    if let Some(spec) = copy.data.pointer_mut("/spec").and_then(Value::as_object_mut) {
+        // The server assigns these.
+        spec.retain(|field, _| !matches!(field.as_str(), "clusterIP" | "clusterIPs"));
+    }
+    copy
+}
+
+/// Applies an object of any kind.
+pub(crate) async fn apply(client: &Client, object: Value) -> Result<()> {
+    let object: DynamicObject = serde_json::from_value(object)?;
+    let types = object.types.as_ref().context("an object without a kind")?;
+    let resource = ApiResource::from_gvk(&types.try_into()?);
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    api.patch(&object.name_any(), &PatchParams::apply("bench").force(), &Patch::Apply(&object)).await?;
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench are far below 2^52")]
+fn as_f64(count: usize) -> f64 {
+    count as f64
+}
