@@ -2,7 +2,9 @@
 //!
 //! Caches are meant for kinds that the operator owns and for children that it labels, so that memory does not grow
 //! with the objects of others. Managed fields and the manifest of `kubectl apply`, which nobody reads, are removed
-//! before an object is stored. A cache never reads from the API server.
+//! before an object is stored. A compact cache stores its objects as JSON and decodes one each time it is read: the types of
+//! Kubernetes take several times as much memory as their JSON, most of it for fields that are not set. A cache never reads
+//! from the API server.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -12,6 +14,7 @@ use std::{
 
 use kube::{Resource, ResourceExt};
 use parking_lot::RwLock;
+use serde::{Serialize, de::DeserializeOwned};
 
 /// Names one object. Two incarnations of an object under the same name have the same key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,13 +57,38 @@ pub struct Cache<K> {
     group: Option<fn(&K) -> Option<String>>,
     /// Which objects are stored. None: all.
     kept: Option<fn(&K) -> bool>,
+    /// How a compact cache stores an object, and reads it again.
+    codec: Option<Codec<K>>,
     /// Objects that exist and cannot be parsed, with the error.
     unreadable: Arc<RwLock<HashMap<ObjectKey, String>>>,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Codec<K> {
+    encode: fn(&K) -> Option<Arc<[u8]>>,
+    decode: fn(&[u8]) -> Option<K>,
+}
+
+/// An object as a cache holds it.
+#[derive(Debug)]
+enum Stored<K> {
+    Decoded(Arc<K>),
+    Encoded(Arc<[u8]>),
+}
+
+// By hand: a derived one would ask that the object can be cloned.
+impl<K> Clone for Stored<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Decoded(object) => Self::Decoded(object.clone()),
+            Self::Encoded(bytes) => Self::Encoded(bytes.clone()),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Objects<K> {
-    by_key: HashMap<ObjectKey, Arc<K>>,
+    by_key: HashMap<ObjectKey, Stored<K>>,
     by_group: HashMap<String, BTreeSet<ObjectKey>>,
 }
 
@@ -73,6 +101,7 @@ impl<K: Resource> Cache<K> {
             objects: Arc::new(RwLock::new(objects)),
             group: None,
             kept: None,
+            codec: None,
             unreadable: Arc::default(),
         }
     }
@@ -88,6 +117,33 @@ impl<K: Resource> Cache<K> {
         Self { kept: Some(kept), ..self }
     }
 
+    /// The same cache, which takes less memory and more time to read. For objects that are read one by one.
+    #[must_use]
+    pub fn compact(self) -> Self
+    where
+        K: Serialize + DeserializeOwned,
+    {
+        let codec = Codec {
+            encode: |object| serde_json::to_vec(object).ok().map(Arc::from),
+            decode: |bytes| serde_json::from_slice(bytes).ok(),
+        };
+        Self { codec: Some(codec), ..self }
+    }
+
+    fn stored(&self, object: &Arc<K>) -> Stored<K> {
+        let encoded = self.codec.as_ref().and_then(|codec| (codec.encode)(object));
+        encoded.map_or_else(|| Stored::Decoded(object.clone()), Stored::Encoded)
+    }
+
+    fn decoded(&self, stored: &Stored<K>) -> Option<Arc<K>> {
+        match stored {
+            Stored::Decoded(object) => Some(object.clone()),
+            Stored::Encoded(bytes) => {
+                self.codec.as_ref().and_then(|codec| (codec.decode)(bytes)).map(Arc::new)
+            }
+        }
+    }
+
     /// Whether the object belongs into this cache.
     pub fn keeps(&self, object: &K) -> bool {
         self.kept.is_none_or(|kept| kept(object))
@@ -100,25 +156,30 @@ impl<K: Resource> Cache<K> {
 
     /// The object of this name, if the watch has delivered it.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
-        self.objects.read().by_key.get(&ObjectKey::new(self.kind, namespace, name)).cloned()
+        let stored = self.objects.read().by_key.get(&ObjectKey::new(self.kind, namespace, name)).cloned()?;
+        self.decoded(&stored)
     }
 
     /// All objects for which `predicate` holds, in no order.
     pub fn filter(&self, predicate: impl Fn(&K) -> bool) -> Vec<Arc<K>> {
-        self.objects.read().by_key.values().filter(|object| predicate(object)).cloned().collect()
+        let objects = self.objects.read();
+        let all = objects.by_key.values().filter_map(|stored| self.decoded(stored));
+        all.filter(|object| predicate(object)).collect()
     }
 
-    /// Visits every object without cloning any. The cache is locked meanwhile: `visit` must not write to it.
+    /// Visits every object. The cache is locked meanwhile: `visit` must not write to it.
     pub fn each(&self, mut visit: impl FnMut(&K)) {
-        self.objects.read().by_key.values().for_each(|object| visit(object));
+        let objects = self.objects.read();
+        objects.by_key.values().filter_map(|stored| self.decoded(stored)).for_each(|object| visit(&object));
     }
 
     /// Stores an object. Returns the object that it replaces, and the object as it is stored.
     pub fn insert(&self, mut object: K) -> (Option<Arc<K>>, Arc<K>) {
         slim(&mut object);
         let (key, object) = (ObjectKey::of(self.kind, &object), Arc::new(object));
+        let stored = self.stored(&object);
         let mut objects = self.objects.write();
-        let before = objects.by_key.insert(key.clone(), object.clone());
+        let before = objects.by_key.insert(key.clone(), stored).and_then(|before| self.decoded(&before));
         let (left, joined) =
             (before.as_deref().and_then(|before| self.group_of(before)), self.group_of(&object));
         if left != joined {
@@ -134,7 +195,7 @@ impl<K: Resource> Cache<K> {
     pub fn of_group(&self, group: &str) -> Vec<Arc<K>> {
         let objects = self.objects.read();
         let keys = objects.by_group.get(group).into_iter().flatten();
-        keys.filter_map(|key| objects.by_key.get(key).cloned()).collect()
+        keys.filter_map(|key| self.decoded(objects.by_key.get(key)?)).collect()
     }
 
     fn group_of(&self, object: &K) -> Option<String> {
@@ -159,7 +220,7 @@ impl<K: Resource> Cache<K> {
     /// Removes an object. Returns it if it was stored.
     pub fn remove(&self, key: &ObjectKey) -> Option<Arc<K>> {
         let mut objects = self.objects.write();
-        let gone = objects.by_key.remove(key);
+        let gone = objects.by_key.remove(key).and_then(|gone| self.decoded(&gone));
         objects.leave(gone.as_deref().and_then(|gone| self.group_of(gone)), key);
         gone
     }
@@ -297,6 +358,25 @@ mod tests {
         cache.remove(&ObjectKey::new("ServiceAccount", "ns", "a"));
         assert!(names("2").is_empty());
         assert_eq!(cache.objects.read().by_group.len(), 1);
+    }
+
+    #[test]
+    fn a_compact_cache_returns_what_was_stored() {
+        let cache: Cache<ServiceAccount> = Cache::grouped("ServiceAccount", controller_uid).compact();
+        assert_eq!(cache.insert(account("a", Some("1"))).0, None);
+        assert_eq!(cache.get("ns", "a").as_deref(), Some(&account("a", Some("1"))));
+        let (before, now) = cache.insert(account("a", Some("2")));
+        assert_eq!(before.as_deref(), Some(&account("a", Some("1"))));
+        assert_eq!((cache.of_group("1"), cache.of_group("2")), (Vec::new(), vec![now]));
+        assert_eq!(cache.filter(|_| true).len(), 1);
+        let mut seen = 0;
+        cache.each(|_| seen += 1);
+        assert_eq!(seen, 1);
+        assert_eq!(
+            cache.remove(&ObjectKey::new("ServiceAccount", "ns", "a")).as_deref(),
+            Some(&account("a", Some("2")))
+        );
+        assert!(cache.of_group("2").is_empty());
     }
 
     #[test]

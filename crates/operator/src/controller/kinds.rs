@@ -136,6 +136,8 @@ coder_resource! {
 /// One cache for each kind that is watched in full. Children are cached only if they bear the label of the operator and an
 /// object of ours controls them, or for grants, if they name the object that they serve: anybody can set the label. Secrets, ConfigMaps and Namespaces of others never.
 ///
+/// Children are compact: they are read one at a time, by the reconcile of their object.
+///
 /// A cache may lag behind the API server, this process's own writes included. Reads that precede an irreversible step go
 /// to the API server instead.
 #[derive(Clone, Debug)]
@@ -163,14 +165,16 @@ impl Default for Caches {
                 served_by_grants(Kind::Provisioner, pool)
             }),
             workspace_proxies: Cache::new(CoderKind::WorkspaceProxy.as_str()),
-            service_accounts: Cache::grouped("ServiceAccount", controller_uid).keeping(is_controlled),
-            services: Cache::new("Service").keeping(is_controlled),
-            deployments: Cache::new("Deployment").keeping(is_controlled),
-            budgets: Cache::new("PodDisruptionBudget").keeping(is_controlled),
-            ingresses: Cache::new("Ingress").keeping(is_controlled),
-            routes: Cache::new("HTTPRoute").keeping(is_controlled),
-            roles: Cache::grouped("Role", served).keeping(is_grant),
-            bindings: Cache::grouped("RoleBinding", served).keeping(is_grant),
+            service_accounts: Cache::grouped("ServiceAccount", controller_uid)
+                .keeping(is_controlled)
+                .compact(),
+            services: Cache::new("Service").keeping(is_controlled).compact(),
+            deployments: Cache::new("Deployment").keeping(is_controlled).compact(),
+            budgets: Cache::new("PodDisruptionBudget").keeping(is_controlled).compact(),
+            ingresses: Cache::new("Ingress").keeping(is_controlled).compact(),
+            routes: Cache::new("HTTPRoute").keeping(is_controlled).compact(),
+            roles: Cache::grouped("Role", served).keeping(is_grant).compact(),
+            bindings: Cache::grouped("RoleBinding", served).keeping(is_grant).compact(),
         }
     }
 }
