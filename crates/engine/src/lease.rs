@@ -24,6 +24,7 @@ use crate::{
     backoff::jitter,
     fence::{Fence, Moment},
     intervals::{LEASE_DURATION, LEASE_RELEASE_RETRY, LEASE_RENEW_DEADLINE, LEASE_RETRY_PERIOD},
+    outage::Outage,
 };
 
 use decide::{LeaseDecision, ObservedHolder, claimed, decide, holder, observe, released};
@@ -180,9 +181,10 @@ pub async fn run(
     fence: Fence,
     leading: watch::Sender<bool>,
     heartbeat: Heartbeat,
+    outage: Outage,
     stop: CancellationToken,
 ) -> ElectionEnd {
-    let mut elector = Elector::new(client, settings, fence.clone(), heartbeat);
+    let mut elector = Elector::new(client, settings, fence.clone(), heartbeat, outage);
     let term = async {
         let since = elector.acquire().await;
         leading.send_replace(true);
@@ -219,7 +221,13 @@ struct Elector {
 }
 
 impl Elector {
-    fn new(client: Client, settings: LeaseSettings, fence: Fence, heartbeat: Heartbeat) -> Self {
+    fn new(
+        client: Client,
+        settings: LeaseSettings,
+        fence: Fence,
+        heartbeat: Heartbeat,
+        outage: Outage,
+    ) -> Self {
         Self {
             api: Api::namespaced(client, &settings.namespace),
             fence,
@@ -227,7 +235,7 @@ impl Elector {
             observed: None,
             last_written: None,
             has_claimed: false,
-            failures: FailureLog::new(&settings),
+            failures: FailureLog::new(&settings, outage),
             settings,
         }
     }
@@ -338,12 +346,8 @@ impl Elector {
         };
         if decision != LeaseDecision::Renew {
             let transitions = written.spec.as_ref().and_then(|spec| spec.lease_transitions);
-            tracing::info!(
-                lease = self.settings.name,
-                identity = self.settings.identity,
-                transitions,
-                "acquired the lease"
-            );
+            let LeaseSettings { name, identity, .. } = &self.settings;
+            tracing::info!(transitions, "acquired the lease {name} as {identity}");
         }
         self.last_written = Some(written);
         Ok(before)
@@ -376,7 +380,7 @@ impl Elector {
             };
             match self.replace(&released(lease, Timestamp::now())).await {
                 Ok(_) => {
-                    tracing::info!(lease = self.settings.name, "released the lease");
+                    tracing::info!("released the lease {}", self.settings.name);
                     return Ok(());
                 }
                 // A renewal that was abandoned on stop may still have arrived in between.
