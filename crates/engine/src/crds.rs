@@ -77,7 +77,7 @@ impl Crds {
             api: Api::all(client.clone()),
             synced: readiness.ready_check("watch customresourcedefinitions"),
             metrics,
-            outage,
+            outage: outage.clone(),
         };
         let tracking = async move {
             let (due, due_names) = mpsc::unbounded_channel();
@@ -91,7 +91,7 @@ impl Crds {
                 MetadataEvent::Changed { name, .. } => drop(due.send(name.to_owned())),
                 MetadataEvent::Gap => names.iter().for_each(|name| drop(due.send(name.clone()))),
             });
-            tokio::join!(watching, read_due(Api::all(client), tracked, due_names, retry, sender));
+            tokio::join!(watching, read_due(Api::all(client), tracked, due_names, retry, sender, outage));
         };
         (Self { states: receiver }, tracking)
     }
@@ -139,15 +139,17 @@ async fn read_due(
     mut due_names: mpsc::UnboundedReceiver<String>,
     retry: mpsc::UnboundedSender<String>,
     states: watch::Sender<BTreeMap<String, Served>>,
+    outage: Outage,
 ) {
     let mut names = Vec::new();
     while due_names.recv_many(&mut names, 64).await > 0 {
         names.sort();
         names.dedup();
         join_all(names.drain(..).filter_map(|name| {
-            let (requirement, api, retry, states) = (tracked.get(&name)?, &api, &retry, &states);
+            let (requirement, api, retry, states, outage) =
+                (tracked.get(&name)?, &api, &retry, &states, &outage);
             Some(async move {
-                let Some(state) = read(api, &name, requirement).await else {
+                let Some(state) = read(api, &name, requirement, outage).await else {
                     let retry = retry.clone();
                     tokio::spawn(async move {
                         sleep(CRD_READ_RETRY).await;
@@ -168,9 +170,16 @@ async fn read_due(
 }
 
 /// Reads a CRD. `None` if that failed and must be retried.
-async fn read(api: &Api<CustomResourceDefinition>, name: &str, requirement: &Requirement) -> Option<Served> {
+async fn read(
+    api: &Api<CustomResourceDefinition>,
+    name: &str,
+    requirement: &Requirement,
+    outage: &Outage,
+) -> Option<Served> {
     match api.get_opt(name).await {
         Ok(crd) => Some(state_of(crd.as_ref(), requirement)),
+        // [`Outage`] tells of it. A server that is just back may refuse what it will allow.
+        Err(error) if client::is_unanswered(&error) || outage.is_recent() => None,
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
             tracing::warn!("cannot check whether the CRD {name} is up to date: {}", status.message);
             // An install without permission to read CRDs works on: the required kinds are assumed to be there, and their
@@ -180,8 +189,6 @@ async fn read(api: &Api<CustomResourceDefinition>, name: &str, requirement: &Req
                 Requirement::Version(_) => Served::Absent,
             })
         }
-        // [`Outage`] tells of it.
-        Err(error) if client::is_unanswered(&error) => None,
         Err(error) => {
             tracing::warn!("cannot read the CRD {name}: {}", client::describe(&error));
             None

@@ -174,7 +174,8 @@ impl Heartbeat {
 /// Takes part in the election until `stop`, or until this process led and lost the lease.
 ///
 /// `client` must not be fenced by `fence`, which this loop opens, and should have connections of its own, so that
-/// renewals do not queue behind other calls. On return the fence is closed and `leading` is false.
+/// renewals do not queue behind other calls. `outage` is that of the client. On return the fence is closed and `leading` is
+/// false.
 pub async fn run(
     client: Client,
     settings: LeaseSettings,

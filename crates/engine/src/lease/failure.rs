@@ -38,14 +38,6 @@ impl AttemptError {
         }
     }
 
-    /// Whether the API server said nothing.
-    fn is_unanswered(&self) -> bool {
-        match self {
-            Self::Timeout => true,
-            Self::Call { error, .. } => client::is_unanswered(error),
-        }
-    }
-
     fn describe(&self, namespace: &str) -> String {
         match self {
             // The text does not state the timeout, which differs between attempts: a new text counts as a new failure.
@@ -115,7 +107,7 @@ impl FailureLog {
         let text = error.describe(&self.settings.namespace);
         if error.is_conflict() {
             tracing::debug!("another client wrote the lease {} first", self.settings.name);
-        } else if error.is_unanswered() && self.outage.is_away() {
+        } else if self.outage.is_recent() {
             tracing::debug!("{}: {text}", consequence());
         } else if self.logged.as_ref() != Some(&text) {
             tracing::warn!("{}: {text}", consequence());
@@ -192,10 +184,9 @@ mod tests {
             logged();
             failures.leading(&AttemptError::Timeout, Duration::from_secs(2));
             failures.following(&refused("get", 503, "not there"));
+            failures.following(&refused("get", 403, "the rules are not known yet"));
             failures.reset();
             assert_eq!(logged(), "");
-            failures.leading(&refused("update", 403, "no"), Duration::from_secs(2));
-            assert!(logged().contains("not allowed to update"));
         });
     }
 

@@ -398,9 +398,10 @@ impl Context {
         Action::RequeueAfter(delay)
     }
 
-    /// Whether a failure with this reason is that of an API server that is away.
+    /// Whether a failure with this reason is that of an API server that is away, or has just come back.
     fn is_outage(&self, reason: Reason) -> bool {
-        reason == Reason::ApiServerUnreachable || (reason == Reason::Timeout && self.outage.is_away())
+        let may_be = [Reason::Timeout, Reason::Forbidden, Reason::ApiServerError].contains(&reason);
+        reason == Reason::ApiServerUnreachable || (may_be && self.outage.is_recent())
     }
 }
 

@@ -2,12 +2,12 @@
 
 use coder_k8s_api::CoderWorkspaceProxy;
 use coder_k8s_testbed::{Behaviour, Rule, codersim::Mode};
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use serde_json::json;
 
 use coder_k8s_scenes::{
     pool::PoolScene,
-    proxy::{ProxyScene, SECRET, is},
+    proxy::{CHILD, ProxyScene, SECRET, is},
 };
 
 use crate::OPERATOR;
@@ -20,6 +20,7 @@ async fn a_life_without_trouble_is_a_handful_of_events_and_no_warning() {
     // Applied together with its control plane, which takes its time.
     scene.node().behave(rule(), Behaviour::Unready);
     site.coder.make_plane(json!({})).await;
+    scene.until_observed("coder").await;
     site.make(json!({})).await;
     let waiting = site.until_condition("Ready", "False", "AwaitingControlPlane").await;
     assert!(is(&waiting, "ControlPlaneReady", "False", Some("AwaitingControlPlane")), "{:?}", waiting.status);
@@ -40,9 +41,14 @@ async fn a_life_without_trouble_is_a_handful_of_events_and_no_warning() {
     // Another token, because this one is lost.
     let checksum = site.checksum().await;
     scene.delete::<Secret>(SECRET).await;
-    scene.until_exists::<Secret>(SECRET).await;
+    scene
+        .until(CHILD, |deployment: &Deployment| {
+            let template = deployment.spec.as_ref().unwrap().template.metadata.as_ref();
+            let annotations = template.and_then(|meta| meta.annotations.as_ref()).unwrap();
+            annotations["checksum/proxy-token"] != checksum
+        })
+        .await;
     site.until_settled().await;
-    assert_ne!(site.checksum().await, checksum);
     println!("{}", scene.kubectl(&["describe", "coderworkspaceproxy", "eu"]));
     scene.delete::<CoderWorkspaceProxy>("eu").await;
     scene.until_gone::<CoderWorkspaceProxy>("eu").await;

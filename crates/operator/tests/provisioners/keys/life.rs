@@ -16,6 +16,7 @@ async fn a_life_without_trouble_is_a_handful_of_events_and_no_warning() {
     // Applied together with its control plane, which takes its time.
     scene.node().behave(rule(), Behaviour::Unready);
     pool.make_plane(json!({})).await;
+    scene.until_observed("coder").await;
     pool.make(json!({"tags": {"region": "eu"}})).await;
     let waiting = pool.until_condition("Ready", "False", "AwaitingControlPlane").await;
     assert!(is(&waiting, "ControlPlaneReady", "False", Some("AwaitingControlPlane")), "{:?}", waiting.status);
