@@ -55,7 +55,8 @@ pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
 
 /// What to say while a step is under way.
 fn progress(facts: &RegistrationFacts<'_>) -> CredentialVerdict {
-    match &facts.record.current {
+    // Until its first token is stored, it is still being registered.
+    match facts.record.current.as_ref().filter(|_| facts.record.secret.is_some()) {
         Some(current) => CredentialVerdict::working(
             Reason::Updating,
             format!("updating workspace proxy {} in coderd", current.name),
