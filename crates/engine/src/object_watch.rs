@@ -77,6 +77,8 @@ where
                     self.handle(event, &mut listed, &notify);
                 }
                 Ok(None) => return,
+                // The history since the last version is gone, as after a pause: the watcher lists anew.
+                Err(error) if is_expired(&error) => tracing::debug!("{} are listed anew", K::plural(&())),
                 Err(error) => failures.failed(explain(&error), is_forbidden(&error), is_unanswered(&error)),
             }
         }
@@ -170,6 +172,15 @@ impl Iterator for WithoutReset {
 
 impl Backoff for WithoutReset {
     fn reset(&mut self) {}
+}
+
+fn is_expired(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchStartFailed(kube::Error::Api(status)) | watcher::Error::WatchError(status) => {
+            status.code == 410
+        }
+        _ => false,
+    }
 }
 
 fn is_unanswered(error: &watcher::Error) -> bool {
