@@ -52,7 +52,7 @@ async fn a_life_without_trouble_is_a_handful_of_events_and_no_warning() {
     println!("{}", scene.kubectl(&["describe", "coderworkspaceproxy", "eu"]));
     scene.delete::<CoderWorkspaceProxy>("eu").await;
     scene.until_gone::<CoderWorkspaceProxy>("eu").await;
-    let told = ["Registering", "RolledOut", "Updating", "Deleting"];
+    let told = ["Registering", "RolledOut", "Updating"];
     scene.assert_calm_life("CoderWorkspaceProxy", "eu", 10, &told).await;
     println!("{}", scene.log());
 }
