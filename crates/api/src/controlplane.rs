@@ -38,14 +38,14 @@ pub const DEFAULT_IMAGE: &str = "ghcr.io/coder/coder:latest";
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicas", label_selector_path = ".status.selector"),
     printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
     printcolumn(name = "Status", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
-    printcolumn(name = "URL", type_ = "string", json_path = ".status.accessURL"),
-    printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.readyReplicas"),
     printcolumn(name = "Version", type_ = "string", json_path = ".status.version"),
-    printcolumn(name = "License", type_ = "string", json_path = ".status.licenseTier"),
+    printcolumn(name = "License", type_ = "string", json_path = ".status.licenseSummary"),
+    printcolumn(name = "URL", type_ = "string", json_path = ".status.accessURL"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.readyReplicas", priority = 1),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas", priority = 1),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.image", priority = 1),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", priority = 1),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')")
         .message("the name becomes the name of a Service: at most 63 lower-case letters, digits and '-', starting with a letter")
         .optional_old_self(true),
@@ -278,6 +278,8 @@ pub struct CoderControlPlaneStatus {
     pub license_last_applied_hash: Option<String>,
     /// Tier of the license: `none`, `trial`, `enterprise`, `premium` or `unknown`.
     pub license_tier: Option<String>,
+    /// Tier of the license and the days until it expires, for people: `premium, 364d`.
+    pub license_summary: Option<String>,
     /// The license that the operator applied.
     pub license: Option<LicenseStatus>,
     /// What the installed licenses allow, as coderd reports it.

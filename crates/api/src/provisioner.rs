@@ -40,8 +40,6 @@ use crate::{
         status_replicas_path = ".status.replicas",
         label_selector_path = ".status.selector"
     ),
-    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
-    printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.readyReplicas"),
     printcolumn(
         name = "Ready",
         type_ = "string",
@@ -52,15 +50,18 @@ use crate::{
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
     ),
-    printcolumn(name = "Organization", type_ = "string", json_path = ".status.organizationName"),
+    printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.readyReplicas"),
+    printcolumn(name = "Daemons", type_ = "integer", json_path = ".status.daemons.connected"),
+    printcolumn(name = "Tags", type_ = "string", json_path = ".status.tags"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas", priority = 1),
+    printcolumn(name = "Busy", type_ = "integer", json_path = ".status.daemons.busy", priority = 1),
     printcolumn(
-        name = "Connected",
-        type_ = "integer",
-        json_path = ".status.daemons.connected",
+        name = "Organization",
+        type_ = "string",
+        json_path = ".status.organizationName",
         priority = 1
     ),
-    printcolumn(name = "Busy", type_ = "integer", json_path = ".status.daemons.busy", priority = 1),
     printcolumn(
         name = "Control Plane",
         type_ = "string",
@@ -68,7 +69,8 @@ use crate::{
         priority = 1
     ),
     printcolumn(name = "Key", type_ = "string", json_path = ".status.provisionerKeyName", priority = 1),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn(name = "Image", type_ = "string", json_path = ".status.image", priority = 1),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", priority = 1)
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -183,6 +185,8 @@ pub struct CoderProvisionerStatus {
     pub provisioner_key_name: Option<String>,
     /// Hash of the tags of the key in use.
     pub tags_hash: Option<String>,
+    /// Tags of the key in use, for people: `cluster=eu,gpu=yes`, or `<none>`. Cut if it is long; `spec.tags` has all.
+    pub tags: Option<String>,
     /// Name of the control plane that the key belongs to.
     pub control_plane_ref_name: Option<String>,
     /// URL that the daemons connect to.

@@ -255,8 +255,11 @@ reasons! {
         "The license does not cover the feature. Apply a license that does; what runs already stays unless the \
          spec says otherwise.";
     EntitlementsQueryFailed "EntitlementsQueryFailed"
-        "The operator does not know whether the license covers the feature. Nothing is withdrawn, and the \
-         operator retries.";
+        "The operator asked coderd what the license covers and got no answer that it can use. The message says why; \
+         nothing is withdrawn, and the operator retries.";
+    AwaitingEntitlements "AwaitingEntitlements"
+        "The operator waits for the first answer of coderd about what the license covers. It continues by itself; see \
+         the conditions of the control plane if it does not.";
 
     // Jobs of a control plane.
     Runnable "Runnable" "Every pending provisioner job has a daemon that can run it.";
@@ -267,8 +270,11 @@ reasons! {
     // Control planes and credentials of pools and proxies.
     ControlPlaneAvailable "ControlPlaneAvailable" "The control plane exists and the operator can use it.";
     ControlPlaneUnavailable "ControlPlaneUnavailable"
-        "The control plane does not exist, or coderd has not answered for it yet. Create it, or see its \
-         conditions.";
+        "The control plane does not exist, or cannot be used. The message says which: create it, correct \
+         `spec.controlPlaneRef`, or see its conditions.";
+    AwaitingControlPlane "AwaitingControlPlane"
+        "The control plane exists, and its coderd has not answered yet or the operator has no access to it yet. The \
+         operator continues by itself; see the conditions of the control plane if it does not.";
     OperatorAccessReady "OperatorAccessReady" "The object uses the operator token of its control plane.";
     OperatorAccessNotReady "OperatorAccessNotReady"
         "The control plane has no operator token. See its condition `OperatorAccessReady`.";
@@ -332,7 +338,8 @@ reasons! {
     // The daemons of a pool.
     Connected "Connected" "The daemon of every ready pod is connected to coderd.";
     Connecting "Connecting" "A pod is ready, and its daemon still has time to connect.";
-    NoPodsReady "NoPodsReady" "No pod is ready, so no daemon can be connected. See `DeploymentReady`.";
+    NoPodsReady "NoPodsReady"
+        "No pod is ready, so no daemon is connected and no proxy reports to coderd. See `DeploymentReady`.";
     NoneConnected "NoneConnected" "Pods are ready, but coderd lists none of their daemons. See the logs of the pods.";
     SomeConnected "SomeConnected"
         "Some pods are ready without a connected daemon. The message names them; see their logs.";
@@ -365,8 +372,10 @@ reasons! {
     ProxyAbandoned "ProxyAbandoned"
         "The operator gave up deleting a registration. The event names it; delete the proxy in coderd.";
     ServiceWritten "ServiceWritten" "The Service of the proxy exists as the spec asks.";
-    Unregistered "Unregistered"
-        "The pods of the proxy have not reported to coderd yet. Wait, or see the logs of the pods.";
+    NotReported "NotReported"
+        "The proxy is registered, and coderd has not heard from its pods yet. Wait a minute; if it stays, see the logs of \
+         the pods.";
+    Unregistered "Unregistered" "An earlier release of the operator reported `NotReported` under this name.";
     Unhealthy "Unhealthy" "The proxy reports errors to coderd. See the dashboard of coderd and the logs of the pods.";
     Unknown "Unknown"
         "coderd has not checked the health of the proxy yet, or reports one that the operator does not know.";

@@ -84,9 +84,13 @@ const GO: &[GoCondition] = &[
     ]),
     go(CONTROL_PLANE, LICENSE, "True", "Applied", "coderd holds the license"),
     go(PROVISIONER, PLANE, "True", "ControlPlaneAvailable", "the control plane has an address"),
-    go(PROVISIONER, PLANE, "False", "ControlPlaneUnavailable", "it does not exist or has no address"),
+    go(PROVISIONER, PLANE, "False", "ControlPlaneUnavailable", "it does not exist"),
+    go(PROVISIONER, PLANE, "False", "ControlPlaneUnavailable", "it has no address yet")
+        .but(&[Reason::AwaitingControlPlane]),
     go(PROVISIONER, ACCESS, "True", "OperatorAccessReady", "the token was read"),
     go(PROVISIONER, ACCESS, "False", "OperatorAccessNotReady", "status.operatorAccessReady is not true"),
+    go(PROVISIONER, ACCESS, "False", "OperatorAccessNotReady", "nobody has tried to get access yet")
+        .but(&[Reason::AwaitingControlPlane]),
     go(PROVISIONER, ACCESS, "False", "OperatorTokenSecretRefMissing", "no status.operatorTokenSecretRef"),
     go(PROVISIONER, ACCESS, "False", "OperatorTokenSecretRefInvalid", "its name is blank"),
     go(PROVISIONER, ACCESS, "False", "OperatorTokenSecretUnavailable", "the Secret is missing or empty"),
@@ -97,6 +101,8 @@ const GO: &[GoCondition] = &[
     go(PROVISIONER, ENTITLED, "False", "NotSupported", "coderd answers 404").but(&[Reason::NotEntitled]),
     go(PROVISIONER, ENTITLED, "False", "Forbidden", "coderd answers 401 or 403"),
     go(PROVISIONER, ENTITLED, "False", "EntitlementsQueryFailed", "any other answer of coderd, or none"),
+    go(PROVISIONER, ENTITLED, "False", "EntitlementsQueryFailed", "coderd was not asked yet")
+        .but(&[Reason::AwaitingEntitlements]),
     go(PROVISIONER, KEY, "True", "ProvisionerKeyReady", "the key was created"),
     go(PROVISIONER, KEY, "False", "ProvisionerKeyFailed", "a call to coderd failed").but(&[
         Reason::Unauthenticated,

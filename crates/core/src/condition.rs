@@ -84,7 +84,7 @@ impl<'a> Conditions<'a> {
                 format!("{} {} is handed over and was not touched: {why}", foreign.kind, foreign.name)
             }
             None => format!(
-                "{} {} exists and belongs to somebody else; rename or delete it, or hand it over with the annotation {}",
+                "{} {} exists and belongs to somebody else: rename or delete it, or hand it over with the annotation {}",
                 foreign.kind, foreign.name, foreign.hand_over
             ),
         });
@@ -100,13 +100,13 @@ impl<'a> Conditions<'a> {
         let working = failed.clone().or_else(|| is_working.then(|| verdict.clone()));
         // kstatus reports an object as failed only if it is Stalled and not Reconciling.
         let working = working.filter(|_| stalled.is_none());
-        self.set_present(kind::RECONCILING, working, "there is nothing left to do");
+        self.set_present(kind::RECONCILING, working, "nothing is left to do");
         match foreign.clone().or(failed) {
             Some((reason, message)) => self.set(kind::READY, false, reason, message),
             None => self.set(kind::READY, ready.ready, verdict.0, verdict.1),
         }
-        self.set_present(kind::STALLED, stalled, "nothing waits for a person");
-        self.set_present(kind::CONFLICT, foreign, "no object of others is in the way");
+        self.set_present(kind::STALLED, stalled, "nothing waits for a person to act");
+        self.set_present(kind::CONFLICT, foreign, "no object of others has the name of a child");
     }
 
     /// Sets a condition to True for a cause, or to False.
@@ -196,28 +196,19 @@ const EVENT_CONDITIONS: [(&str, Reason); 10] = [
     (kind::WORKSPACE_ACCESS, Reason::NotWorkspaceAccess),
 ];
 
-/// The events after a reconcile: `Ready` flipped or has another reason, or one of [`EVENT_CONDITIONS`] turned bad or good.
-///
-/// A new object whose rollout progresses is no event.
+/// The events after a reconcile: what became of `Ready` ([`ready_event`]), and which of [`EVENT_CONDITIONS`] turned bad or
+/// good. A cause that shows in two conditions is told once.
 pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<EventNote> {
     let find = |all: &[Condition], type_: &str| all.iter().find(|c| c.type_ == type_).cloned();
-    let same = |a: &Condition, b: &Condition| a.status == b.status && a.reason == b.reason;
-    let mut events = Vec::new();
+    let mut events: Vec<EventNote> = Vec::new();
     if let Some(now) = find(after, kind::READY) {
-        let then = find(before, kind::READY);
-        let reason = Reason::of(&now);
-        let on_its_way = matches!(reason, Some(Reason::Progressing | Reason::Pending));
-        let news = then.as_ref().map_or(!on_its_way, |then| !same(then, &now));
-        let bad = now.status != "True" && !on_its_way && reason != Some(Reason::Deleting);
-        if let (true, Some(reason)) = (news, reason) {
-            events.push(EventNote { warning: bad, reason, message: now.message });
-        }
+        events.extend(ready_event(find(before, kind::READY).as_ref(), now));
     }
     for (type_, removed) in EVENT_CONDITIONS {
         let (then, now) = (find(before, type_), find(after, type_));
         let was_bad = then.as_ref().is_some_and(is_bad);
         match now {
-            Some(now) if is_bad(&now) && !then.is_some_and(|then| same(&then, &now)) => {
+            Some(now) if is_bad(&now) && !then.is_some_and(|then| is_same(&then, &now)) => {
                 events.extend(event(true, now));
             }
             Some(now) if was_bad && !is_bad(&now) && now.status == "True" => {
@@ -230,7 +221,72 @@ pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<EventNote> 
             _ => {}
         }
     }
-    events
+    let mut told = Vec::new();
+    for event in events {
+        let is_told = told
+            .iter()
+            .any(|known: &EventNote| known.reason == event.reason && known.message == event.message);
+        if !is_told {
+            told.push(event);
+        }
+    }
+    told
+}
+
+/// The event about `Ready`. Only a problem is a warning.
+///
+/// A step that changes something in coderd is told, and so is the end of an object's readiness, of a problem, and of waiting.
+/// What comes in between, while the object is on its way, is on its status and no event: one rollout is two events.
+fn ready_event(then: Option<&Condition>, now: Condition) -> Option<EventNote> {
+    let reason = Reason::of(&now)?;
+    if then.is_some_and(|then| is_same(then, &now)) {
+        return None;
+    }
+    let was_ready = then.is_some_and(|then| then.status == "True");
+    let was_problem = then.is_some_and(|then| meaning(then) == Meaning::Problem);
+    let (is_told, warning) = match meaning(&now) {
+        Meaning::Ready | Meaning::Step => (true, false),
+        Meaning::OnItsWay => (was_ready || was_problem, false),
+        Meaning::Problem => (true, true),
+    };
+    is_told.then_some(EventNote { warning, reason, message: now.message })
+}
+
+/// What `Ready` says to a person.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    Ready,
+    /// The operator changes something outside the cluster, or the object is being deleted.
+    Step,
+    /// The operator or the cluster works on it, or it waits for another object that is on its way.
+    OnItsWay,
+    /// Something failed, or a person must act.
+    Problem,
+}
+
+fn meaning(ready: &Condition) -> Meaning {
+    if ready.status == "True" {
+        return Meaning::Ready;
+    }
+    match Reason::of(ready) {
+        Some(
+            Reason::Creating | Reason::Rotating | Reason::Registering | Reason::Updating | Reason::Deleting,
+        ) => Meaning::Step,
+        Some(
+            Reason::Pending
+            | Reason::Progressing
+            | Reason::Recording
+            | Reason::Outdated
+            | Reason::AwaitingControlPlane
+            | Reason::AwaitingEntitlements
+            | Reason::AwaitingDeletion,
+        ) => Meaning::OnItsWay,
+        Some(_) | None => Meaning::Problem,
+    }
+}
+
+fn is_same(one: &Condition, two: &Condition) -> bool {
+    one.status == two.status && one.reason == two.reason
 }
 
 fn event(warning: bool, condition: Condition) -> Option<EventNote> {
@@ -238,8 +294,8 @@ fn event(warning: bool, condition: Condition) -> Option<EventNote> {
     Some(EventNote { warning, reason, message: condition.message })
 }
 
-/// Reasons that are no event: the step is in progress, or the spec asks for it.
-const EXPECTED_REASONS: [Reason; 7] = [
+/// Reasons of [`EVENT_CONDITIONS`] that are no event: the step is in progress, the spec asks for it, or `Ready` tells it.
+const EXPECTED_REASONS: [Reason; 10] = [
     Reason::Pending,
     Reason::Disabled,
     Reason::Progressing,
@@ -247,6 +303,9 @@ const EXPECTED_REASONS: [Reason; 7] = [
     Reason::DatabaseUrlMissing,
     Reason::Connecting,
     Reason::NoPodsReady,
+    Reason::AwaitingControlPlane,
+    Reason::AwaitingDeletion,
+    Reason::OperatorAccessNotReady,
 ];
 
 /// Whether a condition other than `Ready` is a problem that a person should know of.

@@ -176,7 +176,7 @@ impl Exposure {
     pub fn verdict(&self) -> Option<Verdict> {
         let (reason, message) = match self {
             Self::GatewayApiMissing => (Reason::GatewayApiMissing, GATEWAY_API_MISSING),
-            Self::Unwritten => (Reason::Pending, "the exposure is not written yet"),
+            Self::Unwritten => (Reason::Pending, "waiting for the Ingress or HTTPRoute to be written"),
             Self::NotRequested | Self::Ingress | Self::Route(_) => return None,
         };
         Some(Verdict { ready: false, progress: Progress::Working, reason, message: message.to_owned() })
@@ -185,7 +185,7 @@ impl Exposure {
     /// Sets the condition `Exposed`.
     pub fn set_conditions(&self, expose: Option<&Expose>, conditions: &mut Conditions<'_>) {
         let url = expose.and_then(addresses).map(|addresses| addresses.url).unwrap_or_default();
-        let not_yet = "the exposure is not written yet".to_owned();
+        let not_yet = "waiting for the Ingress or HTTPRoute to be written".to_owned();
         let (state, reason, message) = match self {
             Self::NotRequested => (ConditionStatus::False, Reason::Disabled, "nothing is exposed".to_owned()),
             Self::Unwritten => (ConditionStatus::False, Reason::Pending, not_yet),
@@ -195,9 +195,11 @@ impl Exposure {
             Self::Route(Acceptance::Accepted) => {
                 (ConditionStatus::True, Reason::Exposed, format!("a Gateway accepts the route for {url}"))
             }
-            Self::Route(Acceptance::Pending) => {
-                (ConditionStatus::Unknown, Reason::Pending, format!("no Gateway has answered for {url} yet"))
-            }
+            Self::Route(Acceptance::Pending) => (
+                ConditionStatus::Unknown,
+                Reason::Pending,
+                format!("waiting for a Gateway to accept the route for {url}"),
+            ),
             Self::Route(Acceptance::Refused(why)) => {
                 (ConditionStatus::False, Reason::RouteNotAccepted, why.clone())
             }

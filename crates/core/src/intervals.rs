@@ -64,6 +64,9 @@ pub const MAX_TAG_COMPARISONS: usize = 1_000_000;
 /// The most characters of one set of tags in a message or metric label.
 pub const MAX_TAGS_LENGTH: usize = 200;
 
+/// Longest text of the tags of a pool on its status, in bytes: with the other columns of `kubectl get` it fits into 120.
+pub const MAX_TAGS_COLUMN: usize = 40;
+
 /// The most sets of tags of one organization that metrics count apart.
 pub const MAX_JOB_QUEUES: usize = 20;
 

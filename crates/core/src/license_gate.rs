@@ -74,9 +74,9 @@ pub enum EntitlementAnswer {
 pub struct LicenseGate {
     /// How it stands.
     pub state: GateState,
-    /// One word.
+    /// Of the condition.
     pub reason: Reason,
-    /// A sentence.
+    /// Of the condition.
     pub message: String,
     /// When to look again, if nothing else happens.
     pub again: Option<Duration>,
@@ -120,9 +120,14 @@ impl LicenseGate {
         Self { state, reason, message: message.into(), again }
     }
 
-    /// Nobody knows.
+    /// Nobody knows, because coderd could not be asked.
     pub fn unknown(message: impl Into<String>) -> Self {
         Self::new(GateState::Unknown, Reason::EntitlementsQueryFailed, message, Some(REQUEUE_ENTITLEMENT))
+    }
+
+    /// Nobody knows yet: the question was not asked so far. Nothing failed.
+    pub fn awaited(message: impl Into<String>) -> Self {
+        Self { reason: Reason::AwaitingEntitlements, ..Self::unknown(message) }
     }
 
     /// The license covers it.
@@ -166,7 +171,7 @@ pub fn decide(feature: Feature, published: &Published, now: Timestamp) -> Option
         }
         FeatureState::NotEntitled => Some(LicenseGate::closed(feature, again)),
         _ if published.kept => {
-            Some(LicenseGate::unknown("the control plane does not know yet what its license covers"))
+            Some(LicenseGate::awaited("waiting for the control plane to ask coderd what its license covers"))
         }
         _ => None,
     }
@@ -191,9 +196,13 @@ pub fn answered(feature: Feature, answer: &EntitlementAnswer) -> LicenseGate {
         EntitlementAnswer::NotSupported => LicenseGate::unsupported(feature, fresh),
         EntitlementAnswer::Forbidden => LicenseGate {
             reason: Reason::Forbidden,
-            ..LicenseGate::unknown("coderd does not let the operator ask what the license covers")
+            ..LicenseGate::unknown(
+                "coderd does not let the operator ask what the license covers: use the token of an owner",
+            )
         },
-        EntitlementAnswer::Failed(why) => LicenseGate::unknown(format!("cannot ask coderd: {why}")),
+        EntitlementAnswer::Failed(why) => {
+            LicenseGate::unknown(format!("cannot ask coderd what the license covers: {why}"))
+        }
     }
 }
 
@@ -282,7 +291,8 @@ mod tests {
         let kept = |entitlement: &str, checked| Published { kept: true, ..published(entitlement, checked) };
         assert!(know(&kept("entitled", 700), None).may_begin(), "known good lasts");
         assert_eq!(know(&kept("not_entitled", 700), None).state, GateState::Closed);
-        assert_eq!(know(&kept("unknown", 990), None).state, GateState::Unknown);
+        let waits = know(&kept("unknown", 990), None);
+        assert_eq!((waits.state, waits.reason), (GateState::Unknown, Reason::AwaitingEntitlements));
     }
 
     #[test]

@@ -97,15 +97,17 @@ impl Rollout {
         let Self { stage, desired, ready, .. } = self;
         let pods = format!("{ready} of {desired} pods are ready");
         match stage {
-            RolloutStage::Missing => "the Deployment is not there yet".to_owned(),
+            RolloutStage::Missing => "waiting for the Deployment to be written".to_owned(),
             RolloutStage::Complete => pods,
-            RolloutStage::ScaledToZero => "no pods are asked for".to_owned(),
+            RolloutStage::ScaledToZero => "the spec asks for no pods".to_owned(),
             RolloutStage::Progressing => format!("rolling out: {pods}"),
             RolloutStage::Paused => {
-                format!("somebody paused the Deployment (kubectl rollout resume continues it): {pods}")
+                format!(
+                    "somebody paused the rollout of the Deployment; run kubectl rollout resume to continue it: {pods}"
+                )
             }
-            RolloutStage::Refused(why) => format!("the cluster refuses to make pods: {why}"),
-            RolloutStage::DeadlineExceeded(why) => format!("the rollout does not get on: {why}; {pods}"),
+            RolloutStage::Refused(why) => format!("the API server refuses to create pods: {why}"),
+            RolloutStage::DeadlineExceeded(why) => format!("the rollout makes no progress: {why}; {pods}"),
         }
     }
 }

@@ -131,7 +131,7 @@ pub fn set_paused(
 ) {
     let before = std::mem::take(&mut status.conditions);
     let mut conditions = Conditions::new(&before, generation, now);
-    let message = format!("the annotation {} stops the operator; remove it to go on", annotation::PAUSED);
+    let message = format!("the annotation {} stops the operator: remove it to resume", annotation::PAUSED);
     conditions.set(kind::PAUSED, true, Reason::Annotated, message);
     set_others(&mut conditions);
     status.conditions = conditions.into_vec();

@@ -468,11 +468,11 @@ pub fn set_conditions(
     blockers.extend(grant_blockers.iter().map(|(_, failure)| (failure.reason, failure.message.clone())));
     blockers.extend(without_consent.iter().map(|(namespace, consent, kept)| {
         let what = match consent {
-            Consent::NoNamespace => format!("namespace {namespace} does not exist"),
+            Consent::NoNamespace => format!(
+                "namespace {namespace} does not exist: create it, or remove it from rbac.workspaceNamespaces"
+            ),
             Consent::Unwatched => {
-                format!(
-                    "namespace {namespace} is not looked after by this operator: add it to --watch-namespaces"
-                )
+                format!("the operator does not watch namespace {namespace}: add it to --watch-namespaces")
             }
             Consent::Given | Consent::Missing | Consent::Unknown => format!(
                 "namespace {namespace} has not consented to workspaces: \
@@ -491,7 +491,7 @@ pub fn set_conditions(
         return;
     }
     if grants.is_empty() {
-        let message = "no namespace for workspaces is asked for";
+        let message = "the spec asks for no workspace RBAC";
         conditions.set(kind::WORKSPACE_ACCESS, false, Reason::Disabled, message);
         return;
     }

@@ -4,7 +4,7 @@
 //! * refuses one that a name in it has made another than the caller meant,
 //! * refuses a write while the [`Fence`] is closed, and abandons a write in flight when the fence closes,
 //! * limits the time until the end of the body, or until the headers for a watch,
-//! * counts it, and logs one line at debug level.
+//! * counts it, logs one line at debug level, and tells the [`Outage`] whether the server answered.
 //!
 //! It retries nothing: only the caller knows whether a call may be repeated.
 
@@ -21,6 +21,7 @@ use crate::{
     fence::Fence,
     intervals::{API_CALL_DEADLINE, CONNECT_TIMEOUT},
     metrics::Metrics,
+    outage::Outage,
 };
 
 pub use call::Call;
@@ -40,6 +41,8 @@ pub struct ClientSettings {
     pub fence: Option<Fence>,
     /// Counts the calls.
     pub metrics: Arc<Metrics>,
+    /// Learns from each call whether the server answers. All clients of a process share one.
+    pub outage: Outage,
     /// Makes calls fail in tests; `None` in production.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -48,7 +51,7 @@ impl ClientSettings {
     /// Settings with [`API_CALL_DEADLINE`], [`USER_AGENT`] and no fence.
     pub fn new(metrics: Arc<Metrics>) -> Self {
         let (deadline, user_agent) = (API_CALL_DEADLINE, USER_AGENT.to_owned());
-        Self { deadline, user_agent, fence: None, metrics, faults: None }
+        Self { deadline, user_agent, fence: None, metrics, outage: Outage::default(), faults: None }
     }
 }
 
@@ -136,6 +139,22 @@ fn is_invalid_name(error: &kube::Error) -> bool {
 /// Whether a call reached its deadline.
 pub fn is_timeout(error: &kube::Error) -> bool {
     matches!(interrupted(error), Some(Interrupted::Timeout(_)))
+}
+
+/// Whether a call got no answer of the API server: the connection failed or broke, the deadline passed, or a proxy in between
+/// answered for it. [`Outage`] tells of these, so that who makes the call need not.
+pub fn is_unanswered(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => is_gateway_error(status.code),
+        kube::Error::Service(_) => matches!(interrupted(error), None | Some(Interrupted::Timeout(_))),
+        kube::Error::HyperError(_) | kube::Error::ReadEvents(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether a status code says that whoever answered did not reach the API server, or that it is not up.
+fn is_gateway_error(code: u16) -> bool {
+    matches!(code, 502..=504)
 }
 
 /// Describes an error in one line, safe to log and to put into a status.

@@ -19,10 +19,12 @@ use tokio::{
 };
 
 use crate::{
+    client,
     health::{Readiness, ReadyCheck},
     intervals::CRD_READ_RETRY,
     metadata_watch::{MetadataEvent, MetadataWatch},
     metrics::Metrics,
+    outage::Outage,
 };
 
 /// The state of a CRD.
@@ -58,6 +60,7 @@ impl Crds {
         install_command: &'static str,
         readiness: &Readiness,
         metrics: Arc<Metrics>,
+        outage: Outage,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let mut tracked: BTreeMap<String, Requirement> = BTreeMap::new();
         for (name, fields) in required {
@@ -74,6 +77,7 @@ impl Crds {
             api: Api::all(client.clone()),
             synced: readiness.ready_check("watch customresourcedefinitions"),
             metrics,
+            outage: outage.clone(),
         };
         let tracking = async move {
             let (due, due_names) = mpsc::unbounded_channel();
@@ -87,7 +91,7 @@ impl Crds {
                 MetadataEvent::Changed { name, .. } => drop(due.send(name.to_owned())),
                 MetadataEvent::Gap => names.iter().for_each(|name| drop(due.send(name.clone()))),
             });
-            tokio::join!(watching, read_due(Api::all(client), tracked, due_names, retry, sender));
+            tokio::join!(watching, read_due(Api::all(client), tracked, due_names, retry, sender, outage));
         };
         (Self { states: receiver }, tracking)
     }
@@ -135,15 +139,17 @@ async fn read_due(
     mut due_names: mpsc::UnboundedReceiver<String>,
     retry: mpsc::UnboundedSender<String>,
     states: watch::Sender<BTreeMap<String, Served>>,
+    outage: Outage,
 ) {
     let mut names = Vec::new();
     while due_names.recv_many(&mut names, 64).await > 0 {
         names.sort();
         names.dedup();
         join_all(names.drain(..).filter_map(|name| {
-            let (requirement, api, retry, states) = (tracked.get(&name)?, &api, &retry, &states);
+            let (requirement, api, retry, states, outage) =
+                (tracked.get(&name)?, &api, &retry, &states, &outage);
             Some(async move {
-                let Some(state) = read(api, &name, requirement).await else {
+                let Some(state) = read(api, &name, requirement, outage).await else {
                     let retry = retry.clone();
                     tokio::spawn(async move {
                         sleep(CRD_READ_RETRY).await;
@@ -164,11 +170,18 @@ async fn read_due(
 }
 
 /// Reads a CRD. `None` if that failed and must be retried.
-async fn read(api: &Api<CustomResourceDefinition>, name: &str, requirement: &Requirement) -> Option<Served> {
+async fn read(
+    api: &Api<CustomResourceDefinition>,
+    name: &str,
+    requirement: &Requirement,
+    outage: &Outage,
+) -> Option<Served> {
     match api.get_opt(name).await {
         Ok(crd) => Some(state_of(crd.as_ref(), requirement)),
+        // [`Outage`] tells of it. A server that is just back may refuse what it will allow.
+        Err(error) if client::is_unanswered(&error) || outage.is_recent() => None,
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
-            tracing::warn!(crd = name, "cannot check whether the CRD is up to date: {}", status.message);
+            tracing::warn!("cannot check whether the CRD {name} is up to date: {}", status.message);
             // An install without permission to read CRDs works on: the required kinds are assumed to be there, and their
             // own watches say if they are not. Optional kinds are not used.
             Some(match requirement {
@@ -177,7 +190,7 @@ async fn read(api: &Api<CustomResourceDefinition>, name: &str, requirement: &Req
             })
         }
         Err(error) => {
-            tracing::warn!(crd = name, "cannot read the CRD: {}", crate::client::describe(&error));
+            tracing::warn!("cannot read the CRD {name}: {}", client::describe(&error));
             None
         }
     }
@@ -185,24 +198,28 @@ async fn read(api: &Api<CustomResourceDefinition>, name: &str, requirement: &Req
 
 fn report(name: &str, state: &Served, requirement: &Requirement) {
     let Requirement::Fields { check, install_command, .. } = requirement else {
-        tracing::info!(crd = name, ?state, "state of an optional API");
+        match state {
+            Served::Ready => tracing::info!("the optional API {name} is installed"),
+            Served::Absent | Served::Unknown => tracing::info!("the optional API {name} is not installed"),
+            Served::Pending => tracing::info!("the optional API {name} is installed and not yet served"),
+            Served::Older(missing) => tracing::info!("the optional API {name} lacks {}", missing.join(", ")),
+        }
         return;
     };
     let remedy = format!("run `{install_command}`");
-    match state {
-        Served::Ready => check.pass(),
-        Served::Unknown | Served::Pending => check.fail("installed and not yet served"),
-        Served::Absent => check.fail(format!("not installed; {remedy}")),
+    let waits_for = match state {
+        Served::Ready => return check.pass(),
+        Served::Unknown | Served::Pending => "installed and not yet served".to_owned(),
+        Served::Absent => format!("not installed; {remedy}"),
         Served::Older(missing) => {
             let shown = missing.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
             let more =
                 if missing.len() > 5 { format!(" and {} more", missing.len() - 5) } else { String::new() };
-            check.fail(format!("older than this operator: it lacks {shown}{more}; {remedy}"));
+            format!("older than this operator: it lacks {shown}{more}; {remedy}")
         }
-    }
-    if *state != Served::Ready {
-        tracing::warn!(crd = name, ?state, "waiting for the CRD; {remedy}");
-    }
+    };
+    tracing::warn!("waiting for the CRD {name}, which is {waits_for}");
+    check.fail(waits_for);
 }
 
 /// The state of a CRD that was just read.

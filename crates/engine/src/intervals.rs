@@ -46,6 +46,20 @@ pub const WATCH_RETRY_BASE: Duration = Duration::from_millis(800);
 /// Longest delay after a metadata watch failed.
 pub const WATCH_RETRY_MAX: Duration = Duration::from_secs(30);
 
+/// Delay before the second line of the log about an API server that does not answer; it doubles up to
+/// [`OUTAGE_LINE_DELAY_MAX`].
+pub const OUTAGE_LINE_DELAY: Duration = Duration::from_secs(30);
+
+/// Longest delay between two lines of the log about an API server that does not answer.
+pub const OUTAGE_LINE_DELAY_MAX: Duration = Duration::from_hours(1);
+
+/// Time after an outage during which a watch that the API server refuses is not logged: a server that starts does not know
+/// its RBAC rules yet.
+pub const OUTAGE_SETTLE: Duration = Duration::from_secs(10);
+
+/// Time after which a call that its caller gave up counts as one that the API server did not answer.
+pub const UNANSWERED_AFTER: Duration = Duration::from_secs(2);
+
 /// Longest time for which the applier prefers its own last write over the older object of a watch.
 pub const MAX_WATCH_LAG: Duration = Duration::from_secs(10);
 

@@ -24,6 +24,7 @@ use crate::{
     backoff::jitter,
     fence::{Fence, Moment},
     intervals::{LEASE_DURATION, LEASE_RELEASE_RETRY, LEASE_RENEW_DEADLINE, LEASE_RETRY_PERIOD},
+    outage::Outage,
 };
 
 use decide::{LeaseDecision, ObservedHolder, claimed, decide, holder, observe, released};
@@ -173,16 +174,18 @@ impl Heartbeat {
 /// Takes part in the election until `stop`, or until this process led and lost the lease.
 ///
 /// `client` must not be fenced by `fence`, which this loop opens, and should have connections of its own, so that
-/// renewals do not queue behind other calls. On return the fence is closed and `leading` is false.
+/// renewals do not queue behind other calls. `outage` is that of the client. On return the fence is closed and `leading` is
+/// false.
 pub async fn run(
     client: Client,
     settings: LeaseSettings,
     fence: Fence,
     leading: watch::Sender<bool>,
     heartbeat: Heartbeat,
+    outage: Outage,
     stop: CancellationToken,
 ) -> ElectionEnd {
-    let mut elector = Elector::new(client, settings, fence.clone(), heartbeat);
+    let mut elector = Elector::new(client, settings, fence.clone(), heartbeat, outage);
     let term = async {
         let since = elector.acquire().await;
         leading.send_replace(true);
@@ -219,7 +222,13 @@ struct Elector {
 }
 
 impl Elector {
-    fn new(client: Client, settings: LeaseSettings, fence: Fence, heartbeat: Heartbeat) -> Self {
+    fn new(
+        client: Client,
+        settings: LeaseSettings,
+        fence: Fence,
+        heartbeat: Heartbeat,
+        outage: Outage,
+    ) -> Self {
         Self {
             api: Api::namespaced(client, &settings.namespace),
             fence,
@@ -227,7 +236,7 @@ impl Elector {
             observed: None,
             last_written: None,
             has_claimed: false,
-            failures: FailureLog::new(&settings),
+            failures: FailureLog::new(&settings, outage),
             settings,
         }
     }
@@ -338,12 +347,8 @@ impl Elector {
         };
         if decision != LeaseDecision::Renew {
             let transitions = written.spec.as_ref().and_then(|spec| spec.lease_transitions);
-            tracing::info!(
-                lease = self.settings.name,
-                identity = self.settings.identity,
-                transitions,
-                "acquired the lease"
-            );
+            let LeaseSettings { name, identity, .. } = &self.settings;
+            tracing::info!(transitions, "acquired the lease {name} as {identity}");
         }
         self.last_written = Some(written);
         Ok(before)
@@ -376,7 +381,7 @@ impl Elector {
             };
             match self.replace(&released(lease, Timestamp::now())).await {
                 Ok(_) => {
-                    tracing::info!(lease = self.settings.name, "released the lease");
+                    tracing::info!("released the lease {}", self.settings.name);
                     return Ok(());
                 }
                 // A renewal that was abandoned on stop may still have arrived in between.

@@ -20,6 +20,7 @@ pub mod logs;
 pub mod metadata_watch;
 pub mod metrics;
 pub mod object_watch;
+pub mod outage;
 pub mod queue;
 pub mod secret;
 pub mod status;

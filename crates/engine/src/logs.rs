@@ -7,12 +7,18 @@
 use std::{fmt, io::IsTerminal, str::FromStr, sync::Arc};
 
 use parking_lot::Mutex;
-use tracing::{Level, Metadata, Subscriber, level_filters::LevelFilter};
+use tracing::{Event, Level, Metadata, Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
+    field::MakeExt,
     filter::{FilterExt, filter_fn},
-    fmt::MakeWriter,
+    fmt::{
+        FmtContext, FormatEvent, FormatFields, FormattedFields, MakeWriter,
+        format::{Writer, debug_fn},
+        time::{FormatTime, SystemTime},
+    },
     layer::SubscriberExt,
+    registry::{LookupSpan, Scope},
     reload,
     util::SubscriberInitExt,
 };
@@ -26,7 +32,7 @@ pub enum Format {
     /// [`Human`](Self::Human) on a terminal, otherwise [`Json`](Self::Json).
     #[default]
     Auto,
-    /// Time, level, message and fields in one line of text.
+    /// Time, level, the object that it is about, and a sentence with fields, in one line of text.
     Human,
     /// One JSON object for each line.
     Json,
@@ -131,12 +137,63 @@ where
     let lines: Box<dyn Layer<Registry> + Send + Sync> = if json {
         lines.json().flatten_event(true).with_span_list(false).boxed()
     } else {
-        lines.compact().with_ansi(colour).with_target(false).boxed()
+        lines.with_ansi(colour).fmt_fields(fields()).event_format(Sentence).boxed()
     };
     let limit = filter_fn(is_allowed).with_max_level_hint(LevelFilter::TRACE);
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(limit.and(by_filter)));
     let current = Arc::new(Mutex::new(filter.trim().to_owned()));
     Ok((subscriber, Handle { filter: reload, current }))
+}
+
+/// Fields as a person reads them. The object of a reconcile is a value that needs no name.
+fn fields() -> impl for<'w> FormatFields<'w> + Send + Sync + 'static {
+    debug_fn(|writer, field, value| match field.name() {
+        "message" | OBJECT => write!(writer, "{value:?}"),
+        name => write!(writer, "{name}={value:?}"),
+    })
+    .delimited(" ")
+}
+
+/// The field of a span with the object that it is about.
+const OBJECT: &str = "object";
+
+/// A line for a person: time, level, the object that it is about, and the sentence with its fields.
+struct Sentence;
+
+impl<S, N> FormatEvent<S, N> for Sentence
+where
+    S: Subscriber + for<'s> LookupSpan<'s>,
+    N: for<'w> FormatFields<'w> + 'static,
+{
+    fn format_event(
+        &self,
+        ctx: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        SystemTime.format_time(&mut writer)?;
+        let level = *event.metadata().level();
+        let colour = match level {
+            Level::ERROR => "31",
+            Level::WARN => "33",
+            Level::INFO => "32",
+            _ => "34",
+        };
+        if writer.has_ansi_escapes() {
+            write!(writer, " \u{1b}[{colour}m{level:>5}\u{1b}[0m ")?;
+        } else {
+            write!(writer, " {level:>5} ")?;
+        }
+        for span in ctx.event_scope().into_iter().flat_map(Scope::from_root) {
+            if let Some(object) =
+                span.extensions().get::<FormattedFields<N>>().filter(|fields| !fields.is_empty())
+            {
+                write!(writer, "{object}: ")?;
+            }
+        }
+        ctx.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
 }
 
 /// The limits that no filter lifts.

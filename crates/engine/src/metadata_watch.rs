@@ -24,6 +24,7 @@ use crate::{
         WATCH_SERVER_TIMEOUT_SECONDS,
     },
     metrics::Metrics,
+    outage::Outage,
 };
 
 /// What a [`MetadataWatch`] reports.
@@ -48,6 +49,8 @@ pub struct MetadataWatch<K> {
     pub synced: ReadyCheck,
     /// Counts the restarts after failures.
     pub metrics: Arc<Metrics>,
+    /// Says whether the API server is away, which is no failure of this watch. That of the client.
+    pub outage: Outage,
 }
 
 impl<K> MetadataWatch<K>
@@ -56,14 +59,15 @@ where
 {
     /// Watches until the future is dropped, and calls `notify` for every event.
     pub async fn run(self, notify: impl Fn(MetadataEvent<'_>) + Send) {
-        let mut failures = WatchFailures::new(K::plural(&()), None, &self.synced, &self.metrics);
+        let mut failures =
+            WatchFailures::new(K::plural(&()), None, &self.synced, &self.metrics, &self.outage);
         loop {
             let Err(error) = self.watch(&mut failures, &notify).await else {
                 sleep(WATCH_REOPEN_DELAY).await;
                 continue;
             };
             let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
-            failures.failed(client::describe(&error), forbidden);
+            failures.failed(client::describe(&error), forbidden, client::is_unanswered(&error));
             let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
             let retry_after = match client::blocker("watch", &error).retry {
                 Retry::After(least) => Some(least),
@@ -124,13 +128,19 @@ where
     }
 }
 
-/// The failures in a row of one watch. Logs a failure when its text changes, and the first success after it.
+/// How many attempts of a watch in a row may break off before that is its own failure, and not one of the API server that
+/// another call is about to notice.
+const MAX_BROKEN: u32 = 3;
+
+/// The failures in a row of one watch. Logs a failure when its text changes, and the first success after it. An API server
+/// that is away fails every watch: [`Outage`] tells of that.
 pub(crate) struct WatchFailures<'a> {
     resource: Cow<'static, str>,
     /// The namespace that the watch is limited to, if any.
     namespace: Option<&'a str>,
     synced: &'a ReadyCheck,
     metrics: &'a Metrics,
+    outage: &'a Outage,
     in_a_row: u32,
     last: Option<String>,
 }
@@ -141,17 +151,23 @@ impl<'a> WatchFailures<'a> {
         namespace: Option<&'a str>,
         synced: &'a ReadyCheck,
         metrics: &'a Metrics,
+        outage: &'a Outage,
     ) -> Self {
-        Self { resource, namespace, synced, metrics, in_a_row: 0, last: None }
+        Self { resource, namespace, synced, metrics, outage, in_a_row: 0, last: None }
     }
 
-    pub(crate) fn failed(&mut self, why: String, forbidden: bool) {
+    /// Counts a failure. `unanswered`: the API server said nothing.
+    pub(crate) fn failed(&mut self, why: String, forbidden: bool, unanswered: bool) {
         self.in_a_row += 1;
         self.metrics.watch_restarts(&self.resource);
         self.synced.note(&why, forbidden);
-        if self.last.as_ref() != Some(&why) {
-            let Self { resource, namespace, .. } = self;
-            tracing::warn!(%resource, namespace, "watch failed, retrying: {why}");
+        let is_told = self.outage.is_recent() || (unanswered && self.in_a_row < MAX_BROKEN);
+        let Self { resource, namespace, .. } = self;
+        if is_told {
+            tracing::debug!(%resource, namespace, "the watch failed and starts again: {why}");
+        } else if self.last.as_ref() != Some(&why) {
+            let place = namespace.map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));
+            tracing::warn!("cannot watch {resource}{place}, and the operator keeps trying: {why}");
             self.last = Some(why);
         }
     }
@@ -159,7 +175,58 @@ impl<'a> WatchFailures<'a> {
     pub(crate) fn works(&mut self) {
         self.in_a_row = 0;
         if self.last.take().is_some() {
-            tracing::info!(resource = %self.resource, "watch works again");
+            let place =
+                self.namespace.map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));
+            tracing::info!("the watch of {}{place} works again", self.resource);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::Readiness;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_tells_of_its_own_failures_and_not_of_an_outage() {
+        let (subscriber, _, captured) = crate::logs::tests::subscriber(false, "info");
+        let _logging = tracing::subscriber::set_default(subscriber);
+        let (check, metrics, outage) =
+            (Readiness::default().ready_check("watch secrets"), Metrics::new(), Outage::default());
+        let mut watch = WatchFailures::new("secrets".into(), Some("team"), &check, &metrics, &outage);
+
+        // A connection that breaks, and then a server that is gone.
+        watch.failed("broken pipe".into(), false, true);
+        assert_eq!(captured.take(), "");
+        outage.unanswered(Instant::now(), || "connection refused".into());
+        assert_eq!(captured.take().lines().count(), 1);
+        for _ in 0..50 {
+            watch.failed("connection refused".into(), false, true);
+        }
+        outage.answered();
+        assert_eq!(captured.take().lines().count(), 1);
+        // It is back, and knows its rules a moment later.
+        watch.failed("forbidden".into(), true, false);
+        watch.works();
+        assert_eq!(captured.take(), "");
+
+        tokio::time::advance(std::time::Duration::from_mins(1)).await;
+        watch.failed("forbidden".into(), true, false);
+        watch.failed("forbidden".into(), true, false);
+        let line = captured.take();
+        assert!(
+            line.ends_with(
+                "WARN cannot watch secrets in namespace team, and the operator keeps trying: forbidden\n"
+            ),
+            "{line}"
+        );
+        watch.works();
+        assert!(captured.take().ends_with("INFO the watch of secrets in namespace team works again\n"));
+
+        // Only this watch is cut off, again and again.
+        for _ in 0..10 {
+            watch.failed("broken pipe".into(), false, true);
+        }
+        assert_eq!(captured.take().lines().count(), 1);
     }
 }

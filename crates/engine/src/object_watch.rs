@@ -16,9 +16,11 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     cache::{Cache, ObjectKey},
+    client,
     health::ReadyCheck,
     metadata_watch::WatchFailures,
     metrics::Metrics,
+    outage::Outage,
 };
 
 /// What an [`ObjectWatch`] reports. The cache reflects the event before it is reported.
@@ -49,6 +51,8 @@ pub struct ObjectWatch<K> {
     pub synced: ReadyCheck,
     /// Counts restarts after failures, and objects that do not parse.
     pub metrics: Arc<Metrics>,
+    /// Says whether the API server is away, which is no failure of this watch. That of the client.
+    pub outage: Outage,
 }
 
 impl<K> ObjectWatch<K>
@@ -61,7 +65,8 @@ where
             watcher(self.api.clone(), self.config.clone()).backoff(WithoutReset::default()).boxed();
         let mut listed = HashSet::new();
         let namespace = self.namespace.as_deref();
-        let mut failures = WatchFailures::new(K::plural(&()), namespace, &self.synced, &self.metrics);
+        let mut failures =
+            WatchFailures::new(K::plural(&()), namespace, &self.synced, &self.metrics, &self.outage);
         loop {
             match events.try_next().await {
                 Ok(Some(event)) => {
@@ -72,7 +77,9 @@ where
                     self.handle(event, &mut listed, &notify);
                 }
                 Ok(None) => return,
-                Err(error) => failures.failed(explain(&error), is_forbidden(&error)),
+                // The history since the last version is gone, as after a pause: the watcher lists anew.
+                Err(error) if is_expired(&error) => tracing::debug!("{} are listed anew", K::plural(&())),
+                Err(error) => failures.failed(explain(&error), is_forbidden(&error), is_unanswered(&error)),
             }
         }
     }
@@ -113,7 +120,7 @@ where
             }
             Ok(object) => {
                 if self.cache.clear_unreadable(&key) {
-                    tracing::info!(object = %key, "object can be parsed again");
+                    tracing::info!("{key} can be parsed again");
                 }
                 let (before, now) = self.cache.insert(object);
                 if before.as_ref().is_none_or(|before| before.resource_version() != now.resource_version()) {
@@ -123,7 +130,7 @@ where
             Err(invalid) => {
                 let why = without_value(&invalid.error);
                 if self.cache.mark_unreadable(&key, &why) {
-                    tracing::error!(object = %key, "object cannot be parsed; it is ignored until it is corrected: {why}");
+                    tracing::error!("{key} cannot be parsed, and is ignored until it is corrected: {why}");
                 }
                 self.evict(&key, notify);
             }
@@ -167,6 +174,24 @@ impl Backoff for WithoutReset {
     fn reset(&mut self) {}
 }
 
+fn is_expired(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchStartFailed(kube::Error::Api(status)) | watcher::Error::WatchError(status) => {
+            status.code == 410
+        }
+        _ => false,
+    }
+}
+
+fn is_unanswered(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(cause)
+        | watcher::Error::WatchStartFailed(cause)
+        | watcher::Error::WatchFailed(cause) => client::is_unanswered(cause),
+        _ => false,
+    }
+}
+
 fn is_forbidden(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -183,7 +208,7 @@ fn explain(error: &watcher::Error) -> String {
             "the API server does not serve this resource; check that its CRD is installed".to_owned()
         }
         watcher::Error::WatchError(status) => status.message.clone(),
-        other => crate::client::describe(other),
+        other => client::describe(other),
     }
 }
 

@@ -180,7 +180,10 @@ impl Queue {
                         // Without a catch, the phase of the object would stay `Running` for ever after a panic.
                         let next = job.await.unwrap_or_else(|_| {
                             let delay = REQUEUE_AFTER_PANIC;
-                            tracing::error!(object = %key, "the reconcile panicked; it is retried in {} s", delay.as_secs());
+                            tracing::error!(
+                                "the reconcile panicked, and is retried in {} s",
+                                delay.as_secs()
+                            );
                             Action::RequeueAfter(delay)
                         });
                         queue.finish(key, next);

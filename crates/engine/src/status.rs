@@ -17,7 +17,7 @@ use kube::{
 use serde::Serialize;
 use serde_json::json;
 
-use crate::apply::NamespacedKind;
+use crate::{apply::NamespacedKind, client};
 
 /// The result of a status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,8 +88,14 @@ impl Events {
             action: "Reconcile".to_owned(),
             secondary: None,
         };
-        if let Err(error) = self.recorder.publish(&event, about).await {
-            tracing::warn!(reason = event.reason, "event not written: {}", crate::client::describe(&error));
+        match self.recorder.publish(&event, about).await {
+            Ok(()) => {}
+            Err(error) if client::is_unanswered(&error) => {
+                tracing::debug!("the event {} is not written: {}", event.reason, client::describe(&error));
+            }
+            Err(error) => {
+                tracing::warn!("the event {} is not written: {}", event.reason, client::describe(&error));
+            }
         }
     }
 }

@@ -37,6 +37,7 @@ use coder_k8s_engine::{
     lease::{self, ElectionEnd, Heartbeat},
     logs,
     metrics::Metrics,
+    outage::Outage,
     queue::Action,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -119,13 +120,14 @@ pub(crate) async fn control(
     if let Some(election) = &election {
         election.validate()?;
     }
-    let (metrics, readiness) = (Metrics::new(), Readiness::default());
+    let (metrics, readiness, outage) = (Metrics::new(), Readiness::default(), Outage::default());
     let coder_metrics = CoderMetrics::new(&metrics);
     let fence = if election.is_some() { Fence::closed() } else { Fence::always_open() };
     let config = kube_config(&options).await?;
     let settings = |fence| ClientSettings {
         deadline: options.request_timeout,
         fence,
+        outage: outage.clone(),
         ..ClientSettings::new(metrics.clone())
     };
     let fenced = ClientSettings { faults: injected_faults(), ..settings(Some(fence.clone())) };
@@ -141,12 +143,13 @@ pub(crate) async fn control(
         external_clients(&options, coder_metrics.clone(), addresses, resolver),
         metrics.clone(),
         fence.clone(),
+        outage.clone(),
         &options,
     ));
 
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
     serve(&options, &ctx, coder_metrics, &readiness, logs, &serving, &mut tasks).await?;
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "coder-k8s starts");
+    tracing::info!("coder-k8s {} starts", env!("CARGO_PKG_VERSION"));
     let (crds, crd_watch) = Crds::watch(
         client.clone(),
         coder_k8s_api::fields(),
@@ -154,13 +157,14 @@ pub(crate) async fn control(
         INSTALL_CRDS,
         &readiness,
         metrics,
+        outage.clone(),
     );
     tasks.spawn(crd_watch);
     let watches = Watches { ctx: &ctx, readiness: &readiness, crds: &crds, tasks: &mut tasks };
     let synced = watches.start(&ctx.policy.scope);
 
     let release = CancellationToken::new();
-    let (mut elected, mut leads) = elect(election, lease_client, fence, &readiness, release.clone());
+    let (mut elected, mut leads) = elect(election, lease_client, fence, &readiness, outage, release.clone());
     let work = async {
         // Caches fill while another instance leads, so that a new leader starts with them.
         let may_reconcile = async {
@@ -203,10 +207,7 @@ pub(crate) async fn control(
         }
     };
     if !drained {
-        tracing::warn!(
-            "some reconciles were still running after --shutdown-timeout {:?}",
-            options.shutdown_timeout
-        );
+        tracing::warn!("some reconciles still ran after --shutdown-timeout {:?}", options.shutdown_timeout);
     }
     release.cancel();
     let released = tokio::time::timeout(LEASE_RELEASE_TIMEOUT, elected).await;
@@ -279,6 +280,7 @@ fn elect(
     client: Client,
     fence: Fence,
     readiness: &Readiness,
+    outage: Outage,
     release: CancellationToken,
 ) -> (JoinHandle<Option<ElectionEnd>>, watch::Receiver<bool>) {
     let (leading, leads) = watch::channel(election.is_none());
@@ -295,8 +297,9 @@ fn elect(
     readiness.check("lease", move || {
         if checked.alive(limit) { Ok(()) } else { Err("the lease loop has stopped".to_owned()) }
     });
-    let elected =
-        tokio::spawn(async move { Some(lease::run(client, election, fence, leading, beat, release).await) });
+    let elected = tokio::spawn(async move {
+        Some(lease::run(client, election, fence, leading, beat, outage, release).await)
+    });
     (elected, leads)
 }
 

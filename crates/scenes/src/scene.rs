@@ -1,5 +1,7 @@
 //! A namespace of one test, and what tests do and ask there.
 
+mod reading;
+
 use std::{
     collections::BTreeMap,
     fmt::Debug,
@@ -17,7 +19,7 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, Namespace, PodSpec};
 use k8s_openapi::api::{apps::v1::Deployment, events::v1::Event};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -29,6 +31,8 @@ use crate::{
     truth::TruthMonitor,
     writes,
 };
+
+pub use reading::Told;
 
 /// Kinds that tests look at: all in a namespace.
 pub trait Kind:
@@ -341,26 +345,6 @@ impl Scene {
             current && said.is_some_and(|c| c.status == status && reason.is_none_or(|r| r == c.reason))
         })
         .await
-    }
-
-    /// What `kubectl get` shows for an object: a list of columns, each a list of its name and value; with `wide`, what it
-    /// shows with `--output=wide`. The last column, which must be the age, is left out.
-    pub async fn row<K: Kind>(&self, name: &str, wide: bool) -> Value {
-        let path = K::url_path(&(), Some(&self.namespace));
-        let mut request = kube::core::Request::new(path).get(name, &GetParams::default()).unwrap();
-        let accept = "application/json;as=Table;v=v1;g=meta.k8s.io".parse().unwrap();
-        request.headers_mut().insert("accept", accept);
-        let table: Value = self.client.request(request).await.unwrap();
-        assert_eq!(table["rows"].as_array().map(Vec::len), Some(1), "{table}");
-        let definitions = table["columnDefinitions"].as_array().unwrap();
-        let cells = table["rows"][0]["cells"].as_array().unwrap();
-        assert_eq!(definitions.len(), cells.len(), "{table}");
-        let mut shown: Vec<_> =
-            definitions.iter().zip(cells).filter(|(column, _)| wide || column["priority"] == 0).collect();
-        let (last, age) = shown.pop().unwrap();
-        let is_age = age.as_str().is_some_and(|age| age.starts_with(|c: char| c.is_ascii_digit()));
-        assert!(last["name"] == "Age" && is_age, "{last}: {age}");
-        shown.iter().map(|(column, cell)| json!([column["name"], cell])).collect()
     }
 
     /// The pods' template of a control plane, once its present generation was observed.

@@ -268,7 +268,18 @@ impl Cluster {
 
     /// Kills the API server, starts it with the same address and data, and waits until it is ready.
     pub async fn restart_api_server(&self) -> Result<(), Error> {
-        start::restart_api_server(self).await
+        self.stop_api_server()?;
+        self.start_api_server().await
+    }
+
+    /// Kills the API server: connections are refused until [`Self::start_api_server`].
+    pub fn stop_api_server(&self) -> Result<(), Error> {
+        start::stop_api_server(self)
+    }
+
+    /// Starts an API server that was stopped, with the same address and data, and waits until it is ready.
+    pub async fn start_api_server(&self) -> Result<(), Error> {
+        start::start_api_server(self).await
     }
 
     /// Directory with the data, keys and logs of the cluster.

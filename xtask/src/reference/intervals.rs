@@ -230,6 +230,18 @@ topics! {
         CRD_READ_RETRY engine::CRD_READ_RETRY, "",
             "The next check of a CRD after one that failed.";
     }
+
+    "How often does the log tell of an API server that does not answer?"
+    "The first line comes with the first call that fails, and the last one when the server answers again." {
+        UNANSWERED_AFTER engine::UNANSWERED_AFTER, "",
+            "How long a call waited if it counts as not answered although its caller gave up.";
+        OUTAGE_LINE_DELAY engine::OUTAGE_LINE_DELAY, "",
+            "The second line. The delay doubles with each line.";
+        OUTAGE_LINE_DELAY_MAX engine::OUTAGE_LINE_DELAY_MAX, "",
+            "The longest delay between two lines.";
+        OUTAGE_SETTLE engine::OUTAGE_SETTLE, "",
+            "How long after an outage a watch that the API server refuses is not logged.";
+    }
 }
 
 /// The page as Markdown, without the mark of generated files.

@@ -64,7 +64,7 @@ fn a_failure_is_worked_on_and_a_conflict_waits_for_a_person() {
 #[test]
 fn what_a_pass_says_last_counts() {
     let mut conditions = Conditions::new(&[], Some(1), at(5));
-    conditions.set(kind::RECONCILING, false, Reason::Reconciled, "there is nothing left to do");
+    conditions.set(kind::RECONCILING, false, Reason::Reconciled, "nothing is left to do");
     conditions.set(kind::READY, true, Reason::RolledOut, "it runs");
     conditions.set(kind::RECONCILING, true, Reason::Redirected, "an edit is not known to be done");
     let all = conditions.into_vec();
@@ -117,6 +117,67 @@ fn a_new_object_on_its_way_is_no_news() {
     let well = pass(&[], &ActResult::default(), 1);
     let events = transitions(&well, &rolling(&well));
     assert!(events.len() == 1 && !events[0].warning);
+}
+
+/// `Ready` with this reason: True if it is that of a rollout that is complete.
+fn ready_with(reason: Reason) -> Vec<Condition> {
+    let mut conditions = Conditions::new(&[], Some(1), at(1));
+    conditions.set(kind::READY, reason == Reason::RolledOut, reason, "m");
+    conditions.into_vec()
+}
+
+#[test]
+fn ordinary_progress_is_no_warning_and_waiting_is_no_event() {
+    use Reason::{
+        AwaitingControlPlane, AwaitingEntitlements, Creating, Deleting, NotEntitled, Pending, Progressing,
+        Recording, Registering, RolledOut, Rotating, Updating,
+    };
+    // A whole life: what each step tells. None: nothing.
+    for life in [
+        &[
+            (AwaitingControlPlane, None),
+            (AwaitingEntitlements, None),
+            (Creating, Some(false)),
+            (Recording, None),
+            (Pending, None),
+            (Progressing, None),
+            (RolledOut, Some(false)),
+            (Rotating, Some(false)),
+            (Progressing, None),
+            (RolledOut, Some(false)),
+            (NotEntitled, Some(true)),
+            (Progressing, Some(false)),
+            (RolledOut, Some(false)),
+            (AwaitingControlPlane, Some(false)),
+            (Deleting, Some(false)),
+        ][..],
+        &[
+            (Registering, Some(false)),
+            (RolledOut, Some(false)),
+            (Updating, Some(false)),
+            (Deleting, Some(false)),
+        ],
+        &[(NotEntitled, Some(true)), (Pending, Some(false)), (RolledOut, Some(false))],
+    ] {
+        let mut before = Vec::new();
+        for (reason, expected) in life {
+            let after = ready_with(*reason);
+            let told: Vec<_> = transitions(&before, &after).into_iter().map(|event| event.warning).collect();
+            assert_eq!(told, Vec::from_iter(*expected), "{reason}");
+            assert_eq!(transitions(&after, &after), []);
+            before = after;
+        }
+    }
+}
+
+#[test]
+fn one_cause_in_two_conditions_is_told_once() {
+    let mut conditions = Conditions::new(&[], Some(1), at(1));
+    conditions.set(kind::READY, false, Reason::Unauthenticated, "the token is refused");
+    conditions.set(kind::OPERATOR_ACCESS_READY, false, Reason::Unauthenticated, "the token is refused");
+    conditions.set(kind::LICENSE_APPLIED, false, Reason::Unauthenticated, "another sentence");
+    let told = transitions(&[], &conditions.into_vec());
+    assert_eq!(told.len(), 2, "{told:?}");
 }
 
 #[test]

@@ -231,6 +231,7 @@ fn set_entitlements(
         status.entitlements_last_checked = Some(Time(whole_seconds(*checked)));
         status.entitlements.clone_from(details);
     }
+    status.license_summary = Some(summary(status));
     let Some(known) = &status.entitlements else {
         conditions.clear(kind::ENTITLEMENTS_HEALTHY);
         return;
@@ -247,6 +248,16 @@ fn set_entitlements(
         (true, Reason::Healthy, "coderd reports no warnings or errors".to_owned())
     };
     conditions.set(kind::ENTITLEMENTS_HEALTHY, state, reason, message);
+}
+
+/// Tier of the license and days until it expires, as a column of `kubectl get` shows them.
+fn summary(status: &CoderControlPlaneStatus) -> String {
+    let tier = status.license_tier.clone().unwrap_or_default();
+    match status.license.as_ref().and_then(|license| license.days_left) {
+        None => tier,
+        Some(days) if days < 0 => format!("{tier}, expired"),
+        Some(days) => format!("{tier}, {days}d"),
+    }
 }
 
 /// A condition of the status before this reconcile.

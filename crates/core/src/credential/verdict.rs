@@ -157,8 +157,8 @@ impl CredentialStanding<'_> {
             return Some(Verdict { ready: false, progress, reason: verdict.reason, message });
         }
         if !self.can_run {
-            let message =
-                "the control plane has not rolled out an image yet, and spec.image is not set".to_owned();
+            let message = "waiting for the control plane to roll out an image, because spec.image is not set"
+                .to_owned();
             let (progress, reason) = (Progress::Working, Reason::Pending);
             return Some(Verdict { ready: false, progress, reason, message });
         }
@@ -207,19 +207,30 @@ pub fn usable<'a>(
     name: &str,
     plane: Option<&'a CoderControlPlane>,
     deployment_id: Option<&String>,
-) -> Result<&'a CoderControlPlane, String> {
-    let plane = plane.ok_or_else(|| format!("CoderControlPlane {name} does not exist"))?;
+) -> Result<&'a CoderControlPlane, Blocker> {
+    let Some(plane) = plane else {
+        let message = format!(
+            "CoderControlPlane {name} does not exist: create it, or correct spec.controlPlaneRef.name"
+        );
+        return Err(Blocker::new(Reason::ControlPlaneUnavailable, message));
+    };
     match deployment_id {
         Some(_) => Ok(plane),
-        None => Err(format!("CoderControlPlane {name} has not answered yet")),
+        None => {
+            let message =
+                format!("waiting for coderd of CoderControlPlane {name} to answer for the first time");
+            Err(Blocker::new(Reason::AwaitingControlPlane, message))
+        }
     }
 }
 
 /// Reports whether the control plane can be used.
-pub fn set_control_plane_ready<T>(conditions: &mut Conditions<'_>, name: &str, usable: Result<T, String>) {
+pub fn set_control_plane_ready<T>(conditions: &mut Conditions<'_>, name: &str, usable: Result<T, Blocker>) {
     let (ready, reason, message) = match usable {
-        Ok(_) => (true, Reason::ControlPlaneAvailable, format!("{name} can be used")),
-        Err(message) => (false, Reason::ControlPlaneUnavailable, message),
+        Ok(_) => {
+            (true, Reason::ControlPlaneAvailable, format!("coderd of CoderControlPlane {name} has answered"))
+        }
+        Err(Blocker { reason, message, .. }) => (false, reason, message),
     };
     conditions.set(kind::CONTROL_PLANE_READY, ready, reason, message);
 }

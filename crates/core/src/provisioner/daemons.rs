@@ -140,8 +140,12 @@ impl<'a> Facts<'a> {
         let is = |status, reason, message: &str| Some(Finding::new(status, reason, message));
         if self.ready == 0 {
             return match self.desired {
-                0 => is(ConditionStatus::True, Reason::ScaledToZero, "no pods are asked for"),
-                _ => is(ConditionStatus::False, Reason::NoPodsReady, "no pod is ready"),
+                0 => is(ConditionStatus::True, Reason::ScaledToZero, "the spec asks for no pods"),
+                _ => is(
+                    ConditionStatus::False,
+                    Reason::NoPodsReady,
+                    "waiting for a ready pod (condition DeploymentReady)",
+                ),
             };
         }
         let outdated = self.listing.filter(|listing| listing.outdated);
@@ -232,8 +236,9 @@ impl<'a> Facts<'a> {
             let other = self.listing?.daemons.iter().find(|daemon| daemon.name == *name)?;
             (!self.keys.contains(&other.key)).then_some(name)
         })?;
-        let message =
-            format!("a daemon with another key is called {name}: names are unique in an organization");
+        let message = format!(
+            "a daemon with another key is called {name}, and names are unique in an organization: rename one of them"
+        );
         Some(Finding::failing(Reason::DuplicateName, message))
     }
 
@@ -246,8 +251,9 @@ impl<'a> Facts<'a> {
             return None;
         }
         let names = some_of(restart.iter().map(|pod| &*pod.name));
-        let message =
-            format!("daemons that coderd refused for want of a license never try again: {names} start anew");
+        let message = format!(
+            "daemons that coderd refused for want of a license never try again, so the operator restarts {names}"
+        );
         Some(Finding { restart, ..Finding::failing(Reason::StoppedTrying, message) })
     }
 
@@ -316,7 +322,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-const CONNECTING: &str = "the pods are ready, and not every daemon is connected yet";
+const CONNECTING: &str = "waiting for the daemons of ready pods to connect";
 
 impl Finding {
     fn new(status: ConditionStatus, reason: Reason, message: impl Into<String>) -> Self {

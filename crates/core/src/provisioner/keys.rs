@@ -214,7 +214,7 @@ impl CredentialKind for Keys {
     }
 
     fn gone(scope: &KeyScope) -> Blocker {
-        Blocker::new(Reason::Unreachable, format!("nothing is left to ask {} with", scope.target.url))
+        Blocker::new(Reason::Unreachable, format!("no credentials are left for {}", scope.target.url))
     }
 
     fn marks(key: &KeyRef) -> KeyMarks {

@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use super::{
     Observed, Plan,
     daemons::DaemonHealth,
-    keys::{CONDITIONS, Decision, NextStep},
+    keys::{CONDITIONS, Decision, NextStep, tags},
     license_gate,
 };
 use crate::{
@@ -60,6 +60,7 @@ pub fn status(
     if let NextStep::Record(record) = &key.next {
         record.write(&mut next);
     }
+    show_tags(object, &mut next);
     let rollout = Rollout::of(outcome.deployment.as_deref());
     let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
     if object::is_deleting(object) {
@@ -96,6 +97,17 @@ pub fn status(
     CoderProvisionerStatus { workload, ..next }
 }
 
+/// Shows the tags of the key in use. While that is the key of an earlier spec, they stay as they were shown.
+fn show_tags(object: &CoderProvisioner, next: &mut CoderProvisionerStatus) {
+    match &next.tags_hash {
+        Some(hash) if *hash == tags::hash(&object.spec.tags) => {
+            next.tags = Some(tags::shown(&object.spec.tags))
+        }
+        Some(_) => {}
+        None => next.tags = None,
+    }
+}
+
 /// The status of an object that is not to be touched: as it was, and why nothing moves.
 /// `lost` is what it was granted in other namespaces and no longer has, and `grant_blockers` what could not be withdrawn.
 pub fn paused(
@@ -116,7 +128,7 @@ pub fn paused(
 }
 
 /// The control plane, if daemons can join it.
-pub fn control_plane(observed: &Observed) -> Result<&CoderControlPlane, String> {
+pub fn control_plane(observed: &Observed) -> Result<&CoderControlPlane, Blocker> {
     let name = observed.object.spec.control_plane_ref.name.as_str();
     credential::usable(name, observed.control_plane.as_deref(), observed.deployment_id.as_ref())
 }
@@ -130,8 +142,9 @@ fn set_deployment_ready(conditions: &mut Conditions<'_>, rollout: &Rollout, pod_
 }
 
 fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
-    let bootstrap = (Reason::BootstrapSecretAvailable, "the Secret holds a token");
-    let operator = (Reason::OperatorAccessReady, "the control plane's token is used");
+    let bootstrap =
+        (Reason::BootstrapSecretAvailable, "the Secret of bootstrap.credentialsSecretRef holds a token");
+    let operator = (Reason::OperatorAccessReady, "the pool uses the operator token of its control plane");
     let (type_, other, ready) = if observed.object.spec.bootstrap.is_some() {
         (kind::BOOTSTRAP_SECRET_READY, kind::OPERATOR_ACCESS_READY, bootstrap)
     } else {

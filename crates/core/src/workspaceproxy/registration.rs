@@ -229,7 +229,7 @@ impl CredentialKind for Registrations {
     }
 
     fn gone(_: &CoderdTarget) -> Blocker {
-        let message = "another deployment answers than the one that is recorded";
+        let message = "another deployment answers than the one that holds the registration: let the address lead there again";
         Blocker::new(Reason::ControlPlaneUnavailable, message)
     }
 

@@ -17,7 +17,7 @@ use crate::{
     credential::{self, CredentialProgress, CredentialStanding, CredentialVerdict},
     exposure::Exposure,
     object,
-    outcome::ActResult,
+    outcome::{ActResult, Blocker},
     rollout::Rollout,
     workload,
 };
@@ -84,12 +84,12 @@ pub fn status(
     let (reason, message) = if outcome.service {
         (Reason::ServiceWritten, "the Service is written")
     } else {
-        (Reason::Pending, "the Service is not written yet")
+        (Reason::Pending, "waiting for the Service to be written")
     };
     conditions.set(kind::SERVICE_READY, outcome.service, reason, message);
     workload::set_deployment_ready(&mut conditions, &rollout, outcome.pod_message.as_deref());
     outcome.exposure.set_conditions(object.spec.expose.as_ref(), &mut conditions);
-    say_health(&mut conditions, &mut next, observed, health, now);
+    say_health(&mut conditions, &mut next, observed, health, rollout.ready > 0, now);
     conditions.clear(kind::PAUSED);
     if let Ok(found) = &observed.sources {
         next.access_url = addresses(object).settled(&object.spec.pod, found).shown;
@@ -119,7 +119,7 @@ fn set_control_plane_ready(conditions: &mut Conditions<'_>, observed: &Observed)
 pub fn control_plane<'a>(
     name: &str,
     plane: Option<&'a CoderControlPlane>,
-) -> Result<&'a CoderControlPlane, String> {
+) -> Result<&'a CoderControlPlane, Blocker> {
     let deployment_id = plane.and_then(|plane| plane.status.as_ref()?.deployment_id.as_ref());
     credential::usable(name, plane, deployment_id)
 }
@@ -128,7 +128,7 @@ fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
     match &observed.credentials {
         None => conditions.clear(kind::CREDENTIALS_READY),
         Some(found) => {
-            let ready = (Reason::CredentialsAvailable, "there is a token to register the proxy with");
+            let ready = (Reason::CredentialsAvailable, "the operator has a token to register the proxy with");
             credential::set_credentials_ready(conditions, kind::CREDENTIALS_READY, found, ready);
         }
     }
@@ -169,6 +169,7 @@ fn say_health(
     next: &mut CoderWorkspaceProxyStatus,
     observed: &Observed,
     health: Option<&Health>,
+    any_pod_ready: bool,
     now: Timestamp,
 ) {
     if observed.gate.is_none() {
@@ -176,29 +177,51 @@ fn say_health(
         (next.health, next.health_last_checked, next.version) = (None, None, None);
         return;
     }
-    let Some(Health { status, version }) = health else { return };
+    let Some(Health { status, version }) = health else {
+        // Pods that became ready, or no longer are, change what a proxy that never reported waits for.
+        if next.health.as_deref() == Some(UNREGISTERED) {
+            let (reason, message) = unreported(any_pod_ready);
+            let is_said = conditions.said(kind::HEALTHY).is_some_and(|said| Reason::of(said) == Some(reason));
+            if !is_said {
+                conditions.set(kind::HEALTHY, false, reason, message);
+            }
+        }
+        return;
+    };
     let known = (next.health.as_ref(), next.version.as_ref());
     if known != (Some(status), version.as_ref()) {
         next.health_last_checked = Some(Time(whole_seconds(now)));
     }
     next.health = Some(status.clone());
     next.version.clone_from(version);
-    let (state, reason, message) = match status.as_str() {
-        "ok" => (ConditionStatus::True, Reason::Healthy, "coderd reaches the proxy"),
-        "unregistered" => {
-            let message = "no pod of the proxy has registered with coderd yet";
-            (ConditionStatus::False, Reason::Unregistered, message)
-        }
+    let (state, (reason, message)) = match status.as_str() {
+        "ok" => (ConditionStatus::True, (Reason::Healthy, "coderd reaches the proxy")),
+        UNREGISTERED => (ConditionStatus::False, unreported(any_pod_ready)),
         "unreachable" => {
-            let message = "coderd does not reach the proxy at its access URL";
-            (ConditionStatus::False, Reason::Unreachable, message)
+            let message = "coderd does not reach the proxy at status.accessURL: check DNS, network policies and \
+                           certificates on the way";
+            (ConditionStatus::False, (Reason::Unreachable, message))
         }
         "unhealthy" => {
             let message =
-                "the proxy tells coderd of errors; coderd's dashboard and the log of the pods show them";
-            (ConditionStatus::False, Reason::Unhealthy, message)
+                "the proxy reports errors to coderd: see the dashboard of coderd and the logs of the pods";
+            (ConditionStatus::False, (Reason::Unhealthy, message))
         }
-        _ => (ConditionStatus::Unknown, Reason::Unknown, "coderd has not looked at the proxy yet"),
+        _ => (ConditionStatus::Unknown, (Reason::Unknown, "waiting for coderd to check the proxy")),
     };
     conditions.set(kind::HEALTHY, state, reason, message);
+}
+
+/// What coderd calls a registration whose proxy has never run: no pod has told it its address and version.
+const UNREGISTERED: &str = "unregistered";
+
+/// What a proxy that never reported to coderd waits for.
+fn unreported(any_pod_ready: bool) -> (Reason, &'static str) {
+    if any_pod_ready {
+        let message = "waiting for the pods to report to coderd, which has not heard from them yet; their logs say why if \
+                       it stays";
+        (Reason::NotReported, message)
+    } else {
+        (Reason::NoPodsReady, "waiting for a ready pod, which reports to coderd (condition DeploymentReady)")
+    }
 }

@@ -24,8 +24,13 @@ use kube::client::Body;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
 
-use super::{Call, ClientSettings, EXIT_CODE, Fault, Interrupted};
-use crate::{fence::Fence, intervals::FENCE_CHECK_PERIOD, metrics::Metrics};
+use super::{Call, ClientSettings, EXIT_CODE, Fault, Interrupted, describe, is_gateway_error};
+use crate::{
+    fence::Fence,
+    intervals::{FENCE_CHECK_PERIOD, UNANSWERED_AFTER},
+    metrics::Metrics,
+    outage::Outage,
+};
 
 /// The layer, for a [`kube::client::ClientBuilder`].
 #[derive(Clone)]
@@ -85,10 +90,11 @@ where
         let rules = self.rules.clone();
         let record = CallRecord {
             metrics: rules.settings.metrics.clone(),
+            outage: rules.settings.outage.clone(),
             call: Call::of(&request),
             started: Instant::now(),
             deadline: rules.settings.deadline,
-            code: "canceled".into(),
+            code: CANCELED.into(),
         };
         if !record.call.as_meant {
             return Box::pin(ready(record.finish(Err(Interrupted::InvalidName.into()))));
@@ -187,9 +193,13 @@ async fn while_open<T>(
     }
 }
 
-/// Measures one call and counts it when dropped, so that a call whose caller gives up is counted as `canceled`.
+/// The code of a call whose caller gave up.
+const CANCELED: &str = "canceled";
+
+/// Measures one call and counts it when dropped, so that a call whose caller gives up is counted as [`CANCELED`].
 struct CallRecord {
     metrics: Arc<Metrics>,
+    outage: Outage,
     call: Call,
     started: Instant,
     deadline: Duration,
@@ -203,11 +213,28 @@ impl CallRecord {
         mut self,
         result: Result<Response<AnyBody<B>>, BoxError>,
     ) -> Result<GuardedResponse<B>, BoxError> {
+        self.tell(&result);
         let response = result.inspect_err(|error| self.fail(error))?;
         self.code = response.status().as_str().to_owned().into();
         let limit = (!self.call.streams)
             .then(|| Limit { at: Box::pin(sleep_until(self.started + self.deadline)), record: self });
         Ok(response.map(|body| GuardedBody { inner: Box::pin(body), limit }))
+    }
+
+    /// Tells whether the server answered. A call that was not sent says nothing about it.
+    fn tell<B>(&self, result: &Result<Response<AnyBody<B>>, BoxError>) {
+        match result {
+            Ok(response) if is_gateway_error(response.status().as_u16()) => {
+                self.outage.unanswered(self.started, || format!("the answer is {}", response.status()));
+            }
+            Ok(_) => self.outage.answered(),
+            Err(error) => match error.downcast_ref() {
+                None | Some(Interrupted::Timeout(_)) => {
+                    self.outage.unanswered(self.started, || describe(error.as_ref()));
+                }
+                Some(_) => {}
+            },
+        }
     }
 
     /// Makes the failure the result of the call.
@@ -225,6 +252,9 @@ impl CallRecord {
 impl Drop for CallRecord {
     fn drop(&mut self) {
         let took = self.started.elapsed();
+        if self.code == CANCELED && took >= UNANSWERED_AFTER {
+            self.outage.unanswered(self.started, || format!("no response within {} s", took.as_secs()));
+        }
         let Call { verb, resource, path, .. } = &self.call;
         self.metrics.api_call(verb, resource, &self.code, took);
         let ms = took.as_millis();

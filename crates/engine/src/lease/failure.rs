@@ -1,10 +1,11 @@
 //! Failures of attempts to read or write the Lease: their description, and a log that does not repeat itself. Attempts
-//! fail several times a second while the API server is down; one line for each would bury everything else.
+//! fail several times a second while the API server is down; one line for each would bury everything else. That it is down
+//! is told by [`Outage`], for all who call it.
 
 use std::time::Duration;
 
 use super::LeaseSettings;
-use crate::client;
+use crate::{client, outage::Outage};
 
 /// Why one attempt failed.
 #[derive(Debug)]
@@ -57,6 +58,7 @@ impl AttemptError {
 /// Logs a failure when its text changes, and the first success after it.
 pub(super) struct FailureLog {
     settings: LeaseSettings,
+    outage: Outage,
     /// The last failure since the last success, conflicts included.
     last: Option<String>,
     /// The last failure that was logged as a warning.
@@ -64,30 +66,35 @@ pub(super) struct FailureLog {
 }
 
 impl FailureLog {
-    pub(super) fn new(settings: &LeaseSettings) -> Self {
-        Self { settings: settings.clone(), last: None, logged: None }
+    pub(super) fn new(settings: &LeaseSettings, outage: Outage) -> Self {
+        Self { settings: settings.clone(), outage, last: None, logged: None }
     }
 
     pub(super) fn following(&mut self, error: &AttemptError) {
-        self.log(error, || "cannot compete for the lease".into());
+        let name = self.settings.name.clone();
+        self.log(error, || format!("cannot compete for the lease {name}"));
     }
 
     pub(super) fn leading(&mut self, error: &AttemptError, since: Duration) {
         let (since, deadline) = (since.as_secs(), self.settings.renew_deadline.as_secs());
-        self.log(error, || format!("lease not renewed for {since} s of {deadline} s"));
+        let name = self.settings.name.clone();
+        self.log(error, || format!("the lease {name} is not renewed for {since} s of {deadline} s"));
     }
 
     pub(super) fn releasing(&mut self, error: &AttemptError) {
         let wait = self.settings.lease_duration.as_secs();
         self.logged = None;
-        self.log(error, || format!("lease not released, a successor waits for up to {wait} s"));
+        let name = self.settings.name.clone();
+        self.log(error, || {
+            format!("the lease {name} is not released, and a successor waits for up to {wait} s")
+        });
     }
 
     /// Records a success.
     pub(super) fn reset(&mut self) {
         self.last = None;
         if self.logged.take().is_some() {
-            tracing::info!(lease = self.settings.name, "the lease can be read and written again");
+            tracing::info!("the lease {} can be read and written again", self.settings.name);
         }
     }
 
@@ -99,9 +106,11 @@ impl FailureLog {
     fn log(&mut self, error: &AttemptError, consequence: impl FnOnce() -> String) {
         let text = error.describe(&self.settings.namespace);
         if error.is_conflict() {
-            tracing::debug!(lease = self.settings.name, "another client wrote the lease first");
+            tracing::debug!("another client wrote the lease {} first", self.settings.name);
+        } else if self.outage.is_recent() {
+            tracing::debug!("{}: {text}", consequence());
         } else if self.logged.as_ref() != Some(&text) {
-            tracing::warn!(lease = self.settings.name, "{}: {text}", consequence());
+            tracing::warn!("{}: {text}", consequence());
             self.logged = Some(text.clone());
         }
         self.last = Some(text);
@@ -144,13 +153,14 @@ mod tests {
     fn a_failure_is_logged_when_it_changes() {
         let (subscriber, _, captured) = crate::logs::tests::subscriber(false, "info");
         tracing::subscriber::with_default(subscriber, || {
-            let mut failures = FailureLog::new(&LeaseSettings::new("ns", "op", "me"));
+            let outage = Outage::default();
+            let mut failures = FailureLog::new(&LeaseSettings::new("ns", "op", "me"), outage.clone());
             let logged = || captured.take();
             failures.leading(&refused("update", 500, "etcd is down"), Duration::from_secs(4));
             let line = logged();
             assert!(
                 line.contains(
-                    "WARN lease not renewed for 4 s of 10 s: cannot update the lease: etcd is down (500)"
+                    "WARN the lease op is not renewed for 4 s of 10 s: cannot update the lease: etcd is down (500)"
                 ),
                 "{line}"
             );
@@ -159,10 +169,22 @@ mod tests {
             failures.leading(&refused("update", 500, "etcd is down"), Duration::from_secs(7));
             assert_eq!(logged(), "");
             failures.leading(&AttemptError::Timeout, Duration::from_secs(8));
-            assert!(logged().contains("lease not renewed for 8 s of 10 s: no response from the API server"));
+            assert!(
+                logged()
+                    .contains("the lease op is not renewed for 8 s of 10 s: no response from the API server")
+            );
             assert_eq!(failures.last(), "no response from the API server");
             failures.reset();
-            assert!(logged().contains("INFO the lease can be read and written again"));
+            assert!(logged().contains("INFO the lease op can be read and written again"));
+            failures.reset();
+            assert_eq!(logged(), "");
+
+            // An outage has its own line; the lease loop adds none.
+            outage.unanswered(tokio::time::Instant::now(), || "connection refused".into());
+            logged();
+            failures.leading(&AttemptError::Timeout, Duration::from_secs(2));
+            failures.following(&refused("get", 503, "not there"));
+            failures.following(&refused("get", 403, "the rules are not known yet"));
             failures.reset();
             assert_eq!(logged(), "");
         });

@@ -139,6 +139,7 @@ impl Candidate {
             fence.clone(),
             sender,
             heartbeat.clone(),
+            Outage::default(),
             stop.clone(),
         ));
         Self { link, fence, leading, heartbeat, stop, task }

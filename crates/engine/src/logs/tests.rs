@@ -106,6 +106,12 @@ fn a_human_line() {
         let line = captured.take();
         assert!(line.contains(" INFO created the service attempt=3\n"), "{line:?}");
         assert!(line.starts_with("20") && !line.contains('\u{1b}'), "{line:?}");
+        let span =
+            tracing::info_span!(target: "coder_k8s", "reconcile", object = %"CoderProvisioner team/pool");
+        span.in_scope(|| tracing::info!(target: "coder_k8s", reason = %"RolledOut", "2 of 2 pods are ready"));
+        let line = captured.take();
+        let sentence = " INFO CoderProvisioner team/pool: 2 of 2 pods are ready reason=RolledOut\n";
+        assert!(line.ends_with(sentence), "{line:?}");
     });
 }
 

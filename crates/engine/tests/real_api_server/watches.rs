@@ -18,6 +18,7 @@ use coder_k8s_engine::{
     metadata_watch::{MetadataEvent, MetadataWatch},
     metrics::Metrics,
     object_watch::{ObjectEvent, ObjectWatch},
+    outage::Outage,
 };
 use coder_k8s_testbed::{Memory, Shared, eventually, memory::Kinds, shared_with};
 use futures::stream;
@@ -50,8 +51,15 @@ async fn an_optional_api_that_comes_and_goes_is_noticed_without_polling() {
     let readiness = Readiness::default();
     let client = client_of(shared, "crd-watch");
     let optional = [(ROUTES, "v1")];
-    let (mut found, tracking) =
-        Crds::watch(client, coder_k8s_api::fields(), &optional, "install", &readiness, Metrics::new());
+    let (mut found, tracking) = Crds::watch(
+        client,
+        coder_k8s_api::fields(),
+        &optional,
+        "install",
+        &readiness,
+        Metrics::new(),
+        Outage::default(),
+    );
     let tracking = tokio::spawn(tracking);
     found.ready("codercontrolplanes.coder.com").await;
     eventually(TIMEOUT, || async { if readiness.is_ready() { Ok(()) } else { Err("not ready") } })
@@ -112,7 +120,7 @@ async fn a_metadata_watch_reports_every_change_and_lists_one_object() {
     let synced = readiness.ready_check("watch secrets");
     let api = Api::namespaced(client_of(shared, "metadata-watch"), namespace.name());
     let metadata_watch: MetadataWatch<Secret> =
-        MetadataWatch { api, synced: synced.clone(), metrics: Metrics::new() };
+        MetadataWatch { api, synced: synced.clone(), metrics: Metrics::new(), outage: Outage::default() };
     let events = Arc::new(Mutex::new(Vec::new()));
     let recorded = events.clone();
     let running = tokio::spawn(async move {
@@ -172,8 +180,12 @@ async fn a_watch_that_expired_starts_over_and_reports_a_gap() {
     });
     let readiness = Readiness::default();
     let api = Api::all(Client::new(service, "default"));
-    let metadata_watch: MetadataWatch<Secret> =
-        MetadataWatch { api, synced: readiness.ready_check("watch secrets"), metrics: Metrics::new() };
+    let metadata_watch: MetadataWatch<Secret> = MetadataWatch {
+        api,
+        synced: readiness.ready_check("watch secrets"),
+        metrics: Metrics::new(),
+        outage: Outage::default(),
+    };
     let gaps = Arc::new(AtomicUsize::new(0));
     let counted = gaps.clone();
     let running = tokio::spawn(async move {
@@ -215,6 +227,7 @@ async fn an_object_watch_whose_history_expired_lists_again_and_loses_nothing() {
         cache: cache.clone(),
         synced: readiness.ready_check("watch secrets"),
         metrics: metrics.clone(),
+        outage: Outage::default(),
     };
     let events = Arc::new(Mutex::new(Vec::new()));
     let recorded = events.clone();

@@ -431,7 +431,7 @@ impl<K: Managed> Reconciler<K> {
         self.observed.tried.insert(id.to_owned());
         let Ok(client) = self.client(K::target(scope)).await else { return Err(self.outdated()) };
         match K::delete(&client, scope, name, id).await {
-            Ok(()) => tracing::info!(name, "deleted a {}", K::NOUN),
+            Ok(()) => tracing::info!("deleted {} {name} in coderd", K::NOUN),
             Err(error) if error.is_not_found() => {}
             Err(error) => {
                 let blocker = self.failed(&error);

@@ -3,7 +3,7 @@
 //!
 //! Secrets are read live, and a token is returned only to be attached to an identified server. Nothing here calls coderd.
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, condition::kind};
 use coder_k8s_core::{
     outcome::Blocker,
     target::{Credentials, CredentialsKind, SecretDataRef},
@@ -34,22 +34,54 @@ pub(crate) fn of_pool(
 pub(crate) fn operator_token(name: &str, plane: Option<&CoderControlPlane>) -> Result<Credentials, Blocker> {
     let status = plane.and_then(|plane| plane.status.as_ref());
     if status.is_none_or(|status| status.operator_access_ready != Some(true)) {
-        let message = format!("waiting for status.operatorAccessReady=true on CoderControlPlane {name}");
-        return Err(Blocker::new(Reason::OperatorAccessNotReady, message));
+        return Err(no_access(name, plane));
     }
     match status.and_then(|status| status.operator_token_secret_ref.as_ref()) {
         None => {
-            let message = format!("status.operatorTokenSecretRef of CoderControlPlane {name} is not set");
+            let message = format!(
+                "status.operatorTokenSecretRef of CoderControlPlane {name} is not set; see its condition OperatorAccessReady"
+            );
             Err(Blocker::new(Reason::OperatorTokenSecretRefMissing, message))
         }
         Some(reference) if reference.name.trim().is_empty() => {
-            let message =
-                format!("status.operatorTokenSecretRef of CoderControlPlane {name} has an empty name");
+            let message = format!(
+                "status.operatorTokenSecretRef of CoderControlPlane {name} has an empty name; see its condition \
+                 OperatorAccessReady"
+            );
             Err(Blocker::new(Reason::OperatorTokenSecretRefInvalid, message))
         }
         Some(reference) => {
             let secret = Some(SecretDataRef::of(reference, DEFAULT_TOKEN_KEY));
             Ok(Credentials { kind: CredentialsKind::Operator, secret })
+        }
+    }
+}
+
+/// The blocker for a control plane without operator access. One that is about to get it is waited for; why another one has
+/// none is told by its own condition.
+fn no_access(name: &str, plane: Option<&CoderControlPlane>) -> Blocker {
+    let conditions =
+        plane.iter().filter_map(|plane| plane.status.as_ref()).flat_map(|status| &status.workload.conditions);
+    let said = conditions.into_iter().find(|condition| condition.type_ == kind::OPERATOR_ACCESS_READY);
+    let reason = said.and_then(Reason::of);
+    match (plane, reason) {
+        (Some(_), None | Some(Reason::Pending)) => {
+            let message = format!(
+                "waiting for operator access of CoderControlPlane {name} (status.operatorAccessReady)"
+            );
+            Blocker::new(Reason::AwaitingControlPlane, message)
+        }
+        (None, _) => {
+            let message =
+                format!("CoderControlPlane {name} does not exist, so there is no status.operatorAccessReady");
+            Blocker::new(Reason::OperatorAccessNotReady, message)
+        }
+        (Some(_), Some(reason)) => {
+            let message = format!(
+                "CoderControlPlane {name} has no operator access (status.operatorAccessReady): {reason}; see its condition \
+                 OperatorAccessReady"
+            );
+            Blocker::new(Reason::OperatorAccessNotReady, message)
         }
     }
 }
@@ -82,8 +114,10 @@ pub(crate) async fn check(
 
 /// The blocker for a token that is not in its Secret.
 pub(crate) fn missing(reason: Reason, secret: &SecretDataRef) -> Blocker {
-    let message =
-        format!("Secret {} does not exist, or its key {} is missing or empty", secret.name, secret.key);
+    let message = format!(
+        "Secret {} does not exist, or its key {} is missing or empty: create it",
+        secret.name, secret.key
+    );
     Blocker::new(reason, message)
 }
 
@@ -107,9 +141,16 @@ mod tests {
 
     #[test]
     fn what_is_missing_of_the_control_planes_token_has_a_reason() {
+        let said = |reason: &str| {
+            json!({"conditions": [{"type": "OperatorAccessReady", "status": "False", "reason": reason, "message": "",
+                "lastTransitionTime": "2026-11-01T00:00:00Z"}]})
+        };
         for (status, reason) in [
-            (json!({}), Reason::OperatorAccessNotReady),
-            (json!({"operatorAccessReady": false}), Reason::OperatorAccessNotReady),
+            (json!({}), Reason::AwaitingControlPlane),
+            (json!({"operatorAccessReady": false}), Reason::AwaitingControlPlane),
+            (said("Pending"), Reason::AwaitingControlPlane),
+            (said("Unauthenticated"), Reason::OperatorAccessNotReady),
+            (said("Disabled"), Reason::OperatorAccessNotReady),
             (json!({"operatorAccessReady": true}), Reason::OperatorTokenSecretRefMissing),
             (
                 json!({"operatorAccessReady": true, "operatorTokenSecretRef": {"name": " "}}),
@@ -120,7 +161,8 @@ mod tests {
             assert_eq!(blocker.reason, reason);
         }
         let blocker = of_pool(&pool(&json!({})), None).unwrap_err();
-        assert!(blocker.message.contains("status.operatorAccessReady=true"));
+        assert_eq!(blocker.reason, Reason::OperatorAccessNotReady);
+        assert!(blocker.message.contains("CoderControlPlane coder does not exist"));
     }
 
     #[test]

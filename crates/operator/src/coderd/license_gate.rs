@@ -96,8 +96,7 @@ pub(crate) async fn of_plane(
     ctx: &Context,
 ) -> LicenseGate {
     let Some(plane) = plane else {
-        let why = "the control plane of controlPlaneRef does not exist".to_owned();
-        return license_gate::answered(feature, &EntitlementAnswer::Failed(why));
+        return LicenseGate::awaited("waiting for the control plane of spec.controlPlaneRef to be created");
     };
     let (namespace, name) = (plane.namespace().unwrap_or_default(), plane.name_any());
     let key = ObjectKey::of("CoderControlPlane", plane);
@@ -112,7 +111,7 @@ pub(crate) async fn of_plane(
     if !is_serving && plane.spec.operator_access.api_url.is_none() {
         let message =
             format!("waiting for a ready pod of CoderControlPlane {name}, to ask what its license covers");
-        return LicenseGate::unknown(message);
+        return LicenseGate::awaited(message);
     }
     // The control plane has just asked, and asks again: that is answer enough for all of its dependents.
     if let Some(failure) = failure {

@@ -17,7 +17,7 @@ use coder_k8s_core::{
     cleanup::Cleanup,
     condition::transitions,
     object,
-    outcome::{ActResult, Retry},
+    outcome::{ActResult, EventNote, Retry},
     workspace_access::GrantPolicy,
 };
 use coder_k8s_engine::{
@@ -27,6 +27,7 @@ use coder_k8s_engine::{
     client,
     fence::Fence,
     metrics::{Metrics, ReconcileOutcome},
+    outage::Outage,
     queue::{Action, Queue},
     status::{self, Events, StatusWrite},
 };
@@ -110,6 +111,8 @@ pub(crate) struct Context {
     pub(crate) metrics: Arc<Metrics>,
     /// Open while this process leads. The client refuses writes while it is closed.
     pub(crate) fence: Fence,
+    /// Whether the API server is away, as the client finds it.
+    pub(crate) outage: Outage,
     pub(crate) external: ExternalClients,
     pub(crate) policy: Policy,
 
@@ -145,6 +148,7 @@ impl Context {
         external: ExternalClients,
         metrics: Arc<Metrics>,
         fence: Fence,
+        outage: Outage,
         options: &Options,
     ) -> Self {
         let intervals =
@@ -153,6 +157,7 @@ impl Context {
             applier: Applier::new(client.clone()),
             events: Events::new(client.clone(), instance),
             fence,
+            outage,
             external,
             policy: Policy::new(options),
             caches: Caches::default(),
@@ -387,7 +392,7 @@ impl Context {
             self.remember_status(key, next, object.meta().resource_version.clone());
             let before = object.status().map_or(&[][..], K::conditions);
             for note in transitions(before, K::conditions(next)) {
-                tracing::info!(reason = %note.reason, "{}", note.message);
+                note_logged(&note);
                 self.events.publish(&object.object_ref(&()), &note).await;
             }
         }
@@ -408,13 +413,32 @@ impl Context {
         };
         let delay = self.failures.failed(key, retry);
         match done.failures.first().filter(|_| outcome == ReconcileOutcome::Failed) {
-            Some(first) if first.retry == Retry::Soon => {
+            // A conflict passes by itself, and an API server that is away has its own line.
+            Some(first) if first.retry == Retry::Soon || self.is_outage(first.reason) => {
                 tracing::debug!(reason = %first.reason, ?delay, "{}", first.message);
             }
-            Some(first) => tracing::warn!(reason = %first.reason, ?delay, "{}", first.message),
+            Some(first) => {
+                let seconds = delay.as_secs_f64();
+                tracing::warn!(reason = %first.reason, "{}; the next attempt is in {seconds:.1} s", first.message);
+            }
             None => {}
         }
         Action::RequeueAfter(delay)
+    }
+
+    /// Whether a failure with this reason is that of an API server that is away, or has just come back.
+    fn is_outage(&self, reason: Reason) -> bool {
+        let may_be = [Reason::Timeout, Reason::Forbidden, Reason::ApiServerError].contains(&reason);
+        reason == Reason::ApiServerUnreachable || (may_be && self.outage.is_recent())
+    }
+}
+
+/// Logs what is published as an event.
+fn note_logged(note: &EventNote) {
+    if note.warning {
+        tracing::warn!(reason = %note.reason, "{}", note.message);
+    } else {
+        tracing::info!(reason = %note.reason, "{}", note.message);
     }
 }
 

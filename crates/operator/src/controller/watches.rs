@@ -195,6 +195,7 @@ impl Watches<'_> {
             cache,
             synced: check.clone(),
             metrics: self.ctx.metrics.clone(),
+            outage: self.ctx.outage.clone(),
         };
         let (ctx, mut crds) = (self.ctx.clone(), self.crds.clone());
         self.tasks.spawn(async move {
@@ -253,7 +254,12 @@ impl Watches<'_> {
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     {
         let synced = self.readiness.ready_check(check_name(&K::plural(&()), namespace));
-        let metadata_watch = MetadataWatch { api, synced: synced.clone(), metrics: self.ctx.metrics.clone() };
+        let metadata_watch = MetadataWatch {
+            api,
+            synced: synced.clone(),
+            metrics: self.ctx.metrics.clone(),
+            outage: self.ctx.outage.clone(),
+        };
         let ctx = self.ctx.clone();
         self.tasks.spawn(async move {
             metadata_watch

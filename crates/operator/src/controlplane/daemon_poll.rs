@@ -259,7 +259,7 @@ async fn identify(
     let deployment = ctx.caches.deployments.get(&key.namespace, &key.name);
     if Rollout::of(deployment.as_deref()).ready == 0 {
         let message = format!("waiting for a ready pod of CoderControlPlane {}", key.name);
-        return Err(Blocker::new(Reason::ControlPlaneUnavailable, message).into());
+        return Err(Blocker::new(Reason::AwaitingControlPlane, message).into());
     }
     let server = server(plane, key, ctx).await?;
     let identified = server.identify().await?;

@@ -154,10 +154,9 @@ pub(super) async fn prepare_scale_down(
         let patch = json!({"metadata": {"uid": uid, "annotations": {DELETION_COST: cost}}});
         match api(&key.namespace, ctx).patch(&pod, &PatchParams::default(), &Patch::Merge(&patch)).await {
             Ok(_) => {
+                let state = if cost.is_some() { "busy" } else { "idle" };
                 tracing::info!(
-                    pod,
-                    busy = cost.is_some(),
-                    "set the deletion cost of a pod before scaling down"
+                    "set the deletion cost of pod {pod}, whose daemon is {state}, before the pool shrinks"
                 );
             }
             Err(error) => {

@@ -216,7 +216,7 @@ impl Managed for Keys {
         let organization = key.details.organization.word();
         let made = client.create_provisioner_key(organization, &key.name, &tags).await;
         let material = made.map_err(|error| this.not_made(&key.name, &error))?;
-        tracing::info!(key = key.name, "made a provisioner key");
+        tracing::info!("created provisioner key {} in coderd", key.name);
         this.ctx.verify_schedule.created(&this.key);
         this.observed.listings.clear();
         let listed = client.provisioner_keys(organization).await;
@@ -340,6 +340,8 @@ fn name_conflict(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> O
 
 /// Whether a key may be made now.
 fn may_make(pool: &Observed) -> Result<(), Blocker> {
+    // First, because without it neither its token nor its license is known.
+    provisioner::control_plane(pool)?;
     pool.credentials.clone()?;
     if pool.gate.may_begin() {
         return Ok(());
@@ -349,8 +351,7 @@ fn may_make(pool: &Observed) -> Result<(), Blocker> {
 
 /// The coderd that the spec leads to.
 fn target(pool: &Observed) -> Result<CoderdTarget, Blocker> {
-    let plane = provisioner::control_plane(pool)
-        .map_err(|message| Blocker::new(Reason::ControlPlaneUnavailable, message))?;
+    let plane = provisioner::control_plane(pool)?;
     Ok(CoderdTarget {
         control_plane: plane.name_any(),
         url: provisioner::daemon_url(plane),

@@ -134,8 +134,7 @@ async fn through_plane(
     };
     let credentials = credentials.await;
     let usable = workspaceproxy::control_plane(name, plane.as_deref());
-    let unavailable = |message| Blocker::new(Reason::ControlPlaneUnavailable, message);
-    let target = usable.map_err(unavailable).and_then(|plane| {
+    let target = usable.and_then(|plane| {
         let deployment_id = plane.status.as_ref().and_then(|status| status.deployment_id.clone());
         let (control_plane, url) = (name.to_owned(), daemon_url(plane));
         credentials.clone().map(|credentials| CoderdTarget {

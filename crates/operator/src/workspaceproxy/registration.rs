@@ -214,7 +214,7 @@ impl Managed for Registrations {
         };
         this.ctx.verify_schedule.created(&this.key);
         let Some(token) = token else { return Err(this.outdated()) };
-        tracing::info!(proxy = proxy.name, "got a token for a workspace proxy");
+        tracing::info!("coderd gave a token for workspace proxy {}", proxy.name);
         let id = Some(proxy.id.to_ascii_lowercase());
         let current = RegistrationRef::new(id.clone(), proxy.name, target.clone());
         store_made(
@@ -235,7 +235,7 @@ impl Managed for Registrations {
         this.observed.listings.remove(&target);
         let updated = client.update_proxy(&id, &as_sent(settings), false).await;
         let updated = updated.map_err(|error| Interrupted(Some(this.failed(&error))))?;
-        tracing::info!(proxy = updated.proxy.name, "updated a workspace proxy");
+        tracing::info!("updated workspace proxy {} in coderd", updated.proxy.name);
         Ok(())
     }
 }

@@ -449,7 +449,7 @@ pub(crate) fn condition_of(object: &Value, type_: &str) -> Option<Value> {
 
 /// Whether a reason says more than that something has not begun.
 pub(crate) fn has_begun(reason: &str) -> bool {
-    !["Pending", "Progressing", "Creating"].contains(&reason)
+    !["Pending", "Progressing", "Creating", "AwaitingControlPlane", "AwaitingEntitlements"].contains(&reason)
 }
 
 /// Whether the present generation of an object was seen.

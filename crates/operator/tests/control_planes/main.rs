@@ -21,6 +21,7 @@ mod deployment;
 mod errors;
 mod exposure;
 mod kstatus;
+mod life;
 mod ownership;
 mod pause;
 mod service_account;

@@ -104,20 +104,19 @@ async fn kubectl_get_shows_a_ready_control_plane_in_one_row() {
         ["Name", "coder"],
         ["Ready", "True"],
         ["Status", "RolledOut"],
-        ["URL", url],
-        ["Replicas", 1],
         ["Version", "v2.31.1"],
         ["License", "none"],
+        ["URL", url],
     ]);
     assert_eq!(coder.scene.row::<CoderControlPlane>("coder", false).await, narrow);
     let wide = json!([
         ["Name", "coder"],
         ["Ready", "True"],
         ["Status", "RolledOut"],
-        ["URL", url],
-        ["Replicas", 1],
         ["Version", "v2.31.1"],
         ["License", "none"],
+        ["URL", url],
+        ["Replicas", 1],
         ["Desired", 1],
         ["Image", "coder:v2.31.1"],
         ["Phase", "Ready"],

@@ -22,6 +22,7 @@ mod keys {
     mod drift;
     mod gate;
     mod kstatus;
+    mod life;
     mod material;
     mod secrecy;
     mod takeover;

@@ -102,7 +102,10 @@ async fn an_object_that_does_not_parse_is_named_and_blinds_nobody() {
     operator
         .until(|lines| {
             let named = |line: &&serde_json::Value| {
-                line["object"] == "CoderControlPlane default/bad" && line["level"] == "ERROR"
+                line["level"] == "ERROR"
+                    && line["message"].as_str().is_some_and(|text| {
+                        text.starts_with("CoderControlPlane default/bad cannot be parsed")
+                    })
             };
             lines.iter().find(named).map(|_| ())
         })

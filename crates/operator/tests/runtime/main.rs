@@ -18,6 +18,7 @@ mod edges;
 mod kinds;
 mod leader;
 mod memory;
+mod outage;
 mod rest;
 mod rights;
 mod secrets;

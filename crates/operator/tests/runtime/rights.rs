@@ -88,7 +88,7 @@ async fn an_install_for_some_namespaces_works_there_and_nowhere_else() {
         let plane = planes(client, team_a).get("coder").await.unwrap();
         let (_, reason, message) = condition(&plane, kind::WORKSPACE_ACCESS);
         let command = format!("kubectl label namespace {team_b} workspaces.coder.com/{team_a}=allow");
-        if message.contains(&format!("{team_c} is not looked after")) && message.contains(&command) {
+        if message.contains(&format!("does not watch namespace {team_c}")) && message.contains(&command) {
             Ok(reason)
         } else {
             Err(format!("{reason}: {message}"))

@@ -50,7 +50,7 @@ async fn a_proxy_of_a_control_plane_is_registered_and_ready() {
         format!("http://wsproxy-eu.{}.svc.cluster.local", site.scene().namespace)
     );
     // Health is told and gates nothing.
-    assert!(is(&proxy, "Healthy", "False", Some("Unregistered")), "{:?}", proxy.status);
+    assert!(is(&proxy, "Healthy", "False", Some("NotReported")), "{:?}", proxy.status);
     site.sim().set_proxy_status("eu", "ok", "v2.36.1");
     let proxy = site.until_condition("Healthy", "True", "Healthy").await;
     let told = (proxy.status.clone().unwrap().health, proxy.status.unwrap().version);
@@ -152,27 +152,31 @@ async fn kubectl_get_shows_a_ready_proxy_in_one_row() {
     let site =
         ProxyScene::ready(&OPERATOR, "columns", json!({"registration": {"proxyName": "proxy-eu"}})).await;
     site.sim().set_proxy_status("proxy-eu", "ok", "v2.36.1");
-    site.until_condition("Healthy", "True", "Healthy").await;
+    let proxy = site.until_condition("Healthy", "True", "Healthy").await;
+    let url = status(&proxy).access_url.unwrap();
     let narrow = json!([
         ["Name", "eu"],
         ["Ready", "True"],
         ["Status", "RolledOut"],
-        ["Phase", "Ready"],
-        ["Registered", true],
-        ["Replicas", 1],
-        ["Health", "ok"],
+        ["Health", "Healthy"],
+        ["Version", "v2.36.1"],
+        ["URL", url],
     ]);
     assert_eq!(site.scene().row::<CoderWorkspaceProxy>("eu", false).await, narrow);
     let wide = json!([
         ["Name", "eu"],
         ["Ready", "True"],
         ["Status", "RolledOut"],
-        ["Phase", "Ready"],
-        ["Registered", true],
-        ["Replicas", 1],
-        ["Health", "ok"],
+        ["Health", "Healthy"],
         ["Version", "v2.36.1"],
+        ["URL", url],
+        ["Replicas", 1],
+        ["Desired", 1],
+        ["Registered", true],
         ["Proxy", "proxy-eu"],
+        ["Control Plane", "coder"],
+        ["Image", IMAGE],
+        ["Phase", "Ready"],
     ]);
     assert_eq!(site.scene().row::<CoderWorkspaceProxy>("eu", true).await, wide);
 }

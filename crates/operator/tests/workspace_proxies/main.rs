@@ -21,6 +21,7 @@ mod crashes;
 mod deletion;
 mod drift;
 mod gate;
+mod life;
 mod limits;
 mod rest;
 mod secrecy;

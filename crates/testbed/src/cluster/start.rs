@@ -112,9 +112,12 @@ async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, E
     })
 }
 
-pub(super) async fn restart_api_server(cluster: &Cluster) -> Result<(), Error> {
-    let old = cluster.api_server.lock().clone();
-    old.kill().map_err(Error::io("kill kube-apiserver"))?;
+pub(super) fn stop_api_server(cluster: &Cluster) -> Result<(), Error> {
+    let running = cluster.api_server.lock().clone();
+    running.kill().map_err(Error::io("kill kube-apiserver"))
+}
+
+pub(super) async fn start_api_server(cluster: &Cluster) -> Result<(), Error> {
     let new = cluster
         .group
         .spawn("kube-apiserver", &cluster.binaries.kube_apiserver, &cluster.api_server_args)

@@ -346,12 +346,15 @@ pub(super) fn set_expiring(
     license.days_left = Some(days);
     let date = expires.strftime("%Y-%m-%d");
     let (is_expiring, reason, message) = if left.is_negative() {
-        let message = format!("the license ended on {date}; coderd may still be in its grace period");
+        let message = format!(
+            "the license expired on {date}, and coderd may still be in its grace period: apply a new one"
+        );
         (true, Reason::Expired, message)
     } else {
         let due = WARN_DAYS.iter().find(|(limit, _)| days < *limit);
         let reason = due.map_or(Reason::Valid, |(_, reason)| *reason);
-        (due.is_some(), reason, format!("the license ends on {date}"))
+        let advice = if due.is_some() { ": renew it" } else { "" };
+        (due.is_some(), reason, format!("the license expires on {date}{advice}"))
     };
     conditions.set(kind::LICENSE_EXPIRING, is_expiring, reason, message);
 }
@@ -372,7 +375,7 @@ pub(in crate::controlplane) fn unready(
         Reason::NotALicense,
     ];
     let (progress, reason, message) = match said {
-        None => (Progress::Working, Reason::Pending, "the license is not applied yet".to_owned()),
+        None => (Progress::Working, Reason::Pending, "waiting for the license to be applied".to_owned()),
         Some(said) if said.status == "True" => return None,
         Some(said) => {
             let message = format!("the license is not applied: {}", said.message);

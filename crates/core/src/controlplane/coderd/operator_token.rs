@@ -200,7 +200,8 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
         Some(Err(blocker)) => return Step::Done(observed.failed(blocker, false)),
         Some(Ok(TokenSecret::Foreign { name })) => {
             let message = format!(
-                "Secret {name} exists and belongs to somebody else, so that the operator token cannot be stored"
+                "Secret {name} exists and belongs to somebody else, so that the operator token cannot be stored: choose \
+                 another name with operatorAccess.generatedTokenSecretName, or delete the Secret"
             );
             return Step::Done(observed.refused(&Blocker::until_change(Reason::ForeignObject, message)));
         }
@@ -405,7 +406,7 @@ fn not_accepted(method: AccessMethod) -> Blocker {
 
 fn abandoned(replaced: &ReplacedToken, blocker: &Blocker) -> EventNote {
     let message = format!(
-        "the operator token of method {:?} may still be valid in coderd and could not be revoked: {}",
+        "the operator token of method {:?} may still be valid in coderd and could not be revoked: {}; delete it there",
         replaced.method, blocker.message
     );
     EventNote { warning: true, reason: Reason::TokenAbandoned, message }

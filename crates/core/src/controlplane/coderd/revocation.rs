@@ -151,7 +151,7 @@ fn abandoned(observed: &ObservedRevocation) -> RevocationReport {
     let blocker = observed.blocker.as_ref().or(observed.last_blocker.as_ref());
     let why = blocker.map_or("the deadline has passed", |blocker| &blocker.message);
     let message = format!(
-        "the operator token {} may still be valid in coderd and could not be revoked: {why}",
+        "the operator token {} may still be valid in coderd and could not be revoked: {why}; delete it there",
         observed.token_name
     );
     let event = EventNote { warning: true, reason: Reason::TokenAbandoned, message };

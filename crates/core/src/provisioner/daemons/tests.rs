@@ -215,7 +215,7 @@ fn every_situation_has_its_word() {
             False,
             Reason::StoppedTrying,
             &["a", "c"],
-            "a, c start anew",
+            "restarts a, c",
         ),
         (
             "the license is just back",
@@ -323,7 +323,7 @@ fn every_situation_has_its_word() {
             False,
             Reason::DuplicateName,
             &[],
-            "another key is called a",
+            "another key is called a,",
         ),
         (
             "names that cannot be told, and enough daemons",

@@ -157,13 +157,20 @@ fn progress(facts: &KeyFacts<'_>, live: Option<&Live>, next: &NextStep) -> Crede
     let making = facts.record.pending.is_some()
         || matches!(next, NextStep::Record(record) if record.pending.is_some());
     if !making && live.is_some() && matches!(next, NextStep::Act(_) | NextStep::Record(_)) {
-        let message = "the key is proven; its records are brought up to date";
+        let message = "coderd accepts the key; updating the status and the Secret";
         return CredentialVerdict::working(Reason::Recording, message);
     }
     let Some(key) = &facts.record.current else {
-        return CredentialVerdict::working(Reason::Creating, "the key is being made");
+        return CredentialVerdict::working(Reason::Creating, "creating the first key of the pool in coderd");
     };
-    CredentialVerdict::working(Reason::Rotating, format!("key {} is being replaced", key.name))
+    let announced = match next {
+        NextStep::Record(record) => record.pending.as_ref(),
+        _ => facts.record.pending.as_ref(),
+    };
+    let why = announced.map_or_else(String::new, |pending| format!(" ({})", pending.reason));
+    let message =
+        format!("replacing key {} in coderd{why}; daemons keep it until the new one works", key.name);
+    CredentialVerdict::working(Reason::Rotating, message)
 }
 
 /// Keys that could be taken for ours and are not, when a key is announced beside them: one that has a name of ours, and
@@ -190,7 +197,7 @@ fn is_complete(live: Option<&Live>, scope: &KeyScope, listing: &[ListedKey]) -> 
     let here = live.filter(|live| scope.organization.id.as_ref() == Some(&live.key.organization));
     match here {
         Some(live) if !listing.iter().any(|listed| listed.key.id == live.key.id) => {
-            let message = "coderd does not list all keys to these credentials".to_owned();
+            let message = "coderd does not list all keys to these credentials: use some that may read all keys of the organization".to_owned();
             Err(Stop::unsure(&Blocker::new(Reason::ListIncomplete, message)))
         }
         _ => Ok(()),
@@ -269,7 +276,7 @@ fn free_name(
     let has_base = listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&base.name));
     if base.chosen && has_base.is_some_and(|listed| !is_one_of_ours(facts, listed)) {
         return Err(conflict(format!(
-            "coderd has a key {} that this pool did not make; delete it, or choose another name with spec.key.name",
+            "coderd has a key {} that this pool did not create: delete it, or choose another name with spec.key.name",
             base.name
         )));
     }
@@ -281,7 +288,10 @@ fn free_name(
         taken.insert(base.name.clone());
     }
     let free = base.candidates().find(|name| !taken.contains(name));
-    free.ok_or_else(|| conflict(format!("every name that starts with {} is taken in coderd", base.name)))
+    free.ok_or_else(|| conflict(format!(
+            "every name that starts with {} is taken in coderd: delete a key there, or choose another name with spec.key.name",
+            base.name
+        )))
 }
 
 fn is_one_of_ours(facts: &KeyFacts<'_>, listed: &ListedKey) -> bool {
@@ -331,7 +341,7 @@ fn retire(facts: &KeyFacts<'_>, live: Option<&Live>, rest: Decision) -> Decision
 
 /// The pool is being deleted: every key of ours goes first.
 fn delete_all(facts: &KeyFacts<'_>, deletion: Deletion) -> Decision {
-    let verdict = CredentialVerdict::working(Reason::Deleting, "the keys of the pool are being deleted");
+    let verdict = CredentialVerdict::working(Reason::Deleting, "deleting the keys of the pool in coderd");
     let mut decision = credential::clean_up(facts, deletion, verdict);
     if !facts.observed.has_finalizer {
         return decision;
@@ -424,7 +434,9 @@ fn unmarked_key(facts: &KeyFacts<'_>) -> Option<EventNote> {
 /// Tells that a key is not taken for ours.
 fn stranger(key: &FoundKey, target: &CoderdTarget) -> EventNote {
     let key = key.reference(target, String::new()).described();
-    let message = format!("{key} was not made by this pool, as far as it knows, and is left alone");
+    let message = format!(
+        "{key} was not created by this pool, as far as it knows, and is left alone: delete it in coderd if nobody needs it"
+    );
     EventNote { warning: false, reason: Reason::KeyLeftAlone, message }
 }
 

@@ -80,7 +80,7 @@ impl<'a> KeyFacts<'a> {
                 Some(Secret::Unknown(blocker)) => return Err(Stop::unsure(blocker)),
                 Some(_) => {}
                 None => {
-                    let message = format!("the Secret {} was not read", place.name);
+                    let message = format!("waiting for Secret {} to be read", place.name);
                     return Err(Stop::unsure(&Blocker::new(Reason::SecretUnknown, message)));
                 }
             }
@@ -185,7 +185,10 @@ impl<'a> KeyFacts<'a> {
             Some(Ok(Some(id))) => Ok(id.clone()),
             Some(Ok(None)) => Err(Stop::Wait(CredentialVerdict::stalled(
                 Reason::OrganizationNotFound,
-                format!("coderd knows no organization {name} that these credentials may see"),
+                format!(
+                    "coderd has no organization {name} that these credentials may see: correct spec.organizationName, or use \
+                     credentials of a member"
+                ),
             ))),
             Some(Err(blocker)) => Err(Stop::blocked(blocker)),
         }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::names::fnv1a;
+use coder_k8s_api::shortened;
+
+use crate::{intervals::MAX_TAGS_COLUMN, names::fnv1a};
 
 /// Tags of a key, as the spec has them or as coderd lists them.
 pub type Tags = BTreeMap<String, String>;
@@ -23,9 +25,22 @@ pub fn hash(tags: &Tags) -> String {
 
 /// Whether two sets of tags make the same daemons: coderd drops empty values and decides `scope` and `owner` itself.
 pub fn mean_the_same(one: &Tags, two: &Tags) -> bool {
-    let is_idle = |name: &str, value: &str| value.is_empty() || (name == "scope" && value == "organization");
-    let matters = |(name, value): &(&String, &String)| !is_idle(name, value);
     one.iter().filter(matters).eq(two.iter().filter(matters))
+}
+
+/// The tags as a column of `kubectl get` shows them: those that make a difference to coderd, in one short line.
+pub fn shown(tags: &Tags) -> String {
+    let all = tags.iter().filter(matters).map(|(name, value)| format!("{name}={value}"));
+    let line = all.collect::<Vec<_>>().join(",");
+    if line.is_empty() {
+        return "<none>".to_owned();
+    }
+    // A tag may hold any character, and the line is printed on terminals.
+    shortened(line.replace(|c: char| c.is_control(), "?"), MAX_TAGS_COLUMN)
+}
+
+fn matters((name, value): &(&String, &String)) -> bool {
+    !value.is_empty() && !(*name == "scope" && *value == "organization")
 }
 
 #[cfg(test)]
@@ -48,6 +63,23 @@ mod tests {
         ] {
             assert_eq!(hash(&tags(list)), expected);
         }
+    }
+
+    #[test]
+    fn a_column_shows_the_tags_that_make_a_difference_in_one_short_line() {
+        for (list, expected) in [
+            (&[][..], "<none>"),
+            (&[("scope", "organization"), ("owner", ""), ("x", "")][..], "<none>"),
+            (&[("gpu", "yes"), ("cluster", "eu")][..], "cluster=eu,gpu=yes"),
+            (&[("a", "line\nbreak\u{1b}[31m")][..], "a=line?break?[31m"),
+        ] {
+            assert_eq!(shown(&tags(list)), expected);
+        }
+        let long = shown(&tags(&[("cluster", &"ä".repeat(100)), ("b", "2")]));
+        assert!(
+            long.len() <= MAX_TAGS_COLUMN && long.ends_with('…') && long.starts_with("b=2,cluster=ä"),
+            "{long}"
+        );
     }
 
     #[test]

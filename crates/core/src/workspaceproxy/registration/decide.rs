@@ -55,12 +55,13 @@ pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
 
 /// What to say while a step is under way.
 fn progress(facts: &RegistrationFacts<'_>) -> CredentialVerdict {
-    match &facts.record.current {
+    // Until its first token is stored, it is still being registered.
+    match facts.record.current.as_ref().filter(|_| facts.record.secret.is_some()) {
         Some(current) => CredentialVerdict::working(
             Reason::Updating,
-            format!("the registration {} is brought up to date", current.name),
+            format!("updating workspace proxy {} in coderd", current.name),
         ),
-        None => CredentialVerdict::working(Reason::Registering, "the proxy is being registered"),
+        None => CredentialVerdict::working(Reason::Registering, "registering the proxy in coderd"),
     }
 }
 
@@ -429,7 +430,7 @@ fn supplied(facts: &RegistrationFacts<'_>) -> Decision {
 
 /// The object is being deleted: every registration of ours goes first.
 fn delete_all(facts: &RegistrationFacts<'_>, deletion: Deletion) -> Decision {
-    let message = "the registration of the proxy is being deleted";
+    let message = "deleting the registration of the proxy in coderd";
     let verdict = CredentialVerdict::working(Reason::Deleting, message);
     let decision = credential::clean_up(facts, deletion, verdict);
     match find_lost(facts) {

@@ -139,7 +139,7 @@ async fn mint(
     let requested = std::time::Duration::try_from(lifetime).unwrap_or_default();
     let token =
         client.create_token("me", &name, Some(requested)).await.map_err(|error| blocker_of(&error))?;
-    tracing::info!(token = token.id, "coderd created an operator token");
+    tracing::info!("created operator token {} in coderd", token.id);
     let after = |time: SignedDuration| now.checked_add(time).unwrap_or(Timestamp::MAX);
     let (expires, renew_after) = (after(lifetime), after(lifetime * 2 / 3));
     Ok((token.secret, CreatedToken { expires, renew_after, is_only_one: false }))

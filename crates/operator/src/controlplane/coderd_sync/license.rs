@@ -206,7 +206,7 @@ impl LicenseProtocol<'_, '_> {
         let Some(text) = &self.text else { return };
         self.observed.sent = Some(match self.client.add_license(text).await {
             Ok(added) => {
-                tracing::info!(license = added.id, "coderd accepted the license");
+                tracing::info!("coderd accepted the license, as number {}", added.id);
                 Ok(installed(&added))
             }
             Err(error) => {
@@ -222,10 +222,10 @@ impl LicenseProtocol<'_, '_> {
     async fn remove(&self, old: &InstalledLicense) -> Result<(), Blocker> {
         let Ok(id) = i32::try_from(old.id) else { return Ok(()) };
         match self.client.delete_license(id).await {
-            Ok(()) => tracing::info!(license = id, "removed the license that was replaced"),
+            Ok(()) => tracing::info!("removed license {id} in coderd, which was replaced"),
             Err(error) if error.is_not_found() => {}
             Err(error) => {
-                tracing::warn!(license = id, "cannot remove the license that was replaced: {error}");
+                tracing::warn!("cannot remove license {id} in coderd, which was replaced: {error}");
                 return Err(blocker_of(&error));
             }
         }

@@ -312,7 +312,7 @@ async fn what_is_missing_is_named_and_waited_for() {
     let object = pool.until_condition("ControlPlaneReady", "False", "ControlPlaneUnavailable").await;
     assert!(message(&object, "ControlPlaneReady").contains("CoderControlPlane coder does not exist"));
     assert!(is(&object, "OperatorAccessReady", "False", Some("OperatorAccessNotReady")));
-    assert!(message(&object, "OperatorAccessReady").contains("status.operatorAccessReady=true"));
+    assert!(message(&object, "OperatorAccessReady").contains("CoderControlPlane coder does not exist"));
     assert!(object.finalizers().is_empty(), "there is nothing outside yet");
     assert!(is(&object, "Ready", "False", None) && is(&object, "Reconciling", "True", None));
     assert_eq!(status(&object).workload.phase.as_deref(), Some("Pending"));
@@ -386,7 +386,8 @@ async fn the_children_of_a_pool_are_put_back() {
 
 #[tokio::test]
 async fn kubectl_get_shows_a_ready_pool_in_one_row() {
-    let mut crew = DaemonScene::new(&DAEMONS, "columns", json!({"replicas": 2})).await;
+    let tags = json!({"region": "eu", "gpu": "yes", "scope": "organization"});
+    let mut crew = DaemonScene::new(&DAEMONS, "columns", json!({"replicas": 2, "tags": tags})).await;
     let names = crew.until_pods(2).await;
     crew.connect_all().await;
     crew.busy(&names[0], true);
@@ -398,25 +399,27 @@ async fn kubectl_get_shows_a_ready_pool_in_one_row() {
         .await;
     let narrow = json!([
         ["Name", "pool"],
-        ["Phase", "Ready"],
-        ["Replicas", 2],
         ["Ready", "True"],
         ["Status", "RolledOut"],
-        ["Organization", "default"],
+        ["Replicas", 2],
+        ["Daemons", 2],
+        ["Tags", "gpu=yes,region=eu"],
     ]);
     assert_eq!(crew.pool.scene.row::<CoderProvisioner>("pool", false).await, narrow);
     let wide = json!([
         ["Name", "pool"],
-        ["Phase", "Ready"],
-        ["Replicas", 2],
         ["Ready", "True"],
         ["Status", "RolledOut"],
-        ["Organization", "default"],
+        ["Replicas", 2],
+        ["Daemons", 2],
+        ["Tags", "gpu=yes,region=eu"],
         ["Desired", 2],
-        ["Connected", 2],
         ["Busy", 1],
+        ["Organization", "default"],
         ["Control Plane", "coder"],
         ["Key", "pool"],
+        ["Image", IMAGE],
+        ["Phase", "Ready"],
     ]);
     assert_eq!(crew.pool.scene.row::<CoderProvisioner>("pool", true).await, wide);
 }
