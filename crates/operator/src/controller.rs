@@ -55,8 +55,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use cleanup::CleanupAttempt;
 pub(crate) use context::Context;
 pub(crate) use kinds::{CoderKind, CoderResource};
-pub(crate) use options::Options;
 use options::ADMIN_ADDR;
+pub(crate) use options::Options;
 
 use crate::{intervals::LEASE_RELEASE_TIMEOUT, metrics::CoderMetrics};
 use context::ExternalClients;

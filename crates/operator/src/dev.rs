@@ -192,7 +192,8 @@ async fn start(options: &Options, console: &Console) -> Result<(Cluster, Option<
 
 async fn guide(options: &Options, cluster: &Cluster, folder: &Folder) -> Guide {
     let version = cluster.client().apiserver_version().await;
-    let title = version.map_or_else(|_| String::new(), |version| format!("Kubernetes {}", version.git_version));
+    let title =
+        version.map_or_else(|_| String::new(), |version| format!("Kubernetes {}", version.git_version));
     if options.with_coderd { real::guide(title, folder) } else { story::guide(title, folder) }
 }
 
@@ -318,7 +319,9 @@ impl Session<'_> {
         }
         let Self { client, console, .. } = self;
         let install = Install::default();
-        for object in manifests::objects(&install)?.into_iter().filter(|object| object["kind"] != "Deployment") {
+        for object in
+            manifests::objects(&install)?.into_iter().filter(|object| object["kind"] != "Deployment")
+        {
             given::apply_value(client, object).await.context("cannot install the RBAC of the operator")?;
         }
         let kubeconfig = self.cluster.kubeconfig_for_account(&install.namespace, "coder-k8s").await?;
@@ -354,7 +357,8 @@ impl Session<'_> {
         let pinned = guide.pinned.iter().map(|line| Line::new(Style::Plain, line));
         let table = view::table(&self.world.seen());
         let commands = view::commands(&guide, heading);
-        let all = blank().into_iter().chain(table).chain(pinned).chain(blank()).chain(commands).chain(blank());
+        let all =
+            blank().into_iter().chain(table).chain(pinned).chain(blank()).chain(commands).chain(blank());
         self.console.lines(&all.collect::<Vec<_>>());
     }
 }

@@ -9,7 +9,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs,
     os::unix::{fs::MetadataExt, process::CommandExt},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, ExitCode, Stdio},
 };
 
@@ -123,7 +123,9 @@ impl Machine {
     fn has_postgres(&self) -> bool {
         let releases = fs::read_dir(&self.debian).into_iter().flatten().flatten();
         let releases = releases.map(|release| release.path().join("bin"));
-        self.dirs().chain(releases).any(|dir| ["initdb", "postgres"].iter().all(|one| dir.join(one).is_file()))
+        self.dirs()
+            .chain(releases)
+            .any(|dir| ["initdb", "postgres"].iter().all(|one| dir.join(one).is_file()))
     }
 }
 
@@ -151,6 +153,8 @@ fn say(line: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     /// A machine with these programs on its `PATH`, in a directory that is removed at the end.

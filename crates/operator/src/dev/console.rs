@@ -192,7 +192,8 @@ mod tests {
             elapsed: Duration::from_secs(192),
         };
         let half = format!("{}{}", "━".repeat(12), "─".repeat(12));
-        let text = format!("building the cluster's binaries {half} 1052/2104 packages 3m12s k8s.io/api/core/v1");
+        let text =
+            format!("building the cluster's binaries {half} 1052/2104 packages 3m12s k8s.io/api/core/v1");
         assert_eq!(bar(&progress).text(), text);
         // Packages in Go's cache are never reported, and a main package may be reported twice.
         (progress.done, progress.total) = (9, 8);

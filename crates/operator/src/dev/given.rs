@@ -107,11 +107,7 @@ fn manifest(source: &str, document: Value) -> Result<Manifest> {
 
 /// Applies manifests, as a person would and not as the operator does, and creates their namespaces. Returns those of
 /// our kinds.
-pub(super) async fn apply(
-    client: &Client,
-    manifests: Vec<Manifest>,
-    console: &Console,
-) -> Result<Vec<Id>> {
+pub(super) async fn apply(client: &Client, manifests: Vec<Manifest>, console: &Console) -> Result<Vec<Id>> {
     let mut ours = Vec::new();
     for Manifest { source, gvk, mut object } in manifests {
         let kind = gvk.kind.clone();
@@ -188,7 +184,11 @@ mod tests {
 
     #[test]
     fn a_bad_file_is_named_with_what_is_wrong() {
-        assert!(refused("kind: A\n  b: [").starts_with("-f a.yaml is not YAML: "), "{}", refused("kind: A\n  b: ["));
+        assert!(
+            refused("kind: A\n  b: [").starts_with("-f a.yaml is not YAML: "),
+            "{}",
+            refused("kind: A\n  b: [")
+        );
         let second = "kind: A\napiVersion: v1\nmetadata: {name: a}\n---\nkind: A\napiVersion: v1\n";
         assert_eq!(
             refused(second),

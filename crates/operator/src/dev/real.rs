@@ -115,7 +115,9 @@ impl<'a> RealCoderd<'a> {
         let Login { email, password } = login;
         let password = password.expose_secret();
         let pinned = [
-            format!("coderd {CODER_VERSION} answers at http://{address} (API only: this build has no dashboard)"),
+            format!(
+                "coderd {CODER_VERSION} answers at http://{address} (API only: this build has no dashboard)"
+            ),
             format!("log in as {email} with the password {password}"),
         ];
         for line in &pinned {

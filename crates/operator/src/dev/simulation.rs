@@ -72,8 +72,7 @@ impl Resolve for Coderds {
 
 /// Connects the daemons and proxies of all ready pods until it is dropped.
 pub(super) async fn play(client: &Client, coderds: &Coderds) {
-    let labels =
-        format!("{} in ({}, {})", label::NAME, component::PROVISIONER, component::WORKSPACE_PROXY);
+    let labels = format!("{} in ({}, {})", label::NAME, component::PROVISIONER, component::WORKSPACE_PROXY);
     let config = watcher::Config::default().labels(&labels);
     let mut events = watcher(Api::<Pod>::all(client.clone()), config).default_backoff().boxed();
     let mut player = Player { client, coderds, connected: HashMap::new(), waiting: HashMap::new() };
@@ -82,7 +81,7 @@ pub(super) async fn play(client: &Client, coderds: &Coderds) {
         tokio::select! {
             event = events.next() => match event {
                 Some(Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => player.see(pod).await,
-                Some(Ok(watcher::Event::Delete(pod))) => player.end(&pod.uid().unwrap_or_default()).await,
+                Some(Ok(watcher::Event::Delete(pod))) => player.end(&pod.uid().unwrap_or_default()),
                 Some(_) => {}
                 None => return,
             },
@@ -111,7 +110,7 @@ impl Player<'_> {
     async fn see(&mut self, pod: Pod) {
         let uid = pod.uid().unwrap_or_default();
         if pod.metadata.deletion_timestamp.is_some() || !is_ready(&pod) {
-            return self.end(&uid).await;
+            return self.end(&uid);
         }
         if self.connected.contains_key(&uid) {
             return;
@@ -134,10 +133,11 @@ impl Player<'_> {
     }
 
     /// The process ends. coderd no longer reaches a proxy when its last pod is gone.
-    async fn end(&mut self, uid: &str) {
+    fn end(&mut self, uid: &str) {
         self.waiting.remove(uid);
         let Some(Connection::Proxy { name, sim }) = self.connected.remove(uid) else { return };
-        let same = |other: &Connection| matches!(other, Connection::Proxy { name: other, .. } if *other == name);
+        let same =
+            |other: &Connection| matches!(other, Connection::Proxy { name: other, .. } if *other == name);
         if !self.connected.values().any(same) {
             sim.set_proxy_status(&name, "unreachable", "");
         }

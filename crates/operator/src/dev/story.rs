@@ -65,7 +65,9 @@ pub(super) fn guide(title: String, folder: &Folder) -> Guide {
         ("renew the license, and watch its date", format!("kubectl replace -f {}", folder.typed(RENEWED))),
         (
             "other tags need another key: watch it replace the old one without a cut",
-            format!("kubectl patch cprov {POOL} --type merge -p '{{\"spec\":{{\"tags\":{{\"size\":\"large\"}}}}}}'"),
+            format!(
+                "kubectl patch cprov {POOL} --type merge -p '{{\"spec\":{{\"tags\":{{\"size\":\"large\"}}}}}}'"
+            ),
         ),
         ("delete everything, also in coderd", "kubectl delete coder --all".to_owned()),
     ];

@@ -29,12 +29,7 @@ use super::{
 use crate::controller::CoderKind;
 
 /// Runs until it is dropped.
-pub(super) async fn everything(
-    client: &Client,
-    world: &Arc<World>,
-    simulated: Simulated,
-    console: &Console,
-) {
+pub(super) async fn everything(client: &Client, world: &Arc<World>, simulated: Simulated, console: &Console) {
     let watch = Watch { client, world, simulated, console };
     join_all([
         watch.objects::<CoderControlPlane>(),

@@ -187,8 +187,8 @@ pub(super) fn object<K: Shown>(object: &K, simulated: Simulated) -> Object {
     } else if observed.is_none() || observed != object.meta().generation {
         Some("waiting for the operator".to_owned())
     } else {
-        let checked = std::iter::once(READY).chain(object.also());
-        checked.filter_map(|type_| lacking(type_, find(type_))).next()
+        let mut checked = std::iter::once(READY).chain(object.also());
+        checked.find_map(|type_| lacking(type_, find(type_)))
     };
     Object {
         ready: ready.map(|c| (c.status.clone(), c.reason.clone(), c.message.clone())),
@@ -318,7 +318,8 @@ mod tests {
 
     #[test]
     fn the_facts_of_a_pool_are_tags_keys_and_daemons() {
-        let expected = ["tags a=b,c=d", "key pool", "old key pool-1 until unused", "1 simulated daemon connected"];
+        let expected =
+            ["tags a=b,c=d", "key pool", "old key pool-1 until unused", "1 simulated daemon connected"];
         assert_eq!(pool(2, &[]).facts, expected);
     }
 

@@ -90,7 +90,9 @@ async fn it_says_where_the_real_coderd_answers_and_takes_it_away_again() {
 async fn it_ends_by_itself_when_the_real_coderd_is_ready() {
     let mut dev = Dev::start("real-until-ready", &["--with-coderd", "--until-ready"]);
     assert_eq!(dev.ends().await, Some(0), "{}", dev.output());
-    for line in ["Postgres is up", "answers at http://127.", "log in as admin@example.com", "everything is Ready"] {
+    for line in
+        ["Postgres is up", "answers at http://127.", "log in as admin@example.com", "everything is Ready"]
+    {
         assert!(dev.output().contains(line), "{line} is missing in\n{}", dev.output());
     }
 }

@@ -96,7 +96,8 @@ fn a_port_that_is_taken_is_one_sentence() {
     std::fs::write(&kubeconfig, config).unwrap();
     let free = ["--health-addr=127.0.0.1:0", "--metrics-addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"];
     for flag in ["--health-addr", "--metrics-addr", "--admin-addr"] {
-        let mut args: Vec<String> = vec!["controller".into(), format!("--kubeconfig={}", kubeconfig.display())];
+        let mut args: Vec<String> =
+            vec!["controller".into(), format!("--kubeconfig={}", kubeconfig.display())];
         args.extend(free.iter().filter(|free| !free.starts_with(flag)).map(|free| (*free).to_owned()));
         args.push(format!("{flag}={address}"));
         let Output { status, stderr, .. } = coder_k8s(&args.iter().map(String::as_str).collect::<Vec<_>>());
@@ -105,7 +106,10 @@ fn a_port_that_is_taken_is_one_sentence() {
             "coder-k8s: cannot listen on {address}: another process listens there; choose another address with {flag}, or `off`"
         );
         assert!(!status.success());
-        assert_eq!(said.lines().filter(|line| line.contains("cannot listen")).collect::<Vec<_>>(), [sentence]);
+        assert_eq!(
+            said.lines().filter(|line| line.contains("cannot listen")).collect::<Vec<_>>(),
+            [sentence]
+        );
     }
     std::fs::remove_file(&kubeconfig).unwrap();
 }

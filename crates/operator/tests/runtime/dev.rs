@@ -191,7 +191,10 @@ async fn it_ends_by_itself_when_everything_is_ready() {
     let output = dev.output();
     assert_eq!(code, Some(0), "{output}");
     assert!(!output.contains('\x1b'), "escape sequences without a terminal:\n{output}");
-    assert!(!output.contains("WARN") && !output.contains("Warning"), "a warning for what is expected:\n{output}");
+    assert!(
+        !output.contains("WARN") && !output.contains("Warning"),
+        "a warning for what is expected:\n{output}"
+    );
     for line in [
         "created ServiceAccount coder/coder",
         "created Deployment coder/provisioner-pool-eu",
@@ -236,7 +239,10 @@ async fn it_fails_with_what_is_missing_when_not_everything_is_ready() {
     assert_eq!(code, Some(1), "{output}");
     let told = output.lines().skip_while(|line| !line.contains("not everything is Ready after 20s:"));
     let told: Vec<_> = told.collect();
-    assert!(told.iter().any(|line| line.contains("CoderProvisioner elsewhere/lost: Ready=False ")), "{output}");
+    assert!(
+        told.iter().any(|line| line.contains("CoderProvisioner elsewhere/lost: Ready=False ")),
+        "{output}"
+    );
     assert!(!output.contains("TRY NEXT"), "{output}");
 }
 
@@ -247,7 +253,8 @@ async fn the_commands_that_it_shows_work_in_another_terminal() {
     let folder = dev.folder();
     let (_, commands) = dev.commands();
     let [renew, retag, delete] = &commands[..] else { panic!("three commands: {commands:?}") };
-    let status = |kind: &str, path: &str| format!("kubectl get {kind} --output=jsonpath='{{.status.{path}}}'");
+    let status =
+        |kind: &str, path: &str| format!("kubectl get {kind} --output=jsonpath='{{.status.{path}}}'");
 
     let expires = status("ccp/coder", "license.expires");
     let before = dev.paste(&expires);
@@ -288,7 +295,8 @@ async fn on_a_terminal_it_draws_in_place_and_restores_the_screen() {
     for (on, off) in MODES {
         assert!(output.contains(on) && !output.contains(off), "the view has the screen");
     }
-    for part in ["LAST EVENTS", "TRY NEXT, in another terminal", "kubectl delete coder --all", "\x1b[32m●"] {
+    for part in ["LAST EVENTS", "TRY NEXT, in another terminal", "kubectl delete coder --all", "\x1b[32m●"]
+    {
         assert!(output.contains(part), "{part} is missing in\n{output}");
     }
     // Every frame begins at the upper left corner. None has more lines than the terminal, which would scroll.

@@ -24,7 +24,8 @@ fn unready(reason: &str) -> Object {
 fn seen() -> Seen {
     let (plane, pool) = (id("CoderControlPlane", "coder"), id("CoderProvisioner", "pool-us"));
     let mut seen = Seen::default();
-    seen.objects.insert(plane.clone(), ready(&["simulated coderd v2.36.1", "premium license until 2027-02-15"]));
+    seen.objects
+        .insert(plane.clone(), ready(&["simulated coderd v2.36.1", "premium license until 2027-02-15"]));
     seen.objects.insert(pool.clone(), unready("KeyPending"));
     let child = |owner: &Id, state: &str| Child { owner: Some(owner.clone()), state: state.into() };
     seen.children.insert(id("Deployment", "coder"), child(&plane, "1/1"));
@@ -36,7 +37,9 @@ fn seen() -> Seen {
             at: Timestamp::from_second(1000 + second).unwrap(),
             about: pool.clone(),
             warning: false,
-            text: format!("Event{second}: something happened that takes a long line to tell, longer than most"),
+            text: format!(
+                "Event{second}: something happened that takes a long line to tell, longer than most"
+            ),
         });
     }
     seen
@@ -47,7 +50,10 @@ fn guide() -> Guide {
         title: "Kubernetes v1.36.3".into(),
         environment: ". ~/.cache/coder-k8s/dev/env".into(),
         commands: vec![
-            ("renew the license".into(), "kubectl replace -f ~/.cache/coder-k8s/dev/renewed-license.yaml".into()),
+            (
+                "renew the license".into(),
+                "kubectl replace -f ~/.cache/coder-k8s/dev/renewed-license.yaml".into(),
+            ),
             ("delete everything".into(), "kubectl delete coder --all".into()),
         ],
         pinned: Vec::new(),
@@ -55,7 +61,12 @@ fn guide() -> Guide {
 }
 
 fn moment(notes: &[(Duration, String)]) -> Moment<'_> {
-    Moment { now: Timestamp::from_second(1030).unwrap(), elapsed: Duration::from_secs(83), notes, held_lines: 0 }
+    Moment {
+        now: Timestamp::from_second(1030).unwrap(),
+        elapsed: Duration::from_secs(83),
+        notes,
+        held_lines: 0,
+    }
 }
 
 fn texts(lines: &[Line]) -> Vec<String> {
