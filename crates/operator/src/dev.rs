@@ -50,6 +50,7 @@ const NAMESPACE: &str = "coder";
 
 /// Flags of `dev`. The doc comments are the text of `--help`.
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(crate) struct Options {
     /// Stop as soon as everything is Ready, with exit code 0. Otherwise fail with what is missing
     #[arg(long, env = "CODER_K8S_DEV_UNTIL_READY")]
@@ -133,7 +134,7 @@ async fn dev(options: &Options) -> Result<()> {
                 console: &console,
             };
             let outcome = tokio::select! {
-                outcome = session.serve(coder.as_deref(), given) => outcome,
+                outcome = Box::pin(session.serve(coder.as_deref(), given)) => outcome,
                 () = &mut interrupted => interruption(options),
             };
             session.conclude(outcome.is_ok());

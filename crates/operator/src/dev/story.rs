@@ -69,7 +69,7 @@ pub(super) fn guide(title: String, folder: &Folder) -> Guide {
                 "kubectl patch cprov {POOL} --type merge -p '{{\"spec\":{{\"tags\":{{\"size\":\"large\"}}}}}}'"
             ),
         ),
-        ("delete everything, also in coderd", "kubectl delete coder --all".to_owned()),
+        ("delete everything, also in coderd, within a minute or so", "kubectl delete coder --all".to_owned()),
     ];
     Guide {
         title,

@@ -1,7 +1,8 @@
 //! The live view: what is in the cluster, redrawn in place. [`frame`] computes the lines for a size of the terminal and
 //! is pure; [`run`] draws them whenever something changes, the terminal is resized, or a second has passed.
 //!
-//! A terminal that is too low loses, in this order: events beyond three, children, facts, the commands to try.
+//! A terminal that is too low loses, in this order: events beyond three, children, what the commands do, facts, the
+//! commands. A narrow one loses the kinds, and the ends of lines that nobody copies.
 
 use std::{fmt::Write, sync::Arc, time::Duration};
 
@@ -24,6 +25,8 @@ use crate::intervals::{DEV_REDRAW_PAUSE, DEV_REDRAW_PERIOD};
 
 /// The least number of events that is shown while there is room for anything else.
 const FEW_EVENTS: usize = 3;
+/// The least width at which an object is shown with its kind.
+const WIDE: usize = 64;
 /// Columns before facts, children and messages.
 const INDENT: &str = "    ";
 const SEPARATOR: &str = " · ";
@@ -118,13 +121,16 @@ fn frame(seen: &Seen, guide: &Guide, moment: &Moment<'_>, size: Size) -> Vec<Lin
     let events = events(seen, moment, columns);
     let few = events.len().min(FEW_EVENTS);
     let commands = commands(guide, "TRY NEXT, in another terminal");
-    // From everything to almost nothing: children, facts, commands.
+    let explains = |line: &&Line| line.text().starts_with('#');
+    let bare: Vec<Line> = commands.iter().filter(|line| !explains(line)).cloned().collect();
+    // From everything to almost nothing: children, what the commands do, facts, commands.
     for (children, facts, commands) in [
         (true, true, commands.as_slice()),
         (false, true, commands.as_slice()),
-        (false, false, commands.as_slice()),
-        (false, true, Default::default()),
-        (false, false, Default::default()),
+        (false, true, bare.as_slice()),
+        (false, false, bare.as_slice()),
+        (false, true, &[][..]),
+        (false, false, &[][..]),
     ] {
         let mut lines = vec![header(seen, guide, moment)];
         lines.extend(guide.pinned.iter().map(|line| Line::new(Style::Bold, line)));
@@ -170,7 +176,8 @@ fn header(seen: &Seen, guide: &Guide, moment: &Moment<'_>) -> Line {
 
 /// Each object with its reason and message, and below it what is known of it and what the operator made.
 fn objects(seen: &Seen, columns: usize, children: bool, facts: bool) -> Vec<Line> {
-    let kinds = seen.objects.keys().map(|id| id.kind.chars().count()).max().unwrap_or_default();
+    let kinds = seen.objects.keys().map(|id| id.kind.chars().count() + 2).max().unwrap_or_default();
+    let kinds = if columns < WIDE { 0 } else { kinds };
     let names = seen.objects.keys().map(|id| full_name(id).chars().count()).max().unwrap_or_default();
     let room = columns.saturating_sub(INDENT.len());
     let mut lines = Vec::new();
@@ -199,8 +206,9 @@ fn headline(id: &Id, object: &Object, kinds: usize, names: usize) -> Line {
         (Some(_), _) => (Style::Waiting, "○"),
     };
     let name = full_name(id);
+    let kind = if kinds == 0 { String::new() } else { format!("{:kinds$}", id.kind) };
     let line = Line::new(style, mark)
-        .and(Style::Plain, &format!(" {:kinds$}  ", id.kind))
+        .and(Style::Plain, &format!(" {kind}"))
         .and(Style::Bold, &format!("{name:names$}  "))
         .and(style, &format!("Ready={} {reason}", if status.is_empty() { "?" } else { &status }));
     // What is missing has a line of its own.
@@ -258,6 +266,9 @@ pub(super) fn commands(guide: &Guide, heading: &str) -> Vec<Line> {
 
 /// What exists, as a table.
 pub(super) fn table(seen: &Seen) -> Vec<Line> {
+    if seen.objects.is_empty() {
+        return vec![Line::new(Style::Dim, "there are no objects")];
+    }
     let rows: Vec<[String; 4]> = seen
         .objects
         .iter()

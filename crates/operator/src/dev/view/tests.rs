@@ -118,6 +118,9 @@ fn a_low_terminal_keeps_the_objects_and_their_reasons() {
     // 24 rows by 80 columns, the size of a terminal that nobody has enlarged, has room for the commands.
     let shown = texts(&frame(&seen(), &guide(), &moment(&[]), Size { columns: 80, rows: 24 })).join("\n");
     assert!(shown.contains("kubectl delete coder --all") && shown.contains("Event29"), "{shown}");
+    assert!(shown.contains("tags region=us"), "{shown}");
+    let narrow = texts(&frame(&seen(), &guide(), &moment(&[]), Size { columns: 40, rows: 24 })).join("\n");
+    assert!(narrow.contains("○ coder/pool-us  Ready=False KeyPending"), "{narrow}");
 }
 
 #[test]
@@ -140,4 +143,5 @@ CoderProvisioner   coder/pool-us  False  KeyPending
   tags region=us
   Deployment provisioner-pool-us 0/1";
     assert_eq!(texts(&table(&seen())).join("\n"), expected);
+    assert_eq!(texts(&table(&Seen::default())), ["there are no objects"]);
 }
