@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use coder_k8s_testbed::Stage;
+use coder_k8s_testbed::{Pace, Stage};
 
 use crate::{
     run::{cargo, must, say},
@@ -17,12 +17,12 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     times.note("cluster's programs", testbed::get)?;
 
     let began = Instant::now();
-    let mut compiling = None;
+    let (mut compiling, mut pace) = (None, Pace::default());
     testbed::get_coder(&mut |progress| {
         if matches!(progress.stage, Stage::Compiling | Stage::Linking) {
             compiling.get_or_insert_with(Instant::now);
         }
-        say(&progress.to_string());
+        testbed::tell(&mut pace, &progress);
     })?;
     let downloaded = compiling.unwrap_or_else(Instant::now);
     times.add("download of coder", downloaded - began);

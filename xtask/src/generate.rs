@@ -22,11 +22,12 @@ use crate::{
 };
 
 /// Folders that hold nothing but generated files. Any other file in them is deleted.
-const FOLDERS: [&str; 6] = [
+const FOLDERS: [&str; 7] = [
     "config/crd",
     "config/deploy",
     "config/rbac",
     "config/samples",
+    "config/samples/variants",
     "docs/reference",
     "crates/api/generated",
 ];
@@ -115,6 +116,9 @@ fn existing() -> Result<BTreeMap<PathBuf, String>> {
         }
         for entry in fs::read_dir(&path)? {
             let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                continue;
+            }
             let relative = Path::new(folder).join(entry.file_name());
             files.insert(relative, fs::read_to_string(entry.path())?);
         }

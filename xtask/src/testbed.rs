@@ -1,10 +1,8 @@
 //! Getting the programs of the test cluster, and running the tests with them.
 
-use std::{path::Path, process::Command};
-
 use anyhow::{Context, Result};
 use coder_k8s_testbed::{
-    Binaries,
+    Binaries, Pace,
     binaries::{self, Progress},
     postgres,
 };
@@ -17,17 +15,26 @@ use crate::{
 /// Gets the programs, building them if need be, with a line now and then for the person who waits.
 pub(crate) fn get() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let binaries = runtime.block_on(Binaries::build(&mut |progress| say(&progress.to_string())))?;
+    let mut pace = Pace::default();
+    let binaries = runtime.block_on(Binaries::build(&mut |progress| tell(&mut pace, &progress)))?;
     let folder = binaries.kube_apiserver.parent().unwrap_or(&binaries.kube_apiserver);
     say(&format!("the cluster's programs are in {}", folder.display()));
     Ok(())
+}
+
+/// Prints the progress of a build, in a line now and then.
+pub(crate) fn tell(pace: &mut Pace, progress: &Progress) {
+    if pace.is_due(progress) {
+        say(&progress.to_string());
+    }
 }
 
 /// Gets the programs, and the real coderd if that is wanted.
 pub(crate) fn get_all(with_coder: bool) -> Result<()> {
     get()?;
     if with_coder {
-        get_coder(&mut |progress| say(&progress.to_string()))?;
+        let mut pace = Pace::default();
+        get_coder(&mut |progress| tell(&mut pace, &progress))?;
     }
     Ok(())
 }
@@ -40,17 +47,8 @@ pub(crate) fn get_coder(tell: &mut dyn FnMut(Progress)) -> Result<()> {
     Ok(())
 }
 
-/// Finds Postgres, and installs it where that takes no more than asking for it by name.
+/// Finds Postgres. `xtask/preflight` has installed it, or said how, before this was compiled.
 pub(crate) fn get_postgres() -> Result<()> {
-    if postgres::Programs::locate().is_err() && Path::new("/usr/bin/apt-get").is_file() {
-        say("installing Postgres (apt-get install postgresql)");
-        let mut update = Command::new("apt-get");
-        update.args(["update", "--quiet"]);
-        let mut install = Command::new("apt-get");
-        install.args(["install", "--yes", "--quiet", "--no-install-recommends", "postgresql"]);
-        // What is missing afterwards is told with the way to get it.
-        let _ = must(update).and_then(|()| must(install));
-    }
     let found = postgres::Programs::locate().context("the tests need Postgres")?;
     say(&format!("Postgres is {}", found.postgres.display()));
     Ok(())

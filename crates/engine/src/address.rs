@@ -46,6 +46,19 @@ pub enum AddressError {
     },
 }
 
+impl Address {
+    /// The same interface with any free port. No listener stays no listener.
+    #[must_use]
+    pub fn with_free_port(&self) -> Self {
+        match self {
+            Self::Off => Self::Off,
+            Self::Any(_) => Self::Any(0),
+            Self::Ip(ip, _) => Self::Ip(*ip, 0),
+            Self::Name(name, _) => Self::Name(name.clone(), 0),
+        }
+    }
+}
+
 impl FromStr for Address {
     type Err = AddressError;
 

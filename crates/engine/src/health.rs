@@ -273,13 +273,25 @@ pub struct Bound {
     pub local_addr: SocketAddr,
 }
 
-/// The listener cannot be opened. The message names the flag that sets its address.
+/// The listener cannot be opened. The message is one whole sentence that names the flag which sets the address.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}: {source}; choose another address with {flag}")]
+#[error("cannot listen on {address}: {}; choose another address with {flag}, or `off`", self.why())]
 pub struct BindError {
     address: Address,
     flag: &'static str,
-    source: io::Error,
+    /// Part of the message, and therefore not the source of the error, which would be printed once more.
+    cause: io::Error,
+}
+
+impl BindError {
+    /// Whether another process listens on the address.
+    pub fn is_in_use(&self) -> bool {
+        self.cause.kind() == io::ErrorKind::AddrInUse
+    }
+
+    fn why(&self) -> String {
+        if self.is_in_use() { "another process listens there".to_owned() } else { self.cause.to_string() }
+    }
 }
 
 /// Opens a listener on `address`; `None` if the address is off. `flag` is the flag that sets the address, for the error.
@@ -292,7 +304,7 @@ pub async fn bind(address: &Address, flag: &'static str) -> Result<Option<Bound>
     };
     listener
         .and_then(|listener| Ok(Some(Bound { local_addr: listener.local_addr()?, listener })))
-        .map_err(|source| BindError { address: address.clone(), flag, source })
+        .map_err(|cause| BindError { address: address.clone(), flag, cause })
 }
 
 /// Serves until `stop`, then waits up to [`SERVER_DRAIN_TIMEOUT`] for responses in flight.

@@ -4,7 +4,12 @@
 //! cannot decode, which may be a Secret. Other crates that are not part of this workspace log at INFO and above only,
 //! because their finer levels show requests and headers.
 
-use std::{fmt, io::IsTerminal, str::FromStr, sync::Arc};
+use std::{
+    fmt,
+    io::{self, IsTerminal},
+    str::FromStr,
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 use tracing::{Event, Level, Metadata, Subscriber, level_filters::LevelFilter};
@@ -119,6 +124,30 @@ impl fmt::Debug for Handle {
 pub fn init(format: Format, filter: &str) -> Result<Handle, Error> {
     let terminal = std::io::stderr().is_terminal();
     let (subscriber, handle) = build(format.is_json(terminal), terminal, filter, std::io::stderr)?;
+    subscriber.try_init().map_err(|_| Error::Twice)?;
+    Ok(handle)
+}
+
+/// As [`init`], for a person, with each line passed to `write` instead of stderr. `write` must not log.
+pub fn init_to(
+    filter: &str,
+    colour: bool,
+    write: impl Fn(&[u8]) + Clone + Send + Sync + 'static,
+) -> Result<Handle, Error> {
+    struct Lines<F>(F);
+
+    impl<F: Fn(&[u8])> io::Write for Lines<F> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            (self.0)(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let (subscriber, handle) = build(false, colour, filter, move || Lines(write.clone()))?;
     subscriber.try_init().map_err(|_| Error::Twice)?;
     Ok(handle)
 }

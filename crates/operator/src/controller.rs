@@ -29,11 +29,12 @@ use coder_k8s_coderd::{
     postgres::{self, Postgres},
 };
 use coder_k8s_engine::{
+    address::Address,
     cache::ObjectKey,
     client::{self, ClientSettings},
     crds::Crds,
     fence::Fence,
-    health::{self, Readiness},
+    health::{self, Bound, Readiness},
     lease::{self, ElectionEnd, Heartbeat},
     logs,
     metrics::Metrics,
@@ -55,6 +56,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use cleanup::CleanupAttempt;
 pub(crate) use context::Context;
 pub(crate) use kinds::{CoderKind, CoderResource};
+use options::ADMIN_ADDR;
 pub(crate) use options::Options;
 
 use crate::{intervals::LEASE_RELEASE_TIMEOUT, metrics::CoderMetrics};
@@ -360,7 +362,7 @@ async fn serve(
     ];
     for (flag, address, router) in servers {
         let Some(router) = router else { continue };
-        if let Some(bound) = health::bind(address, flag).await? {
+        if let Some(bound) = bind(address, flag).await? {
             tracing::info!(address = %bound.local_addr, "serving for {flag}");
             let serving = health::serve(bound, router, stop.clone());
             tasks.spawn(async move {
@@ -371,6 +373,17 @@ async fn serve(
         }
     }
     Ok(())
+}
+
+/// Opens a listener. Nobody depends on the port of the admin listener, so its default gives way to another process.
+async fn bind(address: &Address, flag: &'static str) -> Result<Option<Bound>> {
+    match health::bind(address, flag).await {
+        Err(error) if error.is_in_use() && address.to_string() == ADMIN_ADDR => {
+            tracing::info!("another process listens on {address}: {flag} takes a free port");
+            Ok(health::bind(&address.with_free_port(), flag).await?)
+        }
+        other => Ok(other?),
+    }
 }
 
 /// Updates the gauges that are computed from the caches: objects by readiness, expiry of licenses, pending jobs. Runs for

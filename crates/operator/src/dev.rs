@@ -1,12 +1,20 @@
-//! `coder-k8s dev`: runs a local cluster with the operator and the samples, and prints a line for every change.
+//! `coder-k8s dev`: a local cluster with the operator and the samples, shown live on a terminal and in lines elsewhere.
 //!
-//! The cluster is the testbed's: a real API server on loopback, and a node that simulates pods and starts no
-//! containers. With `--with-coderd` the node runs the real coderd for the Deployment of a control plane, with a real
-//! Postgres. Nothing is left when the command ends, however it ends.
+//! The cluster is the testbed's: a real API server on loopback, and a node that plays pods and starts no containers.
+//! coderd, its daemons and its proxies are simulated, or with a flag the real programs, as processes that the operator's own Deployments
+//! start. Nothing is left when the command ends, however it ends.
 
+mod console;
+mod folder;
+mod given;
 mod real;
-mod samples;
+mod simulation;
+mod story;
+mod styled;
+mod terminal;
+mod view;
 mod watch;
+mod world;
 
 use std::{
     path::{Path, PathBuf},
@@ -18,36 +26,53 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use coder_k8s_coderd::Resolve;
 use coder_k8s_engine::logs;
-use coder_k8s_testbed::{Binaries, Cluster, Node};
-use kube::{
-    Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, Patch, PatchParams},
-};
-use serde_json::{Value, json};
-use tokio::time::Instant;
+use coder_k8s_testbed::{Binaries, Cluster};
+use kube::Client;
+use parking_lot::Mutex;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     controller::{self, options::duration},
-    intervals::DEV_SHUTDOWN_TIMEOUT,
+    intervals::{DEV_DAEMONS_INTERVAL, DEV_SHUTDOWN_TIMEOUT, DEV_VERIFY_INTERVAL},
     manifests::{self, Install},
-    print::print,
 };
+use console::Console;
+use folder::Folder;
+use given::Manifest;
+use simulation::Coderds;
+use story::Login;
+use styled::{Line, Style};
+use world::{Id, Simulated, World};
 
-/// The namespace of the Secrets that the samples name.
+/// The namespace of the samples, and of kubectl in another terminal.
 const NAMESPACE: &str = "coder";
 
 /// Flags of `dev`. The doc comments are the text of `--help`.
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(crate) struct Options {
-    /// Exit with code 0 as soon as every sample is settled, instead of waiting for Ctrl-C
+    /// Stop as soon as everything is Ready, with exit code 0. Otherwise fail with what is missing
     #[arg(long, env = "CODER_K8S_DEV_UNTIL_READY")]
     until_ready: bool,
+
+    /// More manifests to apply: a file, or a folder with files. Can be given several times
+    #[arg(short, long, value_name = "PATH")]
+    filename: Vec<PathBuf>,
+
+    /// Run the real daemons and proxies, which connect to the simulated coderd. The first run builds them, which takes
+    /// minutes
+    #[arg(long, env = "CODER_K8S_DEV_WITH_DAEMONS", conflicts_with = "with_coderd")]
+    with_daemons: bool,
 
     /// Run one control plane with the real coderd, unlicensed, and a real Postgres, instead of the samples with a
     /// simulated coderd. The first run builds coderd, which takes minutes
     #[arg(long, env = "CODER_K8S_DEV_WITH_CODERD")]
     with_coderd: bool,
+
+    /// Print a line for every change instead of the live view, as it is where there is no terminal
+    #[arg(long, env = "CODER_K8S_DEV_PLAIN")]
+    plain: bool,
 
     /// Deadline of --until-ready
     #[arg(long, default_value = "2m", value_parser = duration, env = "CODER_K8S_DEV_TIMEOUT", value_name = "TIME")]
@@ -58,7 +83,21 @@ pub(crate) struct Options {
     log_level: String,
 }
 
-/// Runs until Ctrl-C or SIGTERM, or with `--until-ready` until the samples are settled.
+/// What a newcomer is told about the cluster.
+#[derive(Clone, Debug)]
+struct Guide {
+    title: String,
+    /// The command that lets another terminal use the cluster.
+    environment: String,
+    /// What each command does, and the command.
+    commands: Vec<(String, String)>,
+    /// Lines that stay in view.
+    pinned: Vec<String>,
+}
+
+type SharedGuide = Mutex<Guide>;
+
+/// Runs until a signal, or with `--until-ready` until everything is Ready.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(dev(options));
@@ -67,15 +106,40 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 async fn dev(options: &Options) -> Result<()> {
-    let console = Console::new();
-    let mut interrupted = Box::pin(controller::stop_signal()?);
+    let given = given::read(&options.filename)?;
+    if options.with_coderd {
+        real::check_postgres()?;
+    }
+    let console = Console::new(options.plain);
+    let mut interrupted = Box::pin(stop_signal()?);
     let (cluster, coder) = tokio::select! {
         started = start(options, &console) => started?,
-        _ = &mut interrupted => { console.line("interrupted"); return Ok(()) }
+        () = &mut interrupted => {
+            console.end_progress();
+            console.line("interrupted");
+            return interruption(options);
+        }
     };
-    let outcome = tokio::select! {
-        outcome = serve(&cluster, coder.as_deref(), options, &console) => outcome,
-        _ = &mut interrupted => Ok(()),
+    let world = Arc::new(World::new());
+    let outcome = match Folder::create(&cluster, NAMESPACE) {
+        Err(error) => Err(error),
+        Ok(folder) => {
+            let session = Session {
+                cluster: &cluster,
+                client: cluster.client(),
+                guide: Mutex::new(guide(options, &cluster, &folder).await),
+                folder,
+                world,
+                options,
+                console: &console,
+            };
+            let outcome = tokio::select! {
+                outcome = Box::pin(session.serve(coder.as_deref(), given)) => outcome,
+                () = &mut interrupted => interruption(options),
+            };
+            session.conclude(outcome.is_ok());
+            outcome
+        }
     };
     console.line("stopping the cluster");
     cluster.stop().await;
@@ -85,11 +149,38 @@ async fn dev(options: &Options) -> Result<()> {
     outcome
 }
 
-/// Builds the programs that are not cached, and starts the cluster. The path is that of the real coderd, with
-/// `--with-coderd`.
+/// Ctrl-C is the usual end, except for a command that promised to wait for something.
+fn interruption(options: &Options) -> Result<()> {
+    if options.until_ready {
+        bail!("interrupted before everything was Ready");
+    }
+    Ok(())
+}
+
+/// Catches the signals that end a program, those of a terminal included, so that the screen is restored.
+fn stop_signal() -> Result<impl Future<Output = ()>> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut quit = signal(SignalKind::quit())?;
+    let stop = controller::stop_signal()?;
+    Ok(async move {
+        tokio::select! {
+            _ = stop => {}
+            _ = hangup.recv() => {}
+            _ = quit.recv() => {}
+        }
+    })
+}
+
+/// Builds the programs that are not cached, and starts the cluster. The path is that of the real `coder`, if it is to
+/// run.
 async fn start(options: &Options, console: &Console) -> Result<(Cluster, Option<PathBuf>)> {
-    let binaries = Binaries::build(&mut |progress| console.line(&progress.to_string())).await?;
-    let coder = if options.with_coderd { Some(real::program(console).await?) } else { None };
+    let binaries = Binaries::build(&mut |progress| console.progress(&progress)).await;
+    console.end_progress();
+    let binaries = binaries?;
+    let folder = binaries.kube_apiserver.parent().unwrap_or(Path::new("/"));
+    console.line(&format!("the cluster's programs are in {}", folder.display()));
+    let coder =
+        if options.with_coderd || options.with_daemons { Some(real::program(console).await?) } else { None };
     let progress = console.clone();
     let cluster = Cluster::builder()
         .binaries(binaries)
@@ -100,185 +191,175 @@ async fn start(options: &Options, console: &Console) -> Result<(Cluster, Option<
     Ok((cluster, coder))
 }
 
-async fn serve(cluster: &Cluster, coder: Option<&Path>, options: &Options, console: &Console) -> Result<()> {
-    match coder {
-        None => {
-            let _node = node(cluster).await?;
-            let client = greet(cluster, console);
-            let coderd = samples::Coderd::start(console).await?;
-            let work = async {
-                samples::namespaces(&client).await?;
-                coderd.fill_secrets(&client).await?;
-                samples::apply(&client, console).await?;
-                until(options, console, "every sample is settled", samples::settled(&client)).await
-            };
-            Box::pin(with_operator(cluster, &client, options, coderd.resolver(), work, console)).await
+async fn guide(options: &Options, cluster: &Cluster, folder: &Folder) -> Guide {
+    let version = cluster.client().apiserver_version().await;
+    let title =
+        version.map_or_else(|_| String::new(), |version| format!("Kubernetes {}", version.git_version));
+    if options.with_coderd { real::guide(title, folder) } else { story::guide(title, folder) }
+}
+
+/// A running cluster and what is shown of it.
+struct Session<'a> {
+    cluster: &'a Cluster,
+    client: Client,
+    folder: Folder,
+    world: Arc<World>,
+    guide: SharedGuide,
+    options: &'a Options,
+    console: &'a Console,
+}
+
+impl Session<'_> {
+    /// Runs everything. Ends only with `--until-ready`, or with an error.
+    async fn serve(&self, coder: Option<&Path>, given: Vec<Manifest>) -> Result<()> {
+        let Self { client, console, options, .. } = self;
+        let environment = self.guide.lock().environment.clone();
+        console.line(&format!("the cluster is up; to use it in another terminal: {environment}"));
+        let login = Login::random();
+        let simulated = Simulated { coderd: !options.with_coderd, daemons: coder.is_none() };
+        // Dropped after the node: coderd must not lose its database before it stops.
+        let postgres = if options.with_coderd { Some(real::postgres(console).await?) } else { None };
+        let database = match &postgres {
+            Some(server) => Some(server.database().await.context("cannot create a database")?),
+            None => None,
+        };
+        let node = Arc::new(self.cluster.node("dev").await.context("cannot start the node")?);
+        if let Some(coder) = coder {
+            real::run_images(&node, coder, options.with_coderd)?;
         }
-        Some(coder) => {
-            // Dropped last: coderd must not lose its database before it stops.
-            let postgres = real::postgres(console).await?;
-            let database = postgres.database().await.context("cannot create a database")?;
-            let node = node(cluster).await?;
-            let client = greet(cluster, console);
-            let real = real::RealCoderd::start(&node, coder, &client, console)?;
+        let outcome = if let Some(database) = &database {
+            let real = real::RealCoderd::new(&node, client, &self.guide, console);
             let work = async {
-                real.apply(&database.url()).await?;
-                tokio::select! {
-                    outcome = until(options, console, real::READY, real.ready()) => outcome,
-                    never = real.follow() => match never {},
+                story::prepare(client, &database.url(), &login).await?;
+                self.settle([real::manifests()?, given].concat()).await
+            };
+            let told = async { match real.follow(&login).await {} };
+            Box::pin(self.with_operator(real.resolver(), simulated, work, told)).await
+        } else {
+            let coderds = Arc::new(Coderds::new(&node, console));
+            let work = async {
+                story::prepare(client, "postgres://coder@database.example/coder", &login).await?;
+                story::license(client, &self.folder).await?;
+                self.settle([given::samples()?, given].concat()).await
+            };
+            let played = async {
+                if simulated.daemons {
+                    simulation::play(client, &coderds).await;
                 }
+                std::future::pending().await
             };
-            let outcome =
-                Box::pin(with_operator(cluster, &client, options, real.resolver(), work, console)).await;
-            if outcome.is_err() {
-                real::show_logs(&node);
+            Box::pin(self.with_operator(coderds.clone(), simulated, work, played)).await
+        };
+        if outcome.is_err() {
+            real::show_logs(&node, console);
+        }
+        outcome
+    }
+
+    /// Applies the manifests and waits until their objects are Ready. Returns with `--until-ready` alone.
+    async fn settle(&self, manifests: Vec<Manifest>) -> Result<()> {
+        let Self { world, console, options, .. } = self;
+        let expected = given::apply(&self.client, manifests, console).await?;
+        if options.until_ready {
+            let timeout = options.timeout;
+            if tokio::time::timeout(timeout, world.until_ready(&expected)).await.is_err() {
+                bail!("not everything is Ready after {timeout:?}:{}", self.missing(&expected));
             }
-            outcome
+            console.line("everything is Ready");
+            return Ok(());
+        }
+        world.until_ready(&expected).await;
+        console.line("everything is Ready");
+        if !console.is_interactive() {
+            self.summarize("TRY NEXT, in another terminal");
+            console.line("watching; Ctrl-C ends it");
+        }
+        std::future::pending().await
+    }
+
+    fn missing(&self, expected: &[Id]) -> String {
+        self.world.seen().missing(expected).iter().map(|line| format!("\n  {line}")).collect()
+    }
+
+    /// Runs the operator and the view, and returns when `work` ends. `beside` never ends.
+    async fn with_operator(
+        &self,
+        resolver: Arc<dyn Resolve>,
+        simulated: Simulated,
+        work: impl Future<Output = Result<()>>,
+        beside: impl Future<Output = ()>,
+    ) -> Result<()> {
+        let Self { client, world, console, .. } = self;
+        let stop = CancellationToken::new();
+        let operator = self.run_operator(resolver, stop.clone());
+        tokio::pin!(operator);
+        let shown = async {
+            if console.is_interactive() {
+                return view::run(console, world, &self.guide).await;
+            }
+            std::future::pending().await
+        };
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            outcome = shown => outcome,
+            () = watch::everything(client, world, simulated, console) => bail!("the watch of the cluster stopped unexpectedly"),
+            () = beside => bail!("the simulation stopped unexpectedly"),
+            outcome = &mut operator => return outcome.and_then(|()| bail!("the operator stopped unexpectedly")),
+        };
+        stop.cancel();
+        operator.await?;
+        outcome
+    }
+
+    /// Runs the operator in this process until `stop`, with exactly the permissions of its manifests.
+    async fn run_operator(&self, resolver: Arc<dyn Resolve>, stop: CancellationToken) -> Result<()> {
+        #[derive(clap::Parser)]
+        struct Defaults {
+            #[command(flatten)]
+            options: controller::Options,
+        }
+        let Self { client, console, .. } = self;
+        let install = Install::default();
+        for object in
+            manifests::objects(&install)?.into_iter().filter(|object| object["kind"] != "Deployment")
+        {
+            given::apply_value(client, object).await.context("cannot install the RBAC of the operator")?;
+        }
+        let kubeconfig = self.cluster.kubeconfig_for_account(&install.namespace, "coder-k8s").await?;
+        let log = (*console).clone();
+        let logs = logs::init_to(&self.options.log_level, console.has_colours(), move |line| log.log(line))?;
+        let mut options = Defaults::try_parse_from(["dev"])?.options;
+        options.kubeconfig = Some(kubeconfig);
+        options.allowed_address_ranges = vec!["127.0.0.0/8".parse()?];
+        // There is no other instance, and a laptop that slept must not lose a lease.
+        options.leader_elect = false;
+        options.verify_interval = DEV_VERIFY_INTERVAL;
+        options.daemons_interval = DEV_DAEMONS_INTERVAL;
+        for address in [&mut options.health_addr, &mut options.metrics_addr, &mut options.admin_addr] {
+            *address = "127.0.0.1:0".parse()?;
+        }
+        console.line("starting the operator with the permissions of its manifests");
+        controller::control(options, Some(logs), Some(resolver), stop).await
+    }
+
+    /// Says what exists when the view is gone.
+    fn conclude(&self, well: bool) {
+        if self.options.until_ready && well {
+            self.summarize("TRY NEXT, while `coder-k8s dev` runs, in another terminal");
+        } else if self.console.is_interactive() {
+            self.console.lines(&view::table(&self.world.seen()));
         }
     }
-}
 
-async fn node(cluster: &Cluster) -> Result<Node> {
-    cluster.node("dev").await.context("cannot start the node")
-}
-
-/// Prints how to inspect the cluster.
-fn greet(cluster: &Cluster, console: &Console) -> Client {
-    console.line("the cluster is up; to inspect it, run in another terminal:");
-    Console::plain(&format!("    export KUBECONFIG={}", cluster.kubeconfig_path().display()));
-    if let Ok(kubectl) = cluster.binaries().kubectl() {
-        Console::plain(&format!("    {} get coder --all-namespaces", kubectl.display()));
-    }
-    cluster.client()
-}
-
-/// With `--until-ready` waits for `ready` and prints `milestone`. Without it never returns.
-async fn until(
-    options: &Options,
-    console: &Console,
-    milestone: &str,
-    ready: impl Future<Output = Result<()>>,
-) -> Result<()> {
-    if !options.until_ready {
-        console.line("watching; Ctrl-C ends it");
-        return std::future::pending().await;
-    }
-    match tokio::time::timeout(options.timeout, ready).await {
-        Ok(outcome) => outcome?,
-        Err(_) => bail!("timed out after {:?} waiting for: {milestone}", options.timeout),
-    }
-    console.line(milestone);
-    Ok(())
-}
-
-/// Runs the operator, prints every change, and returns when `work` ends.
-async fn with_operator(
-    cluster: &Cluster,
-    client: &Client,
-    options: &Options,
-    resolver: Arc<dyn Resolve>,
-    work: impl Future<Output = Result<()>>,
-    console: &Console,
-) -> Result<()> {
-    let watching = watch::everything(client, console);
-    tokio::pin!(watching);
-    let stop = CancellationToken::new();
-    let operator = run_operator(cluster, client, &options.log_level, resolver, stop.clone(), console);
-    tokio::pin!(operator);
-    let outcome = tokio::select! {
-        outcome = work => outcome,
-        () = &mut watching => bail!("the watch of the cluster stopped unexpectedly"),
-        outcome = &mut operator => return outcome.and_then(|()| bail!("the operator stopped unexpectedly")),
-    };
-    stop.cancel();
-    operator.await?;
-    outcome
-}
-
-/// Runs the operator in this process until `stop`, with exactly the permissions of its manifests.
-async fn run_operator(
-    cluster: &Cluster,
-    client: &Client,
-    log_level: &str,
-    resolver: Arc<dyn Resolve>,
-    stop: CancellationToken,
-    console: &Console,
-) -> Result<()> {
-    #[derive(clap::Parser)]
-    struct Defaults {
-        #[command(flatten)]
-        options: controller::Options,
-    }
-    let install = Install::default();
-    for object in manifests::objects(&install)?.into_iter().filter(|object| object["kind"] != "Deployment") {
-        apply(client, object).await.context("cannot install the RBAC of the operator")?;
-    }
-    let kubeconfig = cluster.kubeconfig_for_account(&install.namespace, "coder-k8s").await?;
-    let logs = logs::init(logs::Format::Human, log_level)?;
-    let mut options = Defaults::try_parse_from(["dev"])?.options;
-    options.kubeconfig = Some(kubeconfig);
-    options.allowed_address_ranges = vec!["127.0.0.0/8".parse()?];
-    options.leader_elect_namespace = Some(install.namespace);
-    for address in [&mut options.health_addr, &mut options.metrics_addr, &mut options.admin_addr] {
-        *address = "127.0.0.1:0".parse()?;
-    }
-    console.line("starting the operator with the permissions of its manifests");
-    controller::control(options, Some(logs), Some(resolver), stop).await
-}
-
-/// Applies an object of any kind, as a person would, not as the operator does.
-async fn apply(client: &Client, object: Value) -> Result<()> {
-    let object: DynamicObject = serde_json::from_value(object)?;
-    let (name, params) = (object.name_any(), PatchParams::apply("coder-k8s-dev").force());
-    let applied = api(client, &object)?.patch(&name, &params, &Patch::Apply(&object)).await;
-    applied.with_context(|| format!("cannot apply {} {name}", kind(&object)))?;
-    Ok(())
-}
-
-async fn apply_namespace(client: &Client, name: &str) -> Result<()> {
-    apply(client, json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})).await
-}
-
-/// Applies a Secret in the namespace of the samples.
-async fn apply_secret(client: &Client, name: &str, key: &str, value: &str) -> Result<()> {
-    let metadata = json!({"name": name, "namespace": NAMESPACE});
-    let data = json!({key: value});
-    apply(client, json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}))
-        .await
-}
-
-/// The API of an object's kind, in its namespace if it has one.
-fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
-    let types = object.types.as_ref().context("an object without a kind")?;
-    let resource = ApiResource::from_gvk(&types.try_into()?);
-    Ok(match &object.metadata.namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    })
-}
-
-fn kind(object: &DynamicObject) -> &str {
-    object.types.as_ref().map_or("object", |types| types.kind.as_str())
-}
-
-/// Prints lines to standard output, with the seconds since the start.
-#[derive(Clone, Debug)]
-pub(crate) struct Console {
-    start: Arc<Instant>,
-}
-
-impl Console {
-    fn new() -> Self {
-        Self { start: Arc::new(Instant::now()) }
-    }
-
-    /// Prints a line with the time before it.
-    pub(crate) fn line(&self, text: &str) {
-        Self::plain(&format!("{:>6.1}s  {text}", self.start.elapsed().as_secs_f32()));
-    }
-
-    /// Prints a line without the time. A closed pipe is ignored.
-    pub(crate) fn plain(text: &str) {
-        let _ = print(&format!("{text}\n"));
+    /// Prints the table and the commands.
+    fn summarize(&self, heading: &str) {
+        let guide = self.guide.lock().clone();
+        let blank = || [Line::default()];
+        let pinned = guide.pinned.iter().map(|line| Line::new(Style::Plain, line));
+        let table = view::table(&self.world.seen());
+        let commands = view::commands(&guide, heading);
+        let all =
+            blank().into_iter().chain(table).chain(pinned).chain(blank()).chain(commands).chain(blank());
+        self.console.lines(&all.collect::<Vec<_>>());
     }
 }

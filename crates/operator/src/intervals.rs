@@ -23,13 +23,25 @@ pub(crate) const GRANT_SWEEP: Duration = Duration::from_mins(10);
 /// How long the release of the lease may take at shutdown.
 pub(crate) const LEASE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the samples of `dev` wait for the control plane that applies the license.
-#[cfg(feature = "dev")]
-pub(crate) const DEV_LICENSE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Period at which `dev` reads the objects that it waits for.
+/// Period at which `dev` reads what no watch shows: the address of a process, a key that coderd does not know yet.
 #[cfg(feature = "dev")]
 pub(crate) const DEV_POLL_PERIOD: Duration = Duration::from_millis(200);
+
+/// Period at which `dev` draws its view while nothing changes, because it shows times.
+#[cfg(feature = "dev")]
+pub(crate) const DEV_REDRAW_PERIOD: Duration = Duration::from_secs(1);
+
+/// How long `dev` waits for more changes before it draws one.
+#[cfg(feature = "dev")]
+pub(crate) const DEV_REDRAW_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often the operator of `dev` verifies what it has in coderd, so that a person sees the effect of a change soon.
+#[cfg(feature = "dev")]
+pub(crate) const DEV_VERIFY_INTERVAL: Duration = Duration::from_secs(20);
+
+/// How often the operator of `dev` lists the daemons.
+#[cfg(feature = "dev")]
+pub(crate) const DEV_DAEMONS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long the tasks of `dev` may take to end when it ends.
 #[cfg(feature = "dev")]

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 pub use coder::{CODER_VERSION, coder_migrations, coder_module};
 pub use coderd::{build_coder, locate_coder};
-pub use progress::{Progress, Stage};
+pub use progress::{Pace, Progress, Stage};
 
 /// Release of Kubernetes that the pinned Go modules build.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
@@ -81,7 +81,10 @@ pub enum Error {
     #[error("no cache directory: set CODER_K8S_CACHE, XDG_CACHE_HOME or HOME")]
     NoCache,
     /// The Go toolchain is missing.
-    #[error("building the cluster's programs needs Go {needed} or later, but `go` is in none of: {searched}")]
+    #[error(
+        "building the cluster's programs needs Go {needed} or later, but there is no `go` in any of {searched}: install it \
+         from https://go.dev/dl, and add its `bin` directory to PATH"
+    )]
     NoGo {
         /// Go version that the pinned modules require.
         needed: &'static str,
@@ -205,7 +208,7 @@ impl Binaries {
     /// Finds the programs, and builds those that are missing from the cache.
     ///
     /// Processes may call this concurrently: one builds, the others wait. `progress` is called at each change of
-    /// stage and about every two seconds. Dropping the future ends the build; what Go has compiled by then stays in
+    /// stage and about five times a second. Dropping the future ends the build; what Go has compiled by then stays in
     /// Go's own cache.
     pub async fn build(progress: &mut dyn FnMut(Progress)) -> Result<Self, Error> {
         build::build(&Sources::from_env()?, progress).await

@@ -26,7 +26,7 @@ mod shared;
 mod user;
 
 pub use audit::AuditEvent;
-pub use binaries::{Binaries, Progress, Sources, Stage};
+pub use binaries::{Binaries, Pace, Progress, Sources, Stage};
 pub use cluster::{Builder, Cluster};
 pub use codersim::CoderSim;
 pub use eventually::{TimedOut, eventually};

@@ -166,9 +166,15 @@ async fn a_head_without_end_is_refused() {
 async fn a_taken_port_names_the_address_and_the_flag() {
     let first = bind(&":0".parse().unwrap(), "--health-address").await.unwrap().unwrap();
     let taken: Address = format!(":{}", first.local_addr.port()).parse().unwrap();
-    let error = bind(&taken, "--health-address").await.unwrap_err().to_string();
-    assert!(error.starts_with(&format!("cannot listen on {taken}: ")), "{error}");
-    assert!(error.ends_with("; choose another address with --health-address"), "{error}");
+    let error = bind(&taken, "--health-address").await.unwrap_err();
+    assert!(error.is_in_use());
+    assert!(std::error::Error::source(&error).is_none(), "a source is printed once more");
+    let sentence = format!(
+        "cannot listen on {taken}: another process listens there; choose another address with --health-address, or `off`"
+    );
+    assert_eq!(error.to_string(), sentence);
+    let free = bind(&taken.with_free_port(), "--health-address").await.unwrap().unwrap();
+    assert_ne!(free.local_addr.port(), first.local_addr.port());
 }
 
 #[tokio::test]

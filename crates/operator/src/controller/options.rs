@@ -12,6 +12,8 @@ const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/name
 /// The longest time that a flag takes, so that no sum of times overflows.
 const LONGEST: Duration = Duration::from_hours(30 * 24);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+/// Default of `--admin-addr`. If another process has it, the listener takes a free port.
+pub(crate) const ADMIN_ADDR: &str = "127.0.0.1:8082";
 
 /// Flags of the controller. The doc comments are the text of `--help`.
 #[derive(Clone, Debug, clap::Args)]
@@ -72,8 +74,9 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_METRICS_ADDR", default_value = ":8080", value_name = "ADDRESS")]
     pub(crate) metrics_addr: Address,
 
-    /// Address of /log-level, which shows and changes the log level, or `off`; reach it with `kubectl port-forward`
-    #[arg(long, env = "CODER_K8S_ADMIN_ADDR", default_value = "127.0.0.1:8082", value_name = "ADDRESS")]
+    /// Address of /log-level, which shows and changes the log level, or `off`; reach it with `kubectl port-forward`. If
+    /// the default port is taken, a free one is used, and logged
+    #[arg(long, env = "CODER_K8S_ADMIN_ADDR", default_value = ADMIN_ADDR, value_name = "ADDRESS")]
     pub(crate) admin_addr: Address,
 
     /// Log format: human, json, or auto, which is human on a terminal and else json

@@ -1,6 +1,7 @@
-//! The real coderd of the local cluster: unmodified and unlicensed, started by the Deployment of a control plane.
+//! The real programs of `dev`: coderd, unmodified and unlicensed, started by the Deployment of a control plane, or the
+//! daemons and proxies that connect to a simulated one.
 //!
-//! The node runs coderd as a process for the images below. The control plane is a sample without its license, with
+//! The node runs the program for the images below. The control plane of the real coderd is the sample without its license, with
 //! settings that keep coderd from calling anything outside this machine.
 
 use std::{
@@ -11,25 +12,29 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use coder_k8s_api::{CoderControlPlane, condition::kind, samples::SAMPLES};
+use coder_k8s_api::samples::SAMPLES;
 use coder_k8s_coderd::Resolve;
 use coder_k8s_testbed::{
     Node, Postgres, Program, Resolver,
     binaries::{self, CODER_VERSION},
     postgres::Programs,
 };
-use kube::{Api, Client};
-use parking_lot::Mutex;
+use kube::Client;
+use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use super::{Console, NAMESPACE, apply, apply_namespace, apply_secret};
+use super::{
+    Guide, NAMESPACE, SharedGuide,
+    console::Console,
+    folder::Folder,
+    given::{self, Manifest},
+    story::Login,
+    styled::{Line, Style},
+};
 use crate::intervals::DEV_POLL_PERIOD;
 
-const SAMPLE: &str = "controlplane-licensed.yaml";
+const SAMPLE: &str = "controlplane.yaml";
 const NAME: &str = "coder";
-
-/// Printed when coderd and the operator access are ready.
-pub(super) const READY: &str = "the real coderd serves, and the operator has access to it";
 
 /// The images that the node has. All run the same program, so that you can try a change of the image.
 const IMAGES: [&str; 2] = ["ghcr.io/coder/coder:latest", "ghcr.io/coder/coder:v2.36.1"];
@@ -44,12 +49,27 @@ const OFFLINE: [(&str, &str); 6] = [
     ("CODER_AI_GATEWAY_ENABLED", "false"),
 ];
 
-/// Returns the path of coderd, and builds it if it is not cached. Checks for Postgres first, because the build takes
-/// minutes.
-pub(super) async fn program(console: &Console) -> Result<PathBuf> {
+/// Fails if Postgres is not installed. Called before anything is built.
+pub(super) fn check_postgres() -> Result<()> {
     Programs::locate().context("--with-coderd needs Postgres")?;
-    let coder = binaries::build_coder(&mut |progress| console.line(&progress.to_string())).await;
+    Ok(())
+}
+
+/// Returns the path of the real program, and builds it if it is not cached.
+pub(super) async fn program(console: &Console) -> Result<PathBuf> {
+    let coder = binaries::build_coder(&mut |progress| console.progress(&progress)).await;
+    console.end_progress();
     coder.context("cannot build the real coderd")
+}
+
+/// Tells the node to run coderd for its images, or only daemons and proxies.
+pub(super) fn run_images(node: &Node, coder: &Path, with_coderd: bool) -> Result<()> {
+    for image in IMAGES {
+        let program = Program::coder(coder);
+        let program = if with_coderd { program } else { program.commands_only() };
+        node.run_image(image, program).context("cannot set up the node")?;
+    }
+    Ok(())
 }
 
 /// Starts Postgres, which stops when dropped.
@@ -61,25 +81,14 @@ pub(super) async fn postgres(console: &Console) -> Result<Postgres> {
 
 /// A control plane whose pods are processes of this machine.
 pub(super) struct RealCoderd<'a> {
-    client: Client,
     resolver: Resolver,
-    /// The address that was printed last.
-    address: Mutex<Option<SocketAddr>>,
+    guide: &'a SharedGuide,
     console: &'a Console,
 }
 
 impl<'a> RealCoderd<'a> {
-    /// Tells the node to run coderd for its images.
-    pub(super) fn start(node: &Node, coder: &Path, client: &Client, console: &'a Console) -> Result<Self> {
-        for image in IMAGES {
-            node.run_image(image, Program::coder(coder)).context("cannot set up the node")?;
-        }
-        Ok(Self {
-            client: client.clone(),
-            resolver: node.resolver(client.clone()),
-            address: Mutex::default(),
-            console,
-        })
+    pub(super) fn new(node: &Node, client: &Client, guide: &'a SharedGuide, console: &'a Console) -> Self {
+        Self { resolver: node.resolver(client.clone()), guide, console }
     }
 
     /// Resolves the Service to the processes behind it.
@@ -87,93 +96,104 @@ impl<'a> RealCoderd<'a> {
         Arc::new(self.resolver.clone())
     }
 
-    /// Applies the control plane and its database Secret. The license is left out, because the real coderd accepts no
-    /// license of the simulator.
-    pub(super) async fn apply(&self, database: &str) -> Result<()> {
-        apply_namespace(&self.client, NAMESPACE).await?;
-        apply_secret(&self.client, "coder-db-app", "uri", database).await?;
-        apply(&self.client, sample()?).await?;
-        self.console
-            .line(&format!("applied CoderControlPlane {NAMESPACE}/{NAME}: {SAMPLE} without its license"));
-        Ok(())
-    }
-
-    /// Waits until coderd serves and the operator has access to it.
-    pub(super) async fn ready(&self) -> Result<()> {
-        while !(self.is_ready().await && self.address.lock().is_some()) {
-            tokio::time::sleep(DEV_POLL_PERIOD).await;
-        }
-        Ok(())
-    }
-
-    /// Prints the address of coderd whenever it changes, and once that the operator has access.
-    pub(super) async fn follow(&self) -> Infallible {
-        let mut had_access = false;
+    /// Tells the address of coderd whenever it changes, and how to log in.
+    pub(super) async fn follow(&self, login: &Login) -> Infallible {
+        let mut known = None;
         loop {
             let found = self.resolver.find(&format!("{NAME}.{NAMESPACE}.svc"), 80).await;
-            if let Some(address) = found.ok().and_then(|all| all.first().copied())
-                && self.address.lock().replace(address) != Some(address)
-            {
-                self.console.line(&format!(
-                    "coderd {CODER_VERSION} answers at http://{address} (API only: this build has no dashboard)"
-                ));
-            }
-            if !had_access && self.is_ready().await {
-                had_access = true;
-                self.console
-                    .line("the operator has access to coderd through its own account in the database");
+            let found = found.ok().and_then(|all| all.first().copied());
+            if let Some(address) = found.filter(|_| found != known) {
+                known = found;
+                self.tell(address, login);
             }
             tokio::time::sleep(DEV_POLL_PERIOD).await;
         }
     }
 
-    /// Whether the control plane and its operator access are ready for the current generation.
-    async fn is_ready(&self) -> bool {
-        let planes = Api::<CoderControlPlane>::namespaced(self.client.clone(), NAMESPACE);
-        let Ok(plane) = planes.get(NAME).await else { return false };
-        let status = plane.status.unwrap_or_default();
-        let holds = |type_: &str| {
-            let mut all = status.workload.conditions.iter();
-            all.any(|c| {
-                c.type_ == type_ && c.status == "True" && c.observed_generation == plane.metadata.generation
-            })
-        };
-        holds(kind::READY) && holds(kind::OPERATOR_ACCESS_READY) && status.version.is_some()
+    /// The password is that of a deployment which ends with this process.
+    fn tell(&self, address: SocketAddr, login: &Login) {
+        let Login { email, password } = login;
+        let password = password.expose_secret();
+        let pinned = [
+            format!(
+                "coderd {CODER_VERSION} answers at http://{address} (API only: this build has no dashboard)"
+            ),
+            format!("log in as {email} with the password {password}"),
+        ];
+        for line in &pinned {
+            self.console.line(line);
+        }
+        let mut guide = self.guide.lock();
+        guide.pinned = pinned.into();
+        if let Some((_, command)) = guide.commands.first_mut() {
+            *command = format!(
+                "curl -s http://{address}/api/v2/users/login -d '{{\"email\":\"{email}\",\"password\":\"{password}\"}}'"
+            );
+        }
     }
 }
 
-/// Prints the last lines of coderd's logs.
-pub(super) fn show_logs(node: &Node) {
+/// What to try with the real coderd.
+pub(super) fn guide(title: String, folder: &Folder) -> Guide {
+    let commands = [
+        ("log in: coderd answers with a session token", "kubectl get coder".to_owned()),
+        (
+            "another image: watch the rollout",
+            format!(
+                "kubectl patch ccp {NAME} --type merge -p '{{\"spec\":{{\"image\":\"ghcr.io/coder/coder:latest\"}}}}'"
+            ),
+        ),
+        ("delete it", "kubectl delete coder --all".to_owned()),
+    ];
+    Guide {
+        title,
+        environment: format!(". {}", folder.typed("env")),
+        commands: commands.map(|(what, command)| (what.to_owned(), command)).into(),
+        pinned: Vec::new(),
+    }
+}
+
+/// Prints the last lines of the logs of all processes.
+pub(super) fn show_logs(node: &Node, console: &Console) {
     for (name, tail) in node.logs(NAMESPACE) {
-        Console::plain(&format!("the last lines of {name}:\n{tail}"));
+        let head = Line::new(Style::Bold, &format!("the last lines of {name}:"));
+        let lines = tail.lines().map(|line| Line::new(Style::Plain, line));
+        console.lines(&std::iter::once(head).chain(lines).collect::<Vec<_>>());
     }
 }
 
-/// The sample with the settings that it needs on this machine.
-fn sample() -> Result<Value> {
+/// The sample with the settings that it needs on this machine. The license is left out, because the real coderd accepts
+/// no license of the simulator.
+pub(super) fn manifests() -> Result<Vec<Manifest>> {
     let found = SAMPLES.iter().find(|sample| sample.file == SAMPLE).context("no such sample")?;
-    let mut object: Value = serde_saphyr::from_str(found.yaml)?;
-    let spec = object.get_mut("spec").and_then(Value::as_object_mut).context("a sample without a spec")?;
-    spec.remove("licenseSecretRef");
-    // The pinned release exits if this is set by its environment variable.
-    spec.insert("extraArgs".to_owned(), json!(["--external-auth-github-default-provider-enable=false"]));
-    spec.insert("readinessProbe".to_owned(), json!({"periodSeconds": 1}));
-    let env =
-        spec.get_mut("extraEnv").and_then(Value::as_array_mut).context("a sample without a database")?;
-    // Without an access URL, coderd gets the address of the Service, which resolves to the process.
-    env.retain(|entry| entry.get("name") != Some(&json!("CODER_ACCESS_URL")));
-    env.extend(OFFLINE.map(|(name, value)| json!({"name": name, "value": value})));
-    Ok(object)
+    let mut manifests = given::sample(found)?;
+    for manifest in &mut manifests {
+        let spec = manifest.object.data.get_mut("spec").and_then(Value::as_object_mut);
+        let spec = spec.context("a sample without a spec")?;
+        spec.remove("licenseSecretRef");
+        // The pinned release exits if this is set by its environment variable.
+        spec.insert("extraArgs".to_owned(), json!(["--external-auth-github-default-provider-enable=false"]));
+        spec.insert("readinessProbe".to_owned(), json!({"periodSeconds": 1}));
+        let env = spec.get_mut("extraEnv").and_then(Value::as_array_mut);
+        let env = env.context("a sample without a database")?;
+        // Without an access URL, coderd gets the address of the Service, which resolves to the process.
+        env.retain(|entry| entry.get("name") != Some(&json!("CODER_ACCESS_URL")));
+        env.extend(OFFLINE.map(|(name, value)| json!({"name": name, "value": value})));
+    }
+    Ok(manifests)
 }
 
 #[cfg(test)]
 mod tests {
+    use coder_k8s_api::CoderControlPlane;
+
     use super::*;
 
     #[test]
     fn the_sample_keeps_its_database_and_is_a_control_plane() {
-        let object = sample().unwrap();
-        let plane: CoderControlPlane = serde_json::from_value(object).unwrap();
+        let [manifest] = &manifests().unwrap()[..] else { panic!("one object") };
+        let plane: CoderControlPlane =
+            serde_json::from_value(serde_json::to_value(&manifest.object).unwrap()).unwrap();
         assert_eq!(plane.metadata.name.as_deref(), Some(NAME));
         assert_eq!(plane.metadata.namespace.as_deref(), Some(NAMESPACE));
         assert!(IMAGES.contains(&plane.spec.image.as_ref()));

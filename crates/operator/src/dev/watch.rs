@@ -1,15 +1,19 @@
-//! Prints a line for every change of the operator's kinds and their children.
+//! Watches the operator's kinds, their children and their events, keeps [`World`] up to date, and prints a line for
+//! every change where there is no view.
 
-use std::{collections::HashMap, fmt::Debug};
+use std::{fmt::Debug, sync::Arc};
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, condition};
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, names::label};
 use futures::{
     StreamExt,
     future::{BoxFuture, join_all},
 };
 use k8s_openapi::api::{
     apps::v1::Deployment,
-    core::v1::{Pod, Secret, Service, ServiceAccount},
+    core::v1::{Secret, Service, ServiceAccount},
+    events::v1::Event,
+    networking::v1::Ingress,
+    rbac::v1::{Role, RoleBinding},
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -18,77 +22,142 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use super::Console;
-use crate::controller::CoderResource;
+use super::{
+    console::Console,
+    world::{self, Child, Happened, Id, Shown, Simulated, World},
+};
+use crate::controller::CoderKind;
 
-/// Prints every change until it is dropped.
-pub(crate) async fn everything(client: &Client, console: &Console) {
-    let managed = watcher::Config::default().labels("app.kubernetes.io/managed-by=coder-k8s");
+/// Runs until it is dropped.
+pub(super) async fn everything(client: &Client, world: &Arc<World>, simulated: Simulated, console: &Console) {
+    let watch = Watch { client, world, simulated, console };
     join_all([
-        follow_ours::<CoderControlPlane>(client, console),
-        follow_ours::<CoderProvisioner>(client, console),
-        follow_ours::<CoderWorkspaceProxy>(client, console),
-        follow(Api::<Deployment>::all(client.clone()), managed.clone(), console, |o| {
-            let status = o.status.as_ref();
-            let ready = status.and_then(|s| s.ready_replicas).unwrap_or(0);
-            let desired = o.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
-            format!("{ready} of {desired} pods are ready")
+        watch.objects::<CoderControlPlane>(),
+        watch.objects::<CoderProvisioner>(),
+        watch.objects::<CoderWorkspaceProxy>(),
+        watch.children::<Deployment>(|deployment| {
+            let ready = deployment.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
+            let desired = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
+            format!("{ready}/{desired}")
         }),
-        follow(Api::<Pod>::all(client.clone()), managed.clone(), console, |o| {
-            o.status.as_ref().and_then(|s| s.phase.clone()).unwrap_or_default()
-        }),
-        follow(Api::<Service>::all(client.clone()), managed.clone(), console, |_| String::new()),
-        follow(Api::<ServiceAccount>::all(client.clone()), managed.clone(), console, |_| String::new()),
-        follow(Api::<PartialObjectMeta<Secret>>::all(client.clone()), managed, console, |_| String::new()),
+        watch.children::<Service>(|_| String::new()),
+        watch.children::<Ingress>(|_| String::new()),
+        watch.children::<PartialObjectMeta<Secret>>(|_| String::new()),
+        watch.children::<ServiceAccount>(|_| String::new()),
+        watch.children::<Role>(|_| String::new()),
+        watch.children::<RoleBinding>(|_| String::new()),
+        watch.events(),
     ])
     .await;
 }
 
-/// Watches one of our kinds and prints a line when its condition Ready changes.
-fn follow_ours<'a, K: CoderResource>(client: &Client, console: &'a Console) -> BoxFuture<'a, ()> {
-    follow(Api::<K>::all(client.clone()), watcher::Config::default(), console, |object| {
-        let conditions = object.status().map_or(&[][..], K::conditions);
-        let ready = conditions.iter().find(|c| c.type_ == condition::kind::READY);
-        ready.map(|c| format!("Ready={} {}: {}", c.status, c.reason, c.message)).unwrap_or_default()
-    })
-}
-
-/// Watches one kind and prints a line when the `state` of an object changes.
-fn follow<'a, K>(
-    api: Api<K>,
-    config: watcher::Config,
+struct Watch<'a> {
+    client: &'a Client,
+    world: &'a Arc<World>,
+    simulated: Simulated,
     console: &'a Console,
-    state: impl Fn(&K) -> String + Send + 'a,
-) -> BoxFuture<'a, ()>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    Box::pin(async move {
-        let mut known: HashMap<String, String> = HashMap::new();
-        let mut events = watcher(api, config).default_backoff().boxed();
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
-                    let (name, now) = (describe(&object), state(&object));
-                    if known.get(&name) != Some(&now) {
-                        let verb = if known.contains_key(&name) { "changed" } else { "created" };
-                        let colon = if now.is_empty() { "" } else { ": " };
-                        console.line(&format!("{verb} {name}{colon}{now}"));
-                        known.insert(name, now);
-                    }
-                }
-                Ok(watcher::Event::Delete(object)) => {
-                    let name = describe(&object);
-                    known.remove(&name);
-                    console.line(&format!("deleted {name}"));
-                }
-                Ok(_) => {}
-                Err(error) => console.line(&format!("watch of {} failed: {error}", K::plural(&()))),
-            }
-        }
-    })
 }
 
-fn describe<K: Resource<DynamicType = ()>>(object: &K) -> String {
-    format!("{} {}/{}", K::kind(&()), object.namespace().unwrap_or_default(), object.name_any())
+impl<'a> Watch<'a> {
+    /// Watches one of our kinds.
+    fn objects<K: Shown>(&self) -> BoxFuture<'a, ()> {
+        let Self { world, simulated, console, .. } = *self;
+        self.follow::<K>(watcher::Config::default(), move |object| {
+            let (id, next) = (world::id(object), world::object(object, simulated));
+            let state = next.ready.as_ref().map(|(status, reason, message)| {
+                format!(": Ready={status} {reason}{}{message}", if message.is_empty() { "" } else { ": " })
+            });
+            let ready = next.ready.clone();
+            match world.put_object(id.clone(), next) {
+                None => console.change(&format!("created {id}{}", state.unwrap_or_default())),
+                Some(before) if before.ready != ready => {
+                    console.change(&format!("changed {id}{}", state.unwrap_or_default()));
+                }
+                Some(_) => {}
+            }
+        })
+    }
+
+    /// Watches a kind of children.
+    fn children<K>(&self, state: impl Fn(&K) -> String + Send + 'a) -> BoxFuture<'a, ()>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let Self { world, console, .. } = *self;
+        let managed = format!("{}={}", label::MANAGED_BY, label::MANAGER);
+        self.follow::<K>(watcher::Config::default().labels(&managed), move |object| {
+            let (id, state) = (world::id(object), state(object));
+            let child = Child { owner: owner(object), state: state.clone() };
+            let text = if state.is_empty() { String::new() } else { format!(": {state} pods are ready") };
+            match world.put_child(id.clone(), child) {
+                None => console.change(&format!("created {id}{text}")),
+                Some(before) if before.state != state => console.change(&format!("changed {id}{text}")),
+                Some(_) => {}
+            }
+        })
+    }
+
+    /// Watches the events about our kinds.
+    fn events(&self) -> BoxFuture<'a, ()> {
+        let Self { world, .. } = *self;
+        self.follow::<Event>(watcher::Config::default(), move |event| {
+            if let Some(event) = happened(event) {
+                world.happened(event);
+            }
+        })
+    }
+
+    /// Watches a kind. `put` takes every object that is new or changed.
+    fn follow<K>(&self, config: watcher::Config, put: impl Fn(&K) + Send + 'a) -> BoxFuture<'a, ()>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let Self { world, console, .. } = *self;
+        let api = Api::<K>::all(self.client.clone());
+        let shown = K::kind(&()) != "Event";
+        Box::pin(async move {
+            let mut events = watcher(api, config).default_backoff().boxed();
+            while let Some(event) = events.next().await {
+                match event {
+                    Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => put(&object),
+                    Ok(watcher::Event::Delete(object)) if shown => {
+                        let id = world::id(&object);
+                        world.remove(&id);
+                        console.change(&format!("deleted {id}"));
+                    }
+                    Ok(_) => {}
+                    Err(error) => console.change(&format!("watch of {} failed: {error}", K::plural(&()))),
+                }
+            }
+        })
+    }
+}
+
+/// Which of our objects a child belongs to.
+fn owner<K: Resource>(child: &K) -> Option<Id> {
+    let owners = child.meta().owner_references.as_ref()?;
+    let owner = owners.iter().find(|owner| CoderKind::named(&owner.kind).is_some())?;
+    let namespace = child.namespace().unwrap_or_default();
+    Some(Id { kind: owner.kind.clone(), namespace, name: owner.name.clone() })
+}
+
+/// The event, if it is about one of our objects.
+fn happened(event: &Event) -> Option<Happened> {
+    let about = event.regarding.as_ref()?;
+    let kind = about.kind.clone().filter(|kind| CoderKind::named(kind).is_some())?;
+    let repeated = event.series.as_ref().map(|series| series.last_observed_time.0);
+    let first = event.event_time.as_ref().map(|time| time.0);
+    let created = event.creation_timestamp().map(|time| time.0);
+    let (reason, note) = (event.reason.clone().unwrap_or_default(), event.note.clone().unwrap_or_default());
+    Some(Happened {
+        uid: event.uid().unwrap_or_default(),
+        at: repeated.or(first).or(created)?,
+        about: Id {
+            kind,
+            namespace: about.namespace.clone().unwrap_or_default(),
+            name: about.name.clone().unwrap_or_default(),
+        },
+        warning: event.type_.as_deref() == Some("Warning"),
+        text: format!("{reason}: {note}"),
+    })
 }

@@ -1,4 +1,4 @@
-//! `coder-k8s dev --with-coderd`, as a person runs it.
+//! `coder-k8s dev` with real programs, as a person runs it.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ impl Dev {
         let output = std::env::temp_dir().join(format!("coder-k8s-dev-{name}-{}", std::process::id()));
         let file = fs::File::create(&output).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_coder-k8s"))
-            .args(["dev", "--with-coderd"])
+            .arg("dev")
             .args(args)
             .stdin(Stdio::null())
             .stdout(file.try_clone().unwrap())
@@ -62,14 +62,24 @@ impl Drop for Dev {
 
 #[tokio::test]
 async fn it_says_where_the_real_coderd_answers_and_takes_it_away_again() {
-    let mut dev = Dev::start("real", &[]);
-    dev.says("the operator has access").await;
+    let mut dev = Dev::start("real", &["--with-coderd"]);
+    dev.says("watching; Ctrl-C ends it").await;
     let output = dev.output();
     let address = output.lines().find_map(|line| line.split("answers at http://").nth(1)?.split(' ').next());
     let address = address.unwrap_or_else(|| panic!("no address in\n{output}")).to_owned();
     let asked = "GET /api/v2/buildinfo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     let (code, body) = request(&address, asked).await;
     assert!(code == 200 && body.contains(CODER_VERSION), "{code}: {body}");
+    // The login that it says is one.
+    let login = output.lines().find_map(|line| line.split("log in as ").nth(1)).unwrap();
+    let (email, password) = login.split_once(" with the password ").unwrap();
+    let body = format!("{{\"email\":\"{email}\",\"password\":\"{password}\"}}");
+    let length = body.len();
+    let asked = format!(
+        "POST /api/v2/users/login HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    let (code, body) = request(&address, &asked).await;
+    assert!(code == 201 && body.contains("session_token"), "{code}: {body}");
     let pid = Pid::from_raw(i32::try_from(dev.child.id()).unwrap()).unwrap();
     rustix::process::kill_process(pid, Signal::INT).unwrap();
     assert_eq!(dev.ends().await, Some(0), "{}", dev.output());
@@ -78,12 +88,23 @@ async fn it_says_where_the_real_coderd_answers_and_takes_it_away_again() {
 
 #[tokio::test]
 async fn it_ends_by_itself_when_the_real_coderd_is_ready() {
-    let mut dev = Dev::start("real-until-ready", &["--until-ready"]);
+    let mut dev = Dev::start("real-until-ready", &["--with-coderd", "--until-ready"]);
+    assert_eq!(dev.ends().await, Some(0), "{}", dev.output());
+    for line in
+        ["Postgres is up", "answers at http://127.", "log in as admin@example.com", "everything is Ready"]
+    {
+        assert!(dev.output().contains(line), "{line} is missing in\n{}", dev.output());
+    }
+}
+
+#[tokio::test]
+async fn the_real_daemons_and_the_real_proxy_join_the_simulated_coderd() {
+    let mut dev = Dev::start("daemons", &["--with-daemons", "--until-ready"]);
     assert_eq!(dev.ends().await, Some(0), "{}", dev.output());
     for line in [
-        "Postgres is up",
-        "answers at http://127.",
-        "the real coderd serves, and the operator has access to it",
+        "simulated coderd v2.36.1, premium license",
+        "key pool-eu, 2 daemons connected",
+        "registered as proxy-eu, health ok",
     ] {
         assert!(dev.output().contains(line), "{line} is missing in\n{}", dev.output());
     }

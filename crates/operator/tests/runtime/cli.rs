@@ -85,3 +85,57 @@ fn a_wrong_use_is_answered_with_a_sentence() {
         assert!(!status.success() && said.contains(sentence), "{args:?}: {said}");
     }
 }
+
+#[test]
+fn a_port_that_is_taken_is_one_sentence() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let kubeconfig = std::env::temp_dir().join(format!("coder-k8s-cli-{}", std::process::id()));
+    let config = "{apiVersion: v1, kind: Config, current-context: a, users: [],
+        clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [{name: a, context: {cluster: a}}]}";
+    std::fs::write(&kubeconfig, config).unwrap();
+    let free = ["--health-addr=127.0.0.1:0", "--metrics-addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"];
+    for flag in ["--health-addr", "--metrics-addr", "--admin-addr"] {
+        let mut args: Vec<String> =
+            vec!["controller".into(), format!("--kubeconfig={}", kubeconfig.display())];
+        args.extend(free.iter().filter(|free| !free.starts_with(flag)).map(|free| (*free).to_owned()));
+        args.push(format!("{flag}={address}"));
+        let Output { status, stderr, .. } = coder_k8s(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        let said = String::from_utf8(stderr).unwrap();
+        let sentence = format!(
+            "coder-k8s: cannot listen on {address}: another process listens there; choose another address with {flag}, or `off`"
+        );
+        assert!(!status.success());
+        assert_eq!(
+            said.lines().filter(|line| line.contains("cannot listen")).collect::<Vec<_>>(),
+            [sentence]
+        );
+    }
+    std::fs::remove_file(&kubeconfig).unwrap();
+}
+
+#[test]
+fn a_second_instance_finds_another_port_for_its_log_level() {
+    use std::io::{BufRead, BufReader};
+
+    // Whoever has the default port: this test, or another process.
+    let _taken = std::net::TcpListener::bind("127.0.0.1:8082");
+    let kubeconfig = std::env::temp_dir().join(format!("coder-k8s-second-{}", std::process::id()));
+    let config = "{apiVersion: v1, kind: Config, current-context: a, users: [],
+        clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [{name: a, context: {cluster: a}}]}";
+    std::fs::write(&kubeconfig, config).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_coder-k8s"))
+        .args(["controller", "--health-addr=127.0.0.1:0", "--metrics-addr=off", "--log-format=human"])
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let until_admin = |line: &String| !line.contains("serving for --admin-addr");
+    let lines: Vec<_> = lines.take_while(until_admin).collect();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::fs::remove_file(&kubeconfig).unwrap();
+    let said = "another process listens on 127.0.0.1:8082: --admin-addr takes a free port";
+    assert!(lines.iter().any(|line| line.contains(said)), "{lines:#?}");
+}

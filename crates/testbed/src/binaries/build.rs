@@ -17,7 +17,8 @@ use tokio::time::MissedTickBehavior;
 use super::{Binaries, ETCD, Error, GO_MOD, GO_SUM, KUBERNETES_VERSION, Progress, Sources, Stage};
 
 const NEEDED_GO: &str = "1.26";
-const REPORT_EVERY: Duration = Duration::from_secs(2);
+/// Often enough for a bar that moves. Who prints lines takes fewer of them, see [`super::Pace`].
+const REPORT_EVERY: Duration = Duration::from_millis(200);
 const TAIL_LINES: usize = 20;
 
 /// The main packages, which Go reports right before it links them.

@@ -33,6 +33,29 @@ pub struct Progress {
     pub elapsed: Duration,
 }
 
+/// Chooses the progress that is worth a line of its own: each new stage, and then one in ten seconds.
+#[derive(Debug, Default)]
+pub struct Pace {
+    last: Option<(&'static str, Stage, Duration)>,
+}
+
+impl Pace {
+    /// Time between two lines of one stage.
+    const EVERY: Duration = Duration::from_secs(10);
+
+    /// Whether to print this progress.
+    pub fn is_due(&mut self, progress: &Progress) -> bool {
+        let Progress { subject, stage, elapsed, .. } = *progress;
+        let due = self.last.is_none_or(|(before, last, at)| {
+            (before, last) != (subject, stage) || elapsed.saturating_sub(at) >= Self::EVERY
+        });
+        if due {
+            self.last = Some((subject, stage, elapsed));
+        }
+        due
+    }
+}
+
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { subject, stage, done, total, detail: _, elapsed } = self;
@@ -54,6 +77,18 @@ impl fmt::Display for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_due_at_each_stage_and_then_every_ten_seconds() {
+        let mut pace = Pace::default();
+        let mut due = |stage, seconds| {
+            let elapsed = Duration::from_secs(seconds);
+            let (done, total, detail) = (0, 0, String::new());
+            pace.is_due(&Progress { subject: "it", stage, done, total, detail, elapsed })
+        };
+        assert!(due(Stage::Downloading, 0) && !due(Stage::Downloading, 9) && due(Stage::Downloading, 10));
+        assert!(due(Stage::Compiling, 11) && !due(Stage::Compiling, 20) && due(Stage::Compiling, 21));
+    }
 
     #[test]
     fn progress_is_one_line() {

@@ -10,12 +10,14 @@ use k8s_openapi::api::core::v1::Container;
 pub struct Program {
     path: PathBuf,
     args: Vec<String>,
+    /// Whether containers without a command are left to the rules of the node.
+    commands_only: bool,
 }
 
 impl Program {
     /// The program at this path, without arguments.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), args: Vec::new() }
+        Self { path: path.into(), args: Vec::new(), commands_only: false }
     }
 
     /// Arguments of the entry point of the image, before those of the container.
@@ -28,6 +30,14 @@ impl Program {
     /// The image of Coder, whose entry point is `/opt/coder server`.
     pub fn coder(path: impl Into<PathBuf>) -> Self {
         Self::new(path).args(&["server"])
+    }
+
+    /// Runs only containers that have a command. Those that would run the entry point of the image stay simulated: with
+    /// Coder's image that is coderd, while daemons and proxies run.
+    #[must_use]
+    pub fn commands_only(mut self) -> Self {
+        self.commands_only = true;
+        self
     }
 
     /// Program and arguments of a container. A `command` replaces the entry point; if its first word has the file
@@ -53,7 +63,8 @@ impl Programs {
     }
 
     pub(super) fn of(&self, container: &Container) -> Option<&Program> {
-        self.0.get(container.image.as_deref()?)
+        let found = self.0.get(container.image.as_deref()?)?;
+        (!found.commands_only || container.command.is_some()).then_some(found)
     }
 }
 
@@ -86,5 +97,16 @@ mod tests {
             programs.of(&Container { image: Some(image.into()), ..Container::default() }).is_some()
         };
         assert!(of("coder:v2") && !of("coder:v2.1") && !of("coder"));
+    }
+
+    #[test]
+    fn a_program_for_commands_only_leaves_the_entry_point_of_the_image_alone() {
+        let mut programs = Programs::default();
+        programs.add("coder:v2", Program::coder("/cache/coder").commands_only());
+        let runs = |command: Option<Vec<String>>| {
+            let container = Container { image: Some("coder:v2".into()), command, ..Container::default() };
+            programs.of(&container).is_some()
+        };
+        assert!(!runs(None) && runs(Some(vec!["coder".into()])));
     }
 }
