@@ -1,0 +1,97 @@
+//! The page of the commands and their flags, from the command line of the operator.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command};
+
+use super::cell;
+
+/// The page, as Markdown, without the mark of generated files.
+pub(crate) fn page() -> String {
+    let mut page = "# Commands and flags\n\n\
+        ```sh not-run=\"prints what this page says\"\ncoder-k8s controller --help\n```\n\n\
+        Every flag has an environment variable. A flag takes precedence over its variable.\n\n\
+        Without a command the program runs the controller, as the Go operator does with `--app=all` and \
+        `--app=controller`, which are accepted as well. Its other modes, `--app=aggregated-apiserver` and `--app=mcp-http`, \
+        are refused with a sentence.\n"
+        .to_owned();
+    let command = coder_k8s::command();
+    for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
+        section(&mut page, command);
+    }
+    page
+}
+
+fn section(page: &mut String, command: &Command) {
+    let name = command.get_name();
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let _ = write!(page, "\n## coder-k8s {name}\n\n{about}.\n");
+    if name == "dev" {
+        page.push_str("\nNot in the released image.\n");
+    }
+    let args: Vec<&Arg> =
+        command.get_arguments().filter(|arg| !["help", "version"].contains(&arg.get_id().as_str())).collect();
+    if args.is_empty() {
+        return;
+    }
+    page.push_str("\n| Flag | Default | Variable | Meaning |\n|---|---|---|---|\n");
+    for arg in args {
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} |",
+            flag(arg),
+            code(default(arg).as_deref()),
+            code(arg.get_env().map(|name| name.to_string_lossy().into_owned()).as_deref()),
+            cell(&meaning(arg)),
+        );
+    }
+}
+
+fn flag(arg: &Arg) -> String {
+    let names = arg.get_value_names().unwrap_or_default();
+    let value = names.first().map(|name| name.as_str()).unwrap_or_default();
+    match arg.get_long() {
+        Some(long) if arg.get_action().takes_values() => format!("`--{long}` *{value}*"),
+        Some(long) => format!("`--{long}`"),
+        None => format!("*{value}*"),
+    }
+}
+
+fn default(arg: &Arg) -> Option<String> {
+    let values: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    (!values.is_empty() && arg.get_action().takes_values()).then(|| values.join(","))
+}
+
+fn code(text: Option<&str>) -> String {
+    text.map(|text| format!("`{text}`")).unwrap_or_default()
+}
+
+fn meaning(arg: &Arg) -> String {
+    let help = arg.get_long_help().or_else(|| arg.get_help()).map(ToString::to_string).unwrap_or_default();
+    let values = arg.get_possible_values();
+    let values: Vec<_> = values.iter().map(|value| format!("`{}`", value.get_name())).collect();
+    let mut text = format!("{}.", help.trim_end_matches('.'));
+    if arg.get_action().takes_values() && arg.get_long() != Some("shell") && (1..9).contains(&values.len()) {
+        let _ = write!(text, " One of {}.", values.join(", "));
+    }
+    if arg.is_hide_set() {
+        text.push_str(" Hidden from `--help`.");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_of_the_controller_is_on_the_page() {
+        let page = page();
+        let command = coder_k8s::command();
+        let controller = command.find_subcommand("controller").unwrap();
+        for arg in controller.get_arguments().filter_map(Arg::get_long).filter(|name| *name != "help") {
+            assert!(page.contains(&format!("`--{arg}`")), "{arg}");
+        }
+        assert!(page.contains("| `--lease-duration` *TIME* | `15s` | `CODER_K8S_LEASE_DURATION` |"));
+    }
+}
