@@ -77,8 +77,9 @@ fn counts(pages: &[Page]) -> String {
         let wanted = |command: &Commands| matches!(command, Commands::Run) == run;
         blocks().filter_map(|block| block.command()?.ok()).filter(wanted).count()
     };
-    let manifests =
-        |wanted: fn(&Manifest) -> bool| blocks().filter_map(|block| block.manifest()?.ok()).filter(wanted).count();
+    let manifests = |wanted: fn(&Manifest) -> bool| {
+        blocks().filter_map(|block| block.manifest()?.ok()).filter(wanted).count()
+    };
     let links: usize = pages.iter().map(|page| page.links.len()).sum();
     format!(
         "{} pages, {links} links; YAML: {} whole, {} parts, {} not checked; commands: {} run, {} not run",

@@ -93,7 +93,10 @@ async fn every_manifest_of_the_book_is_accepted() {
                 }
             };
             for manifest in manifests {
-                assert!(manifest["kind"].is_string() && manifest["apiVersion"].is_string(), "{place}: no kind");
+                assert!(
+                    manifest["kind"].is_string() && manifest["apiVersion"].is_string(),
+                    "{place}: no kind"
+                );
                 if manifest["apiVersion"] != format!("{}/{}", names::GROUP, names::VERSION) {
                     foreign += 1;
                     continue;
@@ -102,7 +105,8 @@ async fn every_manifest_of_the_book_is_accepted() {
                 let mut object: DynamicObject = serde_json::from_value(manifest).expect(&place);
                 object.metadata.namespace = None;
                 let kind = object.types.clone().unwrap().kind;
-                match api(shared.cluster.client(), &kind, namespace.name()).create(&dry_run(), &object).await {
+                match api(shared.cluster.client(), &kind, namespace.name()).create(&dry_run(), &object).await
+                {
                     Ok(stored) => assert_contains(&place, &object.data["spec"], &stored.data["spec"]),
                     Err(error) => wrong.push(format!("{place}: {error}")),
                 }

@@ -131,7 +131,10 @@ mod tests {
     fn commands_are_run_or_say_why_not() {
         let command = |info: &str| Block::new(info, 1).command();
         assert_eq!(command("sh run"), Some(Ok(Command::Run)));
-        assert_eq!(command("sh not-run=\"needs a cloud\""), Some(Ok(Command::NotRun("needs a cloud".into()))));
+        assert_eq!(
+            command("sh not-run=\"needs a cloud\""),
+            Some(Ok(Command::NotRun("needs a cloud".into())))
+        );
         for unmarked in ["sh", "bash", "sh not-run", "sh not-run=\"\"", "sh run twice", "console maybe"] {
             assert!(command(unmarked).unwrap().is_err(), "{unmarked}");
         }

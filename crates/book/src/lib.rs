@@ -48,7 +48,8 @@ pub struct Error {
 /// then those beside the book. The table of contents itself is the first.
 pub fn pages(root: &Path) -> Result<Vec<Page>, Error> {
     let summary = read(root, Path::new(SUMMARY))?;
-    let listed: Vec<PathBuf> = summary.links.iter().filter_map(|link| summary.resolve(&link.target)).collect();
+    let listed: Vec<PathBuf> =
+        summary.links.iter().filter_map(|link| summary.resolve(&link.target)).collect();
     let mut found = Vec::new();
     collect(root, Path::new(FOLDER), &mut found)?;
     found.retain(|path| path != Path::new(SUMMARY));
@@ -63,7 +64,8 @@ pub fn pages(root: &Path) -> Result<Vec<Page>, Error> {
 }
 
 fn read(root: &Path, path: &Path) -> Result<Page, Error> {
-    let text = fs::read_to_string(root.join(path)).map_err(|source| Error { path: path.to_owned(), source })?;
+    let text =
+        fs::read_to_string(root.join(path)).map_err(|source| Error { path: path.to_owned(), source })?;
     Ok(Page::parse(path, &text))
 }
 

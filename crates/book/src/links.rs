@@ -62,7 +62,9 @@ fn wrong(
         return Some(format!("{target} leads out of the work tree"));
     };
     if page.is_in_book() && !path.starts_with(FOLDER) {
-        return Some(format!("{target} leads out of the book, where it is dead: name the file without a link"));
+        return Some(format!(
+            "{target} leads out of the book, where it is dead: name the file without a link"
+        ));
     }
     let anchor = target.split_once('#').map(|(_, anchor)| anchor);
     match (anchors.get(path.as_path()), anchor) {
@@ -79,7 +81,9 @@ fn wrong(
 fn unlisted(pages: &[Page]) -> Vec<Problem> {
     let summary = pages.iter().find(|page| page.path == Path::new(SUMMARY));
     let mut listed = BTreeMap::<PathBuf, usize>::new();
-    for link in summary.iter().flat_map(|page| page.links.iter().filter_map(|link| page.resolve(&link.target))) {
+    for link in
+        summary.iter().flat_map(|page| page.links.iter().filter_map(|link| page.resolve(&link.target)))
+    {
         *listed.entry(link).or_default() += 1;
     }
     let in_book = pages.iter().filter(|page| page.is_in_book() && page.path != Path::new(SUMMARY));
@@ -125,7 +129,10 @@ mod tests {
     fn everything_that_is_wrong_is_told_with_its_place() {
         let files = [
             ("docs/SUMMARY.md", "[One](one.md) [None](none.md)\n[Two](two.md)\n[Again](two.md)\n"),
-            ("docs/one.md", "# One\n\n[a](two.md#nothing)\n[b](../README.md)\n[c](/etc)\n\n```sh\ntrue\n```\n"),
+            (
+                "docs/one.md",
+                "# One\n\n[a](two.md#nothing)\n[b](../README.md)\n[c](/etc)\n\n```sh\ntrue\n```\n",
+            ),
             ("docs/two.md", "```yaml kind=X\n```\n"),
             ("docs/three.md", "# Three\n"),
             ("README.md", "[gone](docs/gone.md)\n"),

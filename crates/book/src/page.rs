@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn headings_have_the_anchors_that_readers_link_to() {
-        let page = page("# Pools\n## What can `rbac.extraRules` grant?\n## Events\n### `KeyLost`\n## Events\n");
+        let page =
+            page("# Pools\n## What can `rbac.extraRules` grant?\n## Events\n### `KeyLost`\n## Events\n");
         let anchors: Vec<_> = page.headings.iter().map(|heading| heading.anchor.as_str()).collect();
         assert_eq!(anchors, ["pools", "what-can-rbacextrarules-grant", "events", "keylost", "events-1"]);
         assert_eq!(page.headings[1].text, "What can rbac.extraRules grant?");

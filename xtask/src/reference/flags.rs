@@ -71,7 +71,7 @@ fn meaning(arg: &Arg) -> String {
     let values = arg.get_possible_values();
     let values: Vec<_> = values.iter().map(|value| format!("`{}`", value.get_name())).collect();
     let mut text = format!("{}.", help.trim_end_matches('.'));
-    if arg.get_action().takes_values() && arg.get_long() != Some("shell") && (1..9).contains(&values.len()) {
+    if arg.get_action().takes_values() && (1..9).contains(&values.len()) {
         let _ = write!(text, " One of {}.", values.join(", "));
     }
     if arg.is_hide_set() {

@@ -62,7 +62,8 @@ async fn the_commands_of_the_book_work() {
 /// An operator with the rights of the manifests, under other names: pages apply and change those of the manifests.
 async fn start(cluster: &Cluster) -> Operator {
     let client = cluster.client();
-    apply(&client, json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "coder-system"}})).await;
+    apply(&client, json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "coder-system"}}))
+        .await;
     for mut object in manifests::access(&Install::default()) {
         let renamed = json!(format!("book-{}", object["metadata"]["name"].as_str().unwrap()));
         object["metadata"]["name"] = renamed.clone();
@@ -91,8 +92,11 @@ async fn set_the_scene(client: &Client, sim: &CoderSim, folder: &Path) {
         ("coder-db-app", "uri", "postgres://coder@database.example/coder"),
     ] {
         let metadata = json!({"name": name, "namespace": "coder"});
-        apply(client, json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {key: value}}))
-            .await;
+        apply(
+            client,
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {key: value}}),
+        )
+        .await;
     }
     let access = json!({"method": "TokenSecret", "tokenSecretRef": {"name": "coder-token"}});
     let database = json!({"name": "CODER_PG_CONNECTION_URL",
@@ -121,7 +125,8 @@ async fn set_the_scene(client: &Client, sim: &CoderSim, folder: &Path) {
 
 async fn put(client: &Client, kind: &str, name: &str, spec: Value) {
     let metadata = json!({"name": name, "namespace": "coder"});
-    let object = json!({"apiVersion": "coder.com/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec});
+    let object =
+        json!({"apiVersion": "coder.com/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec});
     apply(client, object).await;
 }
 
@@ -137,7 +142,8 @@ fn write_files(page: &Page, folder: &Path) {
 /// Runs a script, and fails with what it wrote.
 async fn shell(cluster: &Cluster, folder: &Path, script: &str) -> Result<(), String> {
     let programs = [env!("CARGO_BIN_EXE_coder-k8s").into(), cluster.binaries().kubectl().unwrap().to_owned()];
-    let folders = programs.iter().map(|program: &std::path::PathBuf| program.parent().unwrap().display().to_string());
+    let folders =
+        programs.iter().map(|program: &std::path::PathBuf| program.parent().unwrap().display().to_string());
     let path = folders.chain(std::env::var("PATH")).collect::<Vec<_>>().join(":");
     let mut command = Command::new("bash");
     command.args(["-euo", "pipefail", "-c", script]).current_dir(folder);
