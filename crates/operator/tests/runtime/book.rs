@@ -114,7 +114,7 @@ async fn set_the_scene(client: &Client, sim: &CoderSim, folder: &Path) {
         }
     });
     licensed.await.unwrap();
-    plane::ready_is(client, "coder", "coder", "Reconciled").await;
+    plane::ready_is(client, "coder", "coder", "RolledOut").await;
     let of_coder = json!({"name": "coder"});
     for (region, replicas) in [("eu", 2), ("us", 1)] {
         let spec = json!({"controlPlaneRef": of_coder, "tags": {"region": region}, "replicas": replicas});
