@@ -11,15 +11,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use coder_k8s_book::{Command as Commands, Manifest, Page, pages, problems};
+use coder_k8s_book::{Command as Commands, FOLDER, Manifest, Page, pages, problems};
 use coder_k8s_testbed::Sources;
 
 use crate::run::{cargo, must, root, say};
 
 /// The release of mdBook that `book.toml` is written for.
 const MDBOOK: &str = "0.5.4";
-/// Where `book.toml` puts the site.
+/// Where the site is built.
 const SITE: &str = "target/book";
+/// Where the pages are prepared for mdBook.
+const SOURCE: &str = "target/book-source";
 
 /// Checks the pages, and says how many of what there are.
 pub(crate) fn check() -> Result<()> {
@@ -42,10 +44,11 @@ pub(crate) fn build() -> Result<()> {
     let program = installed()?;
     say("book: building the site");
     let began = Instant::now();
+    let (source, site) = (root().join(SOURCE), root().join(SITE));
+    prepare(&source)?;
     let mut command = Command::new(program);
-    command.arg("build").current_dir(root());
+    command.arg("build").arg(&source).arg("--dest-dir").arg(&site);
     must(command)?;
-    let site = root().join(SITE);
     say("book: looking for what it would load from the network");
     let files = offline(&site)?;
     say(&format!(
@@ -68,6 +71,41 @@ fn installed() -> Result<PathBuf> {
         must(install)?;
     }
     Ok(program)
+}
+
+/// Copies the book without the marks of its code blocks, which mdBook would make CSS classes of.
+fn prepare(source: &Path) -> Result<()> {
+    if source.exists() {
+        fs::remove_dir_all(source)?;
+    }
+    fs::create_dir_all(source)?;
+    fs::copy(root().join("book.toml"), source.join("book.toml"))?;
+    copy(&root().join(FOLDER), &source.join(FOLDER))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() {
+            copy(&path, &target)?;
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            fs::write(&target, without_marks(&fs::read_to_string(&path)?))?;
+        } else {
+            fs::copy(&path, &target)?;
+        }
+    }
+    Ok(())
+}
+
+fn without_marks(text: &str) -> String {
+    let is_fence = |line: &str| line.trim_start().starts_with("```");
+    let lines = text.lines().map(|line| match line.split_once(' ') {
+        Some((fence, _)) if is_fence(fence) => fence,
+        _ => line,
+    });
+    lines.fold(String::new(), |text, line| text + line + "\n")
 }
 
 fn counts(pages: &[Page]) -> String {
@@ -129,7 +167,13 @@ fn loaded(text: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::loaded;
+    use super::{loaded, without_marks};
+
+    #[test]
+    fn marks_of_code_blocks_are_not_shown() {
+        let page = "a b\n```sh not-run=\"a page\"\nls -l\n```\n```yaml file=a.yaml\na: b c\n```\n";
+        assert_eq!(without_marks(page), "a b\n```sh\nls -l\n```\n```yaml\na: b c\n```\n");
+    }
 
     #[test]
     fn what_a_browser_loads_is_told_from_what_people_follow() {

@@ -10,7 +10,8 @@ use super::cell;
 pub(crate) fn page() -> String {
     let mut page = "# Commands and flags\n\n\
         ```sh not-run=\"prints what this page says\"\ncoder-k8s controller --help\n```\n\n\
-        Every flag has an environment variable. A flag takes precedence over its variable.\n\n\
+        Every flag has an environment variable: `--health-addr` is `CODER_K8S_HEALTH_ADDR`. Where it is called otherwise, \
+        the table says so. A flag takes precedence over its variable.\n\n\
         Without a command the program runs the controller, as the Go operator does with `--app=all` and \
         `--app=controller`, which are accepted as well. Its other modes, `--app=aggregated-apiserver` and `--app=mcp-http`, \
         are refused with a sentence.\n"
@@ -34,16 +35,10 @@ fn section(page: &mut String, command: &Command) {
     if args.is_empty() {
         return;
     }
-    page.push_str("\n| Flag | Default | Variable | Meaning |\n|---|---|---|---|\n");
+    page.push_str("\n| Flag | Default | Meaning |\n|---|---|---|\n");
     for arg in args {
-        let _ = writeln!(
-            page,
-            "| {} | {} | {} | {} |",
-            flag(arg),
-            code(default(arg).as_deref()),
-            code(arg.get_env().map(|name| name.to_string_lossy().into_owned()).as_deref()),
-            cell(&meaning(arg)),
-        );
+        let default = default(arg).map(|value| format!("`{value}`")).unwrap_or_default();
+        let _ = writeln!(page, "| {} | {default} | {} |", flag(arg), cell(&meaning(arg)));
     }
 }
 
@@ -62,8 +57,11 @@ fn default(arg: &Arg) -> Option<String> {
     (!values.is_empty() && arg.get_action().takes_values()).then(|| values.join(","))
 }
 
-fn code(text: Option<&str>) -> String {
-    text.map(|text| format!("`{text}`")).unwrap_or_default()
+/// The variable of a flag, if it does not follow from the name of the flag.
+fn variable(arg: &Arg) -> Option<String> {
+    let variable = arg.get_env()?.to_string_lossy().into_owned();
+    let expected = format!("CODER_K8S_{}", arg.get_long()?.to_uppercase().replace('-', "_"));
+    (variable != expected).then_some(variable)
 }
 
 fn meaning(arg: &Arg) -> String {
@@ -73,6 +71,9 @@ fn meaning(arg: &Arg) -> String {
     let mut text = format!("{}.", help.trim_end_matches('.'));
     if arg.get_action().takes_values() && (1..9).contains(&values.len()) {
         let _ = write!(text, " One of {}.", values.join(", "));
+    }
+    if let Some(variable) = variable(arg) {
+        let _ = write!(text, " Variable `{variable}`.");
     }
     if arg.is_hide_set() {
         text.push_str(" Hidden from `--help`.");
@@ -92,6 +93,7 @@ mod tests {
         for arg in controller.get_arguments().filter_map(Arg::get_long).filter(|name| *name != "help") {
             assert!(page.contains(&format!("`--{arg}`")), "{arg}");
         }
-        assert!(page.contains("| `--lease-duration` *TIME* | `15s` | `CODER_K8S_LEASE_DURATION` |"));
+        assert!(page.contains("\n| `--lease-duration` *TIME* | `15s` | How long"), "{page}");
+        assert!(page.contains(" Variable `CODER_K8S_DEV_TIMEOUT`."), "{page}");
     }
 }
