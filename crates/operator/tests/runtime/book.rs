@@ -27,7 +27,7 @@ const BLOCK: Duration = Duration::from_secs(150);
 async fn the_commands_of_the_book_work() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let pages = coder_k8s_book::pages(&root).unwrap();
-    let cluster = Cluster::builder().crds(crds()).start().await.unwrap();
+    let cluster = Cluster::builder().crds(crds()).ready_within(3 * PATIENCE).start().await.unwrap();
     let _node = cluster.node("book").await.unwrap();
     let client = cluster.client();
     let folder = tempfile::tempdir().unwrap();
