@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    dependencies,
+    book, dependencies,
     generate::generate,
     run::{cargo, must, say},
 };
@@ -14,10 +14,11 @@ type Check = fn() -> Result<()>;
 
 /// Runs all checks, also after a failure, and ends with a verdict.
 pub(crate) fn check() -> Result<()> {
-    let checks: [(&str, Check); 5] = [
+    let checks: [(&str, Check); 6] = [
         ("format", || must(cargo(&["fmt", "--all", "--check"]))),
         ("generated files", || generate(true)),
         ("samples", samples),
+        ("book", book::check),
         ("lints", || {
             let everything =
                 ["--workspace", "--all-targets", "--features", "coder-k8s/e2e,coder-k8s/upgrade"];

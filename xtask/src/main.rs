@@ -1,5 +1,6 @@
 //! The project's chores: `cargo xtask <chore>`.
 
+mod book;
 mod check;
 mod dependencies;
 mod e2e;
@@ -31,8 +32,10 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
-    /// Everything that must hold besides the tests: format, lints, dependency policy, generated files, samples
+    /// Everything that must hold besides the tests: format, lints, dependency policy, generated files, samples, the book
     Check,
+    /// Build the book as a site, after checking its pages (builds mdBook once, which needs the network)
+    Book,
     /// Have cargo-deny check the dependencies, advisories too (builds it once, needs the network)
     Deny,
     /// Get the programs of the test cluster, building them once if need be
@@ -67,7 +70,8 @@ enum Chore {
         #[arg(long, value_enum)]
         on: Option<soak::On>,
     },
-    /// What must hold before a release: advisories, a release build and its tests, the end-to-end tests, the whole soak
+    /// What must hold before a release: advisories, the book, a release build and its tests, the end-to-end tests, the
+    /// whole soak
     ReleaseCheck,
     /// Mutate foreign bytes and hold what parses them to its bounds of time and memory
     Fuzz {
@@ -126,6 +130,7 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().chore {
         Chore::Generate { check } => generate::generate(check),
         Chore::Check => check::check(),
+        Chore::Book => book::build(),
         Chore::Deny => dependencies::deny(),
         Chore::Testbed { with_coder } => testbed::get_all(with_coder),
         Chore::E2e { filter } => e2e::run(filter.as_deref()),

@@ -1,10 +1,12 @@
-//! The reference pages: the fields of each kind, from its CRD; the reasons, from their enum; the intervals.
+//! The reference pages: the fields of each kind, from its CRD; conditions and reasons, from their tables; the flags, from
+//! the command line; the intervals.
 
+pub(crate) mod conditions;
+pub(crate) mod flags;
 pub(crate) mod intervals;
 
 use std::fmt::Write as _;
 
-use coder_k8s_api::Reason;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
@@ -12,19 +14,6 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 /// Whether a schema is a Kubernetes type. Those carry no descriptions, because Kubernetes documents their fields.
 fn is_embedded(schema: &JSONSchemaProps) -> bool {
     schema.properties.as_ref().is_some_and(|fields| fields.values().all(|field| field.description.is_none()))
-}
-
-/// The page of the reasons, as Markdown, without the mark of generated files.
-pub(crate) fn reasons() -> String {
-    let mut page = "# Reasons\n\nWhy a condition has its status, why an event was published, or why a reconcile or a call \
-        failed in a metric.\n\n\
-        The message of a condition or event adds the object that is affected and what to do.\n\n\
-        | Reason | Meaning |\n|---|---|\n"
-        .to_owned();
-    for reason in Reason::ALL {
-        let _ = writeln!(page, "| `{reason}` | {} |", cell(reason.sentence()));
-    }
-    page
 }
 
 /// The page of a kind, as Markdown.
@@ -149,6 +138,7 @@ fn collect_rules(path: &str, schema: &JSONSchemaProps, rules: &mut Vec<(String, 
     }
 }
 
+/// Text as it may stand in a table.
 fn cell(text: &str) -> String {
     text.replace('\n', " ").replace('|', "\\|").replace("\\\\|", "\\|")
 }

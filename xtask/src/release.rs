@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    dependencies, e2e,
+    book, dependencies, e2e,
     run::{cargo, must, root, say},
     soak,
 };
@@ -15,8 +15,9 @@ type Step = (&'static str, fn() -> Result<()>);
 
 /// Runs every step, also after one that failed, and says how each ended.
 pub(crate) fn check() -> Result<()> {
-    let steps: [Step; 5] = [
+    let steps: [Step; 6] = [
         ("dependencies and advisories", dependencies::deny),
+        ("book", book::build),
         ("release build", build),
         ("tests of the released program", test_released),
         ("end to end", || e2e::run(None)),

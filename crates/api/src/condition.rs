@@ -50,59 +50,98 @@ pub struct CredentialBinding {
     pub deployment_id: String,
 }
 
-/// Condition types.
-pub mod kind {
-    /// The object is as its spec asks. Every kind.
-    pub const READY: &str = "Ready";
-    /// The operator works on the object or waits for something. Every kind; follows kstatus.
-    pub const RECONCILING: &str = "Reconciling";
-    /// The object makes no progress until a person changes something. Every kind; follows kstatus.
-    pub const STALLED: &str = "Stalled";
-    /// The Deployment has rolled out. Every kind; for a pool, one ready pod is enough.
-    pub const DEPLOYMENT_READY: &str = "DeploymentReady";
-    /// An object that the operator does not own has the name of a child. Every kind.
-    pub const CONFLICT: &str = "Conflict";
-    /// coderd accepts the operator token. On a pool: the control plane offers that token.
-    pub const OPERATOR_ACCESS_READY: &str = "OperatorAccessReady";
-    /// coderd holds the license of `licenseSecretRef`.
-    pub const LICENSE_APPLIED: &str = "LicenseApplied";
-    /// The license expires within 30 days. Bad when True.
-    pub const LICENSE_EXPIRING: &str = "LicenseExpiring";
-    /// coderd reports neither errors nor warnings about its license.
-    pub const ENTITLEMENTS_HEALTHY: &str = "EntitlementsHealthy";
-    /// The Ingress is written, or a Gateway accepts the HTTPRoute.
-    pub const EXPOSED: &str = "Exposed";
-    /// Workspace RBAC is in place in every namespace that the spec names.
-    pub const WORKSPACE_ACCESS: &str = "WorkspaceAccess";
-    /// The annotation `coder.com/paused` stops the operator from writing. Every kind; present only while True.
-    pub const PAUSED: &str = "Paused";
-    /// The image is older than the release that last ran on the database. Present only while True.
-    pub const DOWNGRADE: &str = "Downgrade";
-    /// The control plane that a pool or proxy refers to can be used.
-    pub const CONTROL_PLANE_READY: &str = "ControlPlaneReady";
-    /// The Secret of a pool's `bootstrap` holds a token.
-    pub const BOOTSTRAP_SECRET_READY: &str = "BootstrapSecretReady";
-    /// The license covers external provisioners.
-    pub const EXTERNAL_PROVISIONERS_ENTITLED: &str = "ExternalProvisionersEntitled";
-    /// coderd knows the provisioner key, with the organization and tags of the spec.
-    pub const PROVISIONER_KEY_READY: &str = "ProvisionerKeyReady";
-    /// The Secret holds the provisioner key.
-    pub const PROVISIONER_KEY_SECRET_READY: &str = "ProvisionerKeySecretReady";
-    /// The daemon of every ready pod of the pool is connected to coderd. Never affects `Ready`.
-    pub const DAEMONS_CONNECTED: &str = "DaemonsConnected";
-    /// Every pending provisioner job has a daemon that can run it. On a control plane with pools; never affects
-    /// `Ready`.
-    pub const JOBS_RUNNABLE: &str = "JobsRunnable";
-    /// The workspace proxy is registered in coderd.
-    pub const REGISTERED: &str = "Registered";
-    /// The operator has credentials to register the workspace proxy with, and may send them to its coderd.
-    pub const CREDENTIALS_READY: &str = "CredentialsReady";
-    /// The Secret holds the token of the workspace proxy.
-    pub const TOKEN_SECRET_READY: &str = "TokenSecretReady";
-    /// The Service of the workspace proxy is written.
-    pub const SERVICE_READY: &str = "ServiceReady";
-    /// The license covers workspace proxies.
-    pub const ENTITLED: &str = "Entitled";
-    /// coderd reaches the workspace proxy. Never affects `Ready`.
-    pub const HEALTHY: &str = "Healthy";
+/// A condition type, for the documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct ConditionType {
+    /// As conditions carry it.
+    pub name: &'static str,
+    /// The kinds that have it.
+    pub on: &'static [&'static str],
+    /// The status of an object that needs nobody: `True` or `False`.
+    pub good: &'static str,
+    /// What True means, in Markdown without line breaks.
+    pub sentence: &'static str,
+}
+
+const EVERY_KIND: &[&str] = &[PLANE, POOL, PROXY];
+const PLANE: &str = "CoderControlPlane";
+const POOL: &str = "CoderProvisioner";
+const PROXY: &str = "CoderWorkspaceProxy";
+
+macro_rules! conditions {
+    ($($constant:ident $name:literal $good:literal $on:expr, $sentence:literal;)+) => {
+        /// Condition types.
+        pub mod kind {
+            $(#[doc = $sentence] pub const $constant: &str = $name;)+
+        }
+
+        /// Every condition type, in the order of the documentation.
+        pub const TYPES: &[ConditionType] =
+            &[$(ConditionType { name: $name, on: $on, good: $good, sentence: $sentence },)+];
+    };
+}
+
+conditions! {
+    READY "Ready" "True" EVERY_KIND, "The object is as its spec asks.";
+    RECONCILING "Reconciling" "False" EVERY_KIND,
+        "The operator works on the object or waits for something. Follows kstatus.";
+    STALLED "Stalled" "False" EVERY_KIND,
+        "The object makes no progress until a person changes something. Follows kstatus.";
+    DEPLOYMENT_READY "DeploymentReady" "True" EVERY_KIND,
+        "The Deployment has rolled out. For a pool, one ready pod is enough.";
+    CONFLICT "Conflict" "False" EVERY_KIND,
+        "An object that the operator does not own has the name of a child. The message names it, and the annotation that \
+         hands it over.";
+    PAUSED "Paused" "False" EVERY_KIND,
+        "The annotation `coder.com/paused` stops the operator from writing. Present only while True.";
+    OPERATOR_ACCESS_READY "OperatorAccessReady" "True" &[PLANE, POOL],
+        "coderd accepts the operator token. On a pool: the control plane offers that token.";
+    LICENSE_APPLIED "LicenseApplied" "True" &[PLANE], "coderd holds the license of `licenseSecretRef`.";
+    LICENSE_EXPIRING "LicenseExpiring" "False" &[PLANE], "The license expires within 30 days, or has expired.";
+    ENTITLEMENTS_HEALTHY "EntitlementsHealthy" "True" &[PLANE],
+        "coderd reports neither errors nor warnings about its license. Never affects `Ready`.";
+    EXPOSED "Exposed" "True" &[PLANE, PROXY], "The Ingress is written, or a Gateway accepts the HTTPRoute.";
+    WORKSPACE_ACCESS "WorkspaceAccess" "True" &[PLANE, POOL],
+        "Workspace RBAC is in place in every namespace that the spec names. Never affects `Ready`.";
+    JOBS_RUNNABLE "JobsRunnable" "True" &[PLANE],
+        "Every pending provisioner job has a daemon that can run it. Only while pools have a key here; never affects \
+         `Ready`.";
+    DOWNGRADE "Downgrade" "False" &[PLANE],
+        "The image is older than the release that last ran on the database. Present only while True.";
+    CONTROL_PLANE_READY "ControlPlaneReady" "True" &[POOL, PROXY],
+        "The control plane that a pool or proxy refers to can be used.";
+    BOOTSTRAP_SECRET_READY "BootstrapSecretReady" "True" &[POOL],
+        "The Secret of a pool's `bootstrap` holds a token. Only with `bootstrap`.";
+    EXTERNAL_PROVISIONERS_ENTITLED "ExternalProvisionersEntitled" "True" &[POOL],
+        "The license covers external provisioners.";
+    PROVISIONER_KEY_READY "ProvisionerKeyReady" "True" &[POOL],
+        "coderd knows the provisioner key, with the organization and tags of the spec.";
+    PROVISIONER_KEY_SECRET_READY "ProvisionerKeySecretReady" "True" &[POOL],
+        "The Secret holds the provisioner key.";
+    DAEMONS_CONNECTED "DaemonsConnected" "True" &[POOL],
+        "The daemon of every ready pod of the pool is connected to coderd. Never affects `Ready`.";
+    CREDENTIALS_READY "CredentialsReady" "True" &[PROXY],
+        "The operator has credentials to register the workspace proxy with, and may send them to its coderd.";
+    ENTITLED "Entitled" "True" &[PROXY], "The license covers workspace proxies.";
+    REGISTERED "Registered" "True" &[PROXY], "The workspace proxy is registered in coderd.";
+    TOKEN_SECRET_READY "TokenSecretReady" "True" &[PROXY], "The Secret holds the token of the workspace proxy.";
+    SERVICE_READY "ServiceReady" "True" &[PROXY], "The Service of the workspace proxy is written.";
+    HEALTHY "Healthy" "True" &[PROXY], "coderd reaches the workspace proxy. Never affects `Ready`.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_type_is_documented_once_and_says_whether_true_is_good() {
+        let mut names: Vec<_> = TYPES.iter().map(|condition| condition.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TYPES.len());
+        for ConditionType { name, good, sentence, .. } in TYPES {
+            assert!(["True", "False"].contains(good), "{name}");
+            assert!(sentence.ends_with('.') && !sentence.contains(['\n', '|']), "{name}: {sentence}");
+        }
+    }
 }

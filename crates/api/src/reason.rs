@@ -2,12 +2,16 @@
 //!
 //! A wire string is part of the API: people, alerts and other controllers match on it, so it never changes. Code
 //! compares variants and never the strings. Each variant has a sentence for the person who sees the reason in
-//! `kubectl get`: what it means, and the next action if there is one. `docs/reference/reasons.md` is generated from
-//! these sentences.
+//! `kubectl get`: what it means, and the next action if there is one. [`Advice`] says more: what to look at and what to
+//! do. `docs/reference/reasons.md` is generated from both.
+
+mod advice;
 
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+pub use advice::Advice;
 
 macro_rules! reasons {
     ($($variant:ident $wire:literal $sentence:literal;)+) => {

@@ -9,7 +9,10 @@
     reason = "a test that cannot go on says so and stops"
 )]
 
+use std::path::Path;
+
 use coder_k8s_api::{crds, names, samples::SAMPLES};
+use coder_k8s_book::Manifest;
 use coder_k8s_testbed::shared_with;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -66,6 +69,69 @@ async fn every_sample_is_accepted() {
             .unwrap_or_else(|error| panic!("{}: {error}", sample.file));
         assert_contains(sample.file, &said, &stored.data["spec"]);
     }
+}
+
+/// What readers copy from the book works: nothing is refused, and no field is misspelt and dropped.
+#[tokio::test]
+async fn every_manifest_of_the_book_is_accepted() {
+    let pages = coder_k8s_book::pages(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).unwrap();
+    let shared = shared_with(crds).await;
+    let namespace = shared.namespace("book").await;
+    let (mut whole, mut parts, mut foreign, mut wrong) = (0, 0, 0, Vec::new());
+    for page in pages.iter().filter(|page| page.is_in_book()) {
+        for block in &page.blocks {
+            let place = format!("{}:{}", page.path.display(), block.line);
+            let manifests: Vec<Value> = match block.manifest().map(|manifest| manifest.expect(&place)) {
+                None | Some(Manifest::NotChecked(_)) => continue,
+                Some(Manifest::Whole { .. }) => {
+                    block.documents().iter().map(|yaml| serde_saphyr::from_str(yaml).expect(&place)).collect()
+                }
+                Some(Manifest::Part(kind)) => {
+                    parts += 1;
+                    let part: Value = serde_saphyr::from_str(&block.text).expect(&place);
+                    vec![completed(&kind, &part)]
+                }
+            };
+            for manifest in manifests {
+                assert!(
+                    manifest["kind"].is_string() && manifest["apiVersion"].is_string(),
+                    "{place}: no kind"
+                );
+                if manifest["apiVersion"] != format!("{}/{}", names::GROUP, names::VERSION) {
+                    foreign += 1;
+                    continue;
+                }
+                whole += 1;
+                let mut object: DynamicObject = serde_json::from_value(manifest).expect(&place);
+                object.metadata.namespace = None;
+                let kind = object.types.clone().unwrap().kind;
+                match api(shared.cluster.client(), &kind, namespace.name()).create(&dry_run(), &object).await
+                {
+                    Ok(stored) => assert_contains(&place, &object.data["spec"], &stored.data["spec"]),
+                    Err(error) => wrong.push(format!("{place}: {error}")),
+                }
+            }
+        }
+    }
+    whole -= parts;
+    println!("the book: {whole} manifests and {parts} parts of manifests accepted, {foreign} of other kinds");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(whole >= 10 && parts >= 15, "are the blocks of the book still found?");
+}
+
+/// A manifest with what a reader changes, and the least that it needs besides.
+fn completed(kind: &str, part: &Value) -> Value {
+    let mut spec = match kind {
+        "CoderControlPlane" => json!({}),
+        _ => json!({"controlPlaneRef": {"name": "coder"}}),
+    };
+    lay_over(&mut spec, &part["spec"]);
+    json!({
+        "apiVersion": format!("{}/{}", names::GROUP, names::VERSION),
+        "kind": kind,
+        "metadata": {"name": "part"},
+        "spec": spec,
+    })
 }
 
 #[tokio::test]

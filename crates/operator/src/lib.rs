@@ -19,7 +19,12 @@ mod workspaceproxy;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+
+/// The command line with its subcommands and flags, for the page that documents them.
+pub fn command() -> clap::Command {
+    cli::Args::command()
+}
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {

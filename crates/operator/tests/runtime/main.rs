@@ -12,6 +12,7 @@
     reason = "everything here is a test, its helper functions too"
 )]
 
+mod book;
 mod cli;
 mod dev;
 mod edges;
