@@ -87,6 +87,8 @@ fn files() -> Result<BTreeMap<PathBuf, String>> {
         ("permissions", coder_k8s::permissions::page()),
         ("reasons", reference::reasons()),
         ("intervals", reference::intervals::page()),
+        ("metrics", reference::metrics::page()?),
+        ("alerts", reference::alerts::page()?),
     ] {
         files.insert(PathBuf::from(format!("docs/reference/{name}.md")), format!("{MARK}{page}"));
     }

@@ -1,6 +1,8 @@
-//! The reference pages: the fields of each kind, from its CRD; the reasons, from their enum; the intervals.
+//! The reference pages: the fields of each kind, from its CRD; the reasons, from their enum; intervals, metrics and alerts.
 
+pub(crate) mod alerts;
 pub(crate) mod intervals;
+pub(crate) mod metrics;
 
 use std::fmt::Write as _;
 
