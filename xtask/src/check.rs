@@ -20,8 +20,12 @@ pub(crate) fn check() -> Result<()> {
         ("samples", samples),
         ("book", book::check),
         ("lints", || {
-            let everything =
-                ["--workspace", "--all-targets", "--features", "coder-k8s/e2e,coder-k8s/upgrade"];
+            let everything = [
+                "--workspace",
+                "--all-targets",
+                "--features",
+                "coder-k8s/e2e,coder-k8s/observability,coder-k8s/upgrade",
+            ];
             must(cargo(&[&["clippy", "--quiet"], &everything[..], &["--", "-D", "warnings"]].concat()))
         }),
         ("dependencies", dependencies::check),

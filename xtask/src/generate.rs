@@ -96,6 +96,8 @@ fn files() -> Result<BTreeMap<PathBuf, String>> {
         ("reasons", reference::conditions::reasons()),
         ("flags", reference::flags::page()),
         ("intervals", reference::intervals::page()),
+        ("metrics", reference::metrics::page()?),
+        ("alerts", reference::alerts::page()?),
     ] {
         files.insert(PathBuf::from(format!("docs/reference/{name}.md")), format!("{MARK}{page}"));
     }

@@ -5,6 +5,7 @@ mod check;
 mod dependencies;
 mod e2e;
 mod generate;
+mod observability;
 mod programs;
 mod reference;
 mod release;
@@ -43,6 +44,9 @@ enum Chore {
         /// The real coderd too
         #[arg(long)]
         with_coder: bool,
+        /// promtool too, which checks the alerts
+        #[arg(long)]
+        with_promtool: bool,
     },
     /// Get the programs of the test cluster and run all tests
     Test {
@@ -70,8 +74,10 @@ enum Chore {
         #[arg(long, value_enum)]
         on: Option<soak::On>,
     },
-    /// What must hold before a release: advisories, the book, a release build and its tests, the end-to-end tests, the
-    /// whole soak
+    /// Get promtool, and check alerts and dashboard with it and against a running operator
+    Observability,
+    /// What must hold before a release: advisories, the book, a release build and its tests, alerts and
+    /// dashboard, the end-to-end tests, the whole soak
     ReleaseCheck,
     /// Mutate foreign bytes and hold what parses them to its bounds of time and memory
     Fuzz {
@@ -132,10 +138,11 @@ fn main() -> ExitCode {
         Chore::Check => check::check(),
         Chore::Book => book::build(),
         Chore::Deny => dependencies::deny(),
-        Chore::Testbed { with_coder } => testbed::get_all(with_coder),
+        Chore::Testbed { with_coder, with_promtool } => testbed::get_all(with_coder, with_promtool),
         Chore::E2e { filter } => e2e::run(filter.as_deref()),
         Chore::Test { args } => testbed::test(&args),
         Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
+        Chore::Observability => observability::run(),
         Chore::ReleaseCheck => release::check(),
         Chore::Fuzz { target, executions, seed } => fuzz(target, executions, seed),
         Chore::Bench { args } => bench(&args),

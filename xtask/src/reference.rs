@@ -1,9 +1,11 @@
 //! The reference pages: the fields of each kind, from its CRD; conditions and reasons, from their tables; the flags, from
-//! the command line; the intervals.
+//! the command line; intervals, metrics and alerts.
 
+pub(crate) mod alerts;
 pub(crate) mod conditions;
 pub(crate) mod flags;
 pub(crate) mod intervals;
+pub(crate) mod metrics;
 
 use std::fmt::Write as _;
 

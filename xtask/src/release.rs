@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    book, dependencies, e2e,
+    book, dependencies, e2e, observability,
     run::{cargo, must, root, say},
     soak,
 };
@@ -15,11 +15,12 @@ type Step = (&'static str, fn() -> Result<()>);
 
 /// Runs every step, also after one that failed, and says how each ended.
 pub(crate) fn check() -> Result<()> {
-    let steps: [Step; 6] = [
+    let steps: [Step; 7] = [
         ("dependencies and advisories", dependencies::deny),
         ("book", book::build),
         ("release build", build),
         ("tests of the released program", test_released),
+        ("alerts and dashboard", observability::run),
         ("end to end", || e2e::run(None)),
         ("soak", || soak::run(None, 0, None, None)),
     ];

@@ -8,7 +8,7 @@ use coder_k8s_testbed::{
 };
 
 use crate::{
-    programs,
+    observability, programs,
     run::{cargo, must, say},
 };
 
@@ -29,9 +29,12 @@ pub(crate) fn tell(pace: &mut Pace, progress: &Progress) {
     }
 }
 
-/// Gets the programs, and the real coderd if that is wanted.
-pub(crate) fn get_all(with_coder: bool) -> Result<()> {
+/// Gets the programs, and the real coderd and promtool if they are wanted.
+pub(crate) fn get_all(with_coder: bool, with_promtool: bool) -> Result<()> {
     get()?;
+    if with_promtool {
+        observability::get_promtool()?;
+    }
     if with_coder {
         let mut pace = Pace::default();
         get_coder(&mut |progress| tell(&mut pace, &progress))?;

@@ -81,11 +81,13 @@ pub fn probes(readiness: Readiness) -> Router {
         .fallback(async |uri: Uri| not_found(&uri, "GET /livez, GET /healthz, GET /readyz"))
 }
 
-/// `/metrics`, in the OpenMetrics text format.
+/// `/metrics`, in the OpenMetrics text format. One scrape at a time, so that none reads gauges while another refreshes them.
 pub fn metrics(metrics: Arc<Metrics>, refresh: Option<Refresh>) -> Router {
+    let turn = Arc::new(tokio::sync::Mutex::new(()));
     let scrape = move || {
-        let (metrics, refresh) = (metrics.clone(), refresh.clone());
+        let (metrics, refresh, turn) = (metrics.clone(), refresh.clone(), turn.clone());
         async move {
+            let _turn = turn.lock().await;
             if let Some(refresh) = refresh {
                 refresh();
             }

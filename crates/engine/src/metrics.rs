@@ -2,7 +2,7 @@
 //!
 //! Each fact has one method, which alone decides its name, labels and unit. The labels here are of low
 //! cardinality: kinds, reasons, verbs, resources and codes, never the name of an object. The operator adds the
-//! metrics of its own domain with [`Metrics::register`].
+//! metrics of its own domain with [`Metrics::register`]. The names of all of them are in [`Metrics::families`].
 
 mod process;
 
@@ -16,7 +16,7 @@ use std::{
 };
 
 use coder_k8s_api::Reason;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -76,6 +76,8 @@ pub type Durations<L> = Family<L, Histogram, fn() -> Histogram>;
 pub struct Metrics {
     /// Locked for writing only while metrics are registered, at the start of the process.
     registry: RwLock<Registry>,
+    /// Names of the registered families, with prefix and unit.
+    families: Mutex<Vec<String>>,
     reconciles: Family<Reconciled, Count>,
     reconcile_duration: Durations<Labels<1>>,
     queue_depth: Level,
@@ -93,7 +95,11 @@ impl Metrics {
     pub fn new() -> Arc<Self> {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(process::Process));
-        let own = registry.sub_registry_with_prefix(crate::PREFIX);
+        let mut families = Vec::new();
+        let own = &mut Registrar {
+            registry: registry.sub_registry_with_prefix(crate::PREFIX),
+            families: &mut families,
+        };
         let build =
             count(own, "build_info", "The running version; always 1", Family::<Labels<1>, Level>::default());
         build.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]).set(1);
@@ -143,6 +149,7 @@ impl Metrics {
                 "Watches that had to be started again",
                 Family::default(),
             ),
+            families: Mutex::new(families),
             registry: RwLock::new(registry),
         })
     }
@@ -152,8 +159,18 @@ impl Metrics {
     ///
     /// Call it once for each metric, before the first [`encode`](Self::encode): the registry does not notice a name that
     /// is registered twice.
-    pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
-        add(self.registry.write().sub_registry_with_prefix(crate::PREFIX))
+    pub fn register<T>(&self, add: impl FnOnce(&mut Registrar<'_>) -> T) -> T {
+        let mut registry = self.registry.write();
+        add(&mut Registrar {
+            registry: registry.sub_registry_with_prefix(crate::PREFIX),
+            families: &mut self.families.lock(),
+        })
+    }
+
+    /// The names of all registered families, with prefix and unit and without the `_total` of a counter. A family without
+    /// a series is missing from [`encode`](Self::encode), and not from this list. The `process_*` metrics are not in it.
+    pub fn families(&self) -> Vec<String> {
+        self.families.lock().clone()
     }
 
     /// Counts a reconcile of an object of `kind`.
@@ -185,6 +202,11 @@ impl Metrics {
         self.leading.set(i64::from(leading));
     }
 
+    /// Whether this process holds the lease and works, as it was last set.
+    pub fn is_leading(&self) -> bool {
+        self.leading.get() == 1
+    }
+
     /// Sets how many objects of `kind` have `ready` (`true`, `false`, `unknown`) in their Ready condition.
     pub fn objects(&self, kind: &'static str, ready: &'static str, count: usize) {
         self.objects.get_or_create(&[("kind", kind), ("ready", ready)]).set(level(count));
@@ -200,6 +222,19 @@ impl Metrics {
         self.watch_restarts.get_or_create(&[("resource", resource.to_owned())]).inc();
     }
 
+    /// Gives every metric of the engine a series. For an example of the exposition; the values mean nothing.
+    pub fn set_examples(&self) {
+        let took = Duration::from_millis(30);
+        self.reconciled("Widget", ReconcileOutcome::Failed, Reason::Forbidden, took);
+        self.queue_depth(3);
+        self.queue_wait(took);
+        self.api_call("get", "secrets", "200", took);
+        self.leading(true);
+        self.objects("Widget", "true", 4);
+        self.unparsable("Widget", 1);
+        self.watch_restarts("secrets");
+    }
+
     /// Encodes all metrics as text. CPU, memory and open files of the process are read from the system during the call.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
@@ -208,15 +243,24 @@ impl Metrics {
     }
 }
 
+/// Where [`count`] and [`seconds`] register a metric.
+#[derive(Debug)]
+pub struct Registrar<'a> {
+    registry: &'a mut Registry,
+    families: &'a mut Vec<String>,
+}
+
 /// Registers a metric without a unit. The caller keeps the result, which shares its values with the registry.
-pub fn count<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register(name, help, metric.clone());
+pub fn count<M: Metric + Clone>(registrar: &mut Registrar<'_>, name: &str, help: &str, metric: M) -> M {
+    registrar.families.push(format!("{}_{name}", crate::PREFIX));
+    registrar.registry.register(name, help, metric.clone());
     metric
 }
 
 /// As [`count`], for a metric in seconds.
-pub fn seconds<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
+pub fn seconds<M: Metric + Clone>(registrar: &mut Registrar<'_>, name: &str, help: &str, metric: M) -> M {
+    registrar.families.push(format!("{}_{name}_seconds", crate::PREFIX));
+    registrar.registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
     metric
 }
 

@@ -12,6 +12,7 @@ mod enqueue;
 pub(crate) mod environment;
 pub(crate) mod exposure;
 pub(crate) mod finalizer;
+mod gauges;
 mod grant_sweep;
 mod kinds;
 pub(crate) mod options;
@@ -41,9 +42,8 @@ use coder_k8s_engine::{
     outage::Outage,
     queue::Action,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{
-    Client, ResourceExt,
+    Client,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use tokio::{
@@ -55,6 +55,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use cleanup::CleanupAttempt;
 pub(crate) use context::Context;
+#[cfg(test)]
+pub(crate) use gauges::exported_conditions;
 pub(crate) use kinds::{CoderKind, CoderResource};
 use options::ADMIN_ADDR;
 pub(crate) use options::Options;
@@ -350,7 +352,7 @@ async fn serve(
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
     let context = ctx.clone();
-    let update_gauges = Arc::new(move || update_gauges(&context, &coder_metrics));
+    let update_gauges = Arc::new(move || gauges::update(&context, &coder_metrics));
     let servers = [
         ("--health-addr", &options.health_addr, Some(health::probes(readiness.clone()))),
         (
@@ -383,42 +385,6 @@ async fn bind(address: &Address, flag: &'static str) -> Result<Option<Bound>> {
             Ok(health::bind(&address.with_free_port(), flag).await?)
         }
         other => Ok(other?),
-    }
-}
-
-/// Updates the gauges that are computed from the caches: objects by readiness, expiry of licenses, pending jobs. Runs for
-/// each scrape.
-fn update_gauges(ctx: &Context, coder_metrics: &CoderMetrics) {
-    let mut expiries = Vec::new();
-    ctx.caches.control_planes.each(|plane| {
-        let license = plane.status.as_ref().and_then(|status| status.license.as_ref());
-        if let Some(at) = license.and_then(|license| license.expires.as_ref()) {
-            expiries.push((plane.namespace().unwrap_or_default(), plane.name_any(), at.0.as_second()));
-        }
-    });
-    coder_metrics.licenses_expire(expiries);
-    coder_metrics.job_queues(ctx.daemon_poller.queues(ctx.now()));
-    for kind in CoderKind::ALL.iter().copied() {
-        match kind {
-            CoderKind::ControlPlane => count_by_readiness(ctx, &ctx.caches.control_planes),
-            CoderKind::Provisioner => count_by_readiness(ctx, &ctx.caches.provisioners),
-            CoderKind::WorkspaceProxy => count_by_readiness(ctx, &ctx.caches.workspace_proxies),
-        }
-    }
-}
-
-fn count_by_readiness<K: CoderResource>(ctx: &Context, cache: &coder_k8s_engine::cache::Cache<K>) {
-    let [mut ready, mut unready, mut unknown] = [0; 3];
-    cache.each(|object| {
-        let conditions = object.status().map_or(&[][..], K::conditions);
-        match conditions.iter().find(|c: &&Condition| c.type_ == coder_k8s_api::condition::kind::READY) {
-            Some(condition) if condition.status == "True" => ready += 1,
-            Some(condition) if condition.status == "False" => unready += 1,
-            _ => unknown += 1,
-        }
-    });
-    for (state, count) in [("true", ready), ("false", unready), ("unknown", unknown)] {
-        ctx.metrics.objects(cache.kind(), state, count);
     }
 }
 

@@ -11,7 +11,7 @@ mod dev;
 mod faults;
 mod intervals;
 pub mod manifests;
-mod metrics;
+pub mod metrics;
 pub mod permissions;
 pub mod print;
 mod provisioner;

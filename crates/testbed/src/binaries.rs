@@ -8,7 +8,9 @@
 mod build;
 mod coder;
 mod coderd;
+mod module;
 mod progress;
+mod promtool;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -19,6 +21,7 @@ use sha2::{Digest, Sha256};
 pub use coder::{CODER_VERSION, coder_migrations, coder_module};
 pub use coderd::{build_coder, locate_coder};
 pub use progress::{Pace, Progress, Stage};
+pub use promtool::{PROMETHEUS_VERSION, build_promtool, locate_promtool};
 
 /// Release of Kubernetes that the pinned Go modules build.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
@@ -74,6 +77,12 @@ pub enum Error {
     /// The real coderd has not been built.
     #[error("the real coderd is not there as {}: run `cargo xtask testbed --with-coder` to build it", .path.display())]
     NoCoder {
+        /// Where it would be.
+        path: PathBuf,
+    },
+    /// promtool has not been built.
+    #[error("promtool is not there as {}: run `cargo xtask testbed --with-promtool` to build it", .path.display())]
+    NoPromtool {
         /// Where it would be.
         path: PathBuf,
     },

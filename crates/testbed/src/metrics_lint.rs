@@ -62,10 +62,20 @@ struct Buckets {
     sum: bool,
 }
 
-struct Sample<'a> {
-    name: &'a str,
-    labels: Vec<(&'a str, String)>,
-    value: f64,
+/// A line of an exposition with a value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample<'a> {
+    /// Name of the series, with `_total`, `_bucket` and the like.
+    pub name: &'a str,
+    /// Names of the labels with their values, unescaped, in the order of the line.
+    pub labels: Vec<(&'a str, String)>,
+    /// The value.
+    pub value: f64,
+}
+
+/// The samples of an exposition that [`lint`] finds nothing wrong with.
+pub fn samples(text: &str) -> Vec<Sample<'_>> {
+    text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| sample(line).ok()).collect()
 }
 
 impl Linter {

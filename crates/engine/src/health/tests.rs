@@ -59,6 +59,25 @@ async fn metrics_are_refreshed_before_they_are_shown() {
     assert_eq!(coder_k8s_testbed::metrics_lint::lint(&body), Vec::<String>::new());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_scrape_sees_gauges_that_another_one_is_refreshing() {
+    let numbers = Metrics::new();
+    let counted = numbers.clone();
+    let refresh = move || {
+        counted.queue_depth(0);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        counted.queue_depth(7);
+    };
+    let router = metrics(numbers, Some(Arc::new(refresh)));
+    let scrapes = (0..16).map(|_| {
+        let router = router.clone();
+        tokio::spawn(async move { request(&router, Method::GET, "/metrics", "").await.2 })
+    });
+    for scrape in scrapes.collect::<Vec<_>>() {
+        assert!(scrape.await.unwrap().contains("\ncoder_k8s_queue_depth 7\n"));
+    }
+}
+
 #[tokio::test]
 async fn the_log_level_is_read_and_set() {
     let (_subscriber, handle, _) = logs::tests::subscriber(false, "info");

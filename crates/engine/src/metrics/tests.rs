@@ -20,7 +20,7 @@ fn everything_set() -> String {
     metrics.unparsable("Widget", 1);
     metrics.watch_restarts("secrets");
     let colours = Family::<Vec<(&str, &str)>, Level>::default();
-    metrics.register(|registry| registry.register("colours", "Registered by somebody else", colours.clone()));
+    metrics.register(|own| count(own, "colours", "Registered by somebody else", colours.clone()));
     colours.get_or_create(&vec![("name", "\"red\"\\\n")]).set(2);
     metrics.encode().unwrap()
 }
@@ -66,4 +66,16 @@ fn the_process_metrics_are_plausible() {
     let age = f64::from(u32::try_from(jiff::Timestamp::now().as_second()).unwrap())
         - value("process_start_time_seconds");
     assert!((-2.0..86_400.0).contains(&age), "started {age} s ago");
+}
+
+#[test]
+fn every_registered_family_is_listed_and_has_an_example() {
+    let metrics = Metrics::new();
+    metrics.set_examples();
+    let text = metrics.encode().unwrap();
+    let described = |line: &str| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned());
+    let shown: Vec<_> =
+        text.lines().filter_map(described).filter(|name| !name.starts_with("process_")).collect();
+    assert_eq!(shown, metrics.families());
+    assert!(metrics.is_leading());
 }

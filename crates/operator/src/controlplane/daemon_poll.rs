@@ -172,7 +172,8 @@ impl DaemonPoller {
         self.schedule.remove(plane);
     }
 
-    /// The pending jobs of each organization, for the metrics. `waiting` is in seconds.
+    /// The pending jobs of each organization, for the metrics. `waiting` is in seconds. A listing that no longer counts has
+    /// none: its jobs would seem to wait for ever.
     pub(crate) fn queues(&self, now: Timestamp) -> Vec<JobQueue> {
         // Counted after the lock, which every reconcile of a control plane takes.
         let listed: Vec<_> = self
@@ -180,7 +181,10 @@ impl DaemonPoller {
             .lock()
             .iter()
             .flat_map(|(plane, known)| known.organizations.values().map(move |polled| (plane, polled)))
-            .filter_map(|(plane, polled)| Some((plane.clone(), polled.name.clone(), polled.listing.clone()?)))
+            .filter_map(|(plane, polled)| {
+                let listing = polled.listing.clone().filter(|listing| !listing.outdated)?;
+                Some((plane.clone(), polled.name.clone(), listing))
+            })
             .collect();
         let queues = listed.into_iter().flat_map(|(plane, organization, listing)| {
             let queues = jobs::queues(listing.jobs.as_deref().unwrap_or_default());

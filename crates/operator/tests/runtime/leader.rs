@@ -12,7 +12,7 @@ use coder_k8s_testbed::{Cluster, SharedCluster, eventually};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Client, ResourceExt,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use rustix::process::Signal;
 use tokio::{
@@ -134,6 +134,49 @@ async fn the_lease_is_in_the_namespace_of_the_pod_and_else_in_kube_system() {
         leader.until_leading().await;
         assert_holds(cluster, namespace, &identity).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_leader_exports_series_of_single_objects() {
+    let election = Election::new().await;
+    let cluster = election.cluster;
+    let api: Api<CoderControlPlane> = Api::namespaced(cluster.client(), "default");
+    let object = CoderControlPlane::new("measured", CoderControlPlaneSpec::default());
+    api.create(&PostParams::default(), &object).await.unwrap();
+    let mut leader = Operator::start(cluster, &QUICK);
+    leader.until_leading().await;
+    let standby = Operator::start(cluster, &QUICK);
+    standby.until_ready().await;
+    let series = |text: &str| {
+        text.lines().filter(|line| line.contains("namespace=\"default\",name=\"measured\"")).count()
+    };
+    let scrape = async |operator: &Operator| operator.get("--metrics-addr", "/metrics").await.1;
+    let exports = async |operator: &Operator| {
+        let found = eventually(PATIENCE, || async {
+            let text = scrape(operator).await;
+            if series(&text) > 0 { Ok(text) } else { Err(text) }
+        });
+        found.await.unwrap()
+    };
+    let of_leader = exports(&leader).await;
+    assert!(of_leader.contains("coder_k8s_leading 1"), "{of_leader}");
+    let of_standby = scrape(&standby).await;
+    assert!(of_standby.contains("coder_k8s_leading 0"), "{of_standby}");
+    assert!(
+        of_standby.contains("coder_k8s_objects{kind=\"CoderControlPlane\""),
+        "it counts objects: {of_standby}"
+    );
+    assert_eq!(series(&of_standby), 0, "{of_standby}");
+
+    leader.signal(Signal::TERM);
+    leader.exit_code().await;
+    exports(&standby).await;
+    api.delete("measured", &DeleteParams::default()).await.unwrap();
+    let gone = eventually(PATIENCE, || async {
+        let text = scrape(&standby).await;
+        if series(&text) == 0 { Ok(()) } else { Err(text) }
+    });
+    gone.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
