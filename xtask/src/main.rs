@@ -2,6 +2,7 @@
 
 mod check;
 mod dependencies;
+mod dist;
 mod e2e;
 mod generate;
 mod programs;
@@ -67,8 +68,10 @@ enum Chore {
         #[arg(long, value_enum)]
         on: Option<soak::On>,
     },
-    /// What must hold before a release: advisories, a release build and its tests, the end-to-end tests, the whole soak
+    /// What must hold before a release: advisories, a release build and its tests, the artefacts, the end-to-end tests, the whole soak
     ReleaseCheck,
+    /// Make the release artefacts: static program, image, chart, CRDs, manifests, SBOM, checksums
+    Dist(dist::Options),
     /// Mutate foreign bytes and hold what parses them to its bounds of time and memory
     Fuzz {
         /// Only this one [default: all]
@@ -110,6 +113,7 @@ fn main() -> ExitCode {
         Chore::Test { args } => testbed::test(&args),
         Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
         Chore::ReleaseCheck => release::check(),
+        Chore::Dist(options) => dist::run(&options),
         Chore::Fuzz { target, executions, seed } => fuzz(target, executions, seed),
         Chore::Upgrade { binary } => testbed::upgrade(&binary),
         Chore::Kills { count } => testbed::kills(count),

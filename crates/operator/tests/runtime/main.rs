@@ -20,4 +20,5 @@ mod leader;
 mod memory;
 mod rest;
 mod rights;
+mod roots;
 mod secrets;
