@@ -3,6 +3,7 @@
 mod book;
 mod check;
 mod dependencies;
+mod dist;
 mod e2e;
 mod generate;
 mod observability;
@@ -76,9 +77,11 @@ enum Chore {
     },
     /// Get promtool, and check alerts and dashboard with it and against a running operator
     Observability,
-    /// What must hold before a release: advisories, the book, a release build and its tests, alerts and
-    /// dashboard, the end-to-end tests, the whole soak
+    /// What must hold before a release: advisories, the book, a release build and its tests, the artefacts,
+    /// alerts and dashboard, the end-to-end tests, the whole soak
     ReleaseCheck,
+    /// Make the release artefacts: static program, image, chart, CRDs, manifests, SBOM, checksums
+    Dist(dist::Options),
     /// Mutate foreign bytes and hold what parses them to its bounds of time and memory
     Fuzz {
         /// Only this one [default: all]
@@ -144,6 +147,7 @@ fn main() -> ExitCode {
         Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
         Chore::Observability => observability::run(),
         Chore::ReleaseCheck => release::check(),
+        Chore::Dist(options) => dist::run(&options),
         Chore::Fuzz { target, executions, seed } => fuzz(target, executions, seed),
         Chore::Bench { args } => bench(&args),
         Chore::Upgrade { binary } => testbed::upgrade(&binary),

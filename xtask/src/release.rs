@@ -5,8 +5,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    book, dependencies, e2e, observability,
-    run::{cargo, must, root, say},
+    book, dependencies, dist, e2e, observability,
+    run::{cargo, must, say, target},
     soak,
 };
 
@@ -15,11 +15,12 @@ type Step = (&'static str, fn() -> Result<()>);
 
 /// Runs every step, also after one that failed, and says how each ended.
 pub(crate) fn check() -> Result<()> {
-    let steps: [Step; 7] = [
+    let steps: [Step; 8] = [
         ("dependencies and advisories", dependencies::deny),
         ("book", book::build),
         ("release build", build),
         ("tests of the released program", test_released),
+        ("release artefacts", dist::release_check),
         ("alerts and dashboard", observability::run),
         ("end to end", || e2e::run(None)),
         ("soak", || soak::run(None, 0, None, None)),
@@ -45,7 +46,7 @@ pub(crate) fn check() -> Result<()> {
 
 fn build() -> Result<()> {
     must(cargo(&["build", "--release", "--package", "coder-k8s"]))?;
-    let program = root().join("target/release/coder-k8s");
+    let program = target()?.join("release/coder-k8s");
     let size = program.metadata().context("the release build left no program")?.len();
     say(&format!("the stripped program has {} KiB", size / 1024));
     Ok(())
@@ -55,6 +56,6 @@ fn build() -> Result<()> {
 fn test_released() -> Result<()> {
     let mut command =
         cargo(&["test", "--package", "coder-k8s", "--test", "runtime", "--test", "control_planes"]);
-    command.env("CODER_K8S_BINARY", root().join("target/release/coder-k8s"));
+    command.env("CODER_K8S_BINARY", target()?.join("release/coder-k8s"));
     must(command)
 }

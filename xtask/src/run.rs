@@ -25,6 +25,20 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// The folder that cargo builds into: `target` in the work tree, or what `CARGO_TARGET_DIR` says.
+pub(crate) fn target() -> Result<PathBuf> {
+    #[derive(serde::Deserialize)]
+    struct Metadata {
+        target_directory: PathBuf,
+    }
+    let output = cargo(&["metadata", "--format-version=1", "--no-deps", "--locked"]).output()?;
+    if !output.status.success() {
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    let Metadata { target_directory } = serde_json::from_slice(&output.stdout)?;
+    Ok(target_directory)
+}
+
 /// Runs a command that must succeed, its output shown.
 pub(crate) fn must(mut command: Command) -> Result<()> {
     let line = describe(&command);

@@ -221,6 +221,9 @@ fn build_pool(
     resolver: CheckedResolver,
 ) -> Result<reqwest::Client, BadTarget> {
     let unusable = |error: reqwest::Error| BadTarget::Authorities(answer::cause(&error));
+    // The roots of the system are loaded here, for the first server that needs them, and never at the start: an operator
+    // whose servers all have a CA of their own, or none, runs without any.
+    let uses_system_roots = https && ca.is_none();
     let mut builder = reqwest::Client::builder()
         .user_agent(USER_AGENT)
         .http1_only()
@@ -240,10 +243,16 @@ fn build_pool(
             let all: Result<Vec<_>, _> = all.iter().map(|one| Certificate::from_der(one)).collect();
             builder.tls_certs_only(all.map_err(unusable)?)
         }
-        None if https => builder,
+        None if uses_system_roots => builder,
         None => builder.tls_certs_only([]),
     };
-    builder.build().map_err(unusable)
+    builder.build().map_err(|error| {
+        if uses_system_roots {
+            BadTarget::NoSystemAuthorities(answer::cause(&error))
+        } else {
+            unusable(error)
+        }
+    })
 }
 
 /// Resolves names for reqwest, and returns only addresses that may be dialed. Not asked about literal addresses.

@@ -65,6 +65,12 @@ pub enum BadTarget {
     /// The certificate authorities cannot be used.
     #[error("the certificate authorities cannot be read: {0}")]
     Authorities(String),
+    /// The spec names no authority, and the system has none either.
+    #[error(
+        "there is no root certificate to verify it with: name its CA in the spec (`caSecretRef`), or install a CA bundle \
+         where the operator runs ({0})"
+    )]
+    NoSystemAuthorities(String),
 }
 
 /// Scheme, host and port: what tells servers apart.

@@ -103,11 +103,25 @@ pub enum Interrupted {
 }
 
 /// Builds a client whose every call passes the layer of this module. Retries of kube are turned off.
+///
+/// Root certificates of the system are loaded only if [`needs_system_roots`]. Without any of them this fails only then.
 pub fn build(mut config: Config, settings: ClientSettings) -> kube::Result<Client> {
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.default_retry = false;
+    if !needs_system_roots(&config) {
+        // Else kube loads those of the system, and fails without one, although it verifies nothing with them.
+        config.root_cert.get_or_insert_default();
+    }
     let guard = Guard::new(settings)?;
     Ok(ClientBuilder::try_from(config)?.with_layer(&guard).build())
+}
+
+/// Whether the certificate of the API server is verified with the root certificates of the system: it has one, it is to be
+/// verified, and no CA is given for it. In a pod, and with most kubeconfigs, the cluster's own CA is given.
+pub fn needs_system_roots(config: &Config) -> bool {
+    config.cluster_url.scheme_str() == Some("https")
+        && config.root_cert.is_none()
+        && !config.accept_invalid_certs
 }
 
 /// Whether a write was refused or abandoned because this process does not lead.

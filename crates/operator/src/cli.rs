@@ -12,11 +12,12 @@ use crate::{
     controller,
     manifests::{self, Install},
     print::{Format, objects, print},
+    version::VERSION,
 };
 
 /// Runs Coder on Kubernetes.
 #[derive(Debug, Parser)]
-#[command(name = "coder-k8s", version, about, args_conflicts_with_subcommands = true)]
+#[command(name = "coder-k8s", version = VERSION.as_str(), about, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -89,7 +90,7 @@ enum Command {
     /// Run a local cluster with the operator and the samples until Ctrl-C
     #[cfg(feature = "dev")]
     Dev(crate::dev::Options),
-    /// Print the version
+    /// Print the version, and the commit that was built
     Version,
     /// Print a completion script, for example for `source <(coder-k8s completions bash)`
     Completions {
@@ -115,7 +116,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         #[cfg(feature = "dev")]
         Some(Command::Dev(options)) => crate::dev::run(&options),
-        Some(Command::Version) => print(&format!("coder-k8s {}\n", env!("CARGO_PKG_VERSION"))),
+        Some(Command::Version) => print(&format!("coder-k8s {}\n", *VERSION)),
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "coder-k8s", &mut script);

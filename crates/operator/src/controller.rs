@@ -61,7 +61,7 @@ pub(crate) use kinds::{CoderKind, CoderResource};
 use options::ADMIN_ADDR;
 pub(crate) use options::Options;
 
-use crate::{intervals::LEASE_RELEASE_TIMEOUT, metrics::CoderMetrics};
+use crate::{intervals::LEASE_RELEASE_TIMEOUT, metrics::CoderMetrics, version};
 use context::ExternalClients;
 use watches::{OPTIONAL_CRDS, Watches};
 
@@ -136,7 +136,7 @@ pub(crate) async fn control(
     };
     let fenced = ClientSettings { faults: injected_faults(), ..settings(Some(fence.clone())) };
     let addresses = AddressPolicy::new(options.allowed_address_ranges.clone(), api_servers(&config));
-    let client = client::build(config.clone(), fenced)?;
+    let client = client::build(config.clone(), fenced).with_context(|| cannot_call(&config))?;
     // Outside the fence: the lease must be written before this process leads.
     let lease_client = client::build(config, settings(None))?;
     let instance =
@@ -153,7 +153,7 @@ pub(crate) async fn control(
 
     let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
     serve(&options, &ctx, coder_metrics, &readiness, logs, &serving, &mut tasks).await?;
-    tracing::info!("coder-k8s {} starts", env!("CARGO_PKG_VERSION"));
+    tracing::info!(commit = version::COMMIT, "coder-k8s {} starts", version::RELEASE);
     let (crds, crd_watch) = Crds::watch(
         client.clone(),
         coder_k8s_api::fields(),
@@ -254,6 +254,19 @@ fn external_clients(
         faults: settings.faults.clone(),
     };
     ExternalClients { connector: Connector::new(settings), postgres: Postgres::new(postgres) }
+}
+
+/// Why there can be no client for the API server, as far as its configuration tells.
+fn cannot_call(config: &kube::Config) -> String {
+    let url = &config.cluster_url;
+    if client::needs_system_roots(config) {
+        format!(
+            "cannot call the API server {url}: name its CA in the kubeconfig (certificate-authority), or install a CA bundle \
+             where the operator runs"
+        )
+    } else {
+        format!("cannot call the API server {url}")
+    }
 }
 
 /// The hosts and ports of the API server: the configured one, and the one that every pod is told of.

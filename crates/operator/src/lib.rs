@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod permissions;
 pub mod print;
 mod provisioner;
+mod version;
 mod workspaceproxy;
 
 use std::process::ExitCode;

@@ -174,6 +174,17 @@ impl Scene {
         operator
     }
 
+    /// Starts one that watches the namespaces of the test alone and finds no root certificates on the system.
+    pub fn start_without_roots(&self, args: &[&str]) -> Operator {
+        let watched = format!("--watch-namespaces={}", self.watched().join(","));
+        let args: Vec<_> =
+            [&*watched, "--leader-elect=false"].into_iter().chain(args.iter().copied()).collect();
+        let groups = [GROUP, &group_of(&self.namespace)];
+        let operator = Operator::start_without_roots(self.cluster(), &groups, &self.hosts, &args);
+        self.operators.lock().unwrap().push(trace(&operator));
+        operator
+    }
+
     /// Starts another build of the operator, which watches the namespaces of the test alone.
     pub fn start_program(&self, program: &Path, args: &[&str]) -> Operator {
         let watched = format!("--watch-namespaces={}", self.watched().join(","));

@@ -92,7 +92,8 @@ fn roots(ca: Option<&[u8]>) -> Result<RootCertStore> {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if roots.is_empty() {
             return Err(DatabaseErrorKind::Tls(
-                "the system trusts nobody; name an authority in `operatorAccess.databaseCASecretRef`"
+                "there is no root certificate to verify the server with: name its CA in \
+                 `operatorAccess.databaseCASecretRef`, or install a CA bundle where the operator runs"
                     .to_owned(),
             ));
         }

@@ -54,6 +54,24 @@ fn counted(settings: &ClientSettings, verb: &str, code: &str) -> bool {
     text.contains(&format!("{{verb=\"{verb}\",resource=\"configmaps\",code=\"{code}\"}} 1\n"))
 }
 
+#[test]
+fn the_roots_of_the_system_are_needed_only_to_verify_a_certificate_without_a_ca() {
+    let config = |url: &str, root_cert: Option<Vec<Vec<u8>>>, accept_invalid_certs: bool| {
+        let mut config = Config::new(url.parse().unwrap());
+        (config.root_cert, config.accept_invalid_certs) = (root_cert, accept_invalid_certs);
+        config
+    };
+    let https = "https://api.example.com";
+    for (config, needed) in [
+        (config(https, None, false), true),
+        (config(https, Some(vec![vec![1]]), false), false),
+        (config(https, None, true), false),
+        (config("http://127.0.0.1:8001", None, false), false),
+    ] {
+        assert_eq!(needs_system_roots(&config), needed, "{}", config.cluster_url);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_call_without_a_response_ends_at_the_deadline() {
     let settings = settings();

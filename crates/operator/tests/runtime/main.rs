@@ -22,4 +22,5 @@ mod memory;
 mod outage;
 mod rest;
 mod rights;
+mod roots;
 mod secrets;
