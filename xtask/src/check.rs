@@ -19,8 +19,12 @@ pub(crate) fn check() -> Result<()> {
         ("generated files", || generate(true)),
         ("samples", samples),
         ("lints", || {
-            let everything =
-                ["--workspace", "--all-targets", "--features", "coder-k8s/e2e,coder-k8s/upgrade"];
+            let everything = [
+                "--workspace",
+                "--all-targets",
+                "--features",
+                "coder-k8s/chart,coder-k8s/e2e,coder-k8s/upgrade",
+            ];
             must(cargo(&[&["clippy", "--quiet"], &everything[..], &["--", "-D", "warnings"]].concat()))
         }),
         ("dependencies", dependencies::check),

@@ -1,5 +1,6 @@
 //! The project's chores: `cargo xtask <chore>`.
 
+mod chart;
 mod check;
 mod dependencies;
 mod e2e;
@@ -25,7 +26,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Write the files that are made from code: CRDs, RBAC, samples, reference pages
+    /// Write the files that are made from code: CRDs, RBAC, samples, reference pages, parts of the chart
     Generate {
         /// Only compare, and fail when a file is not up to date
         #[arg(long)]
@@ -52,6 +53,11 @@ enum Chore {
         /// Only the tests with this in their name
         filter: Option<String>,
     },
+    /// Get Helm and run the tests of the chart: rendering, installation, upgrade, removal
+    Chart {
+        /// Only the tests with this in their name
+        filter: Option<String>,
+    },
     /// Live random lives of the operator: edits, faults, crashes. All of them, of which the tests live a part
     Soak {
         /// Live only this one, and tell its story
@@ -67,7 +73,7 @@ enum Chore {
         #[arg(long, value_enum)]
         on: Option<soak::On>,
     },
-    /// What must hold before a release: advisories, a release build and its tests, the end-to-end tests, the whole soak
+    /// What must hold before a release: advisories, a release build and its tests, the chart, the end-to-end tests, the whole soak
     ReleaseCheck,
     /// Mutate foreign bytes and hold what parses them to its bounds of time and memory
     Fuzz {
@@ -107,6 +113,7 @@ fn main() -> ExitCode {
         Chore::Deny => dependencies::deny(),
         Chore::Testbed { with_coder } => testbed::get_all(with_coder),
         Chore::E2e { filter } => e2e::run(filter.as_deref()),
+        Chore::Chart { filter } => testbed::chart(filter.as_deref()),
         Chore::Test { args } => testbed::test(&args),
         Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
         Chore::ReleaseCheck => release::check(),

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     dependencies, e2e,
     run::{cargo, must, root, say},
-    soak,
+    soak, testbed,
 };
 
 /// What it is called, and what it does.
@@ -15,10 +15,11 @@ type Step = (&'static str, fn() -> Result<()>);
 
 /// Runs every step, also after one that failed, and says how each ended.
 pub(crate) fn check() -> Result<()> {
-    let steps: [Step; 5] = [
+    let steps: [Step; 6] = [
         ("dependencies and advisories", dependencies::deny),
         ("release build", build),
         ("tests of the released program", test_released),
+        ("chart", || testbed::chart(None)),
         ("end to end", || e2e::run(None)),
         ("soak", || soak::run(None, 0, None, None)),
     ];

@@ -8,6 +8,7 @@
 mod build;
 mod coder;
 mod coderd;
+mod helm;
 mod progress;
 
 use std::ffi::OsString;
@@ -18,6 +19,7 @@ use sha2::{Digest, Sha256};
 
 pub use coder::{CODER_VERSION, coder_migrations, coder_module};
 pub use coderd::{build_coder, locate_coder};
+pub use helm::{HELM_VERSION, build_helm, locate_helm, prometheus_operator_crds};
 pub use progress::{Progress, Stage};
 
 /// Release of Kubernetes that the pinned Go modules build.
@@ -74,6 +76,12 @@ pub enum Error {
     /// The real coderd has not been built.
     #[error("the real coderd is not there as {}: run `cargo xtask testbed --with-coder` to build it", .path.display())]
     NoCoder {
+        /// Where it would be.
+        path: PathBuf,
+    },
+    /// Helm has not been built.
+    #[error("Helm is not there as {}: run `cargo xtask chart`, which builds it and runs the tests of the chart", .path.display())]
+    NoHelm {
         /// Where it would be.
         path: PathBuf,
     },

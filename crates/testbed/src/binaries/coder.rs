@@ -24,9 +24,14 @@ struct Downloaded {
 
 /// Directory of the module, which is downloaded if it is missing. Blocks.
 pub fn coder_module() -> Result<PathBuf, Error> {
+    download(MODULE, CODER_VERSION)
+}
+
+/// Directory of a module in Go's cache, which is downloaded if it is missing. Blocks.
+pub(super) fn download(module: &str, version: &str) -> Result<PathBuf, Error> {
     let go = find_go(&std::env::var_os("PATH").unwrap_or_default())?;
     let output = Command::new(&go)
-        .args(["mod", "download", "-json", &format!("{MODULE}@{CODER_VERSION}")])
+        .args(["mod", "download", "-json", &format!("{module}@{version}")])
         // Outside any module, whose requirements would otherwise select the version.
         .current_dir(std::env::temp_dir())
         .env("GOWORK", "off")
