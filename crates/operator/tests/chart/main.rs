@@ -18,5 +18,6 @@ mod helm;
 mod life;
 mod moves;
 mod refusals;
+mod rows;
 mod same;
 mod values;

@@ -133,8 +133,12 @@ async fn what_the_manifests_installed_is_adopted_in_place() {
     planes(&site.client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
     observed(&site.client, "default", "coder").await;
 
-    // From here on it is a release like any other.
-    site.helm.apply("upgrade", &quick(json!({"replicas": 2})), &[]).await;
+    // From here on it is a release like any other, but for fields that kubectl owns too.
+    let file = site.helm.values(&quick(json!({"replicas": 2})));
+    let upgrade = ["upgrade", RELEASE, chart.to_str().unwrap(), "--namespace", NAMESPACE, "--values", &file];
+    let said = site.helm.refused(&upgrade).await;
+    assert!(said.contains(r#"conflict with "kubectl": .spec.replicas"#), "{said}");
+    site.helm.apply("upgrade", &quick(json!({"replicas": 2})), &["--force-conflicts"]).await;
     assert_eq!(site.deployment().await.spec.unwrap().replicas, Some(2));
     site.helm.must(&["uninstall", RELEASE, "--namespace", NAMESPACE]).await;
     assert!(!site.is_there::<Deployment>(RELEASE).await);

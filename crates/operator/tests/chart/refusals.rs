@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     helm::{Helm, RELEASE, chart, only},
-    values::every_flag,
+    rows::every_flag,
 };
 
 #[tokio::test]
