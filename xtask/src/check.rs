@@ -24,7 +24,7 @@ pub(crate) fn check() -> Result<()> {
                 "--workspace",
                 "--all-targets",
                 "--features",
-                "coder-k8s/e2e,coder-k8s/image,coder-k8s/observability,coder-k8s/upgrade",
+                "coder-k8s/chart,coder-k8s/e2e,coder-k8s/image,coder-k8s/observability,coder-k8s/upgrade",
             ];
             must(cargo(&[&["clippy", "--quiet"], &everything[..], &["--", "-D", "warnings"]].concat()))
         }),

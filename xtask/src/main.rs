@@ -1,6 +1,7 @@
 //! The project's chores: `cargo xtask <chore>`.
 
 mod book;
+mod chart;
 mod check;
 mod dependencies;
 mod dist;
@@ -28,7 +29,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Write the files that are made from code: CRDs, RBAC, samples, reference pages
+    /// Write the files that are made from code: CRDs, RBAC, samples, reference pages, parts of the chart
     Generate {
         /// Only compare, and fail when a file is not up to date
         #[arg(long)]
@@ -60,6 +61,11 @@ enum Chore {
         /// Only the tests with this in their name
         filter: Option<String>,
     },
+    /// Get Helm and run the tests of the chart: rendering, installation, upgrade, removal
+    Chart {
+        /// Only the tests with this in their name
+        filter: Option<String>,
+    },
     /// Live random lives of the operator: edits, faults, crashes. All of them, of which the tests live a part
     Soak {
         /// Live only this one, and tell its story
@@ -78,7 +84,7 @@ enum Chore {
     /// Get promtool, and check alerts and dashboard with it and against a running operator
     Observability,
     /// What must hold before a release: advisories, the book, a release build and its tests, the artefacts,
-    /// alerts and dashboard, the end-to-end tests, the whole soak
+    /// the chart, alerts and dashboard, the end-to-end tests, the whole soak
     ReleaseCheck,
     /// Make the release artefacts: static program, image, chart, CRDs, manifests, SBOM, checksums
     Dist(dist::Options),
@@ -143,6 +149,7 @@ fn main() -> ExitCode {
         Chore::Deny => dependencies::deny(),
         Chore::Testbed { with_coder, with_promtool } => testbed::get_all(with_coder, with_promtool),
         Chore::E2e { filter } => e2e::run(filter.as_deref()),
+        Chore::Chart { filter } => testbed::chart(filter.as_deref()),
         Chore::Test { args } => testbed::test(&args),
         Chore::Soak { seed, count, first, on } => soak::run(seed, first, count, on),
         Chore::Observability => observability::run(),

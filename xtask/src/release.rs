@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     book, dependencies, dist, e2e, observability,
     run::{cargo, must, say, target},
-    soak,
+    soak, testbed,
 };
 
 /// What it is called, and what it does.
@@ -15,11 +15,12 @@ type Step = (&'static str, fn() -> Result<()>);
 
 /// Runs every step, also after one that failed, and says how each ended.
 pub(crate) fn check() -> Result<()> {
-    let steps: [Step; 8] = [
+    let steps: [Step; 9] = [
         ("dependencies and advisories", dependencies::deny),
         ("book", book::build),
         ("release build", build),
         ("tests of the released program", test_released),
+        ("chart", || testbed::chart(None)),
         ("release artefacts", dist::release_check),
         ("alerts and dashboard", observability::run),
         ("end to end", || e2e::run(None)),

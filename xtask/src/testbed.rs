@@ -77,6 +77,17 @@ pub(crate) fn get_for_tests() -> Result<()> {
     get()
 }
 
+/// Gets Helm and runs the tests of the chart, or those with this in their name.
+pub(crate) fn chart(filter: Option<&str>) -> Result<()> {
+    get()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let helm = runtime.block_on(binaries::build_helm(&mut |progress| say(&progress.to_string())))?;
+    say(&format!("Helm is {}", helm.display()));
+    let mut command = cargo(&["test", "--package", "coder-k8s", "--features", "chart", "--test", "chart"]);
+    command.args(filter).args(["--", "--nocapture"]);
+    must(command)
+}
+
 /// Runs the campaign against leader election.
 pub(crate) fn kills(count: u32) -> Result<()> {
     get()?;

@@ -9,6 +9,7 @@ mod controlplane;
 mod dev;
 #[cfg(feature = "dev")]
 mod faults;
+pub mod flags;
 mod intervals;
 pub mod manifests;
 pub mod metrics;

@@ -8,6 +8,7 @@
 mod build;
 mod coder;
 mod coderd;
+mod helm;
 mod module;
 mod progress;
 mod promtool;
@@ -20,6 +21,7 @@ use sha2::{Digest, Sha256};
 
 pub use coder::{CODER_VERSION, coder_migrations, coder_module};
 pub use coderd::{build_coder, locate_coder};
+pub use helm::{HELM_VERSION, build_helm, locate_helm, prometheus_operator_crds};
 pub use progress::{Pace, Progress, Stage};
 pub use promtool::{PROMETHEUS_VERSION, build_promtool, locate_promtool};
 
@@ -83,6 +85,12 @@ pub enum Error {
     /// promtool has not been built.
     #[error("promtool is not there as {}: run `cargo xtask testbed --with-promtool` to build it", .path.display())]
     NoPromtool {
+        /// Where it would be.
+        path: PathBuf,
+    },
+    /// Helm has not been built.
+    #[error("Helm is not there as {}: run `cargo xtask chart`, which builds it and runs the tests of the chart", .path.display())]
+    NoHelm {
         /// Where it would be.
         path: PathBuf,
     },
