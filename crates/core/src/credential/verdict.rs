@@ -214,14 +214,11 @@ pub fn usable<'a>(
         );
         return Err(Blocker::new(Reason::ControlPlaneUnavailable, message));
     };
-    match deployment_id {
-        Some(_) => Ok(plane),
-        None => {
-            let message =
-                format!("waiting for coderd of CoderControlPlane {name} to answer for the first time");
-            Err(Blocker::new(Reason::AwaitingControlPlane, message))
-        }
+    if deployment_id.is_none() {
+        let message = format!("waiting for coderd of CoderControlPlane {name} to answer for the first time");
+        return Err(Blocker::new(Reason::AwaitingControlPlane, message));
     }
+    Ok(plane)
 }
 
 /// Reports whether the control plane can be used.

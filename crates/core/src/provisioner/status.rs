@@ -101,7 +101,7 @@ pub fn status(
 fn show_tags(object: &CoderProvisioner, next: &mut CoderProvisionerStatus) {
     match &next.tags_hash {
         Some(hash) if *hash == tags::hash(&object.spec.tags) => {
-            next.tags = Some(tags::shown(&object.spec.tags))
+            next.tags = Some(tags::shown(&object.spec.tags));
         }
         Some(_) => {}
         None => next.tags = None,

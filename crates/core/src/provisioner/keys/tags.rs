@@ -40,7 +40,7 @@ pub fn shown(tags: &Tags) -> String {
 }
 
 fn matters((name, value): &(&String, &String)) -> bool {
-    !value.is_empty() && !(*name == "scope" && *value == "organization")
+    !(value.is_empty() || (*name == "scope" && *value == "organization"))
 }
 
 #[cfg(test)]
