@@ -166,6 +166,11 @@ pub fn is_unanswered(error: &kube::Error) -> bool {
     }
 }
 
+/// Whether a failed call may pass by itself: it got no answer, or the API server asks to retry later.
+pub(crate) fn may_pass(error: &kube::Error) -> bool {
+    is_unanswered(error) || matches!(error, kube::Error::Api(status) if status.code == 429)
+}
+
 /// Whether a status code says that whoever answered did not reach the API server, or that it is not up.
 fn is_gateway_error(code: u16) -> bool {
     matches!(code, 502..=504)

@@ -67,7 +67,7 @@ where
                 continue;
             };
             let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
-            failures.failed(client::describe(&error), forbidden, client::is_unanswered(&error));
+            failures.failed(client::describe(&error), forbidden, client::may_pass(&error));
             let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
             let retry_after = match client::blocker("watch", &error).retry {
                 Retry::After(least) => Some(least),
@@ -142,6 +142,8 @@ pub(crate) struct WatchFailures<'a> {
     metrics: &'a Metrics,
     outage: &'a Outage,
     in_a_row: u32,
+    /// Attempts in a row that broke off while the API server answered others.
+    broken: u32,
     last: Option<String>,
 }
 
@@ -153,15 +155,17 @@ impl<'a> WatchFailures<'a> {
         metrics: &'a Metrics,
         outage: &'a Outage,
     ) -> Self {
-        Self { resource, namespace, synced, metrics, outage, in_a_row: 0, last: None }
+        Self { resource, namespace, synced, metrics, outage, in_a_row: 0, broken: 0, last: None }
     }
 
-    /// Counts a failure. `unanswered`: the API server said nothing.
-    pub(crate) fn failed(&mut self, why: String, forbidden: bool, unanswered: bool) {
+    /// Counts a failure. `may_pass`: the API server said nothing, or asks to retry later.
+    pub(crate) fn failed(&mut self, why: String, forbidden: bool, may_pass: bool) {
         self.in_a_row += 1;
         self.metrics.watch_restarts(&self.resource);
         self.synced.note(&why, forbidden);
-        let is_told = self.outage.is_recent() || (unanswered && self.in_a_row < MAX_BROKEN);
+        let is_outage = self.outage.is_recent();
+        self.broken = if may_pass && !is_outage { self.broken + 1 } else { 0 };
+        let is_told = is_outage || (may_pass && self.broken < MAX_BROKEN);
         let Self { resource, namespace, .. } = self;
         if is_told {
             tracing::debug!(%resource, namespace, "the watch failed and starts again: {why}");
@@ -174,6 +178,7 @@ impl<'a> WatchFailures<'a> {
 
     pub(crate) fn works(&mut self) {
         self.in_a_row = 0;
+        self.broken = 0;
         if self.last.take().is_some() {
             let place =
                 self.namespace.map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));

@@ -79,7 +79,7 @@ where
                 Ok(None) => return,
                 // The history since the last version is gone, as after a pause: the watcher lists anew.
                 Err(error) if is_expired(&error) => tracing::debug!("{} are listed anew", K::plural(&())),
-                Err(error) => failures.failed(explain(&error), is_forbidden(&error), is_unanswered(&error)),
+                Err(error) => failures.failed(explain(&error), is_forbidden(&error), may_pass(&error)),
             }
         }
     }
@@ -183,11 +183,11 @@ fn is_expired(error: &watcher::Error) -> bool {
     }
 }
 
-fn is_unanswered(error: &watcher::Error) -> bool {
+fn may_pass(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(cause)
         | watcher::Error::WatchStartFailed(cause)
-        | watcher::Error::WatchFailed(cause) => client::is_unanswered(cause),
+        | watcher::Error::WatchFailed(cause) => client::may_pass(cause),
         _ => false,
     }
 }

@@ -48,7 +48,11 @@ async fn log_of_outage(
 }
 
 fn assert_told_once(told: &[String]) {
-    let [away, back] = told else { panic!("{} lines: {told:#?}", told.len()) };
+    // A machine with much else to do may take longer than the 30 s after which it is told again.
+    let is_still = |line: &&String| line.starts_with("WARN the API server has not answered for ");
+    let (still, others): (Vec<_>, Vec<_>) = told.iter().partition(is_still);
+    let [away, back] = &others[..] else { panic!("{} lines: {told:#?}", told.len()) };
+    assert!(still.len() <= 2, "{told:#?}");
     assert!(
         away.starts_with("WARN the API server does not answer, and the operator keeps trying: "),
         "{away}"
