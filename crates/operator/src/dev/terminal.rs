@@ -67,8 +67,9 @@ impl FullScreen {
                 before(panic);
             }));
         });
-        Self.ensure();
-        Self
+        let screen = Self;
+        screen.ensure();
+        screen
     }
 
     /// Enters the mode again if a panic of a task, which the process survives, has left it.
