@@ -67,14 +67,15 @@ impl FullScreen {
                 before(panic);
             }));
         });
-        Self.ensure();
-        Self
+        let screen = Self;
+        screen.ensure();
+        screen
     }
 
     /// Enters the mode again if a panic of a task, which the process survives, has left it.
     pub(super) fn ensure(&self) {
         if !FULL_SCREEN.swap(true, Ordering::SeqCst) {
-            write(ENTER);
+            switch(ENTER);
         }
     }
 
@@ -90,9 +91,16 @@ impl Drop for FullScreen {
     }
 }
 
+/// Writes an escape sequence, except to the terminal of somebody who runs the tests.
+fn switch(sequence: &str) {
+    if !cfg!(test) {
+        write(sequence);
+    }
+}
+
 fn leave() {
     if FULL_SCREEN.swap(false, Ordering::SeqCst) {
-        write(LEAVE);
+        switch(LEAVE);
     }
 }
 
