@@ -312,6 +312,16 @@ mod tests {
         }
     }
 
+    /// Paths of the values that are not maps of values.
+    fn paths(path: &str, value: &Value) -> Vec<String> {
+        match value.as_object().filter(|parts| !parts.is_empty()) {
+            Some(parts) => {
+                parts.iter().flat_map(|(name, part)| paths(&format!("{path}/{name}"), part)).collect()
+            }
+            None => vec![path.to_owned()],
+        }
+    }
+
     #[test]
     fn the_schema_has_exactly_the_values() {
         let (schema, values) = (schema(), read("values.yaml").unwrap());
@@ -323,14 +333,6 @@ mod tests {
             assert!(values.pointer(path).is_some(), "the schema has {path}, and values.yaml has not");
         }
         // The schema describes everything down to its leaves, so that a value is one of them or a part of one.
-        fn paths(path: &str, value: &Value) -> Vec<String> {
-            match value.as_object().filter(|parts| !parts.is_empty()) {
-                Some(parts) => {
-                    parts.iter().flat_map(|(name, part)| paths(&format!("{path}/{name}"), part)).collect()
-                }
-                None => vec![path.to_owned()],
-            }
-        }
         for path in paths("", &values) {
             let covered = known.iter().any(|leaf| path == *leaf || path.starts_with(&format!("{leaf}/")));
             assert!(covered, "values.yaml has {path}, and the schema has not");

@@ -124,7 +124,7 @@ async fn what_the_manifests_installed_is_adopted_in_place() {
     assert_eq!(site.deployment().await.uid(), before.uid());
     assert_eq!(self::account(&site).await, account);
     let role: ClusterRole = Api::all(site.client.clone()).get("coder-k8s-viewer").await.unwrap();
-    assert_eq!(role.rules.map(|rules| rules.len()), Some(3));
+    assert_eq!(role.rules.as_ref().map(Vec::len), Some(3));
     site.assert_current_crds().await;
     let crd = site.crd("codercontrolplanes.coder.com").await.unwrap();
     assert_eq!(crd.annotations()["helm.sh/resource-policy"], "keep");

@@ -28,6 +28,7 @@ fn of_kind(objects: &[Value], kind: &str) -> usize {
 /// All rows.
 pub(crate) fn table() -> Vec<Row> {
     let mut rows = who_and_where();
+    rows.extend(left_out());
     rows.extend(pods());
     rows.extend(surroundings());
     rows
@@ -115,6 +116,10 @@ fn who_and_where() -> Vec<Row> {
             }
         },
     );
+    vec![none, some, number, named, overridden, account]
+}
+
+fn left_out() -> Vec<Row> {
     let bare: Row = (
         "everything but the Deployment is somebody else's",
         RELEASE,
@@ -136,7 +141,7 @@ fn who_and_where() -> Vec<Row> {
             }
         },
     );
-    vec![none, some, number, named, overridden, account, bare, deleted]
+    vec![bare, deleted]
 }
 
 fn pods() -> Vec<Row> {
