@@ -4,7 +4,9 @@
 //! `config/observability`. Templates, values and schema are written by hand; the table of values in the README is made from
 //! the comments of `values.yaml`. Nothing here runs Helm.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+#![expect(clippy::indexing_slicing, reason = "a field that a JSON value does not have reads as null")]
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 use coder_k8s::{
@@ -208,7 +210,7 @@ fn table(values: &str) -> Result<String> {
             other => other.to_string(),
         };
         let text = text.replace('|', "\\|");
-        table.push_str(&format!("| `{path}` | `{default}` | {text} |\n"));
+        let _ = writeln!(table, "| `{path}` | `{default}` | {text} |");
     }
     Ok(table)
 }

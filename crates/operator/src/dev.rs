@@ -246,7 +246,7 @@ impl Session<'_> {
                 if simulated.daemons {
                     simulation::play(client, &coderds).await;
                 }
-                std::future::pending().await
+                std::future::pending::<()>().await;
             };
             Box::pin(self.with_operator(coderds.clone(), simulated, work, played)).await
         };
@@ -278,7 +278,8 @@ impl Session<'_> {
     }
 
     fn missing(&self, expected: &[Id]) -> String {
-        self.world.seen().missing(expected).iter().map(|line| format!("\n  {line}")).collect()
+        let missing = self.world.seen().missing(expected);
+        missing.iter().fold(String::new(), |text, line| text + "\n  " + line)
     }
 
     /// Runs the operator and the view, and returns when `work` ends. `beside` never ends.

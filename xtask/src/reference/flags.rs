@@ -44,7 +44,7 @@ fn section(page: &mut String, command: &Command) {
 
 fn flag(arg: &Arg) -> String {
     let names = arg.get_value_names().unwrap_or_default();
-    let value = names.first().map(|name| name.as_str()).unwrap_or_default();
+    let value = names.first().map(clap::builder::Str::as_str).unwrap_or_default();
     match arg.get_long() {
         Some(long) if arg.get_action().takes_values() => format!("`--{long}` *{value}*"),
         Some(long) => format!("`--{long}`"),

@@ -144,6 +144,7 @@ mod tests {
 
     use super::*;
 
+    #[expect(clippy::needless_pass_by_value, reason = "tests write them in place")]
     fn object<K: serde::de::DeserializeOwned>(kind: &str, spec: Value, status: Value) -> K {
         serde_json::from_value(json!({"apiVersion": "coder.com/v1alpha1", "kind": kind,
             "metadata": {"namespace": "ns", "name": "it"}, "spec": spec, "status": status}))

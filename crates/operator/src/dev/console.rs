@@ -141,7 +141,7 @@ impl Console {
 
     /// How many lines of the log are kept.
     pub(super) fn held_lines(&self) -> usize {
-        self.0.state.lock().held.iter().filter(|byte| **byte == b'\n').count()
+        self.0.state.lock().held.split(|byte| *byte == b'\n').count() - 1
     }
 
     /// The lines since the view began, oldest first, with their times.

@@ -38,23 +38,23 @@ impl Login {
 /// Creates the namespace of the samples, and the Secrets that all control planes need.
 pub(super) async fn prepare(client: &Client, database: &str, login: &Login) -> Result<()> {
     apply_namespace(client, NAMESPACE).await?;
-    apply_value(client, secret("coder-db-app", json!({"uri": database}))).await?;
+    apply_value(client, secret("coder-db-app", &json!({"uri": database}))).await?;
     let password = login.password.expose_secret();
     let admin = json!({"username": "admin", "email": login.email, "password": password});
-    apply_value(client, secret("coder-admin", admin)).await
+    apply_value(client, secret("coder-admin", &admin)).await
 }
 
 /// Creates the Secret with a license of the simulator, and writes the manifest of its successor.
 pub(super) async fn license(client: &Client, folder: &Folder) -> Result<()> {
     let first = CoderSim::license().build();
-    apply_value(client, secret(LICENSE, json!({"license": first.expose_secret()}))).await?;
+    apply_value(client, secret(LICENSE, &json!({"license": first.expose_secret()}))).await?;
     let term = std::time::Duration::from_hours(24 * RENEWED_DAYS);
     let renewed = CoderSim::license().expires_in(term).build();
-    let manifest = serde_saphyr::to_string(&secret(LICENSE, json!({"license": renewed.expose_secret()})))?;
+    let manifest = serde_saphyr::to_string(&secret(LICENSE, &json!({"license": renewed.expose_secret()})))?;
     folder.write(RENEWED, &manifest)
 }
 
-fn secret(name: &str, data: Value) -> Value {
+fn secret(name: &str, data: &Value) -> Value {
     let metadata = json!({"name": name, "namespace": NAMESPACE});
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
 }

@@ -73,6 +73,7 @@ impl FullScreen {
     }
 
     /// Enters the mode again if a panic of a task, which the process survives, has left it.
+    #[expect(clippy::unused_self, reason = "only who has entered the mode enters it again")]
     pub(super) fn ensure(&self) {
         if !FULL_SCREEN.swap(true, Ordering::SeqCst) {
             switch(ENTER);
@@ -80,6 +81,7 @@ impl FullScreen {
     }
 
     /// Shows the usual screen until [`Self::ensure`].
+    #[expect(clippy::unused_self, reason = "only who has entered the mode leaves it")]
     pub(super) fn suspend(&self) {
         leave();
     }
