@@ -63,12 +63,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let source = Source::of_work_tree()?;
     say(&format!("dist: coder-k8s {VERSION}, commit {}, of {}", source.commit, source.created()));
     let authorities = Authorities::get(options.ca_bundle.as_deref())?;
-    let file = match &options.binary {
-        Some(file) => file.clone(),
-        None => {
-            say("dist: building the static program");
-            program::build(&source, options.profile)?
-        }
+    let file = if let Some(file) = &options.binary {
+        file.clone()
+    } else {
+        say("dist: building the static program");
+        program::build(&source, options.profile)?
     };
     let program = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
     let executable = Executable::read(&program).with_context(|| format!("cannot pack {}", file.display()))?;
@@ -154,7 +153,8 @@ impl Artefacts {
 
     /// As `sha256sum --check` reads them.
     fn checksums(&self) -> String {
-        self.files.iter().map(|(name, content)| format!("{}  {name}\n", sha256(content))).collect()
+        let lines = self.files.iter().map(|(name, content)| format!("{}  {name}\n", sha256(content)));
+        lines.collect::<Vec<_>>().concat()
     }
 
     /// Size and digest of everything, for people.
@@ -225,7 +225,7 @@ mod tests {
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         // There may be no chart.
-        names.retain(|name| !name.ends_with(".tgz"));
+        names.retain(|name| Path::new(name).extension().is_none_or(|extension| extension != "tgz"));
         assert_eq!(
             names,
             [
