@@ -153,9 +153,8 @@ impl Artefacts {
 
     /// As `sha256sum --check` reads them.
     fn checksums(&self) -> String {
-        self.files
-            .iter()
-            .fold(String::new(), |text, (name, content)| text + &sha256(content) + "  " + name + "\n")
+        let lines = self.files.iter().map(|(name, content)| format!("{}  {name}\n", sha256(content)));
+        lines.collect::<Vec<_>>().concat()
     }
 
     /// Size and digest of everything, for people.
@@ -226,7 +225,7 @@ mod tests {
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         // There may be no chart.
-        names.retain(|name| !name.contains(".tgz"));
+        names.retain(|name| Path::new(name).extension().is_none_or(|extension| extension != "tgz"));
         assert_eq!(
             names,
             [

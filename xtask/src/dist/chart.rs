@@ -32,7 +32,9 @@ pub(crate) fn pack(folder: &Path, source: &Source) -> Result<Chart> {
         fs::read_to_string(&description).with_context(|| format!("cannot read {}", description.display()))?;
     let described: Value =
         serde_saphyr::from_str(&text).with_context(|| format!("{DESCRIPTION} is not YAML"))?;
-    let field = |name: &str| described[name].as_str().with_context(|| format!("{DESCRIPTION} has no {name}"));
+    let field = |name: &str| {
+        described.get(name).and_then(Value::as_str).with_context(|| format!("{DESCRIPTION} has no {name}"))
+    };
     let (name, version) = (field("name")?, field("version")?);
     let installs = field("appVersion")?;
     if installs.trim_start_matches('v') != VERSION {

@@ -96,15 +96,18 @@ fn inspect(place: &str, image: &Image, source: &Source) -> Result<()> {
     let told: Value = serde_json::from_str(&output("skopeo", &["inspect", place])?)?;
     let config: Value = serde_json::from_str(&output("skopeo", &["inspect", "--config", place])?)?;
     let labels = serde_json::to_value(image::labels(source))?;
+    let told = |path: &str| told.pointer(path).cloned().unwrap_or_default();
+    let config = |path: &str| config.pointer(path).cloned().unwrap_or_default();
+    let layers = told("/Layers").as_array().map_or(0, Vec::len);
     for (what, found, expected) in [
-        ("digest", &told["Digest"], Value::from(image.digest.as_str())),
-        ("labels", &told["Labels"], labels),
-        ("operating system", &told["Os"], Value::from("linux")),
-        ("layers", &told["Layers"].as_array().map_or(0, Vec::len).into(), Value::from(2)),
-        ("user", &config["config"]["User"], Value::from(format!("{0}:{0}", image::USER))),
-        ("entrypoint", &config["config"]["Entrypoint"], Value::from(vec![image::ENTRYPOINT])),
+        ("digest", told("/Digest"), Value::from(image.digest.as_str())),
+        ("labels", told("/Labels"), labels),
+        ("operating system", told("/Os"), Value::from("linux")),
+        ("layers", layers.into(), Value::from(2)),
+        ("user", config("/config/User"), Value::from(format!("{0}:{0}", image::USER))),
+        ("entrypoint", config("/config/Entrypoint"), Value::from(vec![image::ENTRYPOINT])),
     ] {
-        if *found != expected {
+        if found != expected {
             bail!("skopeo reads the {what} of {place} as {found}, and it should be {expected}");
         }
     }

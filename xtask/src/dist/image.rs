@@ -101,47 +101,47 @@ pub(crate) fn pack(contents: &Contents<'_>, source: &Source) -> Result<Image> {
     }
     let labels = labels(source);
     let ports: BTreeMap<_, _> = PORTS.iter().map(|port| (format!("{port}/tcp"), json!({}))).collect();
-    let config = blobs.add_json(
-        "application/vnd.oci.image.config.v1+json",
-        &json!({
-            "architecture": contents.architecture,
-            "os": "linux",
-            "created": source.created(),
-            "config": {
-                "User": format!("{USER}:{USER}"),
-                "Entrypoint": [ENTRYPOINT],
-                "WorkingDir": "/",
-                "ExposedPorts": ports,
-                "Labels": labels,
-            },
-            "rootfs": {"type": "layers", "diff_ids": diff_ids},
-            "history": history,
-        }),
-    )?;
+    let config = serde_json::to_vec(&json!({
+        "architecture": contents.architecture,
+        "os": "linux",
+        "created": source.created(),
+        "config": {
+            "User": format!("{USER}:{USER}"),
+            "Entrypoint": [ENTRYPOINT],
+            "WorkingDir": "/",
+            "ExposedPorts": ports,
+            "Labels": labels,
+        },
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        "history": history,
+    }))?;
+    let config = blobs.add("application/vnd.oci.image.config.v1+json", config);
     let size = blobs.size();
-    let mut manifest = blobs.add_json(
-        MANIFEST,
-        &json!({
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": config,
-            "layers": layers,
-            "annotations": labels,
-        }),
-    )?;
-    let digest = manifest["digest"].as_str().unwrap_or_default().to_owned();
-    manifest["platform"] = json!({"architecture": contents.architecture, "os": "linux"});
-    manifest["annotations"] = json!({
-        // The tag, for tools that pick an image of a layout by it.
-        "org.opencontainers.image.ref.name": tag(),
-        // The whole name, which containerd gives the image when it imports the archive.
-        "io.containerd.image.name": format!("{}:{}", name(), tag()),
-    });
+    let manifest = serde_json::to_vec(&json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": config,
+        "layers": layers,
+        "annotations": labels,
+    }))?;
+    let digest = format!("sha256:{}", sha256(&manifest));
     let index = json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [manifest],
+        "manifests": [{
+            "mediaType": MANIFEST,
+            "digest": digest,
+            "size": manifest.len(),
+            "platform": {"architecture": contents.architecture, "os": "linux"},
+            "annotations": {
+                // The tag, for tools that pick an image of a layout by it.
+                "org.opencontainers.image.ref.name": tag(),
+                // The whole name, which containerd gives the image when it imports the archive.
+                "io.containerd.image.name": format!("{}:{}", name(), tag()),
+            },
+        }],
     });
+    blobs.add(MANIFEST, manifest);
     let mut files = blobs.files;
     files.insert("index.json".to_owned(), serde_json::to_vec(&index)?);
     files.insert("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec());
@@ -181,10 +181,6 @@ impl Blobs {
         let (hash, size) = (sha256(&content), content.len());
         self.files.insert(format!("blobs/sha256/{hash}"), content);
         json!({"mediaType": media_type, "digest": format!("sha256:{hash}"), "size": size})
-    }
-
-    fn add_json(&mut self, media_type: &str, content: &Value) -> Result<Value> {
-        Ok(self.add(media_type, serde_json::to_vec(content)?))
     }
 
     fn size(&self) -> usize {

@@ -9,7 +9,7 @@
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     image,
@@ -200,45 +200,45 @@ fn compose(
 }
 
 /// An entry of the list.
-struct Package(Value);
+struct Package(Map<String, Value>);
 
 fn package(id: &str, name: &str, version: &str, license: &str) -> Package {
-    let mut entry = json!({
-        "SPDXID": id,
-        "name": name,
-        "downloadLocation": UNKNOWN,
-        "filesAnalyzed": false,
-        "licenseConcluded": UNKNOWN,
-        "licenseDeclared": license,
-        "copyrightText": UNKNOWN,
-        "supplier": UNKNOWN,
-    });
-    if !version.is_empty() {
-        entry["versionInfo"] = json!(version);
-    }
-    Package(entry)
+    let fields = [
+        ("SPDXID", id),
+        ("name", name),
+        ("versionInfo", version),
+        ("downloadLocation", UNKNOWN),
+        ("licenseConcluded", UNKNOWN),
+        ("licenseDeclared", license),
+        ("copyrightText", UNKNOWN),
+        ("supplier", UNKNOWN),
+    ];
+    let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
+    let fields = fields.map(|(field, value)| (field.to_owned(), json!(value)));
+    Package(fields.collect()).with("filesAnalyzed", json!(false))
 }
 
 impl Package {
-    fn purpose(mut self, purpose: &str) -> Self {
-        self.0["primaryPackagePurpose"] = json!(purpose);
+    fn with(mut self, field: &str, value: Value) -> Self {
+        self.0.insert(field.to_owned(), value);
         self
     }
 
-    fn checksum(mut self, sha256: &str) -> Self {
-        self.0["checksums"] = json!([{"algorithm": "SHA256", "checksumValue": sha256}]);
-        self
+    fn purpose(self, purpose: &str) -> Self {
+        self.with("primaryPackagePurpose", json!(purpose))
     }
 
-    fn purl(mut self, purl: &str) -> Self {
+    fn checksum(self, sha256: &str) -> Self {
+        self.with("checksums", json!([{"algorithm": "SHA256", "checksumValue": sha256}]))
+    }
+
+    fn purl(self, purl: &str) -> Self {
         let reference = json!({"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": purl});
-        self.0["externalRefs"] = json!([reference]);
-        self
+        self.with("externalRefs", json!([reference]))
     }
 
-    fn download(mut self, location: &str) -> Self {
-        self.0["downloadLocation"] = json!(location);
-        self
+    fn download(self, location: &str) -> Self {
+        self.with("downloadLocation", json!(location))
     }
 }
 

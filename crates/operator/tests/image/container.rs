@@ -1,5 +1,5 @@
-//! A container without a container engine: the root folder of the image, what Kubernetes mounts into every container, and the
-//! user of the image. It shares network and processes with this machine.
+//! A container without a container engine: the root folder of the image, the devices that every container has, what
+//! Kubernetes mounts into one, and the user of the image. It shares network and processes with this machine.
 
 use std::{
     collections::BTreeSet,
@@ -19,6 +19,8 @@ use crate::{NAMESPACE, dns};
 const USER: &str = "65532";
 /// Where a pod finds its account.
 const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
+/// Devices that every container has by the specification of runtimes, with their minor numbers. Random numbers come from one.
+const DEVICES: [(&str, &str); 3] = [("null", "3"), ("random", "8"), ("urandom", "9")];
 /// The name of the API server, which only the hosts file knows.
 const API_SERVER: &str = "kubernetes.default.svc";
 
@@ -31,6 +33,10 @@ pub(crate) struct Container {
 impl Container {
     /// A copy of the image, with the account of the operator, a hosts file and the address of a DNS server.
     pub(crate) async fn new(image: &Path, cluster: &Cluster) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "only root can enter the root folder of an image, make its devices and serve DNS: run this test as root"
+        );
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("root");
         let copied = Command::new("cp").arg("--archive").args([image, &root]).status().unwrap();
@@ -50,6 +56,12 @@ impl Container {
             ("etc/resolv.conf".to_owned(), format!("nameserver {}\n", dns::ADDRESS).as_bytes()),
         ] {
             fs::write(root.join(path), content).unwrap();
+        }
+        fs::create_dir(root.join("dev")).unwrap();
+        for (device, minor) in DEVICES {
+            let mut command = Command::new("mknod");
+            command.arg("--mode=666").arg(root.join("dev").join(device)).args(["c", "1", minor]);
+            assert!(command.status().unwrap().success(), "cannot make the device {device}");
         }
         Self { _folder: folder, root }
     }
@@ -79,17 +91,10 @@ impl Container {
         Operator::start_command(user, cluster.run_dir().join("output-image"), command)
     }
 
-    /// The command that enters the root folder as the user of the image: as root by itself, and as anybody else in a user
-    /// namespace, in which they are that user.
+    /// The command that enters the root folder as the user of the image.
     fn enter(&self) -> Command {
-        if is_root() {
-            let mut command = Command::new("chroot");
-            command.arg(format!("--userspec={USER}:{USER}")).arg(format!("--groups={USER}")).arg(&self.root);
-            return command;
-        }
-        let mut command = Command::new("unshare");
-        command.arg("--user").arg(format!("--map-user={USER}")).arg(format!("--map-group={USER}"));
-        command.arg(format!("--root={}", self.root.display()));
+        let mut command = Command::new("chroot");
+        command.arg(format!("--userspec={USER}:{USER}")).arg(format!("--groups={USER}")).arg(&self.root);
         command
     }
 
@@ -109,19 +114,9 @@ impl Container {
     }
 }
 
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
-/// The user that a process is, as its container sees it.
-pub(crate) fn user_of(process: u32) -> String {
-    let read = |file: &str| fs::read_to_string(format!("/proc/{process}/{file}")).unwrap();
-    if is_root() {
-        let status = read("status");
-        let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
-        // Real, effective, saved and for files: all of them.
-        let all: BTreeSet<_> = line.split_whitespace().collect();
-        return all.into_iter().collect::<Vec<_>>().join(" ");
-    }
-    read("uid_map").split_whitespace().next().unwrap().to_owned()
+/// The users that a process is: real, effective, saved and for files.
+pub(crate) fn users_of(process: u32) -> Vec<String> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
+    line.split_whitespace().map(str::to_owned).collect()
 }

@@ -17,7 +17,11 @@
 mod container;
 mod dns;
 
-use std::{fs, path::PathBuf, time::Instant};
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_scenes::{
@@ -104,7 +108,7 @@ async fn until(planes: &Api<CoderControlPlane>, type_: &str, log: impl Fn() -> S
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operator_works_from_the_image_with_and_without_its_ca_bundle() {
     let image = folder("CODER_K8S_IMAGE_ROOT");
-    let cluster = Cluster::builder().start().await.unwrap();
+    let cluster = Cluster::builder().ready_within(Duration::from_mins(3)).start().await.unwrap();
     let _node = cluster.node("image").await.unwrap();
     let client = cluster.client();
     let args = install(&client).await;
@@ -117,7 +121,7 @@ async fn the_operator_works_from_the_image_with_and_without_its_ca_bundle() {
     let mut operator = container.start(&cluster, &args);
     operator.until_leading().await;
     println!("leads after {:.1} s", began.elapsed().as_secs_f64());
-    assert_eq!(container::user_of(operator.pid()), "65532");
+    assert_eq!(container::users_of(operator.pid()), ["65532"; 4]);
     operator.until_ready().await;
 
     apply(
