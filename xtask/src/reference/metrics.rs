@@ -14,7 +14,10 @@ use super::cell;
 /// Labels with their values, as Markdown.
 const LABELS: &[(&str, &str)] = &[
     ("about", "`objects`: conditions, licenses and daemons. `jobs`: queues of jobs."),
-    ("call", "What a call to coderd or a step in its database does, such as `list licenses` or `sql-connect`."),
+    (
+        "call",
+        "What a call to coderd or a step in its database does, such as `list licenses` or `sql-connect`.",
+    ),
     (
         "code",
         "HTTP status, or `error`, `timeout`, `canceled`, `fenced` (not sent because the instance does not lead) or `refused` \
