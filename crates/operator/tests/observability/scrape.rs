@@ -203,7 +203,8 @@ impl Scrapes {
         ]);
         let all = label_variables(&dashboard()).unwrap();
         let names: BTreeSet<_> = all.iter().map(|variable| variable.name.clone()).collect();
-        assert_eq!(names, known.keys().cloned().collect::<BTreeSet<_>>(), "the variables of the dashboard");
+        let expected: BTreeSet<_> = known.keys().cloned().collect();
+        assert_eq!(names, expected, "the variables of the dashboard");
         for variable in all {
             let selector =
                 promql::mentions(&substituted(&variable.selector, &known)).unwrap().selectors.remove(0);
