@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     controller::{self, options::duration},
-    intervals::{DEV_DAEMONS_INTERVAL, DEV_SHUTDOWN_TIMEOUT, DEV_VERIFY_INTERVAL},
+    intervals::{DEV_CLUSTER_TIMEOUT, DEV_DAEMONS_INTERVAL, DEV_SHUTDOWN_TIMEOUT, DEV_VERIFY_INTERVAL},
     manifests::{self, Install},
 };
 use console::Console;
@@ -185,6 +185,7 @@ async fn start(options: &Options, console: &Console) -> Result<(Cluster, Option<
     let cluster = Cluster::builder()
         .binaries(binaries)
         .crds(coder_k8s_api::crds())
+        .ready_within(DEV_CLUSTER_TIMEOUT)
         .progress(move |line| progress.line(line))
         .start()
         .await?;

@@ -23,6 +23,10 @@ pub(crate) const GRANT_SWEEP: Duration = Duration::from_mins(10);
 /// How long the release of the lease may take at shutdown.
 pub(crate) const LEASE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long each program of the cluster of `dev` may take to be ready. Generous, because a first run may compile beside it.
+#[cfg(feature = "dev")]
+pub(crate) const DEV_CLUSTER_TIMEOUT: Duration = Duration::from_mins(3);
+
 /// Period at which `dev` reads what no watch shows: the address of a process, a key that coderd does not know yet.
 #[cfg(feature = "dev")]
 pub(crate) const DEV_POLL_PERIOD: Duration = Duration::from_millis(200);
