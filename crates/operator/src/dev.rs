@@ -241,7 +241,11 @@ impl Session<'_> {
             let work = async {
                 story::prepare(client, "postgres://coder@database.example/coder", &login).await?;
                 story::license(client, &self.folder).await?;
-                self.settle([given::samples()?, given].concat()).await
+                let mut samples = given::samples()?;
+                if !simulated.daemons {
+                    real::use_service(&mut samples);
+                }
+                self.settle([samples, given].concat()).await
             };
             let played = async {
                 if simulated.daemons {

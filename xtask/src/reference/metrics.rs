@@ -106,7 +106,7 @@ pub(crate) fn page() -> Result<String> {
 fn show(families: &BTreeMap<&str, Family>) -> String {
     let mut page = "# Metrics\n\nThe operator serves these metrics at `--metrics-addr`, `:8080` by default, under `/metrics` in the \
         OpenMetrics format. [Alerts](alerts.md) and the dashboard in `config/observability` are made of them.\n\n\
-        ```yaml\nscrape_configs:\n  - job_name: coder-k8s\n    # The labels namespace and name are those of the object.\n    honor_labels: true\n    \
+        ```yaml not-checked=\"configuration of Prometheus\"\nscrape_configs:\n  - job_name: coder-k8s\n    # The labels namespace and name are those of the object.\n    honor_labels: true\n    \
         kubernetes_sd_configs:\n      - role: pod\n        namespaces:\n          names: [coder-system]\n        selectors:\n          - role: pod\n            \
         label: app.kubernetes.io/name=coder-k8s\n    relabel_configs:\n      - source_labels: [__meta_kubernetes_pod_container_port_name]\n        \
         regex: metrics\n        action: keep\n      - source_labels: [__meta_kubernetes_namespace]\n        target_label: namespace\n      \

@@ -31,7 +31,7 @@ use super::{
     story::Login,
     styled::{Line, Style},
 };
-use crate::intervals::DEV_POLL_PERIOD;
+use crate::{controller::CoderKind, intervals::DEV_POLL_PERIOD};
 
 const SAMPLE: &str = "controlplane.yaml";
 const NAME: &str = "coder";
@@ -60,6 +60,19 @@ pub(super) async fn program(console: &Console) -> Result<PathBuf> {
     let coder = binaries::build_coder(&mut |progress| console.progress(&progress)).await;
     console.end_progress();
     coder.context("cannot build the real coderd")
+}
+
+/// Leads the proxies to the Service of their coderd. The real ones call its access URL, which has no DNS name here.
+pub(super) fn use_service(samples: &mut [Manifest]) {
+    let proxies = samples.iter_mut().map(|sample| &mut sample.object).filter(|object| {
+        object.types.as_ref().is_some_and(|types| types.kind == CoderKind::WorkspaceProxy.as_str())
+    });
+    for proxy in proxies {
+        if let Some(spec) = proxy.data.pointer_mut("/spec").and_then(Value::as_object_mut) {
+            let url = format!("http://{NAME}.{NAMESPACE}.svc.cluster.local");
+            spec.insert("primaryAccessURL".to_owned(), url.into());
+        }
+    }
 }
 
 /// Tells the node to run coderd for its images, or only daemons and proxies.
