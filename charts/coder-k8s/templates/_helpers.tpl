@@ -94,6 +94,8 @@ rules about the Namespace of a Role name the third argument. */}}
 {{- define "coder-k8s.endpoint" -}}
 port: metrics
 path: /metrics
+{{- /* The labels namespace and name are those of an object, and alerts and dashboard read them. */}}
+honorLabels: true
 {{- with .interval }}
 interval: {{ . }}
 {{- end }}
