@@ -176,6 +176,12 @@ impl<'a> WatchFailures<'a> {
         }
     }
 
+    /// Counts a watch that begins anew because the server no longer has the history since the last version. That is no failure.
+    pub(crate) fn expired(&self) {
+        self.metrics.watch_restarts(&self.resource);
+        tracing::debug!(resource = %self.resource, "the watch expired; everything is listed anew");
+    }
+
     pub(crate) fn works(&mut self) {
         self.in_a_row = 0;
         self.broken = 0;

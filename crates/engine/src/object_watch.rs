@@ -78,7 +78,7 @@ where
                 }
                 Ok(None) => return,
                 // The history since the last version is gone, as after a pause: the watcher lists anew.
-                Err(error) if is_expired(&error) => tracing::debug!("{} are listed anew", K::plural(&())),
+                Err(error) if is_expired(&error) => failures.expired(),
                 Err(error) => failures.failed(explain(&error), is_forbidden(&error), may_pass(&error)),
             }
         }

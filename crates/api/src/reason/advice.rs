@@ -144,7 +144,7 @@ impl Reason {
             ),
             Self::SchemaSkew => act(
                 "`/readyz` of the operator, which names a CRD that is older than the operator.",
-                "`coder-k8s crds | kubectl apply --server-side -f -`. If a field of Kubernetes itself is unknown, the cluster is older than 1.33: upgrade it.",
+                "Apply the CRDs of this release, which `coder-k8s crds` prints, with `kubectl apply --server-side`. If a field of Kubernetes itself is unknown, the cluster is older than 1.33: upgrade it.",
             ),
             Self::Outdated | Self::Conflict => Wait(
                 "At most a second. If it stays, another program writes the same object all the time: `kubectl get --show-managed-fields` names it.",
@@ -222,7 +222,7 @@ impl Reason {
                 "Correct the field or the Secret.",
             ),
             Self::BadToken => act(
-                "`kubectl get secret NAME --output jsonpath={.data.token} | base64 -d | od -c | tail`: a line break, quotes or a file name instead of the token.",
+                "The Secret's value, decoded (`kubectl get secret NAME --output jsonpath={.data.token}`): a line break, quotes or a file name instead of the token.",
                 "Store the token alone: `kubectl create secret generic NAME --from-literal=token=...`.",
             ),
             Self::DeploymentChanged => act(
@@ -502,7 +502,7 @@ mod tests {
                 Act { look, act } => vec![look, act],
             };
             for text in texts {
-                assert!(text.ends_with('.') && !text.contains(['\n', '|']), "{reason}: {text}");
+                assert!(text.ends_with(['.', '?']) && !text.contains(['\n', '|']), "{reason}: {text}");
             }
         }
     }

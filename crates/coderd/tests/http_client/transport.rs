@@ -235,7 +235,7 @@ async fn a_name_that_leads_elsewhere_later_is_checked_again() {
     let sim = sim(Mode::Licensed).await;
     let elsewhere = SocketAddr::from(([127, 0, 0, 2], sim.address().port()));
     let rebinding = Rebinding(Everything(sim.address(), parking_lot::Mutex::default()), elsewhere);
-    let only = AddressPolicy::new(vec!["127.0.0.1/32".parse().unwrap()], Vec::new());
+    let only = AddressPolicy::new(vec![format!("{}/32", sim.address().ip()).parse().unwrap()], Vec::new());
     let (addresses, resolver) = (Arc::new(only), Some(Arc::new(rebinding) as Arc<dyn Resolve>));
     let connector = Connector::new(Settings { addresses, resolver, ..Settings::default() });
     let client = connector.client(&Target::new("http://coder.ns.svc"), None).unwrap();

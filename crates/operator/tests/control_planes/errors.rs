@@ -31,11 +31,8 @@ const FAULTS: [(&str, &str, bool); 6] = [
 fn delay_of(line: &str, object: &str) -> Option<f64> {
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     let about = line["reason"] == "APIServerError" && line.to_string().contains(object);
-    let delay = line["delay"].as_str().filter(|_| about)?;
-    match delay.strip_suffix("ms") {
-        Some(ms) => ms.parse::<f64>().ok().map(|ms| ms / 1000.0),
-        None => delay.strip_suffix('s')?.parse().ok(),
-    }
+    let (_, delay) = line["message"].as_str().filter(|_| about)?.rsplit_once("the next attempt is in ")?;
+    delay.strip_suffix(" s")?.parse().ok()
 }
 
 #[tokio::test(flavor = "multi_thread")]
