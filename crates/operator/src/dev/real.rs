@@ -62,7 +62,7 @@ pub(super) async fn program(console: &Console) -> Result<PathBuf> {
     coder.context("cannot build the real coderd")
 }
 
-/// Leads the proxies to the Service of their coderd. The real ones call its access URL, which has no DNS name here.
+/// Leads proxies and coderd to each other by their Services: access URLs have no DNS names here.
 pub(super) fn use_service(samples: &mut [Manifest]) {
     let proxies = samples.iter_mut().map(|sample| &mut sample.object).filter(|object| {
         object.types.as_ref().is_some_and(|types| types.kind == CoderKind::WorkspaceProxy.as_str())
@@ -71,6 +71,7 @@ pub(super) fn use_service(samples: &mut [Manifest]) {
         if let Some(spec) = proxy.data.pointer_mut("/spec").and_then(Value::as_object_mut) {
             let url = format!("http://{NAME}.{NAMESPACE}.svc.cluster.local");
             spec.insert("primaryAccessURL".to_owned(), url.into());
+            spec.remove("accessURL");
         }
     }
 }
