@@ -3,8 +3,6 @@
 //! Helm itself writes the time of the packing into it. Here the time is that of the commit. `.helmignore` is followed as far
 //! as charts use it, and a pattern beyond that is an error and not a file too many.
 
-#![expect(clippy::indexing_slicing, reason = "a field that a JSON value does not have reads as null")]
-
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail};

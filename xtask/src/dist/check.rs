@@ -4,8 +4,6 @@
 //! The last part is a test program of the operator (`crates/operator/tests/image`, feature `image`), because it needs a
 //! cluster.
 
-#![expect(clippy::indexing_slicing, reason = "a field that a JSON value does not have reads as null")]
-
 use std::{
     collections::BTreeSet,
     fs,

@@ -4,8 +4,6 @@
 //! of the release, the standard library, the C library, and the CA bundle. What only runs during a build is not in the
 //! program and not on the list: build scripts, procedural macros, and what only tests need.
 
-#![expect(clippy::indexing_slicing, reason = "a field that a JSON value does not have reads as null")]
-
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context, Result, bail};
