@@ -307,7 +307,8 @@ fn surroundings() -> Vec<Row> {
     let pods: Row = ("a PodMonitor", RELEASE, json!({"metrics": {"podMonitor": {"enabled": true}}}), |all| {
         let monitor = only(all, "PodMonitor");
         assert_eq!(monitor["spec"]["selector"], only(all, "Deployment")["spec"]["selector"]);
-        assert_eq!(monitor["spec"]["podMetricsEndpoints"], json!([{"port": "metrics", "path": "/metrics"}]));
+        let endpoint = json!({"port": "metrics", "path": "/metrics", "honorLabels": true});
+        assert_eq!(monitor["spec"]["podMetricsEndpoints"], json!([endpoint]));
         assert_eq!(of_kind(all, "Service"), 0);
     });
     let rules: Row = (
