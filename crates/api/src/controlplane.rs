@@ -209,12 +209,12 @@ pub struct OperatorAccess {
     pub ca_secret_ref: Option<SecretKeyRef>,
 
     /// Secret with the CA that signed the certificate of the database, for the method `Postgres`. `key` defaults to
-    /// `ca.crt`. File paths in the database URL are paths in the pods of coderd, so the operator refuses them.
+    /// `ca.crt`. File paths in the database URL are paths in the pods of coderd, so the operator does not read them.
     #[serde(rename = "databaseCASecretRef")]
     pub database_ca_secret_ref: Option<SecretKeyRef>,
 
     /// Lifetime of a generated token in days. The operator replaces a token after two thirds of its lifetime.
-    /// Defaults to 365, or less if coderd allows less.
+    /// Defaults to 365. With the method `FirstUser` it is at most what coderd allows.
     #[schemars(range(min = 1, max = 3650))]
     pub token_lifetime_days: Option<i32>,
 }
