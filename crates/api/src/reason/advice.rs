@@ -119,7 +119,7 @@ impl Reason {
                 "Remove it when you are done: `kubectl annotate ccp NAME coder.com/paused-`.",
             ),
             Self::Deleting => Wait(
-                "A pool first lets its daemons finish their builds, for up to `terminationGracePeriodSeconds` (10 minutes). Then clean-up in coderd takes at most `--cleanup-timeout` (2 minutes), whatever coderd answers.",
+                "A pool first lets its daemons finish their builds, for up to `terminationGracePeriodSeconds` (10 minutes). Then clean-up in coderd takes at most `--cleanup-timeout` (2 minutes), even if coderd does not answer. If it takes longer, the operator does not run: see [A deletion does not end](../troubleshooting.md#a-deletion-does-not-end).",
             ),
             Self::ForeignObject => act(
                 "The message names the object and why the operator does not own it.",
@@ -402,29 +402,32 @@ impl Reason {
             ),
 
             // The key of a pool.
-            Self::Creating | Self::Rotating | Self::Recording | Self::FirstKey => {
+            Self::Creating | Self::Recording | Self::FirstKey => {
                 Wait("Seconds. `status.pendingKey` shows the key that is being created.")
             }
+            Self::Rotating => Wait(
+                "Seconds, until the new key is proven. Then the pods roll. `status.staleKeys` shows the old key until the last old daemon has stopped.",
+            ),
             Self::TagsChanged
             | Self::KeyNameChanged
             | Self::OrganizationChanged
             | Self::ControlPlaneChanged => Wait(
-                "The new key is proven first, then the pods roll. A daemon that runs a build finishes it within its grace period. `status.staleKeys` shows the old key until nothing uses it.",
+                "The new key is proven first, then the pods roll. A daemon that runs a build has its grace period (10 minutes unless set) to finish it; a longer build fails. It is over when `Ready` is True and `status.staleKeys` is empty. For longer builds see [Pools and tags](../how-to/pools.md#what-if-builds-take-longer-than-ten-minutes).",
             ),
             Self::KeyRefused => {
                 Wait("Somebody deleted the key in coderd. The pool gets another one, and its pods roll.")
             }
             Self::KeyConflict => act(
-                "`coder provisioner keys list` shows who has the name. Keys of other tools are never touched.",
-                "Leave `spec.key.name` out, or choose another one. Or delete the other key, if nobody needs it.",
+                "`coder provisioner keys list --org ORGANIZATION` shows who has the name. Keys of other tools are never touched.",
+                "Leave `spec.key.name` out, or choose another one: only a name that you set can conflict. Or delete the other key, if nobody needs it; the operator looks again within `--verify-interval` (10 minutes).",
             ),
             Self::KeyLeftAlone => act(
-                "The event names the key. `coder provisioner keys list`.",
-                "Delete it with `coder provisioner keys delete NAME`, if nobody needs it.",
+                "The event names the key. `coder provisioner keys list --org ORGANIZATION`.",
+                "Delete it with `coder provisioner keys delete NAME --org ORGANIZATION`, if nobody needs it.",
             ),
             Self::KeyAbandoned => act(
                 "The event names the key, its organization and its coderd.",
-                "Delete it with `coder provisioner keys delete NAME`.",
+                "Delete it with `coder provisioner keys delete NAME --org ORGANIZATION`.",
             ),
             Self::OrganizationNotFound => act(
                 "`coder organizations show all`, with the account of the token.",
