@@ -18,8 +18,8 @@ pub(crate) fn types() -> String {
         message that names what is affected and what to do.\n\n\
         `Unknown` means that the operator could not verify the condition, for example because coderd does not answer. It is \
         never reported as an error by itself.\n\n\
-        `Ready`, `Reconciling` and `Stalled` follow kstatus, so that Argo CD, Flux and `kubectl wait` understand them. \
-        The others say which part is meant.\n\n\
+        `Ready`, `Reconciling` and `Stalled` follow kstatus, so that Flux and `kubectl wait` understand them. Argo CD needs a \
+        [health check](../how-to/gitops.md#how-do-i-give-argo-cd-a-health-check). The others say which part is meant.\n\n\
         A condition is True only for the spec and the Secrets that it was verified with. After an edit it is `Unknown` or \
         `False` until it is verified again.\n\n\
         | Condition | Kinds | Good | Meaning of True |\n|---|---|---|---|\n"
