@@ -154,7 +154,7 @@ pub struct PodSettings {
     #[schemars(schema_with = "strategy")]
     pub strategy: Option<DeploymentStrategy>,
 
-    /// Seconds that a pod has to stop before it is killed. The default depends on the kind.
+    /// Seconds that a pod has to stop before it is killed. Defaults to 600 for daemons, and to 70 for coderd and proxies.
     #[schemars(range(min = 0))]
     pub termination_grace_period_seconds: Option<i64>,
 
@@ -263,7 +263,7 @@ pub struct ServiceAccountSettings {
 #[x_kube(validation = Rule::new("!(has(self.minAvailable) && has(self.maxUnavailable))")
     .message("a disruption budget has either minAvailable or maxUnavailable, not both"))]
 pub struct DisruptionBudget {
-    /// Whether the operator creates a PodDisruptionBudget. Defaults to true if there is more than one replica.
+    /// Whether the operator creates a PodDisruptionBudget. Without this field: if there is more than one replica.
     pub enabled: Option<bool>,
     /// Number or percentage of pods that must stay available.
     #[serde(default)]

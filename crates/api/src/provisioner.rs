@@ -121,7 +121,7 @@ pub struct CoderProvisionerSpec {
     #[serde(default)]
     pub rbac: WorkspaceRbac,
 
-    /// The PodDisruptionBudget of the daemons. By default, there is none.
+    /// The PodDisruptionBudget of the daemons. Without this field there is none, however many replicas there are.
     pub pod_disruption_budget: Option<DisruptionBudget>,
 
     /// Metrics of the daemons.

@@ -134,7 +134,7 @@ topics! {
         STALE_KEY_WITHOUT_CREDENTIALS core::STALE_KEY_WITHOUT_CREDENTIALS.unsigned_abs(), "",
             "How long a replaced key stays on the status when no credentials are left to delete it.";
         LATE_EFFECT_WINDOW s(120), "twelve times `--coderd-timeout`",
-            "How long after its announcement a key may still appear, because coderd carries out a request that nobody waits for any more.";
+            "How long after its announcement a key may still appear in coderd. A request that timed out for the operator may still take effect there.";
         MAX_CLOCK_SKEW core::MAX_CLOCK_SKEW.unsigned_abs(), "",
             "How far the clocks of coderd and the operator may differ when the operator recognises a key or registration that it announced.";
         MAX_TIME_AHEAD core::MAX_TIME_AHEAD.unsigned_abs(), "",
@@ -234,7 +234,7 @@ topics! {
     "How often does the log tell of an API server that does not answer?"
     "The first line comes with the first call that fails, and the last one when the server answers again." {
         UNANSWERED_AFTER engine::UNANSWERED_AFTER, "",
-            "How long a call waited if it counts as not answered although its caller gave up.";
+            "How long a call must have waited when its caller gives up, so that the API server counts as not answering.";
         OUTAGE_LINE_DELAY engine::OUTAGE_LINE_DELAY, "",
             "The second line. The delay doubles with each line.";
         OUTAGE_LINE_DELAY_MAX engine::OUTAGE_LINE_DELAY_MAX, "",
