@@ -52,13 +52,13 @@ pub const DEFAULT_IMAGE: &str = "ghcr.io/coder/coder:latest";
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1")
+    validation = Rule::new("!has(self.livenessProbe) || !has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1")
         .message("livenessProbe.successThreshold must be 1: Kubernetes allows no other value"),
     validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'coder')")
         .message("an init container must not be called coder: that is the name of the main container"),
-    validation = Rule::new("!has(self.minReadySeconds) || self.progressDeadlineSeconds > self.minReadySeconds")
+    validation = Rule::new("!has(self.minReadySeconds) || (has(self.progressDeadlineSeconds) ? self.progressDeadlineSeconds : 600) > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
-    validation = Rule::new("!has(self.license) || !self.license.removeReplaced || has(self.licenseSecretRef)")
+    validation = Rule::new("!has(self.license) || !has(self.license.removeReplaced) || !self.license.removeReplaced || has(self.licenseSecretRef)")
         .message("license.removeReplaced needs licenseSecretRef"),
 )]
 pub struct CoderControlPlaneSpec {
@@ -171,13 +171,13 @@ impl Tls {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("self.disabled || self.method != 'TokenSecret' || has(self.tokenSecretRef)")
+    validation = Rule::new("(has(self.disabled) && self.disabled) || !has(self.method) || self.method != 'TokenSecret' || has(self.tokenSecretRef)")
         .message("operatorAccess.method TokenSecret needs operatorAccess.tokenSecretRef"),
-    validation = Rule::new("self.disabled || self.method != 'FirstUser' || has(self.firstUserSecretRef)")
+    validation = Rule::new("(has(self.disabled) && self.disabled) || !has(self.method) || self.method != 'FirstUser' || has(self.firstUserSecretRef)")
         .message("operatorAccess.method FirstUser needs operatorAccess.firstUserSecretRef"),
-    validation = Rule::new("!has(self.tokenSecretRef) || self.method == 'TokenSecret'")
+    validation = Rule::new("!has(self.tokenSecretRef) || (has(self.method) && self.method == 'TokenSecret')")
         .message("operatorAccess.tokenSecretRef is used with method TokenSecret only"),
-    validation = Rule::new("!has(self.firstUserSecretRef) || self.method == 'FirstUser'")
+    validation = Rule::new("!has(self.firstUserSecretRef) || (has(self.method) && self.method == 'FirstUser')")
         .message("operatorAccess.firstUserSecretRef is used with method FirstUser only"),
 )]
 pub struct OperatorAccess {

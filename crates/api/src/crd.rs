@@ -1,8 +1,9 @@
 //! The CRDs as they are installed, and the paths of their fields.
 //!
-//! The derive macros generate almost everything. Two things that they cannot express are changed here: no field is
-//! nullable (the API server then drops a null, or replaces it by the default), and a CoderControlPlane needs no
-//! `spec`.
+//! The derive macros generate almost everything. Three things that they cannot express are changed here: no field is
+//! nullable (the API server then drops a null, or replaces it by the default), a CoderControlPlane needs no `spec`, and
+//! only a few defaults are stored with an object. A stored default costs the API server time and memory with every write
+//! of the object; the operator knows all defaults anyway.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,8 +24,39 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut crds = vec![control_plane, CoderProvisioner::crd(), CoderWorkspaceProxy::crd()];
     for root in crds.iter_mut().flat_map(roots) {
         refuse_nulls(root);
+        hide_defaults("", root);
     }
     crds
+}
+
+/// The fields whose defaults the API server stores, so that `kubectl get -o yaml` shows them. The paths are the same for
+/// each kind.
+const VISIBLE_DEFAULTS: [&str; 5] =
+    ["spec.image", "spec.replicas", "spec.service", "spec.service.type", "spec.service.port"];
+
+/// Removes the defaults of our own fields, which alone have a description, but for those that are to be seen.
+fn hide_defaults(path: &str, schema: &mut JSONSchemaProps) {
+    let own = |field: &&mut JSONSchemaProps| field.description.is_some();
+    for (name, field) in schema.properties.iter_mut().flatten() {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        if let Some(field) = Some(field).filter(own) {
+            match &mut field.default {
+                Some(JSON(default)) if path == "spec" || path == "spec.service" => keep_visible(&path, default),
+                default if !VISIBLE_DEFAULTS.contains(&&*path) => *default = None,
+                _ => {}
+            }
+            hide_defaults(&path, field);
+        }
+    }
+}
+
+/// Removes from a default the fields whose own defaults are not stored.
+fn keep_visible(path: &str, default: &mut Value) {
+    let Some(fields) = default.as_object_mut() else { return };
+    fields.retain(|name, _| VISIBLE_DEFAULTS.contains(&&*format!("{path}.{name}")));
+    for (name, value) in fields {
+        keep_visible(&format!("{path}.{name}"), value);
+    }
 }
 
 /// Paths of the fields that a CRD serves, such as `spec.expose.ingress`, down to the fourth level. The operator
@@ -116,7 +148,25 @@ fn refuse_nulls(schema: &mut JSONSchemaProps) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn a_few_defaults_are_stored_and_the_others_are_known_to_the_operator_alone() {
+        let mut plane = crds().remove(0);
+        let root = roots(&mut plane).next().unwrap();
+        let spec = root.properties.as_ref().unwrap()["spec"].clone();
+        let stored =
+            json!({"image": crate::DEFAULT_IMAGE, "replicas": 1, "service": {"type": "ClusterIP", "port": 80}});
+        assert_eq!(spec.default.unwrap().0, stored);
+        let fields = spec.properties.unwrap();
+        let visible: Vec<_> = fields.iter().filter(|(_, field)| field.default.is_some()).map(|(name, _)| name).collect();
+        assert_eq!(visible, ["image", "replicas", "service"]);
+        let service = fields["service"].properties.as_ref().unwrap();
+        assert_eq!((service["port"].default.as_ref().unwrap().0.as_i64(), fields["rbac"].default.is_none()), (Some(80), true));
+        assert_eq!(serde_json::from_value::<CoderControlPlaneSpec>(stored).unwrap(), CoderControlPlaneSpec::default());
+    }
 
     #[test]
     fn the_fields_that_are_written_down_are_those_of_the_crds() {

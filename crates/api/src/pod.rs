@@ -278,7 +278,7 @@ pub struct DisruptionBudget {
 /// Metrics of the container in the Prometheus format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("!(self.port in [3001, 8080, 8443])")
+#[x_kube(validation = Rule::new("!has(self.port) || !(self.port in [3001, 8080, 8443])")
     .message("prometheus.port must differ from the ports that the container already listens on (3001, 8080, 8443)"))]
 pub struct Prometheus {
     /// Whether the container serves metrics. Defaults to false.

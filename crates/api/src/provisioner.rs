@@ -76,7 +76,7 @@ use crate::{
 #[x_kube(
     validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'provisioner')")
         .message("an init container must not be called provisioner: that is the name of the main container"),
-    validation = Rule::new("!has(self.minReadySeconds) || self.progressDeadlineSeconds > self.minReadySeconds")
+    validation = Rule::new("!has(self.minReadySeconds) || (has(self.progressDeadlineSeconds) ? self.progressDeadlineSeconds : 600) > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
     validation = Rule::new("!has(self.extraArgs) || !self.extraArgs.exists(arg, arg.matches('^(--(tag|org|psk)(=.*)?|-[tO].*)$'))")
         .message("extraArgs must not contain --tag, --org or --psk: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName"),

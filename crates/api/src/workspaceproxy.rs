@@ -64,11 +64,11 @@ use crate::{
         .message("proxySessionTokenSecretRef needs primaryAccessURL: the address of the Coder server that issued the token"),
     validation = Rule::new("!has(self.registration) || has(self.controlPlaneRef)")
         .message("registration is used with controlPlaneRef only; bootstrap has fields of its own for the name, display name and icon"),
-    validation = Rule::new("!has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1")
+    validation = Rule::new("!has(self.livenessProbe) || !has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1")
         .message("livenessProbe.successThreshold must be 1: Kubernetes allows no other value"),
     validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'workspace-proxy')")
         .message("an init container must not be called workspace-proxy: that is the name of the main container"),
-    validation = Rule::new("!has(self.minReadySeconds) || self.progressDeadlineSeconds > self.minReadySeconds")
+    validation = Rule::new("!has(self.minReadySeconds) || (has(self.progressDeadlineSeconds) ? self.progressDeadlineSeconds : 600) > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
 )]
 pub struct CoderWorkspaceProxySpec {

@@ -165,17 +165,7 @@ impl<'a> Bench<'a> {
             self.report.count("requests for each new control plane", each(requests.len()), "");
             let reads = requests.iter().filter(|event| matches!(event.verb.as_str(), "get" | "list"));
             self.report.count("reads for each new control plane", each(reads.count()), "");
-            let mut by_verb = BTreeMap::<String, usize>::new();
-            for AuditEvent { verb, resource, subresource, .. } in &requests {
-                *by_verb.entry(format!("{verb} {resource}/{subresource}")).or_default() += 1;
-            }
-            for (verb, number) in by_verb {
-                self.report.count(
-                    format!("new control plane: {}", verb.trim_end_matches('/')),
-                    each(number),
-                    "",
-                );
-            }
+            self.by_verb("new control plane", &requests, count);
             let raw = self.raw(fleet, count).await?;
             self.report.measured(
                 "share of the API server's raw write rate",
@@ -189,6 +179,18 @@ impl<'a> Bench<'a> {
         let each = as_f64(usize::try_from(memory.pss.saturating_sub(idle.pss))?) / as_f64(size);
         self.report.measured(format!("memory for each of {size}"), each, "KiB");
         Ok(())
+    }
+
+    /// How many requests of each verb and resource there were for each object.
+    fn by_verb(&mut self, what: &str, requests: &[AuditEvent], count: usize) {
+        let mut by_verb = BTreeMap::<String, usize>::new();
+        for AuditEvent { verb, resource, subresource, .. } in requests {
+            *by_verb.entry(format!("{verb} {resource}/{subresource}")).or_default() += 1;
+        }
+        for (verb, number) in by_verb {
+            let each = as_f64(number) / as_f64(count);
+            self.report.count(format!("{what}: {}", verb.trim_end_matches('/')), each, "");
+        }
     }
 
     /// How long it takes to write the same children once more, without any operator.
@@ -235,8 +237,10 @@ impl<'a> Bench<'a> {
         operator.check()?;
         self.cost(&what, &before, operator, count)?;
         if size == count {
-            let requests = self.requests(before.time).await?.len();
-            self.report.count("requests for each edited control plane", as_f64(requests) / as_f64(count), "");
+            let requests = self.requests(before.time).await?;
+            let each = as_f64(requests.len()) / as_f64(count);
+            self.report.count("requests for each edited control plane", each, "");
+            self.by_verb("edited control plane", &requests, count);
         }
         Ok(())
     }
@@ -309,14 +313,21 @@ impl<'a> Bench<'a> {
 
     /// The leader dies; another instance stands by.
     async fn failover(&mut self, leader: Operator, fleet: &Fleet) -> Result<Operator> {
-        let successor = self.recipe.start()?;
+        let mut successor = self.recipe.start()?;
         tokio::time::sleep(SETTLE).await;
+        if let Err(ended) = successor.check() {
+            say(&format!("no failover is measured, because a second instance does not run: {ended:#}"));
+            return Ok(leader);
+        }
         let rollout = fleet.get(0).rollout();
         leader.kill()?;
         let began = Instant::now();
         let replicas = if rollout % 2 == 0 { 3 } else { 2 };
         fleet.scale_one(0, replicas).await?;
-        fleet.until("a failover", 0..1, |plane| plane.rollout() > rollout).await?;
+        tokio::select! {
+            done = fleet.until("a failover", 0..1, |plane| plane.rollout() > rollout) => done?,
+            ended = successor.until_ended() => return Err(ended),
+        }
         self.report.time("killed leader to changed child", began.elapsed());
         Ok(successor)
     }
@@ -380,10 +391,16 @@ fn changed(fleet: &Fleet, number: usize, kind: Child, began: Instant) -> Option<
     fleet.get(number).children.get(&kind).map(|child| child.at.saturating_duration_since(began))
 }
 
-/// The same object for another namespace, as somebody would create it.
+/// The same object for another namespace, as somebody would create it who is no operator: whatever names one in its labels
+/// and annotations is changed, or the operator would take the copies for strays of its own.
 fn copy(object: DynamicObject, resource: &ApiResource, namespace: &str) -> DynamicObject {
     let mut copy = DynamicObject::new(&object.name_any(), resource).within(namespace);
-    (copy.metadata.labels, copy.metadata.annotations) = (object.metadata.labels, object.metadata.annotations);
+    let renamed = |all: Option<BTreeMap<String, String>>| {
+        let entries = all.into_iter().flatten();
+        entries.map(|(name, value)| (name.replacen("coder", "bench", 1).replacen("kubernetes", "bench", 1), value)).collect()
+    };
+    copy.metadata.labels = Some(renamed(object.metadata.labels));
+    copy.metadata.annotations = Some(renamed(object.metadata.annotations));
     copy.data = object.data;
     if let Some(fields) = copy.data.as_object_mut() {
         fields.remove("status");

@@ -1,17 +1,23 @@
 //! The applier: the only way in which child objects are written.
 //!
-//! It writes by server-side apply under one field manager, with an owner reference, the labels of the owner and a hash
-//! of the desired object. It sends nothing if the hash matches and the live object contains every desired field. A
-//! child that is not cached is created without a read. The applier never adopts an object of others on its own: an
-//! object that happens to have the name of a child is left untouched and reported. Objects that are handed over are taken
-//! over together or not at all.
+//! It writes under one field manager, with an owner reference, the labels of the owner and a hash of the desired object.
+//! It sends nothing if the hash matches and the live object contains every desired field. The applier never adopts an object
+//! of others on its own: an object that happens to have the name of a child is left untouched and reported. Objects that are
+//! handed over are taken over together or not at all.
+//!
+//! A child that is not cached is created without a read. A child of ours in which only values are to change is patched with
+//! these values. Everything else is written by server-side apply, which alone can remove the fields that are no longer
+//! desired and leave those of others: where a field is added or dropped, where somebody changed the child, and where this
+//! process has not seen it as desired yet, because another operator may have written it. The three differ in what they cost
+//! the API server: a patch less than half of an apply.
 
 mod desired;
 
 use std::{
     any::Any,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt::Debug,
+    hash::{BuildHasher, RandomState},
     sync::Arc,
 };
 
@@ -24,7 +30,10 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
+    api::{
+        ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, Request,
+    },
+    core::Status,
 };
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
@@ -33,7 +42,7 @@ use tokio::time::Instant;
 
 use crate::intervals::MAX_WATCH_LAG;
 
-use desired::{DesiredObject, Unprintable};
+use desired::{AppliedHash, DesiredObject, Unprintable};
 
 /// A namespaced kind with a static type, such as that of a child. Implemented for each.
 pub trait NamespacedKind:
@@ -191,19 +200,30 @@ pub enum Applied<K> {
 /// Writes and deletes children. The process has one, because it remembers what it wrote.
 pub struct Applier {
     client: Client,
-    last_written: Mutex<HashMap<ChildKey, LastWritten>>,
+    /// The responses to writes that a watch has not delivered yet.
+    undelivered: Mutex<HashMap<ChildKey, Undelivered>>,
+    /// The children that the server stores in another form than they were sent.
+    reformatted: Mutex<HashMap<ChildKey, Reformatted>>,
+    /// Hashes of kind and uid of the children that this process wrote or found as desired.
+    seen_as_desired: Mutex<HashSet<u64>>,
+    hasher: RandomState,
 }
 
-/// The last write of a child.
-struct LastWritten {
+struct Undelivered {
     uid: String,
-    /// Hash of the desired object, and the resourceVersion of the response. The server may store a value in another
-    /// form than it was sent, so that the desired object is never found in the live one. As long as both hash and
-    /// version match, the same object is not sent again.
+    version: String,
+    response: Arc<dyn Any + Send + Sync>,
+    since: Instant,
+}
+
+/// A child in which the desired object is never found, because the server stores a value in another form. As long as uid, hash
+/// and version match, the same object is not sent again.
+#[derive(PartialEq, Eq)]
+struct Reformatted {
+    uid: String,
+    /// Of the desired object.
     hash: String,
     version: String,
-    /// The response and its time, until a watch has delivered it.
-    undelivered: Option<(Arc<dyn Any + Send + Sync>, Instant)>,
 }
 
 /// Kind, namespace and name of a child.
@@ -225,7 +245,13 @@ fn is_older<K: Resource>(object: &K, version: &str) -> bool {
 impl Applier {
     /// Creates an applier that writes with `client`.
     pub fn new(client: Client) -> Self {
-        Self { client, last_written: Mutex::default() }
+        Self {
+            client,
+            undelivered: Mutex::default(),
+            reformatted: Mutex::default(),
+            seen_as_desired: Mutex::default(),
+            hasher: RandomState::new(),
+        }
     }
 
     /// Makes the child equal to `desired`. `cached` is the child as a watch last delivered it, if it did.
@@ -240,7 +266,7 @@ impl Applier {
         let newer = self.newer_than(&owner.namespace, &desired.name, cached);
         match newer.as_deref().or(cached) {
             Some(live) => self.update(&api, owner, &desired, live, newer.is_some()).await,
-            None => match self.send(&api, &desired, desired.if_absent()).await {
+            None => match self.create(&owner.namespace, &desired).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {
                     // The object exists, or was deleted this moment. Then the conflict is returned, and retried.
                     match api.get_opt(&desired.name).await? {
@@ -327,7 +353,7 @@ impl Applier {
             "annotations": {annotation::APPLIED_HASH: null, annotation::ADOPT_BY: owner.adopt_value()},
         }});
         let api: Api<K> = Api::namespaced(self.client.clone(), &owner.namespace);
-        match api.patch(&live.name_any(), &merge_params(), &Patch::Merge(&patch)).await {
+        match api.patch(&live.name_any(), &update_params(), &Patch::Merge(&patch)).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             patched => patched.map(|_| ()),
         }
@@ -381,13 +407,30 @@ impl Applier {
                 }));
             }
         }
-        let applied_hash = live.annotations().get(annotation::APPLIED_HASH);
-        if applied_hash == Some(&desired.hash)
-            && (self.is_last_written(live, desired) || desired.is_in(live)?)
+        let applied = live.annotations().get(annotation::APPLIED_HASH).map(|text| AppliedHash::parse(text));
+        if applied.is_some_and(|applied| applied.hash == desired.hash)
+            && (self.is_reformatted(live, desired) || desired.is_in(live)?)
         {
+            self.seen_as_desired.lock().insert(self.id_of(live));
             return Ok(Applied::Unchanged(newer.then(|| live.clone())));
         }
-        if applied_hash.is_none() {
+        let shape = applied.and_then(|applied| applied.shape);
+        let is_new = applied.is_some_and(|applied| applied.hash != desired.hash);
+        if is_new
+            && shape == Some(&*desired.shape)
+            && self.seen_as_desired.lock().contains(&self.id_of(live))
+            && owner.owns(live)
+            && is_built_in::<K>()
+            && let Some(values) = desired.changed_values(live)?
+        {
+            match self.patch(api, desired, values).await {
+                // A value that excludes another one, which the server has set by default.
+                Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {}
+                patched => return patched.map(Applied::Written),
+            }
+        }
+        if applied.is_none() || shape.is_some() {
+            // Written by others, or by a creation or a patch.
             migrate_managed_fields(api, &desired.name).await?;
         }
         let mut written = self.send(api, desired, desired.if_same(live)).await?;
@@ -399,6 +442,37 @@ impl Applier {
         Ok(Applied::Written(written))
     }
 
+    /// Creates a child. Fails with a conflict if an object of its name exists.
+    async fn create<K: NamespacedKind>(&self, namespace: &str, desired: &DesiredObject) -> kube::Result<K> {
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let body = serde_json::to_vec(&desired.object).map_err(kube::Error::SerdeError)?;
+        let request = Request::new(K::url_path(&(), Some(namespace)))
+            .create(&params, body)
+            .map_err(kube::Error::BuildRequest)?;
+        let created = self.client.request(request).await?;
+        self.remember(&created, desired);
+        Ok(created)
+    }
+
+    /// Sets values of a child. Fails with a conflict if it was deleted since.
+    async fn patch<K: NamespacedKind>(
+        &self,
+        api: &Api<K>,
+        desired: &DesiredObject,
+        values: Unprintable,
+    ) -> kube::Result<K> {
+        match api.patch(&desired.name, &update_params(), &Patch::Strategic(values)).await {
+            Ok(patched) => {
+                self.remember(&patched, desired);
+                Ok(patched)
+            }
+            Err(kube::Error::Api(status)) if status.is_not_found() => {
+                Err(kube::Error::Api(Box::new(Status { code: 409, reason: "Conflict".to_owned(), ..*status })))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     async fn send<K: NamespacedKind>(
         &self,
         api: &Api<K>,
@@ -408,16 +482,31 @@ impl Applier {
         let written = api
             .patch(&desired.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(patch))
             .await?;
-        if let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) {
-            let response: Arc<dyn Any + Send + Sync> = Arc::new(written.clone());
-            let hash = desired.hash.clone();
-            let undelivered = Some((response, Instant::now()));
-            self.last_written.lock().insert(
-                key_of::<K>(written.namespace().as_deref(), &desired.name),
-                LastWritten { uid, hash, version, undelivered },
-            );
-        }
+        self.remember(&written, desired);
         Ok(written)
+    }
+
+    /// Eight bytes that stand for a child. Two that share them cost at most an apply where a patch would do, or the other way
+    /// round.
+    fn id_of<K: Resource<DynamicType = ()>>(&self, child: &K) -> u64 {
+        self.hasher.hash_one((K::kind(&()), child.meta().uid.as_deref()))
+    }
+
+    /// Remembers the response to a write.
+    fn remember<K: NamespacedKind>(&self, written: &K, desired: &DesiredObject) {
+        let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) else { return };
+        let key = key_of::<K>(written.namespace().as_deref(), &desired.name);
+        let mut reformatted = self.reformatted.lock();
+        if desired.is_in(written).unwrap_or(false) {
+            reformatted.remove(&key);
+        } else {
+            let (uid, version) = (uid.clone(), version.clone());
+            reformatted.insert(key.clone(), Reformatted { uid, hash: desired.hash.clone(), version });
+        }
+        self.seen_as_desired.lock().insert(self.id_of(written));
+        let response = Arc::new(written.clone());
+        let undelivered = Undelivered { uid, version, response, since: Instant::now() };
+        self.undelivered.lock().insert(key, undelivered);
     }
 
     /// The response to the last write, if it is newer than the cached object. The cache lags behind by the delay of the
@@ -428,21 +517,21 @@ impl Applier {
         name: &str,
         cached: Option<&K>,
     ) -> Option<Arc<K>> {
-        let mut all = self.last_written.lock();
-        let last = all.get_mut(&key_of::<K>(Some(namespace), name))?;
-        let (object, since) = last.undelivered.as_ref()?;
+        let key = key_of::<K>(Some(namespace), name);
+        let mut all = self.undelivered.lock();
+        let last = all.get(&key)?;
         let delivered = cached.is_some_and(|cached| !is_older(cached, &last.version));
         // Past the limit the child was probably deleted before the watch delivered it.
-        if delivered || since.elapsed() > MAX_WATCH_LAG {
-            last.undelivered = None;
+        if delivered || last.since.elapsed() > MAX_WATCH_LAG {
+            all.remove(&key);
             return None;
         }
-        object.clone().downcast().ok()
+        last.response.clone().downcast().ok()
     }
 
     /// Whether `live` is exactly what the server made of the last write of the same desired object.
-    fn is_last_written<K: NamespacedKind>(&self, live: &K, desired: &DesiredObject) -> bool {
-        let all = self.last_written.lock();
+    fn is_reformatted<K: NamespacedKind>(&self, live: &K, desired: &DesiredObject) -> bool {
+        let all = self.reformatted.lock();
         let last = all.get(&key_of::<K>(live.namespace().as_deref(), &desired.name));
         last.is_some_and(|last| {
             Some(&last.uid) == live.uid().as_ref()
@@ -451,18 +540,42 @@ impl Applier {
         })
     }
 
+    /// Drops the response to a write that a watch has delivered.
+    pub fn delivered<K: Resource<DynamicType = ()>>(&self, cached: &K) {
+        let mut all = self.undelivered.lock();
+        // Most of the time nothing is under way.
+        if !all.is_empty() {
+            let key = key_of::<K>(cached.namespace().as_deref(), &cached.name_any());
+            if all.get(&key).is_some_and(|last| !is_older(cached, &last.version)) {
+                all.remove(&key);
+            }
+        }
+    }
+
     /// Drops what is remembered of a child that was deleted.
     pub fn forget<K: Resource<DynamicType = ()>>(&self, deleted: &K) {
-        let key = key_of::<K>(deleted.namespace().as_deref(), &deleted.name_any());
-        let mut all = self.last_written.lock();
-        if all.get(&key).is_some_and(|last| Some(&last.uid) == deleted.uid().as_ref()) {
-            all.remove(&key);
+        let (key, uid) =
+            (key_of::<K>(deleted.namespace().as_deref(), &deleted.name_any()), deleted.uid());
+        self.seen_as_desired.lock().remove(&self.id_of(deleted));
+        let (mut undelivered, mut reformatted) = (self.undelivered.lock(), self.reformatted.lock());
+        if undelivered.get(&key).is_some_and(|last| Some(&last.uid) == uid.as_ref()) {
+            undelivered.remove(&key);
+        }
+        if reformatted.get(&key).is_some_and(|last| Some(&last.uid) == uid.as_ref()) {
+            reformatted.remove(&key);
         }
     }
 }
 
+/// The groups whose kinds take strategic merge patches, which merge lists by key. Those of custom resources do not.
+const BUILT_IN_GROUPS: [&str; 5] = ["", "apps", "policy", "networking.k8s.io", "rbac.authorization.k8s.io"];
+
+fn is_built_in<K: Resource<DynamicType = ()>>() -> bool {
+    BUILT_IN_GROUPS.contains(&&*K::group(&()))
+}
+
 /// Parameters of the few patches that are not server-side apply.
-fn merge_params() -> PatchParams {
+fn update_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
@@ -488,7 +601,7 @@ async fn migrate_managed_fields<K: NamespacedKind>(api: &Api<K>, name: &str) -> 
         "resourceVersion": live.resource_version(),
         "managedFields": merged(live.managed_fields()),
     }});
-    api.patch(name, &merge_params(), &Patch::Merge(&patch)).await.map(|_| ())
+    api.patch(name, &update_params(), &Patch::Merge(&patch)).await.map(|_| ())
 }
 
 fn is_ours(entry: &ManagedFieldsEntry, operation: &str) -> bool {

@@ -2,9 +2,11 @@
 //!
 //! Caches are meant for kinds that the operator owns and for children that it labels, so that memory does not grow
 //! with the objects of others. Managed fields and the manifest of `kubectl apply`, which nobody reads, are removed
-//! before an object is stored. A compact cache stores its objects as JSON and decodes one each time it is read: the types of
-//! Kubernetes take several times as much memory as their JSON, most of it for fields that are not set. A cache never reads
-//! from the API server.
+//! before an object is stored. A compact cache stores its objects packed (see [`packed`]) and decodes one each time it is read:
+//! the types of Kubernetes take several times as much memory as their JSON, most of it for fields that are not set, and
+//! the JSON several times as much as what distinguishes it from another. A cache never reads from the API server.
+
+mod packed;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -15,6 +17,8 @@ use std::{
 use kube::{Resource, ResourceExt};
 use parking_lot::RwLock;
 use serde::{Serialize, de::DeserializeOwned};
+
+use packed::{Packed, Packer};
 
 /// Names one object. Two incarnations of an object under the same name have the same key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,8 +57,8 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 pub struct Cache<K> {
     kind: &'static str,
     objects: Arc<RwLock<Objects<K>>>,
-    /// Computes the group of an object, by which it is found besides its name.
-    group: Option<fn(&K) -> Option<String>>,
+    /// Computes the groups of an object, by which it is found besides its name.
+    groups: Option<fn(&K) -> Vec<String>>,
     /// Which objects are stored. None: all.
     kept: Option<fn(&K) -> bool>,
     /// How a compact cache stores an object, and reads it again.
@@ -63,9 +67,10 @@ pub struct Cache<K> {
     unreadable: Arc<RwLock<HashMap<ObjectKey, String>>>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Codec<K> {
-    encode: fn(&K) -> Option<Arc<[u8]>>,
+    packer: Arc<Packer>,
+    encode: fn(&K) -> Option<Vec<u8>>,
     decode: fn(&[u8]) -> Option<K>,
 }
 
@@ -73,7 +78,7 @@ struct Codec<K> {
 #[derive(Debug)]
 enum Stored<K> {
     Decoded(Arc<K>),
-    Encoded(Arc<[u8]>),
+    Packed(Packed),
 }
 
 // By hand: a derived one would ask that the object can be cloned.
@@ -81,7 +86,7 @@ impl<K> Clone for Stored<K> {
     fn clone(&self) -> Self {
         match self {
             Self::Decoded(object) => Self::Decoded(object.clone()),
-            Self::Encoded(bytes) => Self::Encoded(bytes.clone()),
+            Self::Packed(packed) => Self::Packed(packed.clone()),
         }
     }
 }
@@ -89,7 +94,8 @@ impl<K> Clone for Stored<K> {
 #[derive(Debug)]
 struct Objects<K> {
     by_key: HashMap<ObjectKey, Stored<K>>,
-    by_group: HashMap<String, BTreeSet<ObjectKey>>,
+    /// Ordered. Most groups have one member, for which a tree would take a node of eleven.
+    by_group: HashMap<String, Vec<ObjectKey>>,
 }
 
 impl<K: Resource> Cache<K> {
@@ -99,16 +105,16 @@ impl<K: Resource> Cache<K> {
         Self {
             kind,
             objects: Arc::new(RwLock::new(objects)),
-            group: None,
+            groups: None,
             kept: None,
             codec: None,
             unreadable: Arc::default(),
         }
     }
 
-    /// Creates an empty cache whose objects are also found by the group that `group` computes.
-    pub fn grouped(kind: &'static str, group: fn(&K) -> Option<String>) -> Self {
-        Self { group: Some(group), ..Self::new(kind) }
+    /// Creates an empty cache whose objects are also found by the groups that `groups` computes.
+    pub fn grouped(kind: &'static str, groups: fn(&K) -> Vec<String>) -> Self {
+        Self { groups: Some(groups), ..Self::new(kind) }
     }
 
     /// The same cache, for the objects for which `kept` holds alone. Anybody can write an object that a watch delivers.
@@ -117,29 +123,32 @@ impl<K: Resource> Cache<K> {
         Self { kept: Some(kept), ..self }
     }
 
-    /// The same cache, which takes less memory and more time to read. For objects that are read one by one.
+    /// The same cache, which takes less memory and more time to read. For objects that are read one by one or by group.
     #[must_use]
     pub fn compact(self) -> Self
     where
         K: Serialize + DeserializeOwned,
     {
         let codec = Codec {
-            encode: |object| serde_json::to_vec(object).ok().map(Arc::from),
+            packer: Arc::default(),
+            encode: |object| serde_json::to_vec(object).ok(),
             decode: |bytes| serde_json::from_slice(bytes).ok(),
         };
         Self { codec: Some(codec), ..self }
     }
 
     fn stored(&self, object: &Arc<K>) -> Stored<K> {
-        let encoded = self.codec.as_ref().and_then(|codec| (codec.encode)(object));
-        encoded.map_or_else(|| Stored::Decoded(object.clone()), Stored::Encoded)
+        let packed =
+            self.codec.as_ref().and_then(|codec| (codec.encode)(object).map(|json| codec.packer.pack(json)));
+        packed.map_or_else(|| Stored::Decoded(object.clone()), Stored::Packed)
     }
 
     fn decoded(&self, stored: &Stored<K>) -> Option<Arc<K>> {
         match stored {
             Stored::Decoded(object) => Some(object.clone()),
-            Stored::Encoded(bytes) => {
-                self.codec.as_ref().and_then(|codec| (codec.decode)(bytes)).map(Arc::new)
+            Stored::Packed(packed) => {
+                let json = packed.unpack()?;
+                self.codec.as_ref().and_then(|codec| (codec.decode)(&json)).map(Arc::new)
             }
         }
     }
@@ -160,11 +169,18 @@ impl<K: Resource> Cache<K> {
         self.decoded(&stored)
     }
 
-    /// All objects for which `predicate` holds, in no order.
+    /// All objects for which `predicate` holds, in no order. Decodes every object: not for a reconcile.
     pub fn filter(&self, predicate: impl Fn(&K) -> bool) -> Vec<Arc<K>> {
         let objects = self.objects.read();
         let all = objects.by_key.values().filter_map(|stored| self.decoded(stored));
         all.filter(|object| predicate(object)).collect()
+    }
+
+    /// Whether `predicate` holds for any object of a namespace.
+    pub fn any_in(&self, namespace: &str, predicate: impl Fn(&K) -> bool) -> bool {
+        let objects = self.objects.read();
+        let mut within = objects.by_key.iter().filter(|(key, _)| key.namespace == namespace);
+        within.any(|(_, stored)| self.decoded(stored).is_some_and(|object| predicate(&object)))
     }
 
     /// Visits every object. The cache is locked meanwhile: `visit` must not write to it.
@@ -181,12 +197,10 @@ impl<K: Resource> Cache<K> {
         let mut objects = self.objects.write();
         let before = objects.by_key.insert(key.clone(), stored).and_then(|before| self.decoded(&before));
         let (left, joined) =
-            (before.as_deref().and_then(|before| self.group_of(before)), self.group_of(&object));
+            (before.as_deref().map(|before| self.groups_of(before)).unwrap_or_default(), self.groups_of(&object));
         if left != joined {
-            objects.leave(left, &key);
-            if let Some(group) = joined {
-                objects.by_group.entry(group).or_default().insert(key);
-            }
+            objects.leave(&left, &key);
+            objects.join(joined, &key);
         }
         (before, object)
     }
@@ -198,8 +212,8 @@ impl<K: Resource> Cache<K> {
         keys.filter_map(|key| self.decoded(objects.by_key.get(key)?)).collect()
     }
 
-    fn group_of(&self, object: &K) -> Option<String> {
-        self.group.and_then(|group| group(object))
+    fn groups_of(&self, object: &K) -> Vec<String> {
+        self.groups.map(|groups| groups(object)).unwrap_or_default()
     }
 
     /// Records that an object cannot be parsed. Returns whether that, or the error, is new.
@@ -221,7 +235,7 @@ impl<K: Resource> Cache<K> {
     pub fn remove(&self, key: &ObjectKey) -> Option<Arc<K>> {
         let mut objects = self.objects.write();
         let gone = objects.by_key.remove(key).and_then(|gone| self.decoded(&gone));
-        objects.leave(gone.as_deref().and_then(|gone| self.group_of(gone)), key);
+        objects.leave(&gone.as_deref().map(|gone| self.groups_of(gone)).unwrap_or_default(), key);
         gone
     }
 
@@ -242,21 +256,36 @@ impl<K: Resource> Cache<K> {
 }
 
 impl<K> Objects<K> {
-    fn leave(&mut self, group: Option<String>, key: &ObjectKey) {
-        let Some(group) = group else { return };
-        if let Some(members) = self.by_group.get_mut(&group) {
-            members.remove(key);
-            if members.is_empty() {
-                self.by_group.remove(&group);
+    fn join(&mut self, groups: Vec<String>, key: &ObjectKey) {
+        for group in groups {
+            insert_sorted(self.by_group.entry(group).or_default(), key.clone());
+        }
+    }
+
+    fn leave(&mut self, groups: &[String], key: &ObjectKey) {
+        for group in groups {
+            if let Some(members) = self.by_group.get_mut(group) {
+                members.retain(|member| member != key);
+                if members.is_empty() {
+                    self.by_group.remove(group);
+                }
             }
         }
     }
 }
 
+fn insert_sorted(keys: &mut Vec<ObjectKey>, key: ObjectKey) {
+    if let Err(at) = keys.binary_search(&key) {
+        // Most lists stay as short as they are.
+        keys.reserve_exact(usize::from(keys.len() < 4));
+        keys.insert(at, key);
+    }
+}
+
 /// The uid of the controlling owner: the group under which children are found by their owner.
-pub fn controller_uid<K: Resource>(object: &K) -> Option<String> {
+pub fn controller_uid<K: Resource>(object: &K) -> Vec<String> {
     let controls = object.owner_references().iter().find(|owner| owner.controller == Some(true));
-    controls.map(|owner| owner.uid.clone())
+    controls.map(|owner| owner.uid.clone()).into_iter().collect()
 }
 
 /// Removes what nobody reads and what makes up most of a large object.
@@ -279,8 +308,9 @@ pub struct ReferenceIndex {
 
 #[derive(Debug, Default)]
 struct Inner {
-    by_target: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
-    by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    /// Ordered, each.
+    by_target: HashMap<ObjectKey, Vec<ObjectKey>>,
+    by_source: HashMap<ObjectKey, Box<[ObjectKey]>>,
 }
 
 impl ReferenceIndex {
@@ -290,18 +320,18 @@ impl ReferenceIndex {
         let old = if targets.is_empty() {
             inner.by_source.remove(source)
         } else {
-            inner.by_source.insert(source.clone(), targets.clone())
+            inner.by_source.insert(source.clone(), targets.iter().cloned().collect())
         };
         for gone in old.iter().flatten().filter(|target| !targets.contains(target)) {
             if let Some(sources) = inner.by_target.get_mut(gone) {
-                sources.remove(source);
+                sources.retain(|other| other != source);
                 if sources.is_empty() {
                     inner.by_target.remove(gone);
                 }
             }
         }
         for target in targets {
-            inner.by_target.entry(target).or_default().insert(source.clone());
+            insert_sorted(inner.by_target.entry(target).or_default(), source.clone());
         }
     }
 
@@ -317,7 +347,7 @@ impl ReferenceIndex {
             .by_target
             .iter()
             .filter(|(target, _)| target.kind == kind)
-            .flat_map(|(_, sources)| sources.clone())
+            .flat_map(|(_, sources)| sources.iter().cloned())
             .collect()
     }
 }

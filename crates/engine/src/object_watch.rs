@@ -23,6 +23,9 @@ use crate::{
     outage::Outage,
 };
 
+/// How many objects a list asks for at a time. While a page is parsed it takes several times the memory of its JSON.
+const LIST_PAGE_OBJECTS: u32 = 100;
+
 /// What an [`ObjectWatch`] reports. The cache reflects the event before it is reported.
 #[derive(Debug)]
 pub enum ObjectEvent<'a, K> {
@@ -61,8 +64,8 @@ where
 {
     /// Watches until the future is dropped, and calls `notify` for every change.
     pub async fn run(&self, notify: impl Fn(ObjectEvent<'_, K>) + Send) {
-        let mut events =
-            watcher(self.api.clone(), self.config.clone()).backoff(WithoutReset::default()).boxed();
+        let config = self.config.clone().page_size(LIST_PAGE_OBJECTS);
+        let mut events = watcher(self.api.clone(), config).backoff(WithoutReset::default()).boxed();
         let mut listed = HashSet::new();
         let namespace = self.namespace.as_deref();
         let mut failures =

@@ -1,7 +1,8 @@
 //! What users see of a reconcile: the status of an object, and Kubernetes Events about it.
 //!
-//! A status is written by server-side apply, only if it changes, and only onto the version from which it was computed,
-//! so that neither a newer spec nor a recreated object gets the status of an older one. Events are for people and
+//! A status is replaced as a whole, only if it changes, and only in the version from which it was computed, so that neither
+//! a newer spec nor a recreated object gets the status of an older one. That is why it needs no server-side apply, which
+//! costs the API server more than twice as much: nobody else can have written a field in between. Events are for people and
 //! nothing depends on them: one that cannot be written is logged and not retried.
 
 use std::fmt::Debug;
@@ -10,8 +11,8 @@ use coder_k8s_api::{names::FIELD_MANAGER, shortened};
 use coder_k8s_core::outcome::EventNote;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
+    Client, ResourceExt,
+    api::{PartialObjectMeta, PostParams, Request},
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
 use serde::Serialize;
@@ -45,15 +46,21 @@ where
         return Ok(StatusWrite::Unchanged);
     }
     let name = object.name_any();
-    // The precondition is the version, because the API server ignores a uid in a patch of the status subresource.
-    let patch = json!({
+    // The API server takes everything but the status from the stored object.
+    let body = json!({
         "apiVersion": K::api_version(&()), "kind": K::kind(&()),
-        "metadata": {"name": name, "resourceVersion": object.resource_version()},
+        "metadata": {
+            "name": name, "namespace": object.namespace(), "uid": object.uid(),
+            "resourceVersion": object.resource_version(),
+        },
         "status": next,
     });
-    let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
-    // Forced: a status field that another client applied would be a conflict for ever otherwise.
-    match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await {
+    let body = serde_json::to_vec(&body).map_err(kube::Error::SerdeError)?;
+    let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    let request = Request::new(K::url_path(&(), object.namespace().as_deref()))
+        .replace_subresource("status", &name, &params, body)
+        .map_err(kube::Error::BuildRequest)?;
+    match client.request::<PartialObjectMeta<K>>(request).await {
         Ok(_) => Ok(StatusWrite::Changed),
         Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {
             Ok(StatusWrite::Outdated)

@@ -69,7 +69,10 @@ pub fn objects(install: &Install) -> Result<Vec<Value>> {
             objects.push(serde_json::to_value(crd)?);
         }
     }
-    objects.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.namespace, "labels": labels()}}));
+    // A namespace that is watched too has objects of others: `kubectl delete -f` of this list must not delete them.
+    if !install.watch_namespaces.contains(&install.namespace) {
+        objects.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.namespace, "labels": labels()}}));
+    }
     objects.push(json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(&install.namespace)}));
     objects.extend(access(install));
     for role in coder_k8s_api::access::user_roles() {
@@ -235,6 +238,15 @@ mod tests {
             .flat_map(of_namespaces)
             .collect();
         assert_eq!(all, [(json!(["get"]), json!(["a"])), (json!(["get"]), json!(["b"]))]);
+    }
+
+    #[test]
+    fn a_namespace_with_objects_of_others_is_not_part_of_the_install() {
+        let has_namespace = |install: &Install| {
+            objects(install).unwrap().iter().any(|object| object["kind"] == "Namespace")
+        };
+        let shared = Install { namespace: "a".into(), watch_namespaces: vec!["a".into()], ..Install::default() };
+        assert!(has_namespace(&Install::default()) && !has_namespace(&shared));
     }
 
     #[test]

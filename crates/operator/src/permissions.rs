@@ -68,7 +68,7 @@ pub const PERMISSIONS: [Permission; 21] = [
     watched(
         "coder.com",
         &["codercontrolplanes/status", "coderprovisioners/status", "coderworkspaceproxies/status"],
-        &["patch"],
+        &["update"],
         "writing their status",
     ),
     watched(

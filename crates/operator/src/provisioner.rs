@@ -5,7 +5,7 @@
 
 mod act;
 mod daemons;
-mod keys;
+pub(crate) mod keys;
 mod observe;
 
 use std::{ops::ControlFlow, sync::Arc};

@@ -5,7 +5,7 @@
 
 mod act;
 mod observe;
-mod registration;
+pub(crate) mod registration;
 
 use std::{ops::ControlFlow, sync::Arc};
 

@@ -5,7 +5,7 @@
 //! compared by value, because the server stores `1000m` as `1`. A false negative costs one write; a false positive
 //! would leave a change of others in place, so that every exception is listed by field.
 
-use std::fmt::{self, Debug};
+use std::fmt::{self, Debug, Write as _};
 
 use coder_k8s_api::names::{annotation, label};
 use kube::{Resource, ResourceExt};
@@ -21,6 +21,24 @@ pub(super) struct DesiredObject {
     pub(super) object: Value,
     /// Hash of `object` before the hash was added to its annotations.
     pub(super) hash: String,
+    /// Hash of the paths of all fields of `object`, without their values.
+    pub(super) shape: String,
+}
+
+/// The annotation that says what was written last: the hash, and behind a dot the shape. An earlier release wrote no shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AppliedHash<'a> {
+    pub(super) hash: &'a str,
+    pub(super) shape: Option<&'a str>,
+}
+
+impl<'a> AppliedHash<'a> {
+    pub(super) fn parse(text: &'a str) -> Self {
+        match text.split_once('.') {
+            Some((hash, shape)) => Self { hash, shape: Some(shape) },
+            None => Self { hash: text, shape: None },
+        }
+    }
 }
 
 impl DesiredObject {
@@ -42,8 +60,12 @@ impl DesiredObject {
         }
         let object = typed(&desired)?;
         let hash = short_hash(object.to_string().as_bytes());
-        let object = with(object, &["metadata", "annotations", annotation::APPLIED_HASH], json!(hash));
-        Ok(Self { name, object, hash })
+        let mut paths = String::new();
+        describe_shape("", &object, &mut paths);
+        let shape = short_hash(paths.as_bytes());
+        let applied = json!(format!("{hash}.{shape}"));
+        let object = with(object, &["metadata", "annotations", annotation::APPLIED_HASH], applied);
+        Ok(Self { name, object, hash, shape })
     }
 
     /// Whether a live object has all desired labels.
@@ -55,19 +77,30 @@ impl DesiredObject {
             .all(|(key, value)| live.labels().get(key).is_some_and(|found| value.as_str() == Some(found)))
     }
 
-    /// Whether a live object contains every desired field.
+    /// Whether a live object contains every desired field. An annotation of an earlier release, without a shape, counts.
     pub(super) fn is_in<K: NamespacedKind>(&self, live: &K) -> kube::Result<bool> {
-        Ok(contains("", &typed(live)?, &self.object))
+        let mut live = typed(live)?;
+        let applied = self.object.pointer("/metadata/annotations").and_then(|all| all.get(annotation::APPLIED_HASH));
+        if let (Some(found), Some(applied)) = (
+            live.pointer_mut("/metadata/annotations").and_then(|all| all.get_mut(annotation::APPLIED_HASH)),
+            applied,
+        ) && found.as_str().is_some_and(|found| AppliedHash::parse(found).hash == self.hash)
+        {
+            found.clone_from(applied);
+        }
+        Ok(contains("", &live, &self.object))
+    }
+
+    /// The strategic merge patch that sets the desired values in a live object of the same shape, and is refused if it was
+    /// deleted since. None: more than values differ, because somebody removed an entry of a list.
+    pub(super) fn changed_values<K: NamespacedKind>(&self, live: &K) -> kube::Result<Option<Unprintable>> {
+        let values = changed("", &typed(live)?, &self.object);
+        Ok(values.map(|values| Unprintable(with(values, &["metadata", "uid"], json!(live.uid())))))
     }
 
     /// The patch that creates or changes the object, whatever its state.
     pub(super) fn whole(&self) -> Unprintable {
         Unprintable(self.object.clone())
-    }
-
-    /// The patch that creates the object, and is refused with 409 if it exists: no object has version 1.
-    pub(super) fn if_absent(&self) -> Unprintable {
-        Unprintable(with(self.object.clone(), &["metadata", "resourceVersion"], json!("1")))
     }
 
     /// The patch that changes this incarnation of the object, and is refused if it was deleted since.
@@ -111,6 +144,73 @@ fn with(mut object: Value, path: &[&str], value: Value) -> Value {
 /// The first 16 hexadecimal digits of a SHA-256.
 fn short_hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"))
+}
+
+/// Writes the paths of all fields in order. A list that merges by key is described by the keys of its entries, any other list is
+/// one value.
+fn describe_shape(field: &str, value: &Value, paths: &mut String) {
+    match value {
+        Value::Object(map) => {
+            paths.push('{');
+            for (key, value) in map {
+                paths.push_str(key);
+                paths.push(':');
+                describe_shape(key, value, paths);
+            }
+            paths.push('}');
+        }
+        Value::Array(list) => {
+            let keys = keys_of(field, list);
+            paths.push('[');
+            for entry in list.iter().filter(|_| keys.is_some()) {
+                for key in keys.into_iter().flatten() {
+                    let _ = write!(paths, "{},", entry.get(*key).unwrap_or(&Value::Null));
+                }
+                describe_shape("", entry, paths);
+            }
+            paths.push(']');
+        }
+        Value::Null => paths.push('-'),
+        _ => paths.push('.'),
+    }
+}
+
+/// The part of `desired` that `live`, the value of a field of this name, does not contain. None: it cannot be set without
+/// removing or ordering entries of a list.
+fn changed(field: &str, live: &Value, desired: &Value) -> Option<Value> {
+    match (live, desired) {
+        (Value::Object(live), Value::Object(desired)) => {
+            let mut values = serde_json::Map::new();
+            for (key, value) in desired {
+                let name = if QUANTITIES.contains(&field) { field } else { key.as_str() };
+                match live.get(key) {
+                    None if is_dropped(key, value) => {}
+                    None => drop(values.insert(key.clone(), value.clone())),
+                    Some(found) if contains(name, found, value) => {}
+                    Some(found) => drop(values.insert(key.clone(), changed(name, found, value)?)),
+                }
+            }
+            Some(Value::Object(values))
+        }
+        (Value::Array(live), Value::Array(desired)) => {
+            let Some(keys) = keys_of(field, desired).filter(|_| !SETS.contains(&field)) else {
+                return Some(Value::Array(desired.clone()));
+            };
+            let mut entries = Vec::new();
+            for entry in desired {
+                let found = live.iter().find(|found| has_same_keys(keys, found, entry))?;
+                if !contains("", found, entry) {
+                    let mut values = changed("", found, entry)?;
+                    for key in keys {
+                        values.as_object_mut()?.insert((*key).to_owned(), entry.get(key)?.clone());
+                    }
+                    entries.push(values);
+                }
+            }
+            Some(Value::Array(entries))
+        }
+        (_, desired) => Some(desired.clone()),
+    }
 }
 
 /// Lists that merge by key under server-side apply, by the name of their field. Of several sets of keys the first is
@@ -304,6 +404,61 @@ mod tests {
         }
         assert!(!contains("", &live, &json!({"resources": {"limits": {"cpu": "2"}}})));
         assert!(!contains("", &live, &json!({"resources": {"limits": {"memory": "4G"}}})));
+    }
+
+    fn shape(object: &Value) -> String {
+        let mut paths = String::new();
+        describe_shape("", object, &mut paths);
+        paths
+    }
+
+    #[test]
+    fn the_shape_changes_with_fields_and_entries_and_not_with_values() {
+        let one = json!({"spec": {"replicas": 1, "args": ["a"], "containers": [
+            {"name": "coder", "image": "coder:1", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}]}});
+        let changed = |pointer: &str, value: Value| {
+            let mut object = one.clone();
+            *object.pointer_mut(pointer).unwrap() = value;
+            shape(&object) == shape(&one)
+        };
+        assert!(changed("/spec/replicas", json!(3)));
+        assert!(changed("/spec/args", json!(["a", "b"])), "a list without keys is one value");
+        assert!(changed("/spec/containers/0/env/1/value", json!("2")));
+        assert!(!changed("/spec/containers/0/env/1/name", json!("C")));
+        assert!(!changed("/spec/containers/0/env/1", json!({"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}})));
+        assert!(!changed("/spec/containers/0/env", json!([{"name": "A", "value": "1"}])));
+        let (ab, ba) = (json!([{"name": "A"}, {"name": "B"}]), json!([{"name": "B"}, {"name": "A"}]));
+        assert_ne!(shape(&json!({"env": ab})), shape(&json!({"env": ba})), "the order of variables counts");
+        assert!(!changed("/spec", json!({"replicas": 1})));
+    }
+
+    #[test]
+    fn a_patch_has_the_changed_values_and_the_keys_that_lead_to_them() {
+        let live = json!({"metadata": {"labels": {"a": "1", "theirs": "x"}}, "spec": {"replicas": 1, "template": {"spec": {"containers": [
+            {"name": "mesh", "image": "mesh"},
+            {"name": "coder", "image": "coder:1", "args": ["a"], "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}],
+             "resources": {"limits": {"cpu": "1"}}}]}}}});
+        let mut desired = json!({"metadata": {"labels": {"a": "1"}}, "spec": {"replicas": 1, "template": {"spec": {"containers": [
+            {"name": "coder", "image": "coder:1", "args": ["a"], "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}],
+             "resources": {"limits": {"cpu": "1000m"}}}]}}}});
+        assert_eq!(changed("", &live, &desired), Some(json!({})), "quantities are the same in another form");
+        desired["spec"]["replicas"] = json!(2);
+        assert_eq!(changed("", &live, &desired), Some(json!({"spec": {"replicas": 2}})));
+        desired["spec"]["template"]["spec"]["containers"][0]["env"][1]["value"] = json!("2");
+        desired["spec"]["template"]["spec"]["containers"][0]["args"] = json!(["b"]);
+        assert_eq!(
+            changed("", &live, &desired),
+            Some(json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [
+                {"name": "coder", "args": ["b"], "env": [{"name": "B", "value": "2"}]}]}}}}))
+        );
+        desired["spec"]["template"]["spec"]["containers"][0]["env"][1]["name"] = json!("C");
+        assert_eq!(changed("", &live, &desired), None, "an entry that is missing has a place in the order");
+    }
+
+    #[test]
+    fn the_annotation_of_an_earlier_release_has_no_shape() {
+        assert_eq!(AppliedHash::parse("0123"), AppliedHash { hash: "0123", shape: None });
+        assert_eq!(AppliedHash::parse("0123.ab"), AppliedHash { hash: "0123", shape: Some("ab") });
     }
 
     #[test]

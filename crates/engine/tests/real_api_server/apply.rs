@@ -104,7 +104,53 @@ async fn a_child_is_created_with_one_request_and_no_read() {
     assert_eq!(made.annotations()["a"], "1");
     let requests = scene.requests(1).await;
     let verbs: Vec<_> = requests.iter().map(|r| (r.verb.as_str(), r.code)).collect();
-    assert_eq!(verbs, [("patch", 201)]);
+    assert_eq!(verbs, [("create", 201)]);
+}
+
+#[tokio::test]
+async fn a_changed_value_costs_one_patch_and_no_read() {
+    let scene = Scene::new("applier-patch").await;
+    let made = written(scene.apply(account(&[("a", "1"), ("b", "1")]), None).await);
+    let changed = written(scene.apply(account(&[("a", "2"), ("b", "1")]), Some(&made)).await);
+    assert_eq!((&*changed.annotations()["a"], &*changed.annotations()["b"]), ("2", "1"));
+    let verbs: Vec<_> = scene.requests(2).await.iter().map(|r| (r.verb.clone(), r.code)).collect();
+    assert_eq!(verbs, [("create".to_owned(), 201), ("patch".to_owned(), 200)]);
+    assert!(matches!(
+        scene.apply(account(&[("a", "2"), ("b", "1")]), Some(&changed)).await,
+        Applied::Unchanged(_)
+    ));
+    // A field that goes is owned, whether it was created, patched or applied.
+    let fewer = written(scene.apply(account(&[("a", "2")]), Some(&changed)).await);
+    assert_eq!((fewer.annotations().get("a").map(String::as_str), fewer.annotations().get("b")), (Some("2"), None));
+    let once_more = written(scene.apply(account(&[("a", "3")]), Some(&fewer)).await);
+    let none = written(scene.apply(account(&[]), Some(&once_more)).await);
+    assert_eq!(none.annotations().get("a"), None);
+}
+
+#[tokio::test]
+async fn a_patch_is_refused_for_a_child_that_was_deleted() {
+    let scene = Scene::new("applier-gone").await;
+    let made = written(scene.apply(account(&[("a", "1")]), None).await);
+    scene.accounts().delete("robot", &DeleteParams::default()).await.unwrap();
+    let refused = scene.applier.apply(&scene.owner, account(&[("a", "2")]), Some(&made)).await;
+    let failure = coder_k8s_engine::client::blocker("write ServiceAccount robot", &refused.unwrap_err());
+    assert_eq!(failure.reason, Reason::Outdated);
+    assert!(scene.accounts().get_opt("robot").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn what_another_operator_added_goes_also_when_the_child_is_to_change() {
+    let scene = Scene::new("applier-return").await;
+    let made = written(scene.apply(account(&[("a", "1")]), None).await);
+    // The Go operator, which has the same field manager, ran meanwhile.
+    let mut theirs = made.clone();
+    theirs.annotations_mut().insert("theirs".into(), "1".into());
+    let by_it = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+    let theirs = scene.accounts().replace("robot", &by_it, &theirs).await.unwrap();
+    // A new applier, as after a restart.
+    let restarted = Applier::new(scene.admin.clone());
+    let back = written(restarted.apply(&scene.owner, account(&[("a", "2")]), Some(&theirs)).await.unwrap());
+    assert_eq!((back.annotations().get("a").map(String::as_str), back.annotations().get("theirs")), (Some("2"), None));
 }
 
 #[tokio::test]

@@ -553,10 +553,13 @@ impl<K: Managed> Reconciler<K> {
 pub(crate) fn older_claimant<K: CoderResource>(
     object: &K,
     all: &Cache<K>,
+    group: &str,
     claims: impl Fn(&K) -> bool,
 ) -> Option<NameConflict> {
-    let others =
-        all.filter(|other| object::is_before(other, object) && !object::is_deleting(other) && claims(other));
+    let mut others = all.of_group(group);
+    others.retain(|other| {
+        object::is_before(&**other, object) && !object::is_deleting(&**other) && claims(other)
+    });
     let neighbour = others.iter().find(|other| other.namespace() == object.namespace());
     let neighbour = neighbour.map(|other| NameConflict::Neighbour(other.name_any()));
     neighbour.or_else(|| others.first().map(|_| NameConflict::Elsewhere))

@@ -140,8 +140,7 @@ pub(crate) async fn read_ca(
 /// `--allowed-coder-urls` lists it. Without this check the author of a spec could have a token that they cannot read sent to a
 /// server of their own.
 pub(crate) fn is_allowed(url: &str, namespace: &str, ctx: &Context) -> bool {
-    let planes = || ctx.caches.control_planes.filter(|plane| plane.namespace().as_deref() == Some(namespace));
-    is_listed(url, ctx) || planes().iter().any(|plane| is_service_of(plane, url))
+    is_listed(url, ctx) || ctx.caches.control_planes.any_in(namespace, |plane| is_service_of(plane, url))
 }
 
 fn is_listed(url: &str, ctx: &Context) -> bool {

@@ -104,7 +104,10 @@ fn has_new_status<K: CoderResource>(before: &K, now: &K) -> bool {
 /// Enqueues the owner of a child that changed.
 pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &ObjectEvent<'_, K>) {
     match change {
-        ObjectEvent::Updated { now, .. } => enqueue(ctx, owners(ctx, *now)),
+        ObjectEvent::Updated { now, .. } => {
+            ctx.applier.delivered(*now);
+            enqueue(ctx, owners(ctx, *now));
+        }
         ObjectEvent::Deleted(object) => {
             ctx.applier.forget(*object);
             owners(ctx, *object).for_each(|owner| ctx.child_deleted(owner));

@@ -61,18 +61,16 @@ async fn sweep(seen: usize, ctx: &Context) -> usize {
 
 /// The grants whose object is not cached. Those of a paused object are left to it: it is enqueued, and reviews them.
 fn strays<K: NamespacedKind>(cache: &Cache<K>, ctx: &Context) -> Vec<(Arc<K>, Marks)> {
-    let found =
-        cache.filter(|grant| Marks::of(grant).is_some_and(|marks| ctx.policy.scope.includes(&marks.source)));
-    let marked = found.into_iter().filter_map(|grant| Marks::of(&*grant).map(|marks| (grant, marks)));
-    let mut strays: Vec<_> = marked
-        .filter(|(grant, marks)| {
-            let group = served(&**grant).unwrap_or_default();
-            match marks.kind {
-                Kind::ControlPlane => is_stray(&ctx.caches.control_planes, &group, marks, ctx),
-                Kind::Provisioner => is_stray(&ctx.caches.provisioners, &group, marks, ctx),
-            }
+    let found = cache.filter(|grant| {
+        let marks = Marks::of(grant).filter(|marks| ctx.policy.scope.includes(&marks.source));
+        let group = served(grant).unwrap_or_default();
+        marks.is_some_and(|marks| match marks.kind {
+            Kind::ControlPlane => is_stray(&ctx.caches.control_planes, &group, &marks, ctx),
+            Kind::Provisioner => is_stray(&ctx.caches.provisioners, &group, &marks, ctx),
         })
-        .collect();
+    });
+    let marked = found.into_iter().filter_map(|grant| Marks::of(&*grant).map(|marks| (grant, marks)));
+    let mut strays: Vec<_> = marked.collect();
     strays.sort_by_key(|(grant, _)| (grant.namespace(), grant.name_any()));
     strays
 }

@@ -27,6 +27,8 @@ use k8s_openapi::{
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 
+use crate::{controlplane::daemon_poll::plane_of, provisioner::keys, workspaceproxy::registration};
+
 /// The enum with its list, so that a variant that is missing in the list does not compile.
 macro_rules! coder_kinds {
     ($($kind:ident = $name:literal,)+) => {
@@ -136,7 +138,8 @@ coder_resource! {
 /// One cache for each kind that is watched in full. Children are cached only if they bear the label of the operator and an
 /// object of ours controls them, or for grants, if they name the object that they serve: anybody can set the label. Secrets, ConfigMaps and Namespaces of others never.
 ///
-/// Children are compact: they are read one at a time, by the reconcile of their object.
+/// All are compact: they are read one at a time, by a reconcile, or by a group. A pool is also found by its control plane and by
+/// the name of its key, a proxy by the name of its registration.
 ///
 /// A cache may lag behind the API server, this process's own writes included. Reads that precede an irreversible step go
 /// to the API server instead.
@@ -159,12 +162,18 @@ impl Default for Caches {
     fn default() -> Self {
         Self {
             control_planes: Cache::grouped(CoderKind::ControlPlane.as_str(), |plane| {
-                served_by_grants(Kind::ControlPlane, plane)
-            }),
+                served_by_grants(Kind::ControlPlane, plane).into_iter().collect()
+            })
+            .compact(),
             provisioners: Cache::grouped(CoderKind::Provisioner.as_str(), |pool| {
-                served_by_grants(Kind::Provisioner, pool)
-            }),
-            workspace_proxies: Cache::new(CoderKind::WorkspaceProxy.as_str()),
+                let served = served_by_grants(Kind::Provisioner, pool);
+                served.into_iter().chain([plane_of(pool).to_string(), keys::claim(pool)]).collect()
+            })
+            .compact(),
+            workspace_proxies: Cache::grouped(CoderKind::WorkspaceProxy.as_str(), |proxy| {
+                registration::claim(proxy).into_iter().collect()
+            })
+            .compact(),
             service_accounts: Cache::grouped("ServiceAccount", controller_uid)
                 .keeping(is_controlled)
                 .compact(),
@@ -173,8 +182,8 @@ impl Default for Caches {
             budgets: Cache::new("PodDisruptionBudget").keeping(is_controlled).compact(),
             ingresses: Cache::new("Ingress").keeping(is_controlled).compact(),
             routes: Cache::new("HTTPRoute").keeping(is_controlled).compact(),
-            roles: Cache::grouped("Role", served).keeping(is_grant).compact(),
-            bindings: Cache::grouped("RoleBinding", served).keeping(is_grant).compact(),
+            roles: Cache::grouped("Role", grant_groups).keeping(is_grant).compact(),
+            bindings: Cache::grouped("RoleBinding", grant_groups).keeping(is_grant).compact(),
         }
     }
 }
@@ -182,6 +191,10 @@ impl Default for Caches {
 /// The group of an object whose pods run workspaces, which is that of its Roles and RoleBindings.
 fn served_by_grants<K: Resource>(kind: Kind, object: &K) -> Option<String> {
     Some(kind.group(&object.namespace()?, &object.name_any()))
+}
+
+fn grant_groups<K: Resource>(grant: &K) -> Vec<String> {
+    served(grant).into_iter().collect()
 }
 
 /// The objects of ours that control a child of their namespace.

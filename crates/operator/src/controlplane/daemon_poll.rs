@@ -404,11 +404,8 @@ fn pools(plane: &ObjectKey, ctx: &Context) -> PoolsByOrganization {
         let recorded = pool.status.as_ref().and_then(|status| status.deployment_id.as_ref());
         !matches!((recorded, &present), (Some(recorded), Some(present)) if recorded != present)
     };
-    let mut found = ctx
-        .caches
-        .provisioners
-        .filter(|pool| plane_of(pool) == *plane && !object::is_deleting(pool) && is_of_deployment(pool));
-    found.sort_by_key(|pool| pool.name_any());
+    let mut found = ctx.caches.provisioners.of_group(&plane.to_string());
+    found.retain(|pool| !object::is_deleting(&**pool) && is_of_deployment(pool));
     let mut all = PoolsByOrganization::new();
     for pool in found {
         if let Some(id) = organization(&pool) {

@@ -326,10 +326,16 @@ fn desired(object: &CoderProvisioner) -> DesiredKey {
     }
 }
 
+/// The group of the pools that claim the same name in an organization of the same name, whatever their coderd.
+pub(crate) fn claim(object: &CoderProvisioner) -> String {
+    let DesiredKey { organization, name, .. } = desired(object);
+    format!("key {organization}/{}", name.name)
+}
+
 /// Another pool that claims the name in the same organization of the same coderd, and was there first.
 fn name_conflict(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> Option<NameConflict> {
     let (own, deployment) = (desired(object), pool.deployment_id.as_ref()?);
-    older_claimant(object, &ctx.caches.provisioners, |other| {
+    older_claimant(object, &ctx.caches.provisioners, &claim(object), |other| {
         let theirs = desired(other);
         let recorded = other.status.as_ref().and_then(|status| status.deployment_id.as_ref());
         theirs.name.name == own.name.name

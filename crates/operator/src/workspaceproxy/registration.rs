@@ -309,13 +309,17 @@ fn token(text: &SecretString, uid: &str) -> TokenFacts {
     TokenFacts { checksum: checksum(uid, text.as_bytes()), id: token_id(text) }
 }
 
+/// The group of the proxies that ask for the same name, whatever their coderd. coderd compares names without regard to case.
+pub(crate) fn claim(object: &CoderWorkspaceProxy) -> Option<String> {
+    wanted_registration(object).map(|desired| desired.name.to_ascii_lowercase())
+}
+
 /// Another proxy that asks for the same name in the same coderd, and was there first.
 fn name_conflict(object: &CoderWorkspaceProxy, target: &CoderdTarget, ctx: &Context) -> Option<NameConflict> {
-    let (name, deployment) = (wanted_registration(object)?.name, target.deployment_id.as_ref()?);
-    older_claimant(object, &ctx.caches.workspace_proxies, |other| {
+    let (claim, deployment) = (claim(object)?, target.deployment_id.as_ref()?);
+    older_claimant(object, &ctx.caches.workspace_proxies, &claim, |other| {
         let plane = other.spec.control_plane_ref.as_ref().map(|plane| plane.name.as_str());
         let recorded = other.status.as_ref().and_then(|status| status.deployment_id.as_ref());
-        wanted_registration(other).is_some_and(|desired| desired.name.eq_ignore_ascii_case(&name))
-            && deployment_of(other, plane, recorded, ctx).as_ref() == Some(deployment)
+        deployment_of(other, plane, recorded, ctx).as_ref() == Some(deployment)
     })
 }
