@@ -85,6 +85,7 @@ fn files() -> Result<BTreeMap<PathBuf, String>> {
         files.insert(PathBuf::from(format!("config/rbac/{name}.yaml")), generated_yaml(&role)?);
     }
     files.insert("crates/api/generated/fields.txt".into(), fields);
+    files.insert("crates/api/generated/crds.json".into(), serde_json::to_string(&crds())? + "\n");
     for (name, page) in [
         ("permissions", coder_k8s::permissions::page()),
         ("conditions", reference::conditions::types()),

@@ -41,7 +41,9 @@ fn hide_defaults(path: &str, schema: &mut JSONSchemaProps) {
         let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
         if let Some(field) = Some(field).filter(own) {
             match &mut field.default {
-                Some(JSON(default)) if path == "spec" || path == "spec.service" => keep_visible(&path, default),
+                Some(JSON(default)) if path == "spec" || path == "spec.service" => {
+                    keep_visible(&path, default)
+                }
                 default if !VISIBLE_DEFAULTS.contains(&&*path) => *default = None,
                 _ => {}
             }
@@ -92,6 +94,12 @@ pub fn fields() -> BTreeMap<&'static str, Vec<&'static str>> {
         all.entry(crd).or_default().push(path);
     }
     all
+}
+
+/// [`crds`] as JSON. They come from a generated file, so that the program does not contain what builds schemas.
+pub fn crds_json() -> Vec<Value> {
+    // A test says that the file is a list of CRDs.
+    serde_json::from_str(include_str!("../generated/crds.json")).unwrap_or_default()
 }
 
 fn collect(
@@ -157,15 +165,30 @@ mod tests {
         let mut plane = crds().remove(0);
         let root = roots(&mut plane).next().unwrap();
         let spec = root.properties.as_ref().unwrap()["spec"].clone();
-        let stored =
-            json!({"image": crate::DEFAULT_IMAGE, "replicas": 1, "service": {"type": "ClusterIP", "port": 80}});
+        let stored = json!({"image": crate::DEFAULT_IMAGE, "replicas": 1, "service": {"type": "ClusterIP", "port": 80}});
         assert_eq!(spec.default.unwrap().0, stored);
         let fields = spec.properties.unwrap();
-        let visible: Vec<_> = fields.iter().filter(|(_, field)| field.default.is_some()).map(|(name, _)| name).collect();
+        let visible: Vec<_> =
+            fields.iter().filter(|(_, field)| field.default.is_some()).map(|(name, _)| name).collect();
         assert_eq!(visible, ["image", "replicas", "service"]);
         let service = fields["service"].properties.as_ref().unwrap();
-        assert_eq!((service["port"].default.as_ref().unwrap().0.as_i64(), fields["rbac"].default.is_none()), (Some(80), true));
-        assert_eq!(serde_json::from_value::<CoderControlPlaneSpec>(stored).unwrap(), CoderControlPlaneSpec::default());
+        assert_eq!(
+            (service["port"].default.as_ref().unwrap().0.as_i64(), fields["rbac"].default.is_none()),
+            (Some(80), true)
+        );
+        assert_eq!(
+            serde_json::from_value::<CoderControlPlaneSpec>(stored).unwrap(),
+            CoderControlPlaneSpec::default()
+        );
+    }
+
+    #[test]
+    fn the_crds_that_are_written_down_are_those_of_the_types() {
+        assert_eq!(
+            Value::Array(crds_json()),
+            serde_json::to_value(crds()).unwrap(),
+            "run `cargo xtask generate`"
+        );
     }
 
     #[test]

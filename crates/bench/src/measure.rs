@@ -397,7 +397,11 @@ fn copy(object: DynamicObject, resource: &ApiResource, namespace: &str) -> Dynam
     let mut copy = DynamicObject::new(&object.name_any(), resource).within(namespace);
     let renamed = |all: Option<BTreeMap<String, String>>| {
         let entries = all.into_iter().flatten();
-        entries.map(|(name, value)| (name.replacen("coder", "bench", 1).replacen("kubernetes", "bench", 1), value)).collect()
+        entries
+            .map(|(name, value)| {
+                (name.replacen("coder", "bench", 1).replacen("kubernetes", "bench", 1), value)
+            })
+            .collect()
     };
     copy.metadata.labels = Some(renamed(object.metadata.labels));
     copy.metadata.annotations = Some(renamed(object.metadata.annotations));

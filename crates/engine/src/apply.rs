@@ -30,9 +30,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{
-        ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, Request,
-    },
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, Request},
     core::Status,
 };
 use parking_lot::Mutex;
@@ -467,7 +465,11 @@ impl Applier {
                 Ok(patched)
             }
             Err(kube::Error::Api(status)) if status.is_not_found() => {
-                Err(kube::Error::Api(Box::new(Status { code: 409, reason: "Conflict".to_owned(), ..*status })))
+                Err(kube::Error::Api(Box::new(Status {
+                    code: 409,
+                    reason: "Conflict".to_owned(),
+                    ..*status
+                })))
             }
             Err(error) => Err(error),
         }
@@ -554,8 +556,7 @@ impl Applier {
 
     /// Drops what is remembered of a child that was deleted.
     pub fn forget<K: Resource<DynamicType = ()>>(&self, deleted: &K) {
-        let (key, uid) =
-            (key_of::<K>(deleted.namespace().as_deref(), &deleted.name_any()), deleted.uid());
+        let (key, uid) = (key_of::<K>(deleted.namespace().as_deref(), &deleted.name_any()), deleted.uid());
         self.seen_as_desired.lock().remove(&self.id_of(deleted));
         let (mut undelivered, mut reformatted) = (self.undelivered.lock(), self.reformatted.lock());
         if undelivered.get(&key).is_some_and(|last| Some(&last.uid) == uid.as_ref()) {

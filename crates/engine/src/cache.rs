@@ -196,8 +196,10 @@ impl<K: Resource> Cache<K> {
         let stored = self.stored(&object);
         let mut objects = self.objects.write();
         let before = objects.by_key.insert(key.clone(), stored).and_then(|before| self.decoded(&before));
-        let (left, joined) =
-            (before.as_deref().map(|before| self.groups_of(before)).unwrap_or_default(), self.groups_of(&object));
+        let (left, joined) = (
+            before.as_deref().map(|before| self.groups_of(before)).unwrap_or_default(),
+            self.groups_of(&object),
+        );
         if left != joined {
             objects.leave(&left, &key);
             objects.join(joined, &key);

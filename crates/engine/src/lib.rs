@@ -21,6 +21,7 @@ pub mod metadata_watch;
 pub mod metrics;
 pub mod object_watch;
 pub mod outage;
+pub mod parsed_object;
 pub mod queue;
 pub mod secret;
 pub mod status;

@@ -9,7 +9,6 @@ use std::{collections::HashSet, fmt::Debug, sync::Arc, time::Duration};
 use futures::{StreamExt, TryStreamExt};
 use kube::{
     Api, Resource, ResourceExt,
-    core::DeserializeGuard,
     runtime::{WatchStreamExt, utils::Backoff, watcher},
 };
 use serde::de::DeserializeOwned;
@@ -21,6 +20,7 @@ use crate::{
     metadata_watch::WatchFailures,
     metrics::Metrics,
     outage::Outage,
+    parsed_object::ParsedObject,
 };
 
 /// How many objects a list asks for at a time. While a page is parsed it takes several times the memory of its JSON.
@@ -43,7 +43,7 @@ pub enum ObjectEvent<'a, K> {
 /// A watch on one kind.
 pub struct ObjectWatch<K> {
     /// The kind and the namespaces to watch.
-    pub api: Api<DeserializeGuard<K>>,
+    pub api: Api<ParsedObject<K>>,
     /// Selectors of the objects to watch.
     pub config: watcher::Config,
     /// The namespace that `api` is limited to, if any. Watches of several namespaces may share a cache.
@@ -94,7 +94,7 @@ where
 
     fn handle(
         &self,
-        event: watcher::Event<DeserializeGuard<K>>,
+        event: watcher::Event<ParsedObject<K>>,
         listed: &mut HashSet<ObjectKey>,
         notify: &impl Fn(ObjectEvent<'_, K>),
     ) {
@@ -114,7 +114,7 @@ where
         }
     }
 
-    fn store(&self, object: DeserializeGuard<K>, notify: &impl Fn(ObjectEvent<'_, K>)) {
+    fn store(&self, object: ParsedObject<K>, notify: &impl Fn(ObjectEvent<'_, K>)) {
         let key = ObjectKey::of(self.cache.kind(), &object);
         match object.0 {
             Ok(object) if !self.cache.keeps(&object) => {

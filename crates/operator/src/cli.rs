@@ -107,10 +107,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             controller::run(args.controller, &idle)
         }
         Some(Command::Controller(options)) => controller::run(*options, &[]),
-        Some(Command::Crds { format }) => {
-            let crds = coder_k8s_api::crds();
-            print(&objects(format, &crds.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?)?)
-        }
+        Some(Command::Crds { format }) => print(&objects(format, &coder_k8s_api::crds_json())?),
         Some(Command::Manifests { format, install }) => {
             print(&objects(format, &manifests::objects(&install)?)?)
         }

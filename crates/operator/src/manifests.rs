@@ -65,9 +65,7 @@ pub fn objects(install: &Install) -> Result<Vec<Value>> {
     }
     let mut objects = Vec::new();
     if install.with_crds {
-        for crd in coder_k8s_api::crds() {
-            objects.push(serde_json::to_value(crd)?);
-        }
+        objects.extend(coder_k8s_api::crds_json());
     }
     // A namespace that is watched too has objects of others: `kubectl delete -f` of this list must not delete them.
     if !install.watch_namespaces.contains(&install.namespace) {
@@ -242,10 +240,10 @@ mod tests {
 
     #[test]
     fn a_namespace_with_objects_of_others_is_not_part_of_the_install() {
-        let has_namespace = |install: &Install| {
-            objects(install).unwrap().iter().any(|object| object["kind"] == "Namespace")
-        };
-        let shared = Install { namespace: "a".into(), watch_namespaces: vec!["a".into()], ..Install::default() };
+        let has_namespace =
+            |install: &Install| objects(install).unwrap().iter().any(|object| object["kind"] == "Namespace");
+        let shared =
+            Install { namespace: "a".into(), watch_namespaces: vec!["a".into()], ..Install::default() };
         assert!(has_namespace(&Install::default()) && !has_namespace(&shared));
     }
 

@@ -80,7 +80,8 @@ impl DesiredObject {
     /// Whether a live object contains every desired field. An annotation of an earlier release, without a shape, counts.
     pub(super) fn is_in<K: NamespacedKind>(&self, live: &K) -> kube::Result<bool> {
         let mut live = typed(live)?;
-        let applied = self.object.pointer("/metadata/annotations").and_then(|all| all.get(annotation::APPLIED_HASH));
+        let applied =
+            self.object.pointer("/metadata/annotations").and_then(|all| all.get(annotation::APPLIED_HASH));
         if let (Some(found), Some(applied)) = (
             live.pointer_mut("/metadata/annotations").and_then(|all| all.get_mut(annotation::APPLIED_HASH)),
             applied,
@@ -425,7 +426,10 @@ mod tests {
         assert!(changed("/spec/args", json!(["a", "b"])), "a list without keys is one value");
         assert!(changed("/spec/containers/0/env/1/value", json!("2")));
         assert!(!changed("/spec/containers/0/env/1/name", json!("C")));
-        assert!(!changed("/spec/containers/0/env/1", json!({"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}})));
+        assert!(!changed(
+            "/spec/containers/0/env/1",
+            json!({"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}})
+        ));
         assert!(!changed("/spec/containers/0/env", json!([{"name": "A", "value": "1"}])));
         let (ab, ba) = (json!([{"name": "A"}, {"name": "B"}]), json!([{"name": "B"}, {"name": "A"}]));
         assert_ne!(shape(&json!({"env": ab})), shape(&json!({"env": ba})), "the order of variables counts");

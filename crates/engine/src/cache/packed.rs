@@ -92,7 +92,8 @@ mod tests {
         for (number, packed) in all.iter().enumerate() {
             assert_eq!(packed.unpack(), Some(deployment(number)));
         }
-        let (kept, size) = (all.iter().map(Packed::kept).sum::<usize>(), all.iter().map(|one| one.size).sum::<usize>());
+        let (kept, size) =
+            (all.iter().map(Packed::kept).sum::<usize>(), all.iter().map(|one| one.size).sum::<usize>());
         assert!(kept * 6 < size, "{kept} of {size} bytes");
     }
 

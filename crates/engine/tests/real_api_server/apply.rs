@@ -121,7 +121,10 @@ async fn a_changed_value_costs_one_patch_and_no_read() {
     ));
     // A field that goes is owned, whether it was created, patched or applied.
     let fewer = written(scene.apply(account(&[("a", "2")]), Some(&changed)).await);
-    assert_eq!((fewer.annotations().get("a").map(String::as_str), fewer.annotations().get("b")), (Some("2"), None));
+    assert_eq!(
+        (fewer.annotations().get("a").map(String::as_str), fewer.annotations().get("b")),
+        (Some("2"), None)
+    );
     let once_more = written(scene.apply(account(&[("a", "3")]), Some(&fewer)).await);
     let none = written(scene.apply(account(&[]), Some(&once_more)).await);
     assert_eq!(none.annotations().get("a"), None);
@@ -150,7 +153,10 @@ async fn what_another_operator_added_goes_also_when_the_child_is_to_change() {
     // A new applier, as after a restart.
     let restarted = Applier::new(scene.admin.clone());
     let back = written(restarted.apply(&scene.owner, account(&[("a", "2")]), Some(&theirs)).await.unwrap());
-    assert_eq!((back.annotations().get("a").map(String::as_str), back.annotations().get("theirs")), (Some("2"), None));
+    assert_eq!(
+        (back.annotations().get("a").map(String::as_str), back.annotations().get("theirs")),
+        (Some("2"), None)
+    );
 }
 
 #[tokio::test]

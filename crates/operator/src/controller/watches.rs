@@ -19,12 +19,13 @@ use coder_k8s_engine::{
     health::{Readiness, ReadyCheck},
     metadata_watch::{MetadataEvent, MetadataWatch},
     object_watch::{ObjectEvent, ObjectWatch},
+    parsed_object::ParsedObject,
 };
 use k8s_openapi::{
     NamespaceResourceScope,
     api::core::v1::{ConfigMap, Namespace, Secret},
 };
-use kube::{Api, Client, Resource, core::DeserializeGuard, runtime::watcher};
+use kube::{Api, Client, Resource, runtime::watcher};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
@@ -189,7 +190,7 @@ impl Watches<'_> {
     ) -> ReadyCheck {
         let check = self.readiness.ready_check(check_name(&K::plural(&()), namespace));
         let watch = ObjectWatch {
-            api: api::<DeserializeGuard<K>>(&self.ctx.client, namespace),
+            api: api::<ParsedObject<K>>(&self.ctx.client, namespace),
             config,
             namespace: namespace.map(str::to_owned),
             cache,
