@@ -444,9 +444,11 @@ impl Applier {
     async fn create<K: NamespacedKind>(&self, namespace: &str, desired: &DesiredObject) -> kube::Result<K> {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let body = serde_json::to_vec(&desired.object).map_err(kube::Error::SerdeError)?;
-        let request = Request::new(K::url_path(&(), Some(namespace)))
+        let mut request = Request::new(K::url_path(&(), Some(namespace)))
             .create(&params, body)
             .map_err(kube::Error::BuildRequest)?;
+        // As kube marks its own requests, so that the client knows what is meant.
+        request.extensions_mut().insert("create");
         let created = self.client.request(request).await?;
         self.remember(&created, desired);
         Ok(created)
@@ -494,16 +496,16 @@ impl Applier {
         self.hasher.hash_one((K::kind(&()), child.meta().uid.as_deref()))
     }
 
-    /// Remembers the response to a write.
+    /// Remembers the response to a write. One lock at a time, here and in [`Self::forget`]: no order of locks to keep.
     fn remember<K: NamespacedKind>(&self, written: &K, desired: &DesiredObject) {
         let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) else { return };
         let key = key_of::<K>(written.namespace().as_deref(), &desired.name);
-        let mut reformatted = self.reformatted.lock();
         if desired.is_in(written).unwrap_or(false) {
-            reformatted.remove(&key);
+            self.reformatted.lock().remove(&key);
         } else {
             let (uid, version) = (uid.clone(), version.clone());
-            reformatted.insert(key.clone(), Reformatted { uid, hash: desired.hash.clone(), version });
+            let reformatted = Reformatted { uid, hash: desired.hash.clone(), version };
+            self.reformatted.lock().insert(key.clone(), reformatted);
         }
         self.seen_as_desired.lock().insert(self.id_of(written));
         let response = Arc::new(written.clone());
@@ -558,13 +560,15 @@ impl Applier {
     pub fn forget<K: Resource<DynamicType = ()>>(&self, deleted: &K) {
         let (key, uid) = (key_of::<K>(deleted.namespace().as_deref(), &deleted.name_any()), deleted.uid());
         self.seen_as_desired.lock().remove(&self.id_of(deleted));
-        let (mut undelivered, mut reformatted) = (self.undelivered.lock(), self.reformatted.lock());
-        if undelivered.get(&key).is_some_and(|last| Some(&last.uid) == uid.as_ref()) {
-            undelivered.remove(&key);
-        }
-        if reformatted.get(&key).is_some_and(|last| Some(&last.uid) == uid.as_ref()) {
-            reformatted.remove(&key);
-        }
+        remove_if(&self.undelivered, &key, |last| Some(&last.uid) == uid.as_ref());
+        remove_if(&self.reformatted, &key, |last| Some(&last.uid) == uid.as_ref());
+    }
+}
+
+fn remove_if<T>(all: &Mutex<HashMap<ChildKey, T>>, key: &ChildKey, condition: impl Fn(&T) -> bool) {
+    let mut all = all.lock();
+    if all.get(key).is_some_and(condition) {
+        all.remove(key);
     }
 }
 

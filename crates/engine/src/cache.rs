@@ -214,6 +214,11 @@ impl<K: Resource> Cache<K> {
         keys.filter_map(|key| self.decoded(objects.by_key.get(key)?)).collect()
     }
 
+    /// The keys of the objects of a group, ordered by namespace and name.
+    pub fn keys_of_group(&self, group: &str) -> Vec<ObjectKey> {
+        self.objects.read().by_group.get(group).cloned().unwrap_or_default()
+    }
+
     fn groups_of(&self, object: &K) -> Vec<String> {
         self.groups.map(|groups| groups(object)).unwrap_or_default()
     }

@@ -57,9 +57,11 @@ where
     });
     let body = serde_json::to_vec(&body).map_err(kube::Error::SerdeError)?;
     let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-    let request = Request::new(K::url_path(&(), object.namespace().as_deref()))
+    let mut request = Request::new(K::url_path(&(), object.namespace().as_deref()))
         .replace_subresource("status", &name, &params, body)
         .map_err(kube::Error::BuildRequest)?;
+    // As kube marks its own requests, so that the client knows what is meant.
+    request.extensions_mut().insert("replace_subresource");
     match client.request::<PartialObjectMeta<K>>(request).await {
         Ok(_) => Ok(StatusWrite::Changed),
         Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {

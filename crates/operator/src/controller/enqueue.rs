@@ -73,7 +73,18 @@ pub(super) fn coder_object_changed<K: CoderResource + References>(
             ctx.forget(&key);
             ctx.queue_of(kind).forget(&key);
             enqueue(ctx, ctx.references.of(&key));
+            enqueue(ctx, claimants(ctx, *object));
         }
+    }
+}
+
+/// The objects that ask for the same name in coderd, one of which may have it now.
+fn claimants<K: CoderResource>(ctx: &Context, gone: &K) -> Vec<ObjectKey> {
+    let Some(claim) = gone.claim() else { return Vec::new() };
+    match K::KIND {
+        CoderKind::ControlPlane => Vec::new(),
+        CoderKind::Provisioner => ctx.caches.provisioners.keys_of_group(&claim),
+        CoderKind::WorkspaceProxy => ctx.caches.workspace_proxies.keys_of_group(&claim),
     }
 }
 

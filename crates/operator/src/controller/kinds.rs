@@ -106,10 +106,13 @@ pub(crate) trait CoderResource: NamespacedKind {
     fn conditions(status: &Self::Status) -> &[Condition] {
         &Self::workload(status).conditions
     }
+
+    /// The group of the objects that ask for the same name in coderd, of which the oldest gets it. None: it asks for none.
+    fn claim(&self) -> Option<String>;
 }
 
 macro_rules! coder_resource {
-    ($($type:ty => $kind:ident, $status:ty;)+) => {$(
+    ($($type:ty => $kind:ident, $status:ty, $claim:expr;)+) => {$(
         impl CoderResource for $type {
             const KIND: CoderKind = CoderKind::$kind;
             type Status = $status;
@@ -125,14 +128,19 @@ macro_rules! coder_resource {
             fn workload_mut(status: &mut $status) -> &mut WorkloadStatus {
                 &mut status.workload
             }
+
+            fn claim(&self) -> Option<String> {
+                let claim: fn(&$type) -> Option<String> = $claim;
+                claim(self)
+            }
         }
     )+};
 }
 
 coder_resource! {
-    CoderControlPlane => ControlPlane, coder_k8s_api::CoderControlPlaneStatus;
-    CoderProvisioner => Provisioner, coder_k8s_api::CoderProvisionerStatus;
-    CoderWorkspaceProxy => WorkspaceProxy, coder_k8s_api::CoderWorkspaceProxyStatus;
+    CoderControlPlane => ControlPlane, coder_k8s_api::CoderControlPlaneStatus, |_| None;
+    CoderProvisioner => Provisioner, coder_k8s_api::CoderProvisionerStatus, |pool| Some(keys::claim(pool));
+    CoderWorkspaceProxy => WorkspaceProxy, coder_k8s_api::CoderWorkspaceProxyStatus, registration::claim;
 }
 
 /// One cache for each kind that is watched in full. Children are cached only if they bear the label of the operator and an

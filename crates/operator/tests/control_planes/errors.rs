@@ -45,7 +45,7 @@ async fn a_refused_create_patch_or_status_write_is_told_retried_with_patience_an
     for (n, (fault, reason, stalled)) in FAULTS.into_iter().enumerate() {
         // A child that cannot be made: the others are, and the condition names it.
         let name = format!("create-{n}");
-        operator.faults(&[format!("before apply deployments /{name} {fault} 4")]);
+        operator.faults(&[format!("before create deployments / {fault} 4")]);
         api.create(&PostParams::default(), &control_plane(&name)).await.unwrap();
         let said = ready_is(client, namespace, &name, reason).await;
         let ready = condition(&said, "Ready").unwrap();
@@ -58,7 +58,7 @@ async fn a_refused_create_patch_or_status_write_is_told_retried_with_patience_an
 
         // An edit that is refused: what runs goes on, and nothing pretends that the edit is in force.
         let uid = scene.api::<Deployment>().get(&name).await.unwrap().uid();
-        operator.faults(&[format!("before apply deployments /{name} {fault} 2")]);
+        operator.faults(&[format!("before patch deployments /{name} {fault} 2")]);
         let edit = json!({"spec": {"image": format!("coder:v{n}")}});
         api.patch(&name, &PatchParams::default(), &Patch::Merge(&edit)).await.unwrap();
         ready_is(client, namespace, &name, reason).await;
@@ -70,7 +70,7 @@ async fn a_refused_create_patch_or_status_write_is_told_retried_with_patience_an
 
         // A status that cannot be written: written later, and no child is touched for it.
         let name = format!("status-{n}");
-        operator.faults(&[format!("before apply codercontrolplanes/status /{name} {fault} 3")]);
+        operator.faults(&[format!("before update codercontrolplanes/status /{name} {fault} 3")]);
         api.create(&PostParams::default(), &control_plane(&name)).await.unwrap();
         ready_is(client, namespace, &name, "RolledOut").await;
         operator.faults(&[]);
@@ -94,8 +94,8 @@ async fn a_lost_answer_is_found_out() {
     {
         let name = format!("lost-{}", resource.replace('/', "-"));
         operator.faults(&[
-            format!("after apply {resource} /{namespace}/{resource} error 1"),
-            format!("after apply {resource} / error 1"),
+            format!("after create {resource} / error 1"),
+            format!("after update {resource} / error 1"),
         ]);
         planes(client, namespace).create(&PostParams::default(), &control_plane(&name)).await.unwrap();
         ready_is(client, namespace, &name, "RolledOut").await;

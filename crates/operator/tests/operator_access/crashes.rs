@@ -33,7 +33,7 @@ async fn a_crash_at_any_step_of_a_rotation_leaves_exactly_the_new_license() {
         "coderd list-licenses",
         "coderd add-license",
         "coderd delete-license",
-        "apply codercontrolplanes/status",
+        "update codercontrolplanes/status",
     ] {
         for when in ["before", "after"] {
             own.until_condition("OperatorAccessReady", "True", None).await;
@@ -71,7 +71,7 @@ async fn an_upload_whose_record_fails_is_recognised() {
     for when in ["before", "after"] {
         for fault in ["status=500", "status=409", "error"] {
             let (mark, next) = (own.sim.mark(), held + 1);
-            operator.faults(&[format!("{when} apply codercontrolplanes/status / {fault} 3")]);
+            operator.faults(&[format!("{when} update codercontrolplanes/status / {fault} 3")]);
             own.license(&license(next)).await;
             own.until_applied(&license(next)).await;
             own.until_condition("Ready", "True", None).await;
@@ -105,7 +105,7 @@ async fn two_operators_and_outdated_views_never_clear_what_is_known_of_the_licen
     };
     for n in 2..=6 {
         for (operator, when) in operators.iter().zip(["before", "after"]) {
-            operator.faults(&[format!("{when} apply codercontrolplanes/status / status=409 3")]);
+            operator.faults(&[format!("{when} update codercontrolplanes/status / status=409 3")]);
         }
         own.license(&license(n)).await;
         let edit = json!({"spec": {"extraEnv": [{"name": "N", "value": n.to_string()}]}});

@@ -266,7 +266,7 @@ async fn a_crash_at_any_step_leaves_one_token_that_works() {
     .unwrap();
     for step in [
         "patch codercontrolplanes",
-        "apply codercontrolplanes/status",
+        "update codercontrolplanes/status",
         "coderd create-first-user",
         "coderd log-in",
         "coderd create-token",

@@ -45,13 +45,7 @@ async fn what_it_prints_installs_it() {
     let plane = b"apiVersion: coder.com/v1alpha1\nkind: CoderControlPlane\nmetadata: {name: coder}\n";
     kubectl(&cluster, &["apply", "-f", "-"], plane);
     let shown = kubectl(&cluster, &["get", "ccp", "coder", "--output=yaml"], b"");
-    for default in [
-        "image: ghcr.io/coder/coder:latest",
-        "replicas: 1",
-        "port: 80",
-        "workspacePerms: true",
-        "method: Postgres",
-    ] {
+    for default in ["image: ghcr.io/coder/coder:latest", "replicas: 1", "port: 80", "type: ClusterIP"] {
         assert!(shown.contains(default), "{default} is missing in\n{shown}");
     }
     let listed = kubectl(&cluster, &["get", "coder"], b"");

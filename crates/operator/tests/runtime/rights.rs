@@ -36,13 +36,13 @@ async fn a_missing_right_is_a_condition_and_a_line_and_never_a_crash() {
         }
         role
     };
-    apply(&client, role("serviceaccounts", "patch")).await;
+    apply(&client, role("serviceaccounts", "create")).await;
     let mut operator = Operator::start(&cluster, &[]);
     operator.until_leading().await;
     planes(&client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
     let object = ready_is(&client, "default", "coder", "Forbidden").await;
     let (_, _, message) = condition(&object, kind::READY);
-    assert!(message.contains(r#"cannot patch resource "serviceaccounts""#), "{message}");
+    assert!(message.contains(r#"cannot create resource "serviceaccounts""#), "{message}");
     assert_eq!(condition(&object, kind::RECONCILING).0, "True");
     assert!(operator.runs());
 

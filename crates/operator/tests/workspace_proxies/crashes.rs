@@ -81,12 +81,12 @@ async fn while_a_proxy_is_registered() {
     let steps = [
         "patch coderworkspaceproxies",
         "coderd list-workspaceproxies",
-        "apply coderworkspaceproxies/status",
+        "update coderworkspaceproxies/status",
         "coderd create-workspaceproxy",
         "apply secrets",
         "coderd prove-workspaceproxy-token",
-        "apply services",
-        "apply deployments",
+        "create services",
+        "create deployments",
     ];
     for fault in exits_around(&steps) {
         let made = own.site.asked("POST");
@@ -104,11 +104,11 @@ async fn while_a_token_is_made_again() {
     own.site.make(json!({})).await;
     own.ends_well("at first").await;
     let steps = [
-        "apply coderworkspaceproxies/status",
+        "update coderworkspaceproxies/status",
         "coderd update-workspaceproxy",
         "apply secrets",
         "coderd prove-workspaceproxy-token",
-        "apply deployments",
+        "patch deployments",
     ];
     for fault in exits_around(&steps) {
         let lost = own.site.only().token;
@@ -149,7 +149,7 @@ async fn failing_writes_and_lost_answers_leave_one_registration_and_a_living_tok
     own.site.make(json!({})).await;
     own.ends_well("at first").await;
     for when in ["before", "after"] {
-        for step in ["apply secrets", "apply coderworkspaceproxies/status", "coderd update-workspaceproxy"] {
+        for step in ["apply secrets", "update coderworkspaceproxies/status", "coderd update-workspaceproxy"] {
             for fault in ["status=500", "error"] {
                 let fault = format!("{when} {step} / {fault} 2");
                 let (lost, patched) = (own.site.only().token, own.site.asked("PATCH"));

@@ -27,7 +27,7 @@ const STEPS: [&str; 6] = [
     "coderd sql-ensure",
     "coderd sql-commit",
     "apply secrets",
-    "apply codercontrolplanes/status",
+    "update codercontrolplanes/status",
     "coderd get-user",
 ];
 
@@ -161,7 +161,7 @@ async fn a_crash_while_the_access_is_given_up_leaves_nothing() {
         "coderd sql-revoke",
         "coderd sql-commit",
         "patch codercontrolplanes",
-        "apply codercontrolplanes/status",
+        "update codercontrolplanes/status",
     ] {
         for when in ["before", "after"] {
             operator.faults(&[format!("{when} {step} / exit 1")]);

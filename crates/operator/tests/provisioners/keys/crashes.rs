@@ -92,12 +92,12 @@ async fn while_a_first_key_is_made() {
     let steps = [
         "patch coderprovisioners",
         "coderd list-provisionerkeys",
-        "apply coderprovisioners/status",
+        "update coderprovisioners/status",
         "coderd create-provisionerkey",
         "apply secrets",
         "coderd get-provisionerkey-details",
-        "apply serviceaccounts",
-        "apply deployments",
+        "create serviceaccounts",
+        "create deployments",
     ];
     for fault in exits_around(&steps) {
         let made = own.pool.made();
@@ -116,10 +116,10 @@ async fn while_a_key_is_replaced() {
     own.pool.make(json!({"tags": {"n": "0"}})).await;
     own.ends_well("at first", &[("n", "0")]).await;
     let steps = [
-        "apply coderprovisioners/status",
+        "update coderprovisioners/status",
         "coderd create-provisionerkey",
         "patch secrets",
-        "apply deployments",
+        "patch deployments",
         "coderd delete-provisionerkey",
     ];
     let faults = exits_around(&steps).into_iter().enumerate();
@@ -174,7 +174,7 @@ async fn writes_that_fail_or_whose_answers_are_lost_cost_no_key() {
     let own = Own::new().await;
     let mut faults: Vec<String> = Vec::new();
     for when in ["before", "after"] {
-        for step in ["apply secrets", "patch secrets", "apply coderprovisioners/status"] {
+        for step in ["apply secrets", "patch secrets", "update coderprovisioners/status"] {
             for fault in ["status=409", "status=500", "error"] {
                 faults.push(format!("{when} {step} / {fault} 2"));
             }
