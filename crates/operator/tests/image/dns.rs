@@ -20,8 +20,8 @@ pub(crate) struct Dns {
 }
 
 impl Dns {
-    /// Starts a server that answers with loopback for this name, and that it does not exist for every other.
-    pub(crate) async fn start(name: String) -> Self {
+    /// Starts a server that answers with this host for this name, and that it does not exist for every other.
+    pub(crate) async fn start(name: String, host: Ipv4Addr) -> Self {
         let address = SocketAddr::from((ADDRESS, 53));
         let socket = UdpSocket::bind(address).await.unwrap_or_else(|error| {
             panic!("cannot serve DNS at {address}, which this test needs to do; run it as root: {error}")
@@ -31,7 +31,7 @@ impl Dns {
         let serving = tokio::spawn(async move {
             let mut request = [0; 512];
             while let Ok((size, from)) = socket.recv_from(&mut request).await {
-                if let Some((about, answer)) = answer(&request[..size], &name) {
+                if let Some((about, answer)) = answer(&request[..size], &name, host) {
                     notes.lock().unwrap().push(about);
                     let _ = socket.send_to(&answer, from).await;
                 }
@@ -53,7 +53,7 @@ impl Drop for Dns {
 }
 
 /// The name that a request asks for, and the answer to it (RFC 1035, section 4). None: it is not a request.
-fn answer(request: &[u8], known: &str) -> Option<(String, Vec<u8>)> {
+fn answer(request: &[u8], known: &str, host: Ipv4Addr) -> Option<(String, Vec<u8>)> {
     let (header, mut rest) = request.split_at_checked(12)?;
     let mut labels = Vec::new();
     loop {
@@ -76,7 +76,7 @@ fn answer(request: &[u8], known: &str) -> Option<(String, Vec<u8>)> {
     if has_address {
         // The name of the question, type A, class IN, valid for a second, four bytes.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
-        answer.extend(Ipv4Addr::LOCALHOST.octets());
+        answer.extend(host.octets());
     }
     Some((name, answer))
 }

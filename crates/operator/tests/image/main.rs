@@ -19,6 +19,7 @@ mod dns;
 
 use std::{
     fs,
+    net::IpAddr,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -113,7 +114,8 @@ async fn the_operator_works_from_the_image_with_and_without_its_ca_bundle() {
     let client = cluster.client();
     let args = install(&client).await;
     let sim = CoderSim::start(Mode::Unlicensed).await.unwrap();
-    let dns = Dns::start("coder.default.svc.cluster.local".to_owned()).await;
+    let IpAddr::V4(host) = sim.address().ip() else { panic!("the simulator has an IPv4 address") };
+    let dns = Dns::start("coder.default.svc.cluster.local".to_owned(), host).await;
     let container = Container::new(&image, &cluster).await;
     let files = container.files();
 
