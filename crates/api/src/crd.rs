@@ -42,7 +42,7 @@ fn hide_defaults(path: &str, schema: &mut JSONSchemaProps) {
         if let Some(field) = Some(field).filter(own) {
             match &mut field.default {
                 Some(JSON(default)) if path == "spec" || path == "spec.service" => {
-                    keep_visible(&path, default)
+                    keep_visible(&path, default);
                 }
                 default if !VISIBLE_DEFAULTS.contains(&&*path) => *default = None,
                 _ => {}
