@@ -177,6 +177,26 @@ async fn nothing_is_sent_when_nothing_changed() {
 }
 
 #[tokio::test]
+async fn what_an_earlier_release_wrote_is_not_written_again() {
+    let scene = Scene::new("applier-earlier").await;
+    let made = written(scene.apply(account(&[("a", "1"), ("b", "1")]), None).await);
+    // It recorded the hash alone.
+    let (hash, _shape) = made.annotations()[annotation::APPLIED_HASH].split_once('.').unwrap();
+    let patch = json!({"metadata": {"annotations": {annotation::APPLIED_HASH: hash}}});
+    let by_us = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+    let earlier = scene.accounts().patch("robot", &by_us, &Patch::Merge(&patch)).await.unwrap();
+    let applier = Applier::new(scene.admin.clone());
+    let same = applier.apply(&scene.owner, account(&[("a", "1"), ("b", "1")]), Some(&earlier)).await.unwrap();
+    assert!(matches!(same, Applied::Unchanged(_)));
+    // What changes or goes does so.
+    let next = written(applier.apply(&scene.owner, account(&[("a", "2")]), Some(&earlier)).await.unwrap());
+    assert_eq!(
+        (next.annotations().get("a").map(String::as_str), next.annotations().get("b")),
+        (Some("2"), None)
+    );
+}
+
+#[tokio::test]
 async fn a_foreign_object_of_the_same_name_is_reported_and_untouched() {
     let scene = Scene::new("applier-foreign").await;
     let theirs =
