@@ -216,7 +216,6 @@ struct Undelivered {
 
 /// A child in which the desired object is never found, because the server stores a value in another form. As long as uid, hash
 /// and version match, the same object is not sent again.
-#[derive(PartialEq, Eq)]
 struct Reformatted {
     uid: String,
     /// Of the desired object.

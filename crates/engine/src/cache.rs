@@ -315,7 +315,7 @@ pub struct ReferenceIndex {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Ordered, each.
+    /// The sources of each target, ordered.
     by_target: HashMap<ObjectKey, Vec<ObjectKey>>,
     by_source: HashMap<ObjectKey, Box<[ObjectKey]>>,
 }

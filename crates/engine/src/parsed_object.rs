@@ -21,7 +21,7 @@ pub struct ParsedObject<K>(pub Result<K, UnparsableObject>);
 pub struct UnparsableObject {
     /// May quote a value of the object.
     pub error: String,
-    /// Its metadata.
+    /// Names the object where it is reported.
     pub metadata: ObjectMeta,
 }
 

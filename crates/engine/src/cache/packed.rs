@@ -3,7 +3,7 @@
 //! Objects of one kind that one operator writes differ in names, uids and times, and in little else. So one of them serves as
 //! the model of the others, and each of these takes a few hundred bytes. An object that resembles the model too little
 //! becomes the next model; a model is dropped with the last object that was packed against it. In the worst case, of objects
-//! that have nothing in common, they take as much as their JSON.
+//! that have little in common, they take as much as their JSON, and as much again for models.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) struct Packer {
     model: Mutex<Option<Arc<Box<[u8]>>>>,
 }
 
-/// A packed object.
+/// An object of a compact cache. Clones share its bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Packed {
     /// None: the bytes are not compressed.
