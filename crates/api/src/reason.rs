@@ -173,8 +173,8 @@ reasons! {
         "coderd accepts the operator token, but the operator cannot replace it. The message says why; correct it \
          before the token expires.";
     TokenRefused "TokenRefused"
-        "coderd does not accept a token that was created for it. Check that coderd uses the database or server \
-         that the message names.";
+        "coderd does not accept a token that was created for it. Another one is created after a growing delay; check that \
+         coderd uses the database or server that the message names.";
     TokenAbandoned "TokenAbandoned"
         "The operator gave up revoking a token. The event names the token; delete it in coderd.";
     Disabled "Disabled"

@@ -5,8 +5,8 @@
 //! log filter. [`bind`] and [`serve`] run a router on a listen address.
 //!
 //! Whoever reaches a listener may be hostile. A connection serves one request and ends at a deadline, headers and bodies are
-//! bounded, and a connection beyond [`MAX_CONNECTIONS`] ends the oldest: connections that do nothing never keep a probe
-//! from being answered.
+//! bounded, and a connection beyond [`MAX_CONNECTIONS`] ends the oldest, which had at least [`SERVER_CONNECTION_LEAST`] for
+//! its request: connections that do nothing never keep a probe from being answered.
 //!
 //! The process is ready when all named checks of [`Readiness`] pass. A check is either set by its owner, through a
 //! [`ReadyCheck`], or computed for each report.
@@ -39,13 +39,15 @@ use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
     task::{AbortHandle, JoinSet},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     address::Address,
-    intervals::{SERVER_ACCEPT_RETRY, SERVER_CONNECTION_DEADLINE, SERVER_DRAIN_TIMEOUT},
+    intervals::{
+        SERVER_ACCEPT_RETRY, SERVER_CONNECTION_DEADLINE, SERVER_CONNECTION_LEAST, SERVER_DRAIN_TIMEOUT,
+    },
     logs,
     metrics::{CONTENT_TYPE as OPEN_METRICS, Metrics},
 };
@@ -324,8 +326,8 @@ pub async fn serve(bound: Bound, router: Router, stop: CancellationToken) -> io:
             continue;
         };
         while connections.try_join_next().is_some() {}
-        make_room(&mut open);
-        open.push_back(connections.spawn(connection(stream, router.clone())));
+        make_room(&mut open).await;
+        open.push_back((Instant::now(), connections.spawn(connection(stream, router.clone()))));
     }
     drop(bound);
     let drained = timeout(SERVER_DRAIN_TIMEOUT, async { while connections.join_next().await.is_some() {} });
@@ -334,11 +336,12 @@ pub async fn serve(bound: Bound, router: Router, stop: CancellationToken) -> io:
     Ok(())
 }
 
-/// Ends the oldest of too many connections.
-fn make_room(open: &mut VecDeque<AbortHandle>) {
-    open.retain(|connection| !connection.is_finished());
+/// Ends the oldest of too many connections. Many can be accepted at once, and a probe among them must be answered first.
+async fn make_room(open: &mut VecDeque<(Instant, AbortHandle)>) {
+    open.retain(|(_, connection)| !connection.is_finished());
     while open.len() >= MAX_CONNECTIONS {
-        let Some(oldest) = open.pop_front() else { return };
+        let Some((accepted, oldest)) = open.pop_front() else { return };
+        sleep_until(accepted + SERVER_CONNECTION_LEAST).await;
         oldest.abort();
     }
 }

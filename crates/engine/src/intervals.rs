@@ -84,6 +84,9 @@ pub const REQUEUE_AFTER_PANIC: Duration = Duration::from_mins(1);
 /// Longest time of one connection to an HTTP server of the process, which serves one request.
 pub const SERVER_CONNECTION_DEADLINE: Duration = Duration::from_secs(10);
 
+/// Time that a connection has for its request before a newer one may end it, where too many are open.
+pub const SERVER_CONNECTION_LEAST: Duration = Duration::from_millis(100);
+
 /// Delay before an HTTP server accepts again after a connection could not be accepted, as without file descriptors.
 pub const SERVER_ACCEPT_RETRY: Duration = Duration::from_millis(100);
 

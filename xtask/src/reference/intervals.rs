@@ -163,6 +163,8 @@ topics! {
             "How long the release of the lease may take then.";
         SERVER_CONNECTION_DEADLINE engine::SERVER_CONNECTION_DEADLINE, "",
             "How long a connection to health and metrics may take, which serves one request.";
+        SERVER_CONNECTION_LEAST engine::SERVER_CONNECTION_LEAST, "",
+            "How long such a connection stays at least where newer ones wait for its place.";
         SERVER_DRAIN_TIMEOUT engine::SERVER_DRAIN_TIMEOUT, "",
             "How long open requests to health and metrics may take then.";
     }

@@ -131,6 +131,7 @@ fn every_flaw_of_the_token_protocol_is_caught() {
     settled(Flaw::KeepsOldRevocation, Method::FirstUser, stale);
     let wrong = World::new(Method::Postgres, NONE, Some(Flaw::ReplacesForEver));
     is_caught(Flaw::ReplacesForEver, World { wrong_database: true, ..wrong });
+    settled(Flaw::ReplacesOnce, Method::Postgres, Budget { damages: 2, ..NONE });
 }
 
 const LICENSE: license::Limits = license::Limits {

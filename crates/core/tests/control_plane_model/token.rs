@@ -47,8 +47,10 @@ pub enum Flaw {
     KeepsOldRevocation,
     /// Gives up at the deadline without an event.
     AbandonsSilently,
-    /// Replaces a token that coderd refuses again and again.
+    /// Replaces a token that coderd refuses again and again, without a delay.
     ReplacesForEver,
+    /// Never replaces a token that coderd refused right after its creation.
+    ReplacesOnce,
     /// Lets the object go as soon as it is deleted.
     SkipsRevocation,
 }
@@ -151,7 +153,8 @@ pub struct Process {
     pub grant: Option<Record>,
     pub revocation: Option<RevocationKind>,
     pub reference: Option<bool>,
-    pub replaced_refused: bool,
+    /// Whether a token was created that coderd has not accepted yet, so that the next one waits.
+    pub awaits_delay: bool,
     /// Whether somebody changed a Secret since the last exchange.
     pub has_changed: bool,
 }
@@ -340,16 +343,8 @@ fn database_url() -> k8s_openapi::api::core::v1::EnvVar {
 
 impl Process {
     /// What a new process knows.
-    pub fn resume(object: &CoderControlPlane, generation: u8) -> Self {
-        Self {
-            generation,
-            access: None,
-            grant: None,
-            revocation: None,
-            reference: None,
-            replaced_refused: access::is_replacement_refused(object),
-            has_changed: false,
-        }
+    pub fn resume(generation: u8) -> Self {
+        Self { generation, ..Self::default() }
     }
 }
 
@@ -480,9 +475,8 @@ impl Model for World {
             let is_clean = self.unnamed().next().is_none() && record.is_none() && !self.finalizer;
             return (is_clean && reason == Some(expected)).then_some(()).ok_or("not revoked".to_owned());
         }
-        // A refused token is replaced once; if the replacement is refused too, a person must see why.
-        let may_wait = self.wrong_database || !self.deleted_by_others.is_empty();
-        if may_wait && reason == Some(Reason::TokenRefused) {
+        // Until a person corrects the database, each token is refused, and the next one waits.
+        if self.wrong_database && reason == Some(Reason::TokenRefused) {
             return Ok(());
         }
         let Some(row) = self.row(self.secret) else { return Err("the Secret holds no token".to_owned()) };

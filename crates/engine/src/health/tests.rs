@@ -160,6 +160,22 @@ async fn clients_that_do_nothing_keep_no_probe_from_being_answered() {
 }
 
 #[tokio::test]
+async fn a_probe_among_connections_that_are_accepted_at_once_is_answered() {
+    let bound = bind(&"127.0.0.1:0".parse().unwrap(), "--x").await.unwrap().unwrap();
+    let (addr, stop) = (bound.local_addr, CancellationToken::new());
+    // All of them wait to be accepted.
+    let mut probe = TcpStream::connect(addr).await.unwrap();
+    probe.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut slow = Vec::new();
+    for _ in 0..2 * MAX_CONNECTIONS {
+        slow.push(TcpStream::connect(addr).await.unwrap());
+    }
+    tokio::spawn(serve(bound, probes(Readiness::default()), stop.clone()));
+    let answered = timeout(std::time::Duration::from_secs(5), ended(probe)).await.unwrap();
+    assert!(answered.starts_with("HTTP/1.1 200"), "{answered}");
+}
+
+#[tokio::test]
 async fn a_connection_ends_at_its_deadline_and_after_one_request() {
     let (addr, _stop) = start().await;
     let mut slow = TcpStream::connect(addr).await.unwrap();

@@ -144,8 +144,6 @@ struct SyncState {
     stored_version: Option<String>,
     /// Whether nobody verifies who answers as the database. None: not read since something changed.
     is_database_unverified: Option<bool>,
-    /// Whether a refused token was replaced for the present inputs.
-    replaced_refused: bool,
     /// The digest of the token that a person supplies, as it was read last.
     supplied_digest: Option<String>,
     /// Whether nothing changed since the start of the process, so that a token without a binding may be that of an earlier
@@ -359,8 +357,6 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     SyncState {
         uid: object.uid(),
         inputs: inputs.clone(),
-        // A refused token is replaced once for its inputs, restarts included.
-        replaced_refused: access::is_replacement_refused(object),
         implies_binding: true,
         ..SyncState::default()
     }
@@ -390,7 +386,7 @@ async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plan
         schedule.set_due(key, Task::Entitlements, Duration::ZERO);
     }
     if has_changed {
-        (state.token, state.server, state.replaced_refused) = (None, None, false);
+        (state.token, state.server) = (None, None);
         state.is_database_unverified = None;
         state.implies_binding = false;
     }
@@ -518,7 +514,6 @@ impl Exchange<'_> {
     async fn verify_token(&mut self, server: &IdentifiedServer) -> (Option<Client>, Option<Retry>) {
         let (report, client) = token::sync(self, server).await;
         let state = &mut *self.state;
-        state.replaced_refused = report.replaced_refused;
         state.awaits_record = report.awaits_record;
         if let Some(grant) = report.grant {
             state.report.grant = Some(grant);
@@ -561,9 +556,10 @@ impl Exchange<'_> {
         plain.into_iter().chain(is_unverified.then_some(TransportWarning::UnverifiedDatabase)).collect()
     }
 
-    /// A client with the token of the last verification, for a license that is still to be applied.
+    /// A client with the token of the last verification, for a license that is still to be applied. None: coderd refused it.
     async fn reuse_token(&mut self, server: &Server) -> Result<Option<Client>, Retry> {
-        let Some(token) = self.state.token.clone() else { return Ok(None) };
+        let is_refused = matches!(self.state.report.access, Some(Access::Refused(_)));
+        let Some(token) = self.state.token.clone().filter(|_| !is_refused) else { return Ok(None) };
         let identified = self.identify(server).await?;
         Ok(self.client(&identified, &token).ok())
     }

@@ -160,9 +160,10 @@ fn report(ran: &[Ran], took: Duration) {
             shortened(figures)
         );
     }
-    let failed: Vec<_> = ran.iter().filter(|row| row.verdict.is_err()).map(|row| row.id).collect();
+    let problem = |row: &&Ran| Some(format!("{}: {}", row.id, shortened(row.verdict.as_ref().err()?)));
+    let failed: Vec<_> = ran.iter().copied().filter_map(|row| problem(&row)).collect();
     println!("{} rows, {} failed, {:.0} s", ran.len(), failed.len(), took.as_secs_f64());
-    assert!(failed.is_empty(), "attacks that did not end as they must: {}", failed.join(", "));
+    assert!(failed.is_empty(), "attacks that did not end as they must:\n{}", failed.join("\n"));
 }
 
 fn shortened(text: &str) -> String {

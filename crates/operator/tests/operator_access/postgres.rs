@@ -243,19 +243,36 @@ async fn a_token_that_coderd_refuses_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_token_that_coderd_goes_on_refusing_is_replaced_once() {
+async fn a_token_that_coderd_goes_on_refusing_is_replaced_after_a_growing_delay() {
     let based = Based::new("pg").await;
     let refusal = coder_k8s_testbed::codersim::SimFault::status(401, "You are signed out.", "");
     based.coder.sim.fault("GET", "/api/v2/users/me", refusal, None);
-    based.plane().await;
+    based.coder.secret("license", "license", &license(1)).await;
+    let mut spec = with_url(&based.database.url());
+    spec["licenseSecretRef"] = json!({"name": "license"});
+    based.coder.scene.plane("coder", spec).await;
     let plane = based.coder.until_condition("OperatorAccessReady", "False", "TokenRefused").await;
     assert!(message(&plane, "OperatorAccessReady").contains("CODER_PG_CONNECTION_URL"));
     assert_eq!(status(&plane).operator_access_ready, None);
     let (token, connections) = (based.stored().await, based.database.connections());
-    // Two verifications.
-    tokio::time::sleep(Duration::from_secs(28)).await;
-    assert_eq!(based.database.connections(), connections, "another token would fare no better");
-    assert_eq!(based.stored().await.expose_secret(), token.expose_secret());
+    let replaced = eventually(PATIENCE, || async {
+        let is_another = based.stored().await.expose_secret() != token.expose_secret();
+        if is_another { Ok(()) } else { Err("it is still the first one") }
+    });
+    replaced.await.unwrap();
+    let began = std::time::Instant::now();
+    while began.elapsed() < Duration::from_secs(15) {
+        let plane: CoderControlPlane = based.coder.scene.until_exists("coder").await;
+        for type_ in ["OperatorAccessReady", "LicenseApplied"] {
+            let found = condition(&plane, type_).unwrap();
+            assert_eq!(found.reason, "TokenRefused", "{type_} does not flap");
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let made = based.database.connections() - connections;
+    assert!((1..=8).contains(&made), "{made} connections to the database within seconds");
+    assert!(based.tokens().await.len() <= 2, "the refused ones go");
+    assert_eq!(based.coder.sent(), 0, "the license is not sent with a token that is refused");
     based.coder.sim.clear_faults();
     based.until_accepted().await;
     assert_eq!(based.tokens().await.len(), 1);

@@ -160,17 +160,6 @@ pub fn is_revoked(object: &CoderControlPlane) -> bool {
     minted_token(object).is_none() && (is_disabled || !may_be_unrecorded)
 }
 
-/// Whether an earlier process replaced a refused token for this spec, and coderd refused the replacement too.
-///
-/// Not while a token of another method is still to be revoked: the condition may then be about that token, because the
-/// last report is put on the status of the new generation before the first exchange about it.
-pub fn is_replacement_refused(object: &CoderControlPlane) -> bool {
-    let is_refused = access_condition(object).is_some_and(|c| {
-        c.observed_generation == object.metadata.generation && Reason::of(c) == Some(Reason::TokenRefused)
-    });
-    is_refused && replaced_tokens(object).is_empty()
-}
-
 fn access_condition(object: &CoderControlPlane) -> Option<&Condition> {
     condition(object.status.as_ref()?, kind::OPERATOR_ACCESS_READY)
 }

@@ -5,8 +5,10 @@
 //! again.
 //!
 //! Guarantees: no token is created before the status announces it and the finalizer is in place. A token that works is
-//! used until its successor is stored and proven. A token that coderd refuses is replaced once for the same inputs. An
-//! answer that is not definite creates, replaces and revokes nothing.
+//! used until its successor is stored and proven. What coderd does not accept right after its creation is created again
+//! only after a growing delay. An answer that is not definite creates, replaces and revokes nothing.
+
+use std::time::Duration;
 
 use coder_k8s_api::{AccessMethod, OperatorTokenStatus, Reason, ReplacedToken};
 use jiff::Timestamp;
@@ -30,8 +32,8 @@ pub struct ObservedToken {
     pub record: Option<OperatorTokenStatus>,
     /// Tokens of other methods that are still to be revoked, as [`super::access::replaced_tokens`] lists them.
     pub replaced: Vec<ReplacedToken>,
-    /// Whether a refused token was already replaced for the present inputs.
-    pub replaced_refused: bool,
+    /// How long no token may be created, because coderd has not accepted the last one.
+    pub creation_delay: Option<Duration>,
     /// The Secrets with the token.
     pub secret: Option<Result<TokenSecret, Blocker>>,
     /// What coderd makes of the token in the Secret.
@@ -145,8 +147,6 @@ pub struct TokenReport {
     pub revocation: Option<Revocation>,
     /// Whether the token may be used for the rest of this exchange.
     pub is_usable: bool,
-    /// Whether a refused token was replaced for the present inputs.
-    pub replaced_refused: bool,
     /// When to try again. None: at the next interval, or when something changes.
     pub retry: Option<Retry>,
     /// What to announce.
@@ -168,7 +168,7 @@ pub fn decide(observed: &ObservedToken, now: Timestamp) -> TokenStep {
 fn decide_supplied(observed: &ObservedToken) -> TokenStep {
     match &observed.secret {
         None => return Step::Ask(TokenQuery::Secret),
-        Some(Err(blocker)) => return Step::Done(observed.unavailable(blocker)),
+        Some(Err(blocker)) => return Step::Done(unavailable(blocker)),
         Some(Ok(_)) => {}
     }
     match &observed.check {
@@ -176,9 +176,9 @@ fn decide_supplied(observed: &ObservedToken) -> TokenStep {
         Some(TokenCheck::Refused(blocker)) => {
             // A text that no header can carry was not sent to coderd, so that the license is not known to be blocked.
             let blocks_license = blocker.reason != Reason::BadToken;
-            Step::Done(TokenReport { blocks_license, ..observed.refused(blocker) })
+            Step::Done(TokenReport { blocks_license, ..refused(blocker) })
         }
-        Some(TokenCheck::Unknown(blocker)) => Step::Done(observed.unreachable(blocker)),
+        Some(TokenCheck::Unknown(blocker)) => Step::Done(unreachable(blocker)),
         Some(TokenCheck::Accepted { .. }) => observed.finish(None),
     }
 }
@@ -197,13 +197,13 @@ enum Lack {
 fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
     let (has_token, in_place) = match &observed.secret {
         None => return Step::Ask(TokenQuery::Secret),
-        Some(Err(blocker)) => return Step::Done(observed.failed(blocker, false)),
+        Some(Err(blocker)) => return Step::Done(failed(blocker, false)),
         Some(Ok(TokenSecret::Foreign { name })) => {
             let message = format!(
                 "Secret {name} exists and belongs to somebody else, so that the operator token cannot be stored: choose \
                  another name with operatorAccess.generatedTokenSecretName, or delete the Secret"
             );
-            return Step::Done(observed.refused(&Blocker::until_change(Reason::ForeignObject, message)));
+            return Step::Done(refused(&Blocker::until_change(Reason::ForeignObject, message)));
         }
         Some(Ok(TokenSecret::Ours { has_token, in_place })) => (*has_token, *in_place),
     };
@@ -222,15 +222,21 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
         return match &observed.stored {
             _ if in_place => observed.finish(None),
             None => Step::Act(TokenEffect::Store),
-            Some(Err(blocker)) => Step::Done(observed.failed(blocker, true)),
+            Some(Err(blocker)) => Step::Done(failed(blocker, true)),
             Some(Ok(())) => observed.finish(None),
         };
     };
     let works = matches!(lack, Lack::Expiring | Lack::Rights);
-    if lack == Lack::Refused && observed.replaced_refused {
-        return Step::Done(observed.refused(&not_accepted(observed.method)));
-    }
     if observed.is_recorded {
+        if let Some(delay) = observed.creation_delay {
+            let retry = Some(Retry::After(delay));
+            let report = match lack {
+                Lack::Refused => refused(&not_accepted(observed.method)),
+                // The verdict about what could not be stored stands.
+                Lack::Missing | Lack::Expiring | Lack::Rights => TokenReport::default(),
+            };
+            return Step::Done(TokenReport { retry, is_usable: works, ..report });
+        }
         let renews = works && observed.record.is_some();
         return Step::Act(TokenEffect::Create { renews, is_refused: lack == Lack::Refused });
     }
@@ -238,7 +244,7 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
     // would otherwise have to be cleaned up after for ever.
     match &observed.source {
         None => Step::Ask(TokenQuery::Source),
-        Some(Err(blocker)) => Step::Done(observed.failed(blocker, works)),
+        Some(Err(blocker)) => Step::Done(failed(blocker, works)),
         Some(Ok(())) => Step::Done(TokenReport {
             access: works.then_some(Access::Ready),
             grant: Some(OperatorTokenStatus {
@@ -248,7 +254,6 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
             }),
             awaits_record: true,
             is_usable: works,
-            replaced_refused: observed.replaced_refused,
             ..TokenReport::default()
         }),
     }
@@ -257,7 +262,7 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
 /// What is wrong with the token in the Secret. The error is the next step, where that is not known yet.
 fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, Box<TokenStep>> {
     let ask = |query| Err(Box::new(Step::Ask(query)));
-    let unreachable = |blocker| Err(Box::new(Step::Done(observed.unreachable(blocker))));
+    let unreachable = |blocker| Err(Box::new(Step::Done(unreachable(blocker))));
     match &observed.check {
         None => return ask(TokenQuery::Check),
         Some(TokenCheck::Unknown(blocker)) => return unreachable(blocker),
@@ -288,20 +293,20 @@ fn after_creation(observed: &ObservedToken, created: &Result<CreatedToken, Block
     let works = matches!(observed.check, Some(TokenCheck::Accepted { .. }));
     let created = match created {
         Ok(created) => created,
-        Err(blocker) => return Step::Done(observed.failed(blocker, works)),
+        Err(blocker) => return Step::Done(failed(blocker, works)),
     };
     let user_id = match &observed.proof {
         None => return Step::Ask(TokenQuery::Proof),
         Some(TokenCheck::Refused(_)) => {
-            let report = observed.refused(&not_accepted(observed.method));
-            return Step::Done(TokenReport { replaced_refused: true, ..report });
+            let blocker = not_accepted(observed.method);
+            return Step::Done(TokenReport { retry: Some(blocker.retry), ..refused(&blocker) });
         }
-        Some(TokenCheck::Unknown(blocker)) => return Step::Done(observed.unreachable(blocker)),
+        Some(TokenCheck::Unknown(blocker)) => return Step::Done(unreachable(blocker)),
         Some(TokenCheck::Accepted { user_id }) => user_id,
     };
     match &observed.others_removed {
         None if !created.is_only_one => return Step::Act(TokenEffect::RemoveOthers),
-        Some(Err(blocker)) => return Step::Done(observed.failed(blocker, true)),
+        Some(Err(blocker)) => return Step::Done(failed(blocker, true)),
         None | Some(Ok(())) => {}
     }
     observed.finish(Some(OperatorTokenStatus {
@@ -350,47 +355,39 @@ impl ObservedToken {
         let events = events.collect();
         Step::Done(TokenReport { events, grant: successor, revocation, ..ready })
     }
-
-    /// Something other than coderd failed. A token that works goes on working.
-    fn failed(&self, blocker: &Blocker, works: bool) -> TokenReport {
-        let retry = blocker.timed_retry();
-        if works {
-            let access = Some(Access::Overdue(blocker.clone()));
-            return TokenReport { access, is_usable: true, retry, ..self.unchanged() };
-        }
-        TokenReport { retry, ..self.refused(blocker) }
-    }
-
-    /// There is no token that coderd accepts, until something changes.
-    fn refused(&self, blocker: &Blocker) -> TokenReport {
-        let access = Some(Access::Refused(blocker.clone()));
-        TokenReport { access, blocks_license: true, ..self.unchanged() }
-    }
-
-    /// The supplied token cannot be read. A Secret that could not be read says nothing about the token.
-    fn unavailable(&self, blocker: &Blocker) -> TokenReport {
-        if blocker.retry == Retry::OnChange {
-            return TokenReport { blocks_license: false, ..self.refused(blocker) };
-        }
-        TokenReport { retry: Some(blocker.retry), ..self.unchanged() }
-    }
-
-    /// coderd gave no definite answer.
-    fn unreachable(&self, blocker: &Blocker) -> TokenReport {
-        let (access, retry) = (Some(Access::unreachable(blocker)), Some(blocker.retry));
-        TokenReport { access, blocks_license: true, retry, ..self.unchanged() }
-    }
-
-    fn unchanged(&self) -> TokenReport {
-        let replaced_now = match (&self.check, &self.created) {
-            (Some(TokenCheck::Refused(blocker)), Some(Ok(_))) => blocker.reason != Reason::BadToken,
-            _ => false,
-        };
-        TokenReport { replaced_refused: self.replaced_refused || replaced_now, ..TokenReport::default() }
-    }
 }
 
-/// coderd does not accept what the operator created for it. Another token would fare no better.
+/// Something other than coderd failed. A token that works goes on working.
+fn failed(blocker: &Blocker, works: bool) -> TokenReport {
+    let retry = blocker.timed_retry();
+    if works {
+        let access = Some(Access::Overdue(blocker.clone()));
+        return TokenReport { access, is_usable: true, retry, ..TokenReport::default() };
+    }
+    TokenReport { retry, ..refused(blocker) }
+}
+
+/// There is no token that coderd accepts, until something changes.
+fn refused(blocker: &Blocker) -> TokenReport {
+    let access = Some(Access::Refused(blocker.clone()));
+    TokenReport { access, blocks_license: true, ..TokenReport::default() }
+}
+
+/// The supplied token cannot be read. A Secret that could not be read says nothing about the token.
+fn unavailable(blocker: &Blocker) -> TokenReport {
+    if blocker.retry == Retry::OnChange {
+        return TokenReport { blocks_license: false, ..refused(blocker) };
+    }
+    TokenReport { retry: Some(blocker.retry), ..TokenReport::default() }
+}
+
+/// coderd gave no definite answer.
+fn unreachable(blocker: &Blocker) -> TokenReport {
+    let (access, retry) = (Some(Access::unreachable(blocker)), Some(blocker.retry));
+    TokenReport { access, blocks_license: true, retry, ..TokenReport::default() }
+}
+
+/// coderd does not accept what the operator created for it.
 fn not_accepted(method: AccessMethod) -> Blocker {
     let hint = match method {
         AccessMethod::Postgres => {
@@ -398,10 +395,10 @@ fn not_accepted(method: AccessMethod) -> Blocker {
         }
         AccessMethod::FirstUser | AccessMethod::TokenSecret => "",
     };
-    Blocker::until_change(
-        Reason::TokenRefused,
-        format!("coderd does not accept the token that the operator created{hint}"),
-    )
+    let message = format!(
+        "coderd does not accept the token that the operator created: another one is created after a growing delay{hint}"
+    );
+    Blocker::new(Reason::TokenRefused, message)
 }
 
 fn abandoned(replaced: &ReplacedToken, blocker: &Blocker) -> EventNote {

@@ -62,10 +62,9 @@ pub enum Client {
 /// from the rest of the world.
 impl Hash for SyncExchange {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let ObservedToken { method, is_recorded, record, replaced, replaced_refused, .. } = &self.observed;
+        let ObservedToken { method, is_recorded, record, replaced, creation_delay, .. } = &self.observed;
         (self.generation, self.secret, self.created, self.client).hash(state);
-        (Method::of(*method), is_recorded, replaced_refused, record.as_ref().map(Record::of_grant))
-            .hash(state);
+        (Method::of(*method), is_recorded, creation_delay, record.as_ref().map(Record::of_grant)).hash(state);
         for token in replaced {
             (Method::of(token.method), token.user_id.is_some()).hash(state);
         }
@@ -168,6 +167,9 @@ impl World {
                 });
             }
         }
+        if self.process.awaits_delay && self.flaw != Some(Flaw::ReplacesOnce) {
+            add("the delay passes".to_owned(), &|next| *next = next.after_delay());
+        }
         if self.budget.renewals > 0 {
             add("time passes".to_owned(), &|next| {
                 next.budget.renewals -= 1;
@@ -185,6 +187,13 @@ impl World {
             _ => {}
         }
         all
+    }
+
+    /// The next token may be created.
+    fn after_delay(&self) -> Self {
+        let mut next = self.clone();
+        next.process.awaits_delay = false;
+        next
     }
 
     fn edit(&mut self, change: impl Fn(&mut super::Spec)) {
@@ -244,7 +253,7 @@ impl World {
         let mut next = self.clone();
         next.budget.crashes -= 1;
         next.exchange = None;
-        next.process = Process::resume(&next.object(&next.status), next.generation);
+        next.process = Process::resume(next.generation);
         next
     }
 
@@ -284,6 +293,12 @@ pub fn undisturbed(world: &World) -> Option<World> {
     }
     let next = start(world, &world.status, true);
     let acts = next.exchange.is_some() || next.process != world.process || next.violation.is_some();
+    // A token for the wrong database is refused whenever it is created: once is enough to judge that.
+    let is_judged = world.wrong_database
+        && matches!(world.status.condition, Some((_, Reason::TokenRefused, _)));
+    if !acts && world.process.awaits_delay && !is_judged && world.flaw != Some(Flaw::ReplacesOnce) {
+        return Some(world.after_delay());
+    }
     acts.then_some(next)
 }
 
@@ -331,7 +346,7 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
     next.previous = *status;
     let object = world.object(status);
     let process = &mut next.process;
-    let has_changed = process.has_changed || process.generation != world.generation;
+    let is_edited = process.generation != world.generation;
     (process.generation, process.has_changed) = (world.generation, false);
     if world.is_deleting() || world.spec.disabled {
         if world.is_deleting() {
@@ -374,8 +389,8 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
     if replaced.is_empty() {
         process.revocation = None;
     }
-    if has_changed {
-        process.replaced_refused = false;
+    if is_edited {
+        process.awaits_delay = false;
     }
     let record = status.record.filter(|record| record.method == world.spec.method);
     match world.flaw {
@@ -392,7 +407,8 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
         is_recorded: announced,
         record: access::proven_record(&object),
         replaced,
-        replaced_refused: next.process.replaced_refused && world.flaw != Some(Flaw::ReplacesForEver),
+        creation_delay: (next.process.awaits_delay && world.flaw != Some(Flaw::ReplacesForEver))
+            .then_some(Duration::from_secs(1)),
         method: world.spec.method.access(),
         ..ObservedToken::default()
     };
@@ -511,7 +527,9 @@ fn finish_sync(world: &mut World, observed: &ObservedToken, report: TokenReport)
         }
     }
     let process = &mut world.process;
-    process.replaced_refused = report.replaced_refused;
+    if report.access == Some(Access::Ready) {
+        process.awaits_delay = false;
+    }
     if let Some(grant) = &report.grant {
         process.grant = Some(Record::of_grant(grant));
         if world.flaw != Some(Flaw::KeepsOldRevocation) {
@@ -578,9 +596,7 @@ fn perform(world: &World, how: How, is_up: bool) -> World {
         Some(Exchange::Sync(mut sync)) => {
             if sync.generation != world.generation || world.is_deleting() {
                 // The object was edited: the live read before the effect ends the exchange.
-                let replaced_refused = sync.observed.replaced_refused;
-                let report =
-                    TokenReport { replaced_refused, retry: Some(Retry::Backoff), ..TokenReport::default() };
+                let report = TokenReport { retry: Some(Retry::Backoff), ..TokenReport::default() };
                 finish_sync(&mut next, &sync.observed, report);
                 return next;
             }
@@ -609,6 +625,7 @@ fn perform_sync(world: &mut World, sync: &mut SyncExchange, how: How) {
                 world.violation = Some("a token that works was replaced as if coderd refused it");
             }
             let created = (how.parts > 0).then(|| world.mint(sync, renews, is_refused)).flatten();
+            world.process.awaits_delay |= created.is_some();
             let stored = created.filter(|created| how.parts > 1 && world.store(sync, created.id));
             sync.observed.created = Some(match (stored, outcome) {
                 (Some(created), Ok(())) => {

@@ -66,7 +66,7 @@ pub(super) async fn sync(
         is_recorded: access::is_recorded(object),
         record: access::proven_record(object),
         replaced: access::replaced_tokens(object),
-        replaced_refused: exchange.state.replaced_refused,
+        creation_delay: exchange.state.creations.backoff(),
         ..ObservedToken::default()
     };
     let mut protocol = TokenProtocol { observed, exchange, server, secret: None, accepted: None };
@@ -107,14 +107,7 @@ impl driver::Protocol for TokenProtocol<'_, '_> {
     async fn act(&mut self, effect: TokenEffect) -> ControlFlow<TokenReport> {
         // A token for a spec that was edited meanwhile must be neither created nor revoked.
         if !self.exchange.plane.ctx.is_unedited(self.exchange.plane.object).await {
-            let retry = Some(Retry::Backoff);
-            let replaced_refused = self.observed.replaced_refused;
-            return ControlFlow::Break(TokenReport { retry, replaced_refused, ..TokenReport::default() });
-        }
-        // A token that coderd did not accept, or that could not be stored, is created again only after a growing delay.
-        if let (TokenEffect::Create { .. }, Some(left)) = (&effect, self.exchange.state.creations.backoff()) {
-            let (retry, replaced_refused) = (Some(Retry::After(left)), self.observed.replaced_refused);
-            return ControlFlow::Break(TokenReport { retry, replaced_refused, ..TokenReport::default() });
+            return ControlFlow::Break(TokenReport { retry: Some(Retry::Backoff), ..TokenReport::default() });
         }
         match effect {
             TokenEffect::Store => {

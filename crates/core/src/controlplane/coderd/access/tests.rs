@@ -161,22 +161,6 @@ fn a_token_of_the_go_operator_outlives_the_reference_that_records_it() {
 }
 
 #[test]
-fn a_refused_replacement_is_remembered_for_the_same_spec() {
-    let status = |generation: i64, record: &str| {
-        json!({"operatorToken": {"method": record}, "conditions": [{"type": "OperatorAccessReady", "status": "False",
-            "reason": "TokenRefused", "message": "", "observedGeneration": generation,
-            "lastTransitionTime": "2026-01-01T00:00:00Z"}]})
-    };
-    for (status, expected) in
-        [(status(1, "Postgres"), true), (status(0, "Postgres"), false), (status(1, "FirstUser"), false)]
-    {
-        let mut object = plane(json!({}), status.clone());
-        object.metadata.generation = Some(1);
-        assert_eq!(is_replacement_refused(&object), expected, "{status}");
-    }
-}
-
-#[test]
 fn a_token_is_made_only_once_it_is_recorded_and_the_object_cannot_vanish() {
     let object = plane(json!({}), recorded("Postgres"));
     assert!(is_recorded(&object));

@@ -118,7 +118,7 @@ fn a_created_token_is_proven_before_the_others_go() {
 }
 
 #[test]
-fn a_refused_token_is_replaced_once() {
+fn a_refused_token_is_replaced_and_what_is_refused_again_after_a_delay() {
     let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..steady() };
     assert_eq!(step(&refused), Step::Act(TokenEffect::Create { renews: false, is_refused: true }));
     let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: true };
@@ -128,10 +128,21 @@ fn a_refused_token_is_replaced_once() {
         ..refused.clone()
     };
     let told = report(&again);
-    assert!(told.replaced_refused && told.blocks_license && told.retry.is_none());
-    let later = ObservedToken { replaced_refused: true, ..refused };
-    let Some(Access::Refused(why)) = report(&later).access else { panic!() };
+    assert!(told.blocks_license && told.retry == Some(Retry::Backoff));
+    let Some(Access::Refused(why)) = &told.access else { panic!() };
     assert_eq!(why.reason, Reason::TokenRefused);
+    let delay = Duration::from_secs(8);
+    let meanwhile = report(&ObservedToken { creation_delay: Some(delay), ..refused });
+    assert_eq!(meanwhile.access, told.access, "conditions do not flap");
+    assert_eq!((meanwhile.retry, meanwhile.is_usable), (Some(Retry::After(delay)), false));
+}
+
+#[test]
+fn a_token_that_works_is_used_while_its_successor_waits() {
+    let delay = Duration::from_secs(8);
+    let due = ObservedToken { record: Some(grant(100)), creation_delay: Some(delay), ..steady() };
+    let told = report(&due);
+    assert_eq!((told.access, told.retry, told.is_usable), (None, Some(Retry::After(delay)), true));
 }
 
 #[test]
@@ -237,16 +248,8 @@ fn two_replaced_tokens_are_both_revoked_before_the_record_goes() {
 #[test]
 fn a_text_that_cannot_be_a_token_counts_as_none() {
     let garbage = TokenCheck::Refused(Blocker::until_change(Reason::BadToken, "newline"));
-    let minted = ObservedToken { check: Some(garbage.clone()), replaced_refused: true, ..steady() };
+    let minted = ObservedToken { check: Some(garbage.clone()), ..steady() };
     assert_eq!(step(&minted), Step::Act(CREATE), "not a replacement of a refused token");
-    let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: true };
-    let unproven = ObservedToken {
-        replaced_refused: false,
-        created: Some(Ok(created)),
-        proof: Some(TokenCheck::Unknown(blocker())),
-        ..minted
-    };
-    assert!(!report(&unproven).replaced_refused);
     let supplied = ObservedToken {
         secret: ours(true, true),
         check: Some(garbage),
@@ -254,26 +257,6 @@ fn a_text_that_cannot_be_a_token_counts_as_none() {
     };
     let told = report(&supplied);
     assert!(matches!(told.access, Some(Access::Refused(_))) && !told.blocks_license);
-}
-
-#[test]
-fn a_replacement_of_a_refused_token_is_remembered_until_it_works() {
-    let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: false };
-    let refused = ObservedToken {
-        check: Some(TokenCheck::Refused(blocker())),
-        created: Some(Ok(created)),
-        proof: Some(accepted()),
-        ..steady()
-    };
-    for (observed, expected) in [
-        (ObservedToken { proof: Some(TokenCheck::Unknown(blocker())), ..refused.clone() }, true),
-        (ObservedToken { proof: Some(TokenCheck::Refused(blocker())), ..refused.clone() }, true),
-        (ObservedToken { others_removed: Some(Err(blocker())), ..refused.clone() }, true),
-        (ObservedToken { others_removed: Some(Ok(())), ..refused.clone() }, false),
-        (ObservedToken { created: Some(Err(blocker())), ..refused }, false),
-    ] {
-        assert_eq!(report(&observed).replaced_refused, expected, "{observed:?}");
-    }
 }
 
 #[test]
