@@ -80,7 +80,7 @@ pub struct PodSettings {
     #[schemars(schema_with = "embed::<SecurityContext>")]
     pub security_context: Option<SecurityContext>,
 
-    /// Security context of the pod. It replaces the default of the operator as a whole.
+    /// Security context of the pod. The operator sets none by itself.
     #[serde(default)]
     #[schemars(schema_with = "embed::<PodSecurityContext>")]
     pub pod_security_context: Option<PodSecurityContext>,

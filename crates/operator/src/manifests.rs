@@ -78,6 +78,7 @@ pub fn objects(install: &Install) -> Result<Vec<Value>> {
     }
     objects.push(network_policy(install));
     objects.push(deployment(install));
+    objects.extend(disruption_budget(install));
     Ok(objects)
 }
 
@@ -125,7 +126,7 @@ fn deployment(install: &Install) -> Value {
     let field =
         |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": "health"}});
-    json!({
+    let mut deployment = json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": meta(&install.namespace),
@@ -160,6 +161,31 @@ fn deployment(install: &Install) -> Value {
                 },
             },
         },
+    });
+    if install.replicas > 1 {
+        let spread = ["kubernetes.io/hostname", "topology.kubernetes.io/zone"].map(|key| {
+            json!({"topologyKey": key, "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": labels()}})
+        });
+        deployment["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!(spread);
+    }
+    deployment
+}
+
+/// Keeps an instance while nodes are drained. One instance alone gets none: it would hold up every drain.
+fn disruption_budget(install: &Install) -> Option<Value> {
+    (install.replicas > 1).then(|| {
+        json!({
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": meta(&install.namespace),
+            "spec": {
+                "maxUnavailable": 1,
+                // Pods that are not ready may be evicted: they do not lead.
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": labels()},
+            },
+        })
     })
 }
 
@@ -203,6 +229,17 @@ fn meta(namespace: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_instances_are_spread_and_one_of_them_stays() {
+        for (replicas, budgets, constraints) in [(1, 0, 0), (2, 1, 2)] {
+            let all = objects(&Install { replicas, ..Install::default() }).unwrap();
+            let of_kind = |kind: &str| all.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
+            assert_eq!(of_kind("PodDisruptionBudget").len(), budgets, "{replicas} instances");
+            let spread = &of_kind("Deployment")[0]["spec"]["template"]["spec"]["topologySpreadConstraints"];
+            assert_eq!(spread.as_array().map_or(0, Vec::len), constraints, "{replicas} instances");
+        }
+    }
 
     fn cluster_wide_resources(install: &Install) -> Vec<String> {
         let roles = access(install).into_iter().filter(|object| object["kind"] == "ClusterRole");

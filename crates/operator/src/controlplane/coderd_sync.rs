@@ -354,12 +354,7 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     let refresh_in = age.map_or(Duration::ZERO, |age| jittered(intervals.entitlements).saturating_sub(age));
     sync.schedule.set_due(key, Task::Verify, verify_in);
     sync.schedule.set_due(key, Task::Entitlements, refresh_in);
-    SyncState {
-        uid: object.uid(),
-        inputs: inputs.clone(),
-        implies_binding: true,
-        ..SyncState::default()
-    }
+    SyncState { uid: object.uid(), inputs: inputs.clone(), implies_binding: true, ..SyncState::default() }
 }
 
 /// Whether the status records that the present inputs were verified. An earlier release recorded nothing: what it left is

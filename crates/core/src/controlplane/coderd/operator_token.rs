@@ -132,7 +132,6 @@ pub enum TokenEffect {
 }
 
 /// The result of one exchange about the token.
-#[expect(clippy::struct_excessive_bools, reason = "independent facts, which callers read one by one")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenReport {
     /// The new verdict. None: the earlier one stands.

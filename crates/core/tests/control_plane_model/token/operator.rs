@@ -294,8 +294,8 @@ pub fn undisturbed(world: &World) -> Option<World> {
     let next = start(world, &world.status, true);
     let acts = next.exchange.is_some() || next.process != world.process || next.violation.is_some();
     // A token for the wrong database is refused whenever it is created: once is enough to judge that.
-    let is_judged = world.wrong_database
-        && matches!(world.status.condition, Some((_, Reason::TokenRefused, _)));
+    let is_judged =
+        world.wrong_database && matches!(world.status.condition, Some((_, Reason::TokenRefused, _)));
     if !acts && world.process.awaits_delay && !is_judged && world.flaw != Some(Flaw::ReplacesOnce) {
         return Some(world.after_delay());
     }
