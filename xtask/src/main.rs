@@ -129,10 +129,8 @@ fn fuzz(target: Option<String>, executions: u64, seed: u64) -> anyhow::Result<()
 fn bench(args: &[String]) -> anyhow::Result<()> {
     testbed::get()?;
     let mut command = run::cargo(&["run", "--quiet", "--package", "coder-k8s-bench", "--"]);
-    if !args
-        .iter()
-        .any(|arg| arg.starts_with("--operator-cmd") || arg.starts_with("--program") || arg == "--help")
-    {
+    let without_build = ["--operator-cmd", "--program", "--compare", "--help"];
+    if !args.iter().any(|arg| without_build.iter().any(|flag| arg.starts_with(flag))) {
         let features = ["--no-default-features", "--package", "coder-k8s"];
         run::must(run::cargo(&[&["build", "--release"], &features[..]].concat()))?;
         command.arg("--program").arg(run::root().join("target/release/coder-k8s"));

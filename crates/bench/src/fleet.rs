@@ -37,7 +37,7 @@ use tokio::{sync::Notify, task::JoinSet};
 /// Connections that write at a time.
 pub(crate) const WRITERS: usize = 8;
 /// How long a whole fleet may take.
-const PATIENCE: Duration = Duration::from_mins(15);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(15);
 
 /// The kinds of children that every control plane has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,11 +4,19 @@
 //! Everything is measured from outside: by `/proc`, by watches of the bench, and by the audit log of the API server. So any
 //! operator for the same kinds can take the place of ours (`--operator-cmd`), and both are measured alike. Times depend on the
 //! machine, which runs the API server too; counts do not, and only counts are guarded (`--guard`).
+//!
+//! Pools need a coderd, which the bench simulates. They are measured of this project's operator alone. Files with the figures of
+//! several operators can be put side by side, as a table and as a picture (`--compare`, `--plot`).
 
+mod compare;
 mod fleet;
+mod growth;
 mod measure;
+mod plot;
+mod pools;
 mod process;
 mod report;
+mod starts;
 
 use std::{
     fs,
@@ -17,7 +25,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use coder_k8s_testbed::{Binaries, Cluster};
+use coder_k8s_testbed::{Binaries, Cluster, CoderSim, codersim::Mode};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};
 
@@ -41,6 +49,9 @@ pub struct Args {
     /// Folder with the CRDs to install [default: this project's]
     #[arg(long, value_name = "FOLDER")]
     crds: Option<PathBuf>,
+    /// File with the ClusterRole of that operator [default: it is an administrator, whose requests cost the API server less]
+    #[arg(long, value_name = "FILE", requires = "operator_cmd")]
+    role: Option<PathBuf>,
     /// The operator to measure, if it is not another one
     #[arg(long, value_name = "FILE", hide = true)]
     program: Option<PathBuf>,
@@ -53,6 +64,9 @@ pub struct Args {
     /// How many Secrets of others there are at the end
     #[arg(long, default_value_t = 5000)]
     foreign_secrets: usize,
+    /// How many pools with a simulated coderd there are at the end; only of this project's operator
+    #[arg(long, default_value_t = 500)]
+    pools: usize,
     /// How long to look at an operator at rest, in seconds
     #[arg(long, default_value_t = 60)]
     rest: u64,
@@ -68,25 +82,42 @@ pub struct Args {
     /// File for the figures
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Name of the operator in that file [default: its command]
+    #[arg(long, value_name = "TEXT")]
+    name: Option<String>,
+    /// Measure nothing: print the figures of these files, which --json wrote, side by side
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    compare: Vec<PathBuf>,
+    /// File for a picture of the compared figures: SVG
+    #[arg(long, value_name = "FILE", requires = "compare")]
+    plot: Option<PathBuf>,
 }
 
 /// Bounds of counts, which hold on every machine.
-const GUARDED: [(&str, f64); 5] = [
+const GUARDED: [(&str, f64); 6] = [
     ("requests for each new control plane", 8.0),
     ("reads for each new control plane", 0.05),
     // A Deployment and two statuses; now and then one of them meets another write and is sent again.
     ("requests for each edited control plane", 3.5),
+    // With one Deployment, Service, ServiceAccount, Role and RoleBinding, compressed.
+    ("bytes kept for each control plane", 4096.0),
     ("requests at rest", 0.0),
     ("writes after a restart", 0.0),
 ];
 
 /// Measures as the arguments say, prints a table, and fails if a guarded count is above its bound.
+///
+/// With `--compare` it prints the figures of files instead.
 pub async fn run(args: &Args) -> Result<()> {
+    if !args.compare.is_empty() {
+        return compare(&args.compare, args.plot.as_deref());
+    }
     let plan = if args.quick {
-        Plan { sizes: vec![100], samples: 20, rest: 10, disasters: None }
+        Plan { sizes: vec![100], samples: 20, rest: 10, disasters: None, pools: 0 }
     } else {
         let Args { sizes, samples, foreign_secrets, rest, .. } = args.clone();
-        Plan { sizes, samples, rest, disasters: Some(foreign_secrets) }
+        let pools = if args.operator_cmd.is_none() { args.pools } else { 0 };
+        Plan { sizes, samples, rest, disasters: Some(foreign_secrets), pools }
     };
     let mut runs = Vec::new();
     for number in 1..=args.runs {
@@ -95,14 +126,25 @@ pub async fn run(args: &Args) -> Result<()> {
     }
     say(&report::table(&runs));
     if let Some(file) = &args.json {
-        let operator = args.operator_cmd.as_deref().unwrap_or("coder-k8s");
+        let operator = args.name.as_deref().or(args.operator_cmd.as_deref()).unwrap_or("coder-k8s");
         let text = serde_json::to_string_pretty(&report::json(operator, &machine(), &runs))?;
-        fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+        write(file, &(text + "\n"))?;
     }
     if args.guard {
         guard(&runs)?;
     }
     Ok(())
+}
+
+/// Prints the figures of files side by side, and draws some of them.
+fn compare(files: &[PathBuf], plot: Option<&Path>) -> Result<()> {
+    let files = files.iter().map(|file| compare::read(file)).collect::<Result<Vec<_>>>()?;
+    say(&compare::table(&files));
+    plot.map_or(Ok(()), |file| write(file, &plot::svg(&files)))
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// One run, on a cluster of its own.
@@ -111,18 +153,53 @@ async fn measured(args: &Args, plan: &Plan) -> Result<Report> {
     let binaries = Binaries::build(&mut |progress| say(&progress.to_string())).await?;
     let cluster = Cluster::builder().binaries(binaries).crds(crds).controller_manager(false).start().await?;
     let log = cluster.run_dir().join("operator.log");
+    // The operator may only call what its flags name, so coderd listens before it starts.
+    let coderd = if plan.pools > 0 { Some(CoderSim::start(Mode::Licensed).await?) } else { None };
     let recipe = match &args.operator_cmd {
-        Some(command) => Recipe { command: command.clone(), kubeconfig: cluster.kubeconfig_path(), log },
-        None => own_recipe(&cluster, args.program.as_deref(), log).await?,
+        Some(command) => {
+            let kubeconfig = match &args.role {
+                Some(role) => limited(&cluster, role).await?,
+                None => cluster.kubeconfig_path(),
+            };
+            Recipe { command: command.clone(), kubeconfig, log, has_probes: false }
+        }
+        None => own_recipe(&cluster, args.program.as_deref(), coderd.as_ref(), log).await?,
     };
     let mut bench = Bench::new(&cluster, recipe, &args.user_agent)?;
-    let measured = bench.all(plan).await;
+    let measured = bench.all(plan, coderd.as_ref()).await;
     cluster.stop().await;
     measured
 }
 
+/// The kubeconfig of an account with a ClusterRole and the right to use leases and events, as operators have.
+async fn limited(cluster: &Cluster, role: &Path) -> Result<PathBuf> {
+    const NAME: &str = "bench-operator";
+    let text = fs::read_to_string(role).with_context(|| format!("cannot read {}", role.display()))?;
+    let mut role: Value =
+        serde_saphyr::from_str(&text).with_context(|| format!("{} is no ClusterRole", role.display()))?;
+    role["metadata"] = json!({"name": NAME});
+    if let Some(rules) = role["rules"].as_array_mut() {
+        rules.push(json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}));
+        rules.push(json!({"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}));
+    }
+    let (group, client) = ("rbac.authorization.k8s.io", cluster.client());
+    let binding = json!({"apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": NAME},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": NAME},
+        "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": "default"}]});
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME, "namespace": "default"}});
+    for object in [account, role, binding] {
+        measure::apply(&client, object).await?;
+    }
+    Ok(cluster.kubeconfig_for_account("default", NAME).await?)
+}
+
 /// This project's operator with exactly the permissions of its manifests.
-async fn own_recipe(cluster: &Cluster, program: Option<&Path>, log: PathBuf) -> Result<Recipe> {
+async fn own_recipe(
+    cluster: &Cluster,
+    program: Option<&Path>,
+    coderd: Option<&CoderSim>,
+    log: PathBuf,
+) -> Result<Recipe> {
     let install = coder_k8s::manifests::Install::default();
     let client = cluster.client();
     for object in
@@ -132,13 +209,16 @@ async fn own_recipe(cluster: &Cluster, program: Option<&Path>, log: PathBuf) -> 
     }
     let kubeconfig = cluster.kubeconfig_for_account(&install.namespace, "coder-k8s").await?;
     let Some(program) = program else { bail!("name the operator with --program or --operator-cmd") };
-    let command = format!(
-        "{} controller --health-addr=127.0.0.1:0 --metrics-addr=127.0.0.1:0 --admin-addr=off \
-         --leader-elect-namespace={}",
+    let mut command = format!(
+        "{} controller --admin-addr=off --leader-elect-namespace={}",
         program.display(),
         install.namespace
     );
-    Ok(Recipe { command, kubeconfig, log })
+    if let Some(coderd) = coderd {
+        let flags = format!(" --allowed-coder-urls={} --allowed-address-ranges=127.0.0.0/8", coderd.url());
+        command.push_str(&flags);
+    }
+    Ok(Recipe { command, kubeconfig, log, has_probes: true })
 }
 
 fn read_crds(folder: &Path) -> Result<Vec<CustomResourceDefinition>> {

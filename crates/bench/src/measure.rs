@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use coder_k8s_testbed::{AuditEvent, Cluster};
+use coder_k8s_testbed::{AuditEvent, Cluster, CoderSim};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::{
     ByteString,
@@ -25,13 +25,16 @@ use serde_json::{Value, json};
 
 use crate::{
     fleet::{Child, Fleet, WRITERS},
+    growth,
     process::{self, Memory, Operator, Recipe},
     report::Report,
     say,
 };
 
 /// After a burst, before memory is read.
-const SETTLE: Duration = Duration::from_secs(5);
+pub(crate) const SETTLE: Duration = Duration::from_secs(5);
+/// Starts beside fewer objects than this are timed only after the last size.
+const RESTARTED_FROM: usize = 200;
 
 /// How much is measured.
 #[derive(Clone, Debug)]
@@ -42,22 +45,26 @@ pub(crate) struct Plan {
     pub(crate) rest: u64,
     /// Whether the leader is killed, the API server restarted, and so many Secrets of others created.
     pub(crate) disasters: Option<usize>,
+    /// How many pools. Without a simulated coderd there are none.
+    pub(crate) pools: usize,
 }
 
 /// A cluster and the operator that is measured on it.
 pub(crate) struct Bench<'a> {
     cluster: &'a Cluster,
-    client: Client,
-    recipe: Recipe,
+    pub(crate) client: Client,
+    pub(crate) recipe: Recipe,
     user_agent: String,
     api_server: u32,
-    report: Report,
+    /// How often the operator was started beside a new object, which is the number of the next one.
+    pub(crate) starts: usize,
+    pub(crate) report: Report,
 }
 
 /// What a step began with.
-struct Before {
+pub(crate) struct Before {
     at: Instant,
-    time: Timestamp,
+    pub(crate) time: Timestamp,
     operator: Duration,
     api_server: Duration,
 }
@@ -66,13 +73,13 @@ impl<'a> Bench<'a> {
     pub(crate) fn new(cluster: &'a Cluster, recipe: Recipe, user_agent: &str) -> Result<Self> {
         let api_server = process::named(&cluster.pids(), "kube-apiserver")?;
         let (client, report) = (cluster.client(), Report::default());
-        Ok(Self { cluster, client, recipe, user_agent: user_agent.to_owned(), api_server, report })
+        Ok(Self { cluster, client, recipe, user_agent: user_agent.to_owned(), api_server, starts: 0, report })
     }
 
-    /// Everything.
-    pub(crate) async fn all(&mut self, plan: &Plan) -> Result<Report> {
+    /// Everything. Pools are last, so that no other figure is one beside pools.
+    pub(crate) async fn all(&mut self, plan: &Plan, coderd: Option<&CoderSim>) -> Result<Report> {
         let first = Fleet::new(self.client.clone(), "bench-first").await?;
-        let mut operator = self.start_with_new(&first, 0, "start to the first converged object").await?;
+        let mut operator = self.start_with_new(&first, "").await?;
         tokio::time::sleep(SETTLE).await;
         let idle = operator.memory()?;
         self.memory("memory with one object", idle);
@@ -85,33 +92,28 @@ impl<'a> Bench<'a> {
             self.edit(&mut operator, &fleet, made..size, size).await?;
             self.latency(&fleet, size, plan.samples).await?;
             made = size;
+            // Memory at the next sizes is then that of an instance that was started beside these objects.
+            if size >= RESTARTED_FROM && plan.sizes.last() != Some(&size) {
+                operator.stop().await?;
+                operator = self.start_with_new(&first, &format!(", beside {size}")).await?;
+            }
         }
-        self.rest(&mut operator, plan.rest).await?;
+        growth::add(&mut self.report, &plan.sizes);
+        self.rest(&mut operator, plan.rest, "").await?;
         operator = self.restart(operator, &first, made, plan.rest).await?;
         if let Some(secrets) = plan.disasters {
             operator = self.failover(operator, &fleet).await?;
             self.relist(&mut operator, made).await?;
             self.foreign_secrets(&mut operator, secrets).await?;
         }
+        if let Some(coderd) = coderd {
+            self.pools(&mut operator, coderd, plan).await?;
+        }
         operator.stop().await?;
         Ok(std::mem::take(&mut self.report))
     }
 
-    /// Starts the operator beside an object that it has not seen, and times both.
-    async fn start_with_new(&mut self, first: &Fleet, number: usize, what: &str) -> Result<Operator> {
-        first.create(number..number + 1).await?;
-        let began = Instant::now();
-        let mut operator = self.recipe.start()?;
-        let complete = first.until(what, number..number + 1, super::fleet::Plane::is_complete);
-        tokio::select! {
-            done = complete => done?,
-            ended = operator.until_ended() => return Err(ended),
-        }
-        self.report.time(what, began.elapsed());
-        Ok(operator)
-    }
-
-    fn before(&self, operator: &Operator) -> Result<Before> {
+    pub(crate) fn before(&self, operator: &Operator) -> Result<Before> {
         Ok(Before {
             at: Instant::now(),
             time: Timestamp::now(),
@@ -121,7 +123,13 @@ impl<'a> Bench<'a> {
     }
 
     /// Time and CPU of both processes since then, for each object.
-    fn cost(&mut self, what: &str, before: &Before, operator: &Operator, objects: usize) -> Result<()> {
+    pub(crate) fn cost(
+        &mut self,
+        what: &str,
+        before: &Before,
+        operator: &Operator,
+        objects: usize,
+    ) -> Result<()> {
         let each = |time: Duration| time.as_secs_f64() * 1000.0 / as_f64(objects);
         let cpu = process::cpu(operator.pid())?.saturating_sub(before.operator);
         let of_server = process::cpu(self.api_server)?.saturating_sub(before.api_server);
@@ -132,7 +140,7 @@ impl<'a> Bench<'a> {
     }
 
     /// The requests of the operator since then, but for those of the lease and for streams.
-    async fn requests(&self, since: Timestamp) -> Result<Vec<AuditEvent>> {
+    pub(crate) async fn requests(&self, since: Timestamp) -> Result<Vec<AuditEvent>> {
         // The server writes a line after it has answered.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let ours = |event: &AuditEvent| {
@@ -174,6 +182,10 @@ impl<'a> Bench<'a> {
             );
         }
         tokio::time::sleep(SETTLE).await;
+        if let Some(probes) = operator.probes.filter(|_| size == count) {
+            let kept = process::gauge(probes, "coder_k8s_cache_bytes{").await?;
+            self.report.count("bytes kept for each control plane", kept / as_f64(count), "bytes");
+        }
         let memory = operator.memory()?;
         self.memory(&format!("memory with {size}"), memory);
         let each = as_f64(usize::try_from(memory.pss.saturating_sub(idle.pss))?) / as_f64(size);
@@ -182,7 +194,7 @@ impl<'a> Bench<'a> {
     }
 
     /// How many requests of each verb and resource there were for each object.
-    fn by_verb(&mut self, what: &str, requests: &[AuditEvent], count: usize) {
+    pub(crate) fn by_verb(&mut self, what: &str, requests: &[AuditEvent], count: usize) {
         let mut by_verb = BTreeMap::<String, usize>::new();
         for AuditEvent { verb, resource, subresource, .. } in requests {
             *by_verb.entry(format!("{verb} {resource}/{subresource}")).or_default() += 1;
@@ -274,62 +286,25 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    async fn rest(&mut self, operator: &mut Operator, seconds: u64) -> Result<()> {
+    /// Requests and CPU while nothing changes. The names of the figures end with `beside`. Returns when it began.
+    pub(crate) async fn rest(
+        &mut self,
+        operator: &mut Operator,
+        seconds: u64,
+        beside: &str,
+    ) -> Result<Timestamp> {
         tokio::time::sleep(SETTLE).await;
         let before = self.before(operator)?;
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         let requests = self.requests(before.time).await?.len();
-        self.report.count("requests at rest", as_f64(requests), "");
+        self.report.count(format!("requests at rest{beside}"), as_f64(requests), "");
         let cpu = process::cpu(operator.pid())?.saturating_sub(before.operator);
         self.report.measured(
-            "CPU at rest",
+            format!("CPU at rest{beside}"),
             cpu.as_secs_f64() * 1000.0 / before.at.elapsed().as_secs_f64(),
             "ms/s",
         );
-        Ok(())
-    }
-
-    async fn restart(
-        &mut self,
-        operator: Operator,
-        first: &Fleet,
-        made: usize,
-        seconds: u64,
-    ) -> Result<Operator> {
-        operator.stop().await?;
-        let before = Timestamp::now();
-        let what = format!("start to the first converged object, beside {made}");
-        let operator = self.start_with_new(first, 1, &what).await?;
-        tokio::time::sleep(Duration::from_secs(seconds.min(20))).await;
-        let requests = self.requests(before).await?;
-        // All but those for the new object.
-        let writes = requests.iter().filter(|event| {
-            !matches!(event.verb.as_str(), "get" | "list") && event.namespace != first.namespace
-        });
-        self.report.count("writes after a restart", as_f64(writes.count()), "");
-        self.memory(&format!("memory after a restart with {made}"), operator.memory()?);
-        Ok(operator)
-    }
-
-    /// The leader dies; another instance stands by.
-    async fn failover(&mut self, leader: Operator, fleet: &Fleet) -> Result<Operator> {
-        let mut successor = self.recipe.start()?;
-        tokio::time::sleep(SETTLE).await;
-        if let Err(ended) = successor.check() {
-            say(&format!("no failover is measured, because a second instance does not run: {ended:#}"));
-            return Ok(leader);
-        }
-        let rollout = fleet.get(0).rollout();
-        leader.kill()?;
-        let began = Instant::now();
-        let replicas = if rollout % 2 == 0 { 3 } else { 2 };
-        fleet.scale_one(0, replicas).await?;
-        tokio::select! {
-            done = fleet.until("a failover", 0..1, |plane| plane.rollout() > rollout) => done?,
-            ended = successor.until_ended() => return Err(ended),
-        }
-        self.report.time("killed leader to changed child", began.elapsed());
-        Ok(successor)
+        Ok(before.time)
     }
 
     /// The API server restarts: every watch begins again.
@@ -372,13 +347,15 @@ impl<'a> Bench<'a> {
         tokio::time::sleep(SETTLE).await;
         operator.check()?;
         let after = operator.memory()?;
-        #[expect(clippy::cast_precision_loss, reason = "KiB of a process")]
-        let grown = (after.pss as f64 - before.pss as f64) / 1024.0;
-        self.report.measured(format!("memory for {count} foreign Secrets"), grown, "MiB");
+        self.report.measured(
+            format!("memory for {count} foreign Secrets"),
+            after.grown(before) / 1024.0,
+            "MiB",
+        );
         Ok(())
     }
 
-    fn memory(&mut self, what: &str, Memory { rss, pss }: Memory) {
+    pub(crate) fn memory(&mut self, what: &str, Memory { rss, pss }: Memory) {
         for (word, kib) in [("RSS", rss), ("PSS", pss)] {
             #[expect(clippy::cast_precision_loss, reason = "KiB of a process")]
             self.report.measured(format!("{what}, {word}"), kib as f64 / 1024.0, "MiB");
@@ -430,6 +407,6 @@ pub(crate) async fn apply(client: &Client, object: Value) -> Result<()> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench are far below 2^52")]
-fn as_f64(count: usize) -> f64 {
+pub(crate) fn as_f64(count: usize) -> f64 {
     count as f64
 }

@@ -2,14 +2,24 @@
 
 use std::{
     fs::{self, File},
+    io,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
+use coder_k8s_testbed::own_address;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+/// How often an operator that starts is asked whether it is ready.
+const READY_POLL: Duration = Duration::from_millis(5);
 
 /// How to start an operator.
 #[derive(Clone, Debug)]
@@ -19,12 +29,17 @@ pub(crate) struct Recipe {
     pub(crate) kubeconfig: PathBuf,
     /// Where its output goes.
     pub(crate) log: PathBuf,
+    /// Whether it serves `/readyz` at the address in `CODER_K8S_HEALTH_ADDR`, and metrics at that in
+    /// `CODER_K8S_METRICS_ADDR`.
+    pub(crate) has_probes: bool,
 }
 
 /// A running operator. Killed when dropped.
 pub(crate) struct Operator {
     child: Child,
     log: PathBuf,
+    /// None: it has no probes.
+    pub(crate) probes: Option<SocketAddr>,
 }
 
 /// Memory of a process, in KiB.
@@ -35,19 +50,32 @@ pub(crate) struct Memory {
     pub(crate) pss: u64,
 }
 
+impl Memory {
+    /// How much more there is of it than before, in KiB of PSS. Negative if there is less.
+    #[expect(clippy::cast_precision_loss, reason = "KiB of a process")]
+    pub(crate) fn grown(self, before: Self) -> f64 {
+        self.pss as f64 - before.pss as f64
+    }
+}
+
 impl Recipe {
     pub(crate) fn start(&self) -> Result<Operator> {
         let file = File::options().create(true).append(true).open(&self.log)?;
+        // An address for each instance: two of them run at a time.
+        let address = self.has_probes.then(own_address).transpose()?;
+        let probes = address.map(|address| SocketAddr::from((address, 8081)));
         let child = Command::new("sh")
             // The shell is replaced, so that the process is the operator.
             .args(["-c", &format!("exec {}", self.command)])
             .env("KUBECONFIG", &self.kubeconfig)
+            .envs(probes.map(|address| ("CODER_K8S_HEALTH_ADDR", address.to_string())))
+            .envs(probes.map(|address| ("CODER_K8S_METRICS_ADDR", metrics_of(address).to_string())))
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
             .spawn()
             .with_context(|| format!("cannot start {}", self.command))?;
-        Ok(Operator { child, log: self.log.clone() })
+        Ok(Operator { child, log: self.log.clone(), probes })
     }
 }
 
@@ -111,6 +139,43 @@ impl Drop for Operator {
     }
 }
 
+/// Waits until `/readyz` answers with 200.
+pub(crate) async fn until_ready(probes: SocketAddr) {
+    while !is_ready(probes).await.unwrap_or(false) {
+        tokio::time::sleep(READY_POLL).await;
+    }
+}
+
+async fn is_ready(probes: SocketAddr) -> io::Result<bool> {
+    Ok(get(probes, "/readyz").await?.starts_with("HTTP/1.1 200"))
+}
+
+/// Where an instance with these probes serves its metrics.
+fn metrics_of(probes: SocketAddr) -> SocketAddr {
+    SocketAddr::new(probes.ip(), 8080)
+}
+
+/// The sum of a gauge of the operator over all its series.
+pub(crate) async fn gauge(probes: SocketAddr, name: &str) -> Result<f64> {
+    let text = get(metrics_of(probes), "/metrics").await?;
+    let series =
+        text.lines().filter_map(|line| line.strip_prefix(name)?.rsplit(' ').next()?.parse::<f64>().ok());
+    let values: Vec<_> = series.collect();
+    if values.is_empty() {
+        bail!("the operator has no metric {name}");
+    }
+    Ok(values.into_iter().sum())
+}
+
+async fn get(address: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
 /// The memory of any process.
 pub(crate) fn memory(pid: u32) -> Result<Memory> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
@@ -164,12 +229,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_a_200_of_readyz_counts_as_ready() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let probes = listener.local_addr().unwrap();
+        let serve = async {
+            for status in ["503 Service Unavailable", "200 OK"] {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 128];
+                assert!(stream.read(&mut request).await.unwrap() > 0);
+                let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n");
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        };
+        let ready = tokio::time::timeout(Duration::from_secs(10), until_ready(probes));
+        assert!(tokio::join!(serve, ready).1.is_ok());
+        drop(listener);
+        assert!(is_ready(probes).await.is_err(), "nothing listens");
+    }
+
+    #[tokio::test]
     async fn an_operator_that_ends_is_noticed_with_its_last_words() {
         let folder = std::env::temp_dir().join(format!("coder-k8s-bench-{}", std::process::id()));
         let recipe = Recipe {
             command: "echo no such flag; false".into(),
             kubeconfig: PathBuf::new(),
             log: folder.clone(),
+            has_probes: false,
         };
         // `exec` of a builtin does not return: the list ends with its first command.
         let mut operator = recipe.start().unwrap();

@@ -62,26 +62,40 @@ fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1).min(last)).copied()
 }
 
+/// The median of one figure in several runs, and how far they are apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl Spread {
+    /// None: there are no values.
+    pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let median = *values.get(values.len().saturating_sub(1) / 2)?;
+        Some(Self { median, least: *values.first()?, most: *values.last()? })
+    }
+}
+
 /// The medians of several runs, and how far they were apart.
 pub(crate) fn table(runs: &[Report]) -> String {
     let mut text = String::from("| Figure | Median | Least | Most | Unit |\n|---|---|---|---|---|\n");
     for Figure { name, unit, .. } in runs.first().map(|run| run.figures.as_slice()).unwrap_or_default() {
-        let mut values: Vec<_> = runs.iter().filter_map(|run| run.get(name)).collect();
-        values.sort_by(f64::total_cmp);
-        let cell = |index: usize| values.get(index).copied().map(shown).unwrap_or_default();
-        let _ = writeln!(
-            text,
-            "| {name} | {} | {} | {} | {unit} |",
-            cell(values.len().saturating_sub(1) / 2),
-            cell(0),
-            cell(values.len().saturating_sub(1))
-        );
+        let values = runs.iter().filter_map(|run| run.get(name)).collect();
+        if let Some(Spread { median, least, most }) = Spread::of(values) {
+            let [median, least, most] = [median, least, most].map(shown);
+            let _ = writeln!(text, "| {name} | {median} | {least} | {most} | {unit} |");
+        }
     }
     text
 }
 
-/// Everything, for a file.
+/// Everything, for a file. `figures` are the names in the order in which they were measured, which an object does not keep.
 pub(crate) fn json(operator: &str, machine: &Value, runs: &[Report]) -> Value {
+    let first = runs.first().map(|run| run.figures.as_slice()).unwrap_or_default();
+    let names: Vec<_> = first.iter().map(|figure| &figure.name).collect();
     let runs: Vec<_> = runs
         .iter()
         .map(|run| {
@@ -94,11 +108,11 @@ pub(crate) fn json(operator: &str, machine: &Value, runs: &[Report]) -> Value {
             Value::Object(figures.collect::<Map<_, _>>())
         })
         .collect();
-    json!({"operator": operator, "machine": machine, "runs": runs})
+    json!({"operator": operator, "machine": machine, "figures": names, "runs": runs})
 }
 
 /// Few digits, as many as say something.
-fn shown(value: f64) -> String {
+pub(crate) fn shown(value: f64) -> String {
     match value.abs() {
         _ if value.fract() == 0.0 => format!("{value:.0}"),
         size if size >= 100.0 => format!("{value:.0}"),

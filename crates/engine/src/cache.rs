@@ -189,6 +189,21 @@ impl<K: Resource> Cache<K> {
         objects.by_key.values().filter_map(|stored| self.decoded(stored)).for_each(|object| visit(&object));
     }
 
+    /// Bytes that a compact cache keeps of its objects, each model counted once. Their keys are not counted.
+    pub fn kept_bytes(&self) -> usize {
+        let objects = self.objects.read();
+        let packed = objects.by_key.values().filter_map(|stored| match stored {
+            Stored::Packed(packed) => Some(packed),
+            Stored::Decoded(_) => None,
+        });
+        let (mut models, mut bytes) = (HashSet::new(), 0);
+        for packed in packed {
+            let model = packed.model().filter(|model| models.insert(Arc::as_ptr(model)));
+            bytes += packed.kept() + model.map_or(0, |model| model.len());
+        }
+        bytes
+    }
+
     /// Stores an object. Returns the object that it replaces, and the object as it is stored.
     pub fn insert(&self, mut object: K) -> (Option<Arc<K>>, Arc<K>) {
         slim(&mut object);

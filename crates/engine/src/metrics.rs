@@ -87,6 +87,7 @@ pub struct Metrics {
     leading: Level,
     objects: Family<Labels<2>, Level>,
     unparsable: Family<Labels<1>, Level>,
+    cache: Family<Labels<1>, Level>,
     watch_restarts: Family<Labels<1, String>, Count>,
 }
 
@@ -141,6 +142,12 @@ impl Metrics {
                 own,
                 "unparsable_objects",
                 "Custom resources that this version cannot read and therefore leaves alone",
+                Family::default(),
+            ),
+            cache: bytes(
+                own,
+                "cache",
+                "Memory for the objects that the operator remembers, without their names",
                 Family::default(),
             ),
             watch_restarts: count(
@@ -217,6 +224,11 @@ impl Metrics {
         self.unparsable.get_or_create(&[("kind", kind)]).set(level(count));
     }
 
+    /// Sets how many bytes the objects of `kind` take in their cache.
+    pub fn cache_bytes(&self, kind: &'static str, bytes: usize) {
+        self.cache.get_or_create(&[("kind", kind)]).set(level(bytes));
+    }
+
     /// Counts a watch on `resource` that failed and is started again.
     pub fn watch_restarts(&self, resource: &str) {
         self.watch_restarts.get_or_create(&[("resource", resource.to_owned())]).inc();
@@ -232,6 +244,7 @@ impl Metrics {
         self.leading(true);
         self.objects("Widget", "true", 4);
         self.unparsable("Widget", 1);
+        self.cache_bytes("Widget", 700);
         self.watch_restarts("secrets");
     }
 
@@ -261,6 +274,13 @@ pub fn count<M: Metric + Clone>(registrar: &mut Registrar<'_>, name: &str, help:
 pub fn seconds<M: Metric + Clone>(registrar: &mut Registrar<'_>, name: &str, help: &str, metric: M) -> M {
     registrar.families.push(format!("{}_{name}_seconds", crate::PREFIX));
     registrar.registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
+    metric
+}
+
+/// As [`count`], for a metric in bytes.
+fn bytes<M: Metric + Clone>(registrar: &mut Registrar<'_>, name: &str, help: &str, metric: M) -> M {
+    registrar.families.push(format!("{}_{name}_bytes", crate::PREFIX));
+    registrar.registry.register_with_unit(name, help, Unit::Bytes, metric.clone());
     metric
 }
 

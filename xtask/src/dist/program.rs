@@ -57,7 +57,9 @@ fn flags(folders: &[(PathBuf, &str)]) -> Vec<String> {
     // No folder of this machine gets into the messages of the program. The last that fits wins.
     let renamed =
         folders.iter().map(|(folder, name)| format!("--remap-path-prefix={}={name}", folder.display()));
-    ["-C", "target-feature=+crt-static"].map(str::to_owned).into_iter().chain(renamed).collect()
+    // Relocations take half a megabyte otherwise, all of which the start reads.
+    let fixed = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"];
+    fixed.map(str::to_owned).into_iter().chain(renamed).collect()
 }
 
 fn cargo_home() -> Result<PathBuf> {

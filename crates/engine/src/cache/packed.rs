@@ -60,9 +60,13 @@ impl Packed {
     }
 
     /// Bytes that are kept for this object alone.
-    #[cfg(test)]
-    fn kept(&self) -> usize {
+    pub(super) fn kept(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// The object against which it was compressed.
+    pub(super) fn model(&self) -> Option<&Arc<Box<[u8]>>> {
+        self.model.as_ref()
     }
 }
 

@@ -40,6 +40,7 @@ pub(super) fn update(ctx: &Context, coder_metrics: &CoderMetrics) {
             CoderKind::WorkspaceProxy => count_by_readiness(ctx, &ctx.caches.workspace_proxies),
         }
     }
+    ctx.caches.each_size(|kind, bytes| ctx.metrics.cache_bytes(kind, bytes));
     // A leader that lost its lease ends soon: until then it exports nothing, because its successor does.
     if ctx.metrics.is_leading() && ctx.fence.is_open() {
         coder_metrics.objects(all_objects(ctx));

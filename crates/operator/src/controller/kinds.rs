@@ -166,6 +166,32 @@ pub(crate) struct Caches {
     pub(crate) bindings: Cache<RoleBinding>,
 }
 
+impl Caches {
+    /// Tells the kind of every cache, and how many bytes it keeps.
+    pub(crate) fn each_size(&self, mut tell: impl FnMut(&'static str, usize)) {
+        macro_rules! sizes {
+            ($($cache:ident),+) => {
+                // All of them, or this does not compile.
+                let Self { $($cache),+ } = self;
+                $(tell($cache.kind(), $cache.kept_bytes());)+
+            };
+        }
+        sizes!(
+            control_planes,
+            provisioners,
+            workspace_proxies,
+            service_accounts,
+            services,
+            deployments,
+            budgets,
+            ingresses,
+            routes,
+            roles,
+            bindings
+        );
+    }
+}
+
 impl Default for Caches {
     fn default() -> Self {
         Self {
