@@ -177,10 +177,13 @@ async fn limited(cluster: &Cluster, role: &Path) -> Result<PathBuf> {
     let text = fs::read_to_string(role).with_context(|| format!("cannot read {}", role.display()))?;
     let mut role: Value =
         serde_saphyr::from_str(&text).with_context(|| format!("{} is no ClusterRole", role.display()))?;
-    role["metadata"] = json!({"name": NAME});
-    if let Some(rules) = role["rules"].as_array_mut() {
+    let fields = role.as_object_mut().context("a ClusterRole is an object")?;
+    fields.insert("metadata".to_owned(), json!({"name": NAME}));
+    if let Some(rules) = fields.get_mut("rules").and_then(Value::as_array_mut) {
         rules.push(json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}));
-        rules.push(json!({"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}));
+        rules.push(
+            json!({"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}),
+        );
     }
     let (group, client) = ("rbac.authorization.k8s.io", cluster.client());
     let binding = json!({"apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": NAME},

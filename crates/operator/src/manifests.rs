@@ -162,12 +162,13 @@ fn deployment(install: &Install) -> Value {
             },
         },
     });
-    if install.replicas > 1 {
+    let pod = deployment.pointer_mut("/spec/template/spec").and_then(Value::as_object_mut);
+    if let Some(pod) = pod.filter(|_| install.replicas > 1) {
         let spread = ["kubernetes.io/hostname", "topology.kubernetes.io/zone"].map(|key| {
             json!({"topologyKey": key, "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": labels()}})
         });
-        deployment["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!(spread);
+        pod.insert("topologySpreadConstraints".to_owned(), json!(spread));
     }
     deployment
 }
