@@ -73,6 +73,9 @@ pub mod annotation {
     pub const CONFIG_CHECKSUM: &str = "coder.com/config-checksum";
     /// On a Deployment: who scales it, if not the operator.
     pub const SCALING: &str = "coder.com/scaling";
+    /// On the Deployment of a control plane: the newer image that somebody else set there, that has run, and that the operator
+    /// therefore keeps. A rollout of the Deployment no longer shows that it has run.
+    pub const KEPT_IMAGE: &str = "coder.com/kept-image";
     /// On the pods of a pool: checksum of the key that they connect with.
     pub const KEY_CHECKSUM: &str = "checksum/provisioner-key";
     /// On the Secret of a pool: UUID of the key in it. A key is recognised as the pool's by its UUID, here or on

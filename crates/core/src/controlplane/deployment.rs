@@ -19,9 +19,9 @@ pub fn build(observed: &Observed, sources: &SourceContents, ipv6: bool) -> Deplo
     let spec = &observed.object.spec;
     let mut env = pod::relay(ipv6, HTTP).to_vec();
     env.extend(access_url::addresses(&observed.object, sources).env);
-    let image = match observed.image() {
-        Image::Asked => spec.image.to_string(),
-        Image::Kept(newer) => newer,
+    let (image, kept) = match observed.image() {
+        Image::Asked => (spec.image.to_string(), None),
+        Image::Kept(newer) => (newer.clone(), Some((annotation::KEPT_IMAGE.to_owned(), newer))),
     };
     let container = Container {
         name: CONTAINER.to_owned(),
@@ -38,7 +38,7 @@ pub fn build(observed: &Observed, sources: &SourceContents, ipv6: bool) -> Deplo
         replicas: (!external).then_some(spec.replicas),
         container,
         service_account: observed.service_account(),
-        annotations: scaled_by.into_iter().collect(),
+        annotations: scaled_by.into_iter().chain(kept).collect(),
         pod_annotations: [].into(),
         sources,
         prometheus: &spec.prometheus,

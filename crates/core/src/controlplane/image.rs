@@ -5,8 +5,9 @@
 //! An edit of `spec.image` is always followed. Releases are compared by the names of images: one that is no version, such
 //! as `latest`, is never older or newer.
 
-use coder_k8s_api::CoderControlPlane;
+use coder_k8s_api::{CoderControlPlane, names::annotation};
 use k8s_openapi::api::apps::v1::Deployment;
+use kube::ResourceExt;
 
 use crate::{
     rollout::Rollout,
@@ -29,11 +30,13 @@ pub(super) fn decide(object: &CoderControlPlane, live: Option<&Deployment>) -> I
         let image = workload::image(deployment).filter(|image| image != asked)?;
         let (asked, has) = (Release::of_image(asked)?, Release::of_image(&image));
         let reported = object.status.as_ref().and_then(|status| Release::parse(status.version.as_deref()?));
+        let kept_before = deployment.annotations().get(annotation::KEPT_IMAGE);
+        let ran = reported.max(kept_before.and_then(|image| Release::of_image(image)));
         let rollout = Rollout::of(Some(deployment));
         let has_run = rollout.is_settled() && rollout.ready > 0;
         let is_newer = match has {
-            Some(has) => has > asked && (has_run || reported > Some(asked)),
-            None => reported > Some(asked),
+            Some(has) => has > asked && (has_run || ran > Some(asked)),
+            None => ran > Some(asked),
         };
         is_newer.then_some(image)
     });
@@ -182,6 +185,22 @@ mod tests {
             assert_eq!(decided, expected, "{asked} over {live}, {version} reported, {ready} ready");
         }
         assert_eq!(decide(&plane("v2.34.1", Some("v2.34.1"), "v2.35.0"), None), Image::Asked);
+    }
+
+    #[test]
+    fn what_was_kept_before_is_kept_while_it_rolls_out_again() {
+        let object = plane("v2.34.1", Some("v2.34.1"), "v2.34.1");
+        let mut live = deployment("v2.35.0", 0);
+        assert_eq!(decide(&object, Some(&live)), Image::Asked, "it has not run");
+        let kept = [(annotation::KEPT_IMAGE.to_owned(), "coder:v2.35.0".to_owned())];
+        live.metadata.annotations = Some(kept.clone().into());
+        assert_eq!(decide(&object, Some(&live)), Image::Kept("coder:v2.35.0".into()));
+        assert!(!replaces_newer(&object, Some(&live)));
+        let mut newer = deployment("v2.36.0", 0);
+        newer.metadata.annotations = Some(kept.into());
+        assert_eq!(decide(&object, Some(&newer)), Image::Kept("coder:v2.36.0".into()), "v2.35.0 has run");
+        let edited = plane("v2.33.0", Some("v2.34.1"), "v2.34.1");
+        assert_eq!(decide(&edited, Some(&live)), Image::Asked, "an edit is followed");
     }
 
     #[test]

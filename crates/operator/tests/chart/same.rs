@@ -25,8 +25,7 @@ async fn the_chart_and_the_manifests_install_the_same_objects() {
     let helm = Helm::new();
     for watch_namespaces in [vec![], vec!["team-a".to_owned(), "team-b".to_owned()]] {
         for replicas in [1, 2] {
-            let values = json!({"watchNamespaces": watch_namespaces, "replicas": replicas,
-                "topologySpread": {"enabled": false}, "podDisruptionBudget": {"enabled": false}});
+            let values = json!({"watchNamespaces": watch_namespaces, "replicas": replicas});
             let watch_namespaces = watch_namespaces.clone();
             let install = Install { watch_namespaces, replicas, with_crds: true, ..Install::default() };
             let mut of_manifests = manifests::objects(&install).unwrap();
