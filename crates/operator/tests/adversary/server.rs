@@ -279,29 +279,30 @@ async fn accepted(stage: &'static Stage, prefix: &str) -> Result<(Tenant, CoderS
     Ok((tenant, sim))
 }
 
-/// Rate limited with any delay: an edit is still seen, and so is a deletion.
+/// Rate limited with any delay: an edit is still seen, and the deletion of what has a key in coderd ends.
 async fn retry_after(stage: &'static Stage, text: &'static str) -> Verdict {
     let (tenant, sim) = accepted(stage, "retry").await?;
+    let pool = json!({"controlPlaneRef": {"name": "coder"}, "replicas": 0});
+    tenant.make(object("CoderProvisioner", "pool", pool)).await?;
+    tenant
+        .until(SOON, "CoderProvisioner", "pool", |pool| {
+            condition_of(pool, "ProvisionerKeyReady").is_some_and(|said| said["status"] == "True")
+        })
+        .await?;
     let limited = SimFault::status(429, "slow down", "").with_header("Retry-After", text);
     sim.fault("*", "/**", limited, None);
     let before = sim.requests().len();
-    tenant
-        .make(object(
-            "CoderProvisioner",
-            "pool",
-            json!({"controlPlaneRef": {"name": "coder"}, "replicas": 0}),
-        ))
-        .await?;
     tenant.edit("CoderControlPlane", "coder", json!({"spec": {"image": "example.test/coder:v2"}})).await?;
+    tenant.edit("CoderProvisioner", "pool", json!({"spec": {"tags": {"region": "eu"}}})).await?;
     tenant.until_observed("CoderControlPlane", "coder").await?;
     tenant.until_observed("CoderProvisioner", "pool").await?;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let calls = sim.requests().len() - before;
+    ensure(calls <= 12, || format!("{calls} calls"))?;
     for (kind, name) in [("CoderProvisioner", "pool"), ("CoderControlPlane", "coder")] {
         tenant.delete(kind, name).await?;
         tenant.until_gone(SOON, kind, &tenant.namespace, name).await?;
     }
-    ensure(calls <= 12, || format!("{calls} calls"))?;
     Ok(format!("{calls} calls, and the deletions ended"))
 }
 
