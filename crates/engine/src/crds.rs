@@ -83,10 +83,6 @@ impl Crds {
             let (due, due_names) = mpsc::unbounded_channel();
             let names: Vec<String> = tracked.keys().cloned().collect();
             let retry = due.clone();
-            // Read each once without an event, because the operator may lack the permission to watch CRDs.
-            for name in &names {
-                let _ = due.send(name.clone());
-            }
             let watching = metadata_watch.run(move |event| match event {
                 MetadataEvent::Changed { name, .. } => drop(due.send(name.to_owned())),
                 MetadataEvent::Gap => names.iter().for_each(|name| drop(due.send(name.clone()))),

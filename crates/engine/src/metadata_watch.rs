@@ -37,7 +37,8 @@ pub enum MetadataEvent<'a> {
         /// The object's `metadata.name`.
         name: &'a str,
     },
-    /// The watch has started and reports every change from now on. Earlier changes may have been missed.
+    /// Earlier changes may have been missed. Later ones are reported, unless the API server refuses the watch: then this is
+    /// the only event, so that the caller reads what it needs at least once.
     Gap,
 }
 
@@ -68,6 +69,9 @@ where
             };
             let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
             failures.failed(client::describe(&error), forbidden, client::may_pass(&error));
+            if forbidden && failures.in_a_row == 1 {
+                notify(MetadataEvent::Gap);
+            }
             let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
             let retry_after = match client::blocker("watch", &error).retry {
                 Retry::After(least) => Some(least),
@@ -88,15 +92,12 @@ where
         let list = self.api.list(&ListParams::default().limit(1)).await?;
         let mut version = list.metadata.resource_version.unwrap_or_default();
         let params = WatchParams::default().timeout(WATCH_SERVER_TIMEOUT_SECONDS);
-        let mut started = false;
+        // Before the watch is open: it begins at this version, so that it reports what changes after the caller has read.
+        notify(MetadataEvent::Gap);
         loop {
             let opened = Instant::now();
             let mut events = self.api.watch(&params, &version).await?.boxed();
-            if !started {
-                started = true;
-                self.synced.pass();
-                notify(MetadataEvent::Gap);
-            }
+            self.synced.pass();
             loop {
                 let event = timeout(WATCH_IDLE_TIMEOUT, events.next()).await;
                 // Opening a watch succeeds even where reading from it fails: only an event proves that it works, be it

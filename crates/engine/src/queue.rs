@@ -12,14 +12,14 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque},
+    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
     panic::AssertUnwindSafe,
     sync::Arc,
     time::Duration,
 };
 
 use futures::FutureExt as _;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::Notify,
     task::JoinSet,
@@ -33,6 +33,9 @@ use crate::{
     intervals::{QUEUE_DELAY_MAX, REQUEUE_AFTER_PANIC},
     metrics::Metrics,
 };
+
+/// One in so many reconciles is of an object that was enqueued without hurry, so that the others cannot delay it for ever.
+const UNHURRIED_SHARE: u64 = 8;
 
 /// When an object is reconciled again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +79,11 @@ impl Shared {
 struct State {
     /// Objects that are due, in order.
     ready: VecDeque<ObjectKey>,
+    /// Objects that are due once `ready` is empty, by the ticket that their phase has.
+    unhurried: BTreeMap<u64, ObjectKey>,
+    next_ticket: u64,
+    /// How many objects were taken.
+    taken: u64,
     /// The phase of each queued or running object. An idle object has no entry.
     phases: HashMap<ObjectKey, Phase>,
     /// When delayed objects become due. An entry is stale, and skipped, unless the object's phase has the same time.
@@ -84,7 +92,7 @@ struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Waiting { since: Instant },
+    Waiting { since: Instant, ticket: Option<u64> },
     Running { enqueued_again: bool },
     Delayed { until: Instant },
 }
@@ -109,6 +117,28 @@ impl Queue {
         self.enqueue_by(key, None);
     }
 
+    /// Reconciles the object after those that wait now. For one that probably needs nothing, as at a start: an object that was
+    /// edited while nothing ran should not wait for thousands that were not.
+    pub fn enqueue_unhurried(&self, key: ObjectKey) {
+        let mut state = self.shared.state.lock();
+        match state.phases.get_mut(&key) {
+            Some(Phase::Waiting { .. }) => return,
+            Some(Phase::Running { enqueued_again }) => {
+                *enqueued_again = true;
+                return;
+            }
+            Some(Phase::Delayed { .. }) | None => {
+                let ticket = state.next_ticket;
+                state.next_ticket += 1;
+                state
+                    .phases
+                    .insert(key.clone(), Phase::Waiting { since: Instant::now(), ticket: Some(ticket) });
+                state.unhurried.insert(ticket, key);
+            }
+        }
+        self.changed(state);
+    }
+
     /// Reconciles the object after `delay` at the latest. One that is being reconciled now is reconciled again right
     /// after.
     pub fn enqueue_within(&self, key: ObjectKey, delay: Duration) {
@@ -118,6 +148,11 @@ impl Queue {
     fn enqueue_by(&self, key: ObjectKey, latest: Option<Instant>) {
         let mut state = self.shared.state.lock();
         match (state.phases.get_mut(&key), latest) {
+            (Some(Phase::Waiting { since, ticket: Some(ticket) }), None) => {
+                let (since, ticket) = (*since, *ticket);
+                state.unhurried.remove(&ticket);
+                state.make_ready(key, since);
+            }
             (Some(Phase::Waiting { .. }), _) => return,
             (Some(Phase::Running { enqueued_again }), _) => {
                 *enqueued_again = true;
@@ -127,7 +162,11 @@ impl Queue {
             (Some(Phase::Delayed { .. }) | None, Some(latest)) => state.delay(key, latest),
             (Some(Phase::Delayed { .. }) | None, None) => state.make_ready(key, Instant::now()),
         }
-        self.shared.report_depth(state.ready.len());
+        self.changed(state);
+    }
+
+    fn changed(&self, state: MutexGuard<'_, State>) {
+        self.shared.report_depth(state.depth());
         drop(state);
         self.shared.changed.notify_one();
     }
@@ -137,18 +176,23 @@ impl Queue {
         let mut state = self.shared.state.lock();
         match state.phases.get_mut(key) {
             Some(Phase::Running { enqueued_again }) => *enqueued_again = false,
-            Some(Phase::Waiting { .. } | Phase::Delayed { .. }) => {
+            Some(Phase::Waiting { ticket: Some(ticket), .. }) => {
+                let ticket = *ticket;
+                state.unhurried.remove(&ticket);
+                state.phases.remove(key);
+            }
+            Some(Phase::Waiting { ticket: None, .. } | Phase::Delayed { .. }) => {
                 state.phases.remove(key);
                 state.ready.retain(|waiting| waiting != key);
             }
             None => {}
         }
-        self.shared.report_depth(state.ready.len());
+        self.shared.report_depth(state.depth());
     }
 
     /// The number of objects that are due and wait for a worker.
     pub fn depth(&self) -> usize {
-        self.shared.state.lock().ready.len()
+        self.shared.state.lock().depth()
     }
 
     /// Calls `reconcile` for each due object until `stop`, at most `concurrency` at a time; then waits up to `drain`
@@ -208,7 +252,7 @@ impl Queue {
     fn restart_waiting_times(&self) {
         let now = Instant::now();
         for phase in self.shared.state.lock().phases.values_mut() {
-            if let Phase::Waiting { since } = phase {
+            if let Phase::Waiting { since, .. } = phase {
                 *since = now;
             }
         }
@@ -218,12 +262,12 @@ impl Queue {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
         state.promote(now);
-        let key = state.ready.pop_front()?;
+        let key = state.next()?;
         let before = state.phases.insert(key.clone(), Phase::Running { enqueued_again: false });
-        if let (Some(Phase::Waiting { since }), Some(metrics)) = (before, &self.shared.metrics) {
+        if let (Some(Phase::Waiting { since, .. }), Some(metrics)) = (before, &self.shared.metrics) {
             metrics.queue_wait(now.saturating_duration_since(since));
         }
-        self.shared.report_depth(state.ready.len());
+        self.shared.report_depth(state.depth());
         Some(key)
     }
 
@@ -247,8 +291,23 @@ impl Queue {
 
 impl State {
     fn make_ready(&mut self, key: ObjectKey, since: Instant) {
-        self.phases.insert(key.clone(), Phase::Waiting { since });
+        self.phases.insert(key.clone(), Phase::Waiting { since, ticket: None });
         self.ready.push_back(key);
+    }
+
+    fn depth(&self) -> usize {
+        self.ready.len() + self.unhurried.len()
+    }
+
+    /// Takes the next object that is due.
+    fn next(&mut self) -> Option<ObjectKey> {
+        self.taken += 1;
+        if self.taken.is_multiple_of(UNHURRIED_SHARE)
+            && let Some((_, key)) = self.unhurried.pop_first()
+        {
+            return Some(key);
+        }
+        self.ready.pop_front().or_else(|| self.unhurried.pop_first().map(|(_, key)| key))
     }
 
     fn delay(&mut self, key: ObjectKey, until: Instant) {

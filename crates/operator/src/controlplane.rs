@@ -127,20 +127,26 @@ fn cached_children(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -
     }
 }
 
-/// All effects of a reconcile, in order: finalizer, children, workspace access, removal of the finalizer.
+/// All effects of a reconcile, in order: finalizer, children beside workspace access, removal of the finalizer.
 ///
 /// One that fails is noted and does not stop the others. Everything to do is in the plan.
 async fn act(observed: &Observed, plan: &Plan, ctx: &Context) -> Outcome {
     let mut outcome = Outcome::default();
     let Some(owner) = children::owner_of(&*observed.object, component::CONTROL_PLANE) else { return outcome };
-    if let Some(desired) = &plan.desired {
-        // Before anything is created outside the namespace, so that a deletion at any time cleans it up.
-        if plan.finalizer && set_finalizer(observed, true, ctx, &mut outcome).await.is_break() {
-            return outcome;
-        }
-        apply_children(observed, desired, &owner, ctx, &mut outcome).await;
+    // Before anything is created outside the namespace, so that a deletion at any time cleans it up.
+    if plan.desired.is_some()
+        && plan.finalizer
+        && set_finalizer(observed, true, ctx, &mut outcome).await.is_break()
+    {
+        return outcome;
     }
-    workspaces::act(&plan.workspaces, &owner, ctx, &mut outcome.done, &mut outcome.grant_blockers).await;
+    let children = async {
+        if let Some(desired) = &plan.desired {
+            apply_children(observed, desired, &owner, ctx, &mut outcome).await;
+        }
+    };
+    let ((), granted) = tokio::join!(children, workspaces::act(&plan.workspaces, &owner, ctx));
+    granted.add_to(&mut outcome.done, &mut outcome.grant_blockers);
     if !plan.finalizer && is_cleaned_up(observed, ctx, &mut outcome).await {
         let _ = set_finalizer(observed, false, ctx, &mut outcome).await;
     }

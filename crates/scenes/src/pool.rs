@@ -1,6 +1,6 @@
 //! A pool with a coderd behind its control plane.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderProvisionerStatus};
 use coder_k8s_testbed::{
@@ -30,7 +30,7 @@ pub struct PoolScene {
     /// The namespace.
     pub scene: Scene,
     /// The server.
-    pub sim: CoderSim,
+    pub sim: Arc<CoderSim>,
 }
 
 impl PoolScene {
@@ -41,7 +41,7 @@ impl PoolScene {
 
     /// The same in a namespace that is there.
     pub async fn within(scene: Scene, mode: Mode) -> Self {
-        let sim = CoderSim::start(mode).await.unwrap();
+        let sim = Arc::new(CoderSim::start(mode).await.unwrap());
         scene.service("coder", sim.address());
         Self { scene, sim }
     }

@@ -196,6 +196,22 @@ impl Scene {
         operator
     }
 
+    /// Starts an operator that watches the namespaces of the test alone and reaches the API server at an address of plain HTTP,
+    /// where a proxy acts for [`Self::operator_groups`].
+    pub fn start_through(&self, server: &str, args: &[&str]) -> Operator {
+        let watched = format!("--watch-namespaces={}", self.watched().join(","));
+        let place = format!("--leader-elect-namespace={}", self.namespace);
+        let args: Vec<_> = [&*watched, &*place].into_iter().chain(args.iter().copied()).collect();
+        let operator = Operator::start_at(self.cluster(), server, &self.hosts, &args);
+        self.operators.lock().unwrap().push(trace(&operator));
+        operator
+    }
+
+    /// The groups whose rights the operators of the test have.
+    pub fn operator_groups(&self) -> Vec<String> {
+        vec![GROUP.to_owned(), group_of(&self.namespace), "system:authenticated".to_owned()]
+    }
+
     /// The operator that all tests of the installation share.
     pub fn operator(&self) -> &'static Operator {
         self.managed.expect("the test starts its own operators")

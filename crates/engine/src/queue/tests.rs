@@ -63,6 +63,36 @@ async fn an_object_enqueued_while_it_is_reconciled_is_reconciled_once_more() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_object_without_hurry_comes_last_unless_it_is_enqueued_again() {
+    let queue = queue();
+    for name in ["old", "edited", "gone"] {
+        queue.enqueue_unhurried(key(name));
+    }
+    queue.enqueue(key("new"));
+    queue.enqueue(key("edited"));
+    queue.enqueue_unhurried(key("new"));
+    queue.enqueue_within(key("old"), Duration::from_secs(5));
+    assert_eq!(queue.depth(), 4);
+    queue.forget(&key("gone"));
+    assert_eq!(queue.depth(), 3);
+    let ran = run(&queue, Duration::from_secs(9), Duration::from_millis(10), Action::AwaitChange).await;
+    let names: Vec<_> = ran.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["new", "edited", "old"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_without_hurry_is_reconciled_beside_a_queue_that_never_empties() {
+    let queue = queue();
+    queue.enqueue_unhurried(key("old"));
+    for number in 0..100 {
+        queue.enqueue(key(&format!("new-{number}")));
+    }
+    let ran = run(&queue, Duration::from_secs(9), Duration::from_millis(10), Action::AwaitChange).await;
+    assert!(ran.iter().take(8).any(|(name, _)| name == "old"), "{ran:?}");
+    assert_eq!(ran.len(), 101);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_longer_delay_never_postpones_a_reconcile() {
     let queue = queue();
     queue.enqueue_within(key("a"), Duration::from_secs(5));

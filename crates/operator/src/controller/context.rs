@@ -195,6 +195,13 @@ impl Context {
         }
     }
 
+    /// Enqueues an object that probably needs nothing behind those that do.
+    pub(super) fn enqueue_unhurried(&self, key: ObjectKey) {
+        if let Some(kind) = CoderKind::named(key.kind) {
+            self.queue_of(kind).enqueue_unhurried(key);
+        }
+    }
+
     #[expect(clippy::unused_self, reason = "time is part of what a reconcile is given")]
     pub(crate) fn now(&self) -> Timestamp {
         Timestamp::now()

@@ -55,6 +55,12 @@ pub(super) fn coder_object_changed<K: CoderResource + References>(
             let key = ObjectKey::of(kind.as_str(), *now);
             if before.is_none_or(|before| is_edited(before, now)) {
                 ctx.references.set(&key, referenced(*now, &key.namespace));
+                if before.is_none() && is_settled(*now) {
+                    // Found at a start.
+                    ctx.references.of(&key).into_iter().for_each(|key| ctx.enqueue_unhurried(key));
+                    ctx.enqueue_unhurried(key);
+                    return;
+                }
                 enqueue(ctx, ctx.references.of(&key));
                 ctx.enqueue(key);
                 return;
@@ -88,6 +94,13 @@ fn claimants<K: CoderResource>(ctx: &Context, gone: &K) -> Vec<ObjectKey> {
     }
 }
 
+/// Whether an operator has already written a status for the object as it is.
+fn is_settled<K: CoderResource>(object: &K) -> bool {
+    let meta = object.meta();
+    let observed = object.status().and_then(|status| K::workload(status).observed_generation);
+    meta.deletion_timestamp.is_none() && observed.is_some() && observed == meta.generation
+}
+
 /// Whether anything but the status differs. The generation covers the spec.
 fn is_edited<K: Resource>(before: &K, now: &K) -> bool {
     let without_status = |object: &K| {
@@ -112,12 +125,16 @@ fn has_new_status<K: CoderResource>(before: &K, now: &K) -> bool {
     timeless_status(before) != timeless_status(now)
 }
 
-/// Enqueues the owner of a child that changed.
+/// Enqueues the owner of a child that changed. One that is seen for the first time was found at a start, or written by this
+/// process.
 pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &ObjectEvent<'_, K>) {
     match change {
-        ObjectEvent::Updated { now, .. } => {
+        ObjectEvent::Updated { before, now } => {
             ctx.applier.delivered(*now);
-            enqueue(ctx, owners(ctx, *now));
+            match before {
+                Some(_) => enqueue(ctx, owners(ctx, *now)),
+                None => owners(ctx, *now).for_each(|owner| ctx.enqueue_unhurried(owner)),
+            }
         }
         ObjectEvent::Deleted(object) => {
             ctx.applier.forget(*object);
@@ -167,7 +184,10 @@ pub(super) fn referenced_changed(ctx: &Context, kind: ReferencedKind, target: Op
             | (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::ConfigMap) => {}
         }
     }
-    enqueue(ctx, referrers);
+    match target {
+        Some(_) => enqueue(ctx, referrers),
+        None => referrers.into_iter().for_each(|referrer| ctx.enqueue_unhurried(referrer)),
+    }
 }
 
 /// The keys of everything that an object refers to.

@@ -88,7 +88,7 @@ pub(crate) struct Options {
     pub(crate) log_level: String,
 
     /// How many objects are reconciled at a time
-    #[arg(long, env = "CODER_K8S_CONCURRENCY", default_value_t = 16, value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, env = "CODER_K8S_CONCURRENCY", default_value_t = 32, value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub(crate) concurrency: usize,
 
     /// Deadline of a call to the API server

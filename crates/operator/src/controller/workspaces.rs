@@ -13,7 +13,7 @@ use coder_k8s_api::{
 use coder_k8s_core::{
     cleanup::Cleanup,
     object,
-    outcome::{ActResult, Blocker, Retry},
+    outcome::{ActResult, Blocker, ForeignObject, Retry},
     workspace_access::{self, Consent, Existing, Grantee, Kind, Plan, WorkspaceGrant, stray},
 };
 use coder_k8s_engine::{
@@ -21,6 +21,7 @@ use coder_k8s_engine::{
     cache::ObjectKey,
     client,
 };
+use futures::{StreamExt as _, stream};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::{ResourceExt, api::ListParams};
 
@@ -31,6 +32,9 @@ use super::{
     referenced::read_consent,
     watches::api,
 };
+
+/// How many namespaces are written at a time for one object.
+const GRANTS_AT_A_TIME: usize = 8;
 
 /// Grants that failed, with their namespaces.
 pub(crate) type GrantBlockers = Vec<(String, Blocker)>;
@@ -93,7 +97,7 @@ pub(crate) async fn review_paused<K: CoderResource>(
     }
     let plan = stray::of_paused(&grantee, &consent, &existing, ctx.policy.grants);
     if let Some(owner) = children::owner_of(object, component) {
-        act(&plan, &owner, ctx, &mut ActResult::default(), &mut blockers).await;
+        blockers.extend(act(&plan, &owner, ctx).await.blockers);
     }
     (plan, blockers)
 }
@@ -104,27 +108,45 @@ pub(crate) fn failures(blockers: GrantBlockers) -> ActResult {
     ActResult { failures, ..ActResult::default() }
 }
 
-/// Performs the plan. Failures go to `grant_blockers` with their namespace and do not stop the other namespaces.
-pub(crate) async fn act(
-    plan: &Plan,
-    owner: &Owner,
-    ctx: &Context,
-    done: &mut ActResult,
-    grant_blockers: &mut GrantBlockers,
-) {
-    for grant in &plan.grants {
-        let owner = owner_in(owner, &grant.namespace);
-        let mut part = ActResult::default();
-        write(grant, &owner, ctx, &mut part).await;
-        record(&grant.namespace, part, done, grant_blockers);
+/// What [`act`] met.
+#[derive(Default)]
+pub(crate) struct Met {
+    foreign: Vec<ForeignObject>,
+    blockers: GrantBlockers,
+}
+
+impl Met {
+    /// Adds it to what the other effects of a reconcile met.
+    pub(crate) fn add_to(self, done: &mut ActResult, grant_blockers: &mut GrantBlockers) {
+        done.foreign.extend(self.foreign);
+        grant_blockers.extend(self.blockers);
+    }
+
+    fn add(&mut self, namespace: &str, part: ActResult) {
+        self.foreign.extend(part.foreign);
+        self.blockers.extend(part.failures.into_iter().map(|failure| (namespace.to_owned(), failure)));
+    }
+}
+
+/// Performs the plan. A namespace that fails does not stop the others.
+///
+/// Several namespaces at a time: the API server lets nobody grant more than they may do, and takes up to 100 ms to check that
+/// for each Role and each RoleBinding, because it first waits until its own view of all of them is up to date.
+pub(crate) async fn act(plan: &Plan, owner: &Owner, ctx: &Context) -> Met {
+    let mut met = Met::default();
+    let writes: Vec<_> = plan.grants.iter().map(|grant| write(grant, owner, ctx)).collect();
+    let mut writes = stream::iter(writes).buffered(GRANTS_AT_A_TIME);
+    while let Some((namespace, part)) = writes.next().await {
+        met.add(namespace, part);
     }
     // Bindings before Roles: the access ends with its binding.
     for binding in &plan.obsolete_bindings {
-        withdraw(&**binding, owner, ctx, done, grant_blockers).await;
+        withdraw(&**binding, owner, ctx, &mut met).await;
     }
     for role in &plan.obsolete_roles {
-        withdraw(&**role, owner, ctx, done, grant_blockers).await;
+        withdraw(&**role, owner, ctx, &mut met).await;
     }
+    met
 }
 
 /// Whether the finalizer of an object can be removed as far as its grants in other namespaces are concerned: none is left, or
@@ -195,7 +217,10 @@ async fn left_of<K: NamespacedKind>(grantee: &Grantee, ctx: &Context) -> kube::R
     Ok(left)
 }
 
-async fn write(grant: &WorkspaceGrant, owner: &Owner, ctx: &Context, done: &mut ActResult) {
+/// Writes the Role and then its binding. Returns what failed, with the namespace.
+async fn write<'a>(grant: &'a WorkspaceGrant, owner: &Owner, ctx: &Context) -> (&'a str, ActResult) {
+    let (owner, mut result) = (&owner_in(owner, &grant.namespace), ActResult::default());
+    let done = &mut result;
     let (role, binding) = (grant.role.name_any(), grant.binding.name_any());
     let cached_role = ctx.caches.roles.get(&grant.namespace, &role);
     let mut role = apply(ctx, owner, grant.role.clone(), cached_role.clone(), done).await;
@@ -211,6 +236,7 @@ async fn write(grant: &WorkspaceGrant, owner: &Owner, ctx: &Context, done: &mut 
     {
         remove(ctx, owner, &*bound, done).await;
     }
+    (&grant.namespace, result)
 }
 
 /// Applies the Role without the rules that the API server refuses, which lets nobody grant more than they may do. The other
@@ -250,17 +276,11 @@ async fn write_grantable(
     apply(ctx, owner, grant.role_with(&granted), cached, done).await
 }
 
-async fn withdraw<K: NamespacedKind>(
-    object: &K,
-    owner: &Owner,
-    ctx: &Context,
-    done: &mut ActResult,
-    grant_blockers: &mut GrantBlockers,
-) {
+async fn withdraw<K: NamespacedKind>(object: &K, owner: &Owner, ctx: &Context, met: &mut Met) {
     let namespace = object.namespace().unwrap_or_default();
     let mut part = ActResult::default();
     remove(ctx, &owner_in(owner, &namespace), object, &mut part).await;
-    record(&namespace, part, done, grant_blockers);
+    met.add(&namespace, part);
 }
 
 /// The owner of children in a namespace. An owner reference cannot cross namespaces, so that labels name the owner there.
@@ -270,9 +290,4 @@ fn owner_in(owner: &Owner, namespace: &str) -> Owner {
     } else {
         owner.in_namespace(namespace, annotation::WORKSPACE_RBAC_OWNER_UID)
     }
-}
-
-fn record(namespace: &str, part: ActResult, done: &mut ActResult, grant_blockers: &mut GrantBlockers) {
-    done.foreign.extend(part.foreign);
-    grant_blockers.extend(part.failures.into_iter().map(|failure| (namespace.to_owned(), failure)));
 }

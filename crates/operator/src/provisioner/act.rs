@@ -81,16 +81,16 @@ async fn apply_children(
     ctx: &Context,
 ) -> Outcome {
     let mut outcome = Outcome { deployment: observed.children.deployment.clone(), ..Outcome::default() };
-    if let Some(desired) = &plan.desired {
+    let children = async {
+        let Some(desired) = &plan.desired else { return };
         children::apply_accounts(&desired.accounts, owner, ctx, &mut outcome.done).await;
-    }
-    workspaces::act(&plan.workspaces, owner, ctx, &mut outcome.done, &mut outcome.grant_blockers).await;
-    if let Some(desired) = &plan.desired {
         roll_out(observed, owner, run, ctx, &mut outcome).await;
         let cached = observed.children.budget.clone();
         children::apply_budget(ctx, owner, desired.budget.as_ref(), cached, &mut outcome.done).await;
         children::remove_obsolete_accounts(&desired.accounts, owner, ctx, &mut outcome.done).await;
-    }
+    };
+    let ((), granted) = tokio::join!(children, workspaces::act(&plan.workspaces, owner, ctx));
+    granted.add_to(&mut outcome.done, &mut outcome.grant_blockers);
     outcome
 }
 

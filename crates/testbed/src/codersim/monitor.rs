@@ -181,6 +181,11 @@ impl CoderSim {
         self.shared.state.lock().issue_all();
     }
 
+    /// Says that a proxy in front of this simulator listens on an address: the monitor of conditions finds it there.
+    pub fn also_at(&self, address: SocketAddr) {
+        SIMULATORS.lock().insert(address, Arc::downgrade(&self.shared));
+    }
+
     /// Declares that the test lets a credential of another deployment reach this one.
     pub fn expect_foreign_credentials(&self) {
         self.shared.monitor.lock().expects_foreign = true;

@@ -1,0 +1,212 @@
+//! The effects of an operator: every request that changes something outside of it, numbered as it passes a proxy.
+//!
+//! A [`Ledger`] is shared by the proxies of a case. It knows each effect by what it does, such as
+//! `create deployments coder`, and how often the same was done before, because the order of effects is not the same in each
+//! run. It decides which fault an effect meets, and kills the operator.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What happens to an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The operator is killed before the request reaches the server.
+    KilledBefore,
+    /// The operator is killed after the server has done it, before it learns of that.
+    KilledAfter,
+    /// The server does it, and the connection breaks before the response.
+    ReplyLost,
+    /// The connection breaks before the request reaches the server.
+    Dropped,
+    /// The server is not asked: the response has this status.
+    Answered(u16),
+    /// The request arrives late.
+    Delayed(Duration),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KilledBefore => write!(f, "killed-before"),
+            Self::KilledAfter => write!(f, "killed-after"),
+            Self::ReplyLost => write!(f, "reply-lost"),
+            Self::Dropped => write!(f, "dropped"),
+            Self::Answered(code) => write!(f, "answered-{code}"),
+            Self::Delayed(time) => write!(f, "delayed-{}ms", time.as_millis()),
+        }
+    }
+}
+
+/// An effect by what it does and how often that was done before.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Point {
+    pub name: String,
+    pub ordinal: usize,
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.name, self.ordinal)
+    }
+}
+
+/// Which effect meets a fault.
+#[derive(Clone, Debug)]
+pub enum Trap {
+    /// This one.
+    At(Point, Fault),
+    /// The one of this number, counted from the moment that the trap is the first.
+    Next(usize, Fault),
+    /// So many from now on, each with one of these faults, by chance.
+    Storm { faults: Vec<Fault>, left: usize, percent: u8, seed: u64 },
+}
+
+/// What an effect was and what became of it.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub point: Point,
+    /// The status of the response. None: the server was not asked, or did not answer.
+    pub code: Option<u16>,
+    pub fault: Option<Fault>,
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let code = self.code.map_or_else(|| "no answer".to_owned(), |code| code.to_string());
+        write!(f, "{} -> {code}", self.point)?;
+        self.fault.map_or(Ok(()), |fault| write!(f, "  ** {fault} **"))
+    }
+}
+
+/// All effects of a case.
+pub struct Ledger {
+    state: Mutex<State>,
+}
+
+struct State {
+    records: Vec<Record>,
+    counts: BTreeMap<String, usize>,
+    traps: VecDeque<Trap>,
+    victim: Option<Pid>,
+    last: Instant,
+    hits: Vec<(Point, Fault)>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        let state = State {
+            records: Vec::new(),
+            counts: BTreeMap::new(),
+            traps: VecDeque::new(),
+            victim: None,
+            last: Instant::now(),
+            hits: Vec::new(),
+        };
+        Self { state: Mutex::new(state) }
+    }
+}
+
+impl Ledger {
+    /// Forgets the effects so far, and lays traps for those that follow. One trap after the other: the second waits until the
+    /// first was met.
+    pub fn begin(&self, traps: Vec<Trap>) {
+        let mut state = self.state.lock();
+        state.records.clear();
+        state.counts.clear();
+        state.hits.clear();
+        state.traps = traps.into();
+        state.last = Instant::now();
+    }
+
+    /// Names the process that a fault kills.
+    pub fn aim(&self, process: u32) {
+        self.state.lock().victim = i32::try_from(process).ok().and_then(Pid::from_raw);
+    }
+
+    /// Kills it, if it has not been killed.
+    pub fn kill(&self) {
+        if let Some(victim) = self.state.lock().victim.take() {
+            let _ = kill_process(victim, Signal::KILL);
+        }
+    }
+
+    /// Notes an effect that is about to happen. Returns its number, and the fault that it meets.
+    pub fn enter(&self, name: String) -> (usize, Option<Fault>) {
+        let mut state = self.state.lock();
+        let count = state.counts.entry(name.clone()).or_default();
+        let point = Point { name, ordinal: *count };
+        *count += 1;
+        state.last = Instant::now();
+        let fault = state.meet(&point);
+        if let Some(fault) = fault {
+            state.hits.push((point.clone(), fault));
+        }
+        state.records.push(Record { point, code: None, fault });
+        (state.records.len() - 1, fault)
+    }
+
+    /// Notes how the server responded.
+    pub fn leave(&self, number: usize, code: u16) {
+        let mut state = self.state.lock();
+        state.last = Instant::now();
+        if let Some(record) = state.records.get_mut(number) {
+            record.code = Some(code);
+        }
+    }
+
+    /// How long nothing has happened, but for effects whose names `ignored` accepts.
+    pub fn quiet_for(&self) -> Duration {
+        self.state.lock().last.elapsed()
+    }
+
+    /// The effects so far.
+    pub fn records(&self) -> Vec<Record> {
+        self.state.lock().records.clone()
+    }
+
+    /// The faults that were met.
+    pub fn hits(&self) -> Vec<(Point, Fault)> {
+        self.state.lock().hits.clone()
+    }
+
+    /// Whether a trap is still to be met.
+    pub fn is_armed(&self) -> bool {
+        !self.state.lock().traps.is_empty()
+    }
+
+    /// No fault from now on.
+    pub fn disarm(&self) {
+        self.state.lock().traps.clear();
+    }
+}
+
+impl State {
+    fn meet(&mut self, point: &Point) -> Option<Fault> {
+        let (fault, is_spent) = match self.traps.front_mut()? {
+            Trap::At(at, fault) => (*at == *point).then_some((*fault, true))?,
+            Trap::Next(0, fault) => (*fault, true),
+            Trap::Next(left, _) => {
+                *left -= 1;
+                return None;
+            }
+            Trap::Storm { faults, left, percent, seed } => {
+                let mut chance = fastrand::Rng::with_seed(*seed);
+                *seed = chance.u64(..);
+                let is_hit = chance.u8(..100) < *percent;
+                let fault = chance.choice(faults.iter()).copied().filter(|_| is_hit);
+                *left -= usize::from(fault.is_some());
+                (fault?, *left == 0)
+            }
+        };
+        if is_spent {
+            self.traps.pop_front();
+        }
+        Some(fault)
+    }
+}
