@@ -105,6 +105,12 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Kill, starve and mislead the released program at each of its effects, and compare how it ends. The tests do a sample
+    Sweep {
+        /// Arguments of the sweep: `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Let this build take over from an earlier one, and show what it writes
     Upgrade {
         /// The earlier build of coder-k8s, with its feature `dev`
@@ -139,6 +145,19 @@ fn bench(args: &[String]) -> anyhow::Result<()> {
     run::must(command)
 }
 
+/// With an optimized build. It has the feature `dev`, because Services have no names outside a cluster, and no other hook of
+/// it is used.
+fn sweep(args: &[String]) -> anyhow::Result<()> {
+    testbed::get()?;
+    let mut command = run::cargo(&["run", "--quiet", "--package", "coder-k8s-sweep", "--"]);
+    if !args.iter().any(|arg| arg == "--help") {
+        run::must(run::cargo(&["build", "--release", "--package", "coder-k8s"]))?;
+        command.env("CODER_K8S_BINARY", run::target()?.join("release/coder-k8s"));
+    }
+    command.args(args);
+    run::must(command)
+}
+
 fn main() -> ExitCode {
     let outcome = match Args::parse().chore {
         Chore::Generate { check } => generate::generate(check),
@@ -155,6 +174,7 @@ fn main() -> ExitCode {
         Chore::Dist(options) => dist::run(&options),
         Chore::Fuzz { target, executions, seed } => fuzz(target, executions, seed),
         Chore::Bench { args } => bench(&args),
+        Chore::Sweep { args } => sweep(&args),
         Chore::Upgrade { binary } => testbed::upgrade(&binary),
         Chore::Kills { count } => testbed::kills(count),
     };

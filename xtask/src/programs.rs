@@ -27,7 +27,7 @@ const GARBAGE: &str = "GOGC";
 /// How many programs run at a time.
 const LANES: usize = 2;
 /// Programs that keep a machine busy by themselves, or measure it, and run alone at last.
-const ALONE: [&str; 2] = ["adversary", "soak"];
+const ALONE: [&str; 3] = ["adversary", "soak", "sweep"];
 /// Those that take longest, which begin first.
 const LONG: [&str; 5] = ["operator_access", "provisioners", "runtime", "workspace_proxies", "control_planes"];
 

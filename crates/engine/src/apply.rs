@@ -12,10 +12,12 @@
 //! the API server: a patch less than half of an apply.
 
 mod desired;
+mod managed_fields;
+mod owner;
 
 use std::{
     any::Any,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     fmt::Debug,
     hash::{BuildHasher, RandomState},
     sync::Arc,
@@ -23,24 +25,22 @@ use std::{
 
 use coder_k8s_api::names::{FIELD_MANAGER, annotation};
 use coder_k8s_core::outcome::ForeignObject;
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::apps::v1::Deployment,
-    apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, OwnerReference},
-};
+use k8s_openapi::{NamespaceResourceScope, api::apps::v1::Deployment};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, Request},
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, Request},
     core::Status,
 };
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use crate::intervals::MAX_WATCH_LAG;
 
 use desired::{AppliedHash, DesiredObject, Unprintable};
+use managed_fields::has_updates;
+pub use owner::{Owner, OwnerMark, Part};
 
 /// A namespaced kind with a static type, such as that of a child. Implemented for each.
 pub trait NamespacedKind:
@@ -65,121 +65,6 @@ impl<K> NamespacedKind for K where
         + Sync
         + 'static
 {
-}
-
-/// The object that children belong to.
-#[derive(Clone, Debug)]
-pub struct Owner {
-    /// Namespace of the children.
-    pub namespace: String,
-    /// The controller reference to the owner.
-    pub reference: OwnerReference,
-    /// Labels that are added to each child.
-    pub labels: BTreeMap<String, String>,
-    /// How a child shows that it belongs to the owner.
-    pub mark: OwnerMark,
-    /// The children that are handed over only together: if one of them cannot be taken over, none is.
-    pub parts: Vec<Part>,
-}
-
-/// A child that others may have created and hand over together with the other children.
-#[derive(Clone, Debug)]
-pub struct Part {
-    resource: ApiResource,
-    name: String,
-    /// The labels that a Deployment selects, which cannot be changed.
-    selector: Option<BTreeMap<String, String>>,
-}
-
-impl Part {
-    /// The child `desired`.
-    pub fn of<K: Resource<DynamicType = ()>>(desired: &K) -> Self {
-        Self { resource: ApiResource::erase::<K>(&()), name: desired.name_any(), selector: None }
-    }
-
-    /// The Deployment of this name, which selects these labels.
-    pub fn deployment(name: String, selector: BTreeMap<String, String>) -> Self {
-        Self { resource: ApiResource::erase::<Deployment>(&()), name, selector: Some(selector) }
-    }
-}
-
-/// How a child shows that it belongs to its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OwnerMark {
-    /// By its controller reference. The garbage collector deletes the child with its owner.
-    ControllerReference,
-    /// By an annotation of this name with the uid of the owner. For children in other namespaces, where owner
-    /// references are not valid. The operator must delete these children itself.
-    UidAnnotation(&'static str),
-}
-
-impl Owner {
-    /// The same owner with children in another namespace, marked by the annotation `uid_annotation`.
-    #[must_use]
-    pub fn in_namespace(&self, namespace: &str, uid_annotation: &'static str) -> Self {
-        let mark = OwnerMark::UidAnnotation(uid_annotation);
-        Self { namespace: namespace.to_owned(), mark, parts: Vec::new(), ..self.clone() }
-    }
-
-    /// The value of the annotation that hands an object over to this owner: `<kind>/<name>`.
-    pub(crate) fn adopt_value(&self) -> String {
-        format!("{}/{}", self.reference.kind, self.reference.name)
-    }
-
-    /// Whether an object belongs to this incarnation of the owner.
-    pub fn owns<K: Resource>(&self, object: &K) -> bool {
-        match self.mark {
-            OwnerMark::ControllerReference => {
-                self.controllers_of_our_name(object).any(|reference| reference.uid == self.reference.uid)
-            }
-            OwnerMark::UidAnnotation(name) => object.annotations().get(name) == Some(&self.reference.uid),
-        }
-    }
-
-    /// Whether an object belongs to an earlier object of the owner's name. The garbage collector is about to delete it.
-    fn owned_before<K: Resource>(&self, object: &K) -> bool {
-        self.mark == OwnerMark::ControllerReference
-            && self.controllers_of_our_name(object).any(|reference| reference.uid != self.reference.uid)
-    }
-
-    /// Whether an object that nobody controls was handed over to this owner with an annotation.
-    fn was_given<K: Resource>(&self, object: &K) -> bool {
-        let controlled = object.owner_references().iter().any(|reference| reference.controller == Some(true));
-        !controlled && object.annotations().get(annotation::ADOPT_BY) == Some(&self.adopt_value())
-    }
-
-    /// Why an object that exists cannot become this part. None: it belongs to the owner, was handed over, or is about to be
-    /// deleted with an earlier object of the owner's name.
-    fn obstacle(&self, part: &Part, live: &DynamicObject) -> Option<String> {
-        let what = format!("{} {}", part.resource.kind, part.name);
-        if self.owns(live) || self.owned_before(live) {
-            return None;
-        }
-        if !self.was_given(live) {
-            let annotation = format!("{}={}", annotation::ADOPT_BY, self.adopt_value());
-            return Some(format!(
-                "{what} belongs to somebody else; rename or delete it, or hand it over with the annotation {annotation}"
-            ));
-        }
-        let selector = part.selector.as_ref()?;
-        (live.data.pointer("/spec/selector") != Some(&json!({"matchLabels": selector}))).then(|| {
-            format!(
-                "{what} has another selector, which Kubernetes does not let anybody change; delete it, and the operator \
-                 creates its own"
-            )
-        })
-    }
-
-    fn controllers_of_our_name<'a, K: Resource>(
-        &'a self,
-        object: &'a K,
-    ) -> impl Iterator<Item = &'a OwnerReference> {
-        object.owner_references().iter().filter(|reference| {
-            reference.controller == Some(true)
-                && reference.kind == self.reference.kind
-                && reference.name == self.reference.name
-        })
-    }
 }
 
 /// The result of applying a child.
@@ -428,12 +313,12 @@ impl Applier {
         }
         if applied.is_none() || shape.is_some() {
             // Written by others, or by a creation or a patch.
-            migrate_managed_fields(api, &desired.name).await?;
+            managed_fields::migrate(api, &desired.name).await?;
         }
         let mut written = self.send(api, desired, desired.if_same(live)).await?;
         // A cached object has no managed fields: only the response shows whether fields must be migrated.
         if has_updates(&written) {
-            migrate_managed_fields(api, &desired.name).await?;
+            managed_fields::migrate(api, &desired.name).await?;
             written = self.send(api, desired, desired.if_same(live)).await?;
         }
         Ok(Applied::Written(written))
@@ -581,62 +466,6 @@ fn is_built_in<K: Resource<DynamicType = ()>>() -> bool {
 /// Parameters of the few patches that are not server-side apply.
 fn update_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
-}
-
-const UPDATE: &str = "Update";
-const APPLY: &str = "Apply";
-
-/// Whether the object has fields that the field manager wrote by update.
-fn has_updates<K: Resource>(object: &K) -> bool {
-    object.managed_fields().iter().any(|entry| is_ours(entry, UPDATE))
-}
-
-/// Turns the manager's `Update` entries into an `Apply` entry, on the live object. Does nothing if the object is gone.
-///
-/// An object that the field manager wrote by create or update lists its fields under an `Update` entry. Server-side
-/// apply does not take fields from that entry, and so never removes a field that is no longer desired. With an `Apply`
-/// entry the next apply owns, and removes, those fields. The object itself does not change.
-async fn migrate_managed_fields<K: NamespacedKind>(api: &Api<K>, name: &str) -> kube::Result<()> {
-    let Some(live) = api.get_opt(name).await? else { return Ok(()) };
-    if !has_updates(&live) {
-        return Ok(());
-    }
-    let patch = json!({"metadata": {
-        "resourceVersion": live.resource_version(),
-        "managedFields": merged(live.managed_fields()),
-    }});
-    api.patch(name, &update_params(), &Patch::Merge(&patch)).await.map(|_| ())
-}
-
-fn is_ours(entry: &ManagedFieldsEntry, operation: &str) -> bool {
-    entry.manager.as_deref() == Some(FIELD_MANAGER)
-        && entry.operation.as_deref() == Some(operation)
-        && entry.subresource.as_deref().unwrap_or_default().is_empty()
-}
-
-/// The entries, with those of the manager merged into one `Apply` entry.
-fn merged(entries: &[ManagedFieldsEntry]) -> Vec<ManagedFieldsEntry> {
-    let (ours, mut others): (Vec<_>, Vec<_>) =
-        entries.iter().cloned().partition(|entry| is_ours(entry, UPDATE) || is_ours(entry, APPLY));
-    let mut fields = json!({});
-    for entry in &ours {
-        if let Some(FieldsV1(more)) = &entry.fields_v1 {
-            unite(&mut fields, more);
-        }
-    }
-    if let Some(first) = ours.into_iter().next() {
-        let operation = Some(APPLY.to_owned());
-        others.push(ManagedFieldsEntry { operation, fields_v1: Some(FieldsV1(fields)), ..first });
-    }
-    others
-}
-
-fn unite(into: &mut Value, more: &Value) {
-    if let (Value::Object(into), Value::Object(more)) = (into, more) {
-        for (key, value) in more {
-            unite(into.entry(key.clone()).or_insert_with(|| json!({})), value);
-        }
-    }
 }
 
 #[cfg(test)]

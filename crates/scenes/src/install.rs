@@ -1,12 +1,14 @@
 //! Installing the operator: its rights in a cluster, and clusters that the tests of a program share.
 
+use std::{collections::BTreeMap, sync::Mutex};
+
 use coder_k8s::manifests::{self, Install};
 use coder_k8s_api::crds;
 use coder_k8s_testbed::{Cluster, Shared, SharedCluster};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
-    api::{DynamicObject, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
     discovery,
 };
 use serde_json::{Value, json};
@@ -86,13 +88,25 @@ async fn grant_to(client: &Client, install: &Install, group: &str) {
 pub async fn apply(client: &Client, object: Value) {
     let object: DynamicObject = serde_json::from_value(object).unwrap();
     let kind = (&object.types.clone().unwrap()).try_into().unwrap();
-    let (resource, _) = discovery::pinned_kind(client, &kind).await.unwrap();
+    let resource = resource_of(client, kind).await;
     let api: Api<DynamicObject> = match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
     };
     let params = PatchParams::apply("tests").force();
     api.patch(object.metadata.name.as_deref().unwrap(), &params, &Patch::Apply(&object)).await.unwrap();
+}
+
+/// The resource of a kind. The same on every cluster, so that each is asked for once.
+async fn resource_of(client: &Client, kind: GroupVersionKind) -> ApiResource {
+    static KNOWN: Mutex<BTreeMap<String, ApiResource>> = Mutex::new(BTreeMap::new());
+    let name = format!("{}/{} {}", kind.group, kind.version, kind.kind);
+    if let Some(known) = KNOWN.lock().unwrap().get(&name) {
+        return known.clone();
+    }
+    let (resource, _) = discovery::pinned_kind(client, &kind).await.unwrap();
+    KNOWN.lock().unwrap().insert(name, resource.clone());
+    resource
 }
 
 /// A cluster of one test's own, with these kinds and without a controller-manager.

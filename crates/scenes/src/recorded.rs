@@ -11,6 +11,8 @@ use kube::{
 use serde_json::{Value, json};
 
 const RECORDED: &str = include_str!("../fixtures/go_operator.json");
+/// The namespace of the recorded objects, and that of their workspaces.
+const NAMESPACES: [&str; 2] = ["takeover", "takeover-workspaces"];
 const OPERATOR: &str = "coder-k8s";
 const USER: &str = "kubectl-create";
 const CONTROLLERS: &str = "kube-controller-manager";
@@ -49,13 +51,27 @@ impl Written {
 
 /// Writes the recorded objects for which `wanted` holds, in a cluster that has the kinds and no controllers.
 pub async fn replay(client: &Client, wanted: impl Fn(&Value) -> bool) -> Vec<Written> {
-    for namespace in ["takeover", "takeover-workspaces"] {
+    for namespace in NAMESPACES {
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
         crate::apply(client, object).await;
     }
+    replay_in(client, NAMESPACES, wanted).await
+}
+
+/// The same in other namespaces, which exist: the one of the objects, and the one of workspaces.
+pub async fn replay_in(
+    client: &Client,
+    namespaces: [&str; 2],
+    wanted: impl Fn(&Value) -> bool,
+) -> Vec<Written> {
+    let [first, second] = namespaces;
+    // The name of the first is part of the second.
+    let moved =
+        RECORDED.replace(NAMESPACES[1], "\u{1}").replace(NAMESPACES[0], first).replace('\u{1}', second);
+    let recorded: Value = serde_json::from_str(&moved).unwrap();
     let mut uids = HashMap::new();
     let mut all = Vec::new();
-    for recorded in objects().into_iter().filter(wanted) {
+    for recorded in recorded["objects"].as_array().unwrap().iter().filter(|object| wanted(object)).cloned() {
         let old = recorded["metadata"]["uid"].as_str().unwrap().to_owned();
         let written = write(client, recorded, &uids).await;
         uids.insert(old, written.object.uid().unwrap());

@@ -8,7 +8,7 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, OnceLock},
     time::Duration,
 };
 
@@ -17,6 +17,7 @@ use coder_k8s_testbed::{AuditEvent, Cluster, Node, Shared, SharedCluster, eventu
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Namespace, PodSpec};
 use k8s_openapi::api::{apps::v1::Deployment, events::v1::Event};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -69,9 +70,22 @@ pub struct Scene {
 }
 
 /// The cluster of namespaces that only operators of tests watch.
-static UNMANAGED: SharedCluster = SharedCluster::new(crds);
+static UNMANAGED: SharedCluster = SharedCluster::new(definitions);
 /// The same without a controller-manager: no pod ever runs.
 static BARE: SharedCluster = SharedCluster::without_controllers(crds);
+
+static CRDS_OF_ANOTHER: OnceLock<PathBuf> = OnceLock::new();
+
+/// Has clusters that start from now on serve the CRDs of this folder, of another operator that is put in place of this one.
+pub fn use_crds_of_another(folder: PathBuf) {
+    let _ = CRDS_OF_ANOTHER.set(folder);
+}
+
+fn definitions() -> Vec<CustomResourceDefinition> {
+    let Some(folder) = CRDS_OF_ANOTHER.get() else { return crds() };
+    let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    files.map(|file| serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap()).collect()
+}
 
 impl Scene {
     /// A new namespace of an installation.
@@ -231,6 +245,11 @@ impl Scene {
     pub fn host(&self, name: &str, address: SocketAddr) {
         self.hosts.add(name, address);
         self.truth.host(name, address);
+    }
+
+    /// Declares that the monitor of conditions cannot judge anything in this test: the operator is another one.
+    pub fn judge_nothing(&self) {
+        self.truth.except_all();
     }
 
     /// Declares that the monitor of conditions cannot judge a condition in this test, with the reason.

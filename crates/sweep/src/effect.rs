@@ -96,7 +96,12 @@ struct State {
     victim: Option<Pid>,
     last: Instant,
     hits: Vec<(Point, Fault)>,
+    judge: Option<Judge>,
+    violations: Vec<String>,
 }
+
+/// Looks at the servers after each effect. Returns what must never be.
+pub type Judge = Box<dyn Fn() -> Option<String> + Send>;
 
 impl Default for Ledger {
     fn default() -> Self {
@@ -107,6 +112,8 @@ impl Default for Ledger {
             victim: None,
             last: Instant::now(),
             hits: Vec::new(),
+            judge: None,
+            violations: Vec::new(),
         };
         Self { state: Mutex::new(state) }
     }
@@ -158,9 +165,22 @@ impl Ledger {
         if let Some(record) = state.records.get_mut(number) {
             record.code = Some(code);
         }
+        let violation = state.judge.as_ref().and_then(|judge| judge());
+        let point = state.records.get(number).map(|record| record.point.to_string()).unwrap_or_default();
+        state.violations.extend(violation.map(|violation| format!("after {point}: {violation}")));
     }
 
-    /// How long nothing has happened, but for effects whose names `ignored` accepts.
+    /// Has every effect from now on judged.
+    pub fn judge_by(&self, judge: Judge) {
+        self.state.lock().judge = Some(judge);
+    }
+
+    /// What was found that must never be.
+    pub fn violations(&self) -> Vec<String> {
+        self.state.lock().violations.clone()
+    }
+
+    /// How long nothing has happened.
     pub fn quiet_for(&self) -> Duration {
         self.state.lock().last.elapsed()
     }
@@ -173,16 +193,6 @@ impl Ledger {
     /// The faults that were met.
     pub fn hits(&self) -> Vec<(Point, Fault)> {
         self.state.lock().hits.clone()
-    }
-
-    /// Whether a trap is still to be met.
-    pub fn is_armed(&self) -> bool {
-        !self.state.lock().traps.is_empty()
-    }
-
-    /// No fault from now on.
-    pub fn disarm(&self) {
-        self.state.lock().traps.clear();
     }
 }
 

@@ -70,11 +70,12 @@ struct Carrier {
 }
 
 impl Proxy {
-    /// Starts one on loopback in front of the server of a configuration. `namespace` is that of the case, which names of effects
+    /// Starts one on loopback in front of the server of a configuration, on any port if that is 0. `namespace` is that of the case, which names of effects
     /// leave out.
     pub async fn start(
         server: Server,
         mut config: Config,
+        port: u16,
         namespace: &str,
         ledger: Arc<Ledger>,
     ) -> io::Result<Self> {
@@ -82,7 +83,7 @@ impl Proxy {
         let upstream = Client::try_from(config).map_err(io::Error::other)?;
         // An address of its own, so that the operator's limits for one server do not span cases.
         let ip = Ipv4Addr::new(127, fastrand::u8(1..250), fastrand::u8(..), fastrand::u8(1..250));
-        let listener = TcpListener::bind((ip, 0)).await?;
+        let listener = TcpListener::bind((ip, port)).await?;
         let address = listener.local_addr()?;
         let (watching, _) = watch::channel(Watching::default());
         let replays = Arc::<Mutex<BTreeMap<String, String>>>::default();
@@ -113,7 +114,9 @@ impl Proxy {
 
     /// Holds the events of a resource until [`Self::release`].
     pub fn hold(&self, resource: &str) {
-        self.watching.send_modify(|watching| drop(watching.held.insert(resource.to_owned())));
+        self.watching.send_modify(|watching| {
+            watching.held.insert(resource.to_owned());
+        });
     }
 
     /// Shows the events that were held, or of each object only the last.
@@ -229,8 +232,7 @@ impl Carrier {
                 };
                 let name = target.name.clone().or_else(named).unwrap_or_default();
                 let name = name.replace(&self.namespace, "NS");
-                let place =
-                    if target.namespace == self.namespace { "" } else { " in another namespace" };
+                let place = if target.namespace == self.namespace { "" } else { " in another namespace" };
                 Some(format!("{verb} {} {}{place}", target.resource, steady(&name)))
             }
         }
@@ -279,16 +281,17 @@ impl Carrier {
         parts.headers.remove(header::CONTENT_LENGTH);
         parts.headers.remove(header::TRANSFER_ENCODING);
         let (sender, receiver) = mpsc::channel(16);
-        tokio::spawn(show(resource, body.into_data_stream().boxed(), watching, sender));
+        let events = body.into_data_stream().map(|chunk| chunk.map_err(Failure::from)).boxed();
+        tokio::spawn(show(resource, events, watching, sender));
         let frames = receiver.map(|line| Ok::<_, Failure>(Frame::data(line)));
-        Ok(Response::from_parts(parts, StreamBody::new(frames).boxed()))
+        Ok(Response::from_parts(parts, BoxBody::new(StreamBody::new(frames))))
     }
 }
 
 /// Passes the events of a watch on, as long as they are not held, until the watch ends or is cut.
 async fn show(
     resource: String,
-    mut body: futures::stream::BoxStream<'static, Result<Bytes, kube::client::Error>>,
+    mut body: futures::stream::BoxStream<'static, Result<Bytes, Failure>>,
     mut watching: watch::Receiver<Watching>,
     mut shown: mpsc::Sender<Bytes>,
 ) {

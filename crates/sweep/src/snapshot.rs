@@ -51,7 +51,7 @@ impl Snapshot {
                 let kind = GroupVersionKind::gvk(group, version, kind);
                 let resource = ApiResource::from_gvk_with_plural(&kind, plural);
                 let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
-                async move { Ok((kind.kind, api.list(&ListParams::default()).await?.items)) }
+                async move { Ok::<_, kube::Error>((kind.kind, api.list(&ListParams::default()).await?.items)) }
             })
         });
         let mut all = BTreeMap::new();
@@ -149,7 +149,8 @@ fn of_object(kind: &str, object: &DynamicObject) -> Value {
 fn current(value: &mut Value, generation: Option<i64>) {
     match value {
         Value::Object(fields) => {
-            fields.retain(|name, _| !name.ends_with("Time") && name != "lastTransitionTime");
+            // Daemons bear the names of their pods.
+            fields.retain(|name, _| !name.ends_with("Time") && name != "asOf" && name != "list");
             for (name, value) in fields.iter_mut() {
                 if name == "observedGeneration" {
                     *value = json!(value.as_i64() == generation);
@@ -177,8 +178,10 @@ fn of_server(server: &CoderSim) -> Value {
         .proxies()
         .into_iter()
         .filter(|proxy| !proxy.deleted)
-        .map(|proxy| json!({"id": proxy.id, "name": proxy.name, "displayName": proxy.display_name,
-            "token": symbol_of_secret(proxy.token.expose_secret())}))
+        .map(|proxy| {
+            json!({"id": proxy.id, "name": proxy.name, "displayName": proxy.display_name,
+            "token": symbol_of_secret(proxy.token.expose_secret())})
+        })
         .collect();
     let mut licenses: Vec<_> = server.licenses().into_iter().map(|license| license.uuid).collect();
     licenses.sort();
@@ -213,8 +216,7 @@ impl Symbols<'_> {
             }
             Value::Object(fields) => {
                 let fields = fields.into_iter().map(|(name, value)| {
-                    let is_secret =
-                        is_secret || ["data", "material", "token"].contains(&name.as_str());
+                    let is_secret = is_secret || ["data", "material", "token"].contains(&name.as_str());
                     (self.text(&name), self.value(value, is_secret))
                 });
                 Value::Object(fields.collect::<Map<_, _>>())
@@ -293,7 +295,10 @@ mod tests {
             of(
                 &[
                     ("coderd", json!({"keys": [{"id": format!("{id}{first}"), "material": "YWJj"}]})),
-                    ("status", json!({"id": format!("{id}{second}"), "url": format!("http://coder.{ns}.svc")})),
+                    (
+                        "status",
+                        json!({"id": format!("{id}{second}"), "url": format!("http://coder.{ns}.svc")}),
+                    ),
                 ],
                 ns,
             )

@@ -145,7 +145,9 @@ impl Builder {
 pub struct Cluster {
     binaries: Binaries,
     access: Access,
-    etcd: Arc<Component>,
+    etcd: parking_lot::Mutex<Arc<Component>>,
+    etcd_args: Vec<String>,
+    etcd_port: u16,
     api_server: Mutex<Arc<Component>>,
     api_server_args: Vec<String>,
     controller_manager: Option<Arc<Component>>,
@@ -282,6 +284,11 @@ impl Cluster {
         start::start_api_server(self).await
     }
 
+    /// Kills etcd and starts it again with the same address and data. Waits until the API server works with it.
+    pub async fn restart_etcd(&self) -> Result<(), Error> {
+        start::restart_etcd(self).await
+    }
+
     /// Directory with the data, keys and logs of the cluster.
     pub fn run_dir(&self) -> &Path {
         self.group.dir().path()
@@ -299,8 +306,8 @@ impl Cluster {
 
     /// Last lines of the log of each component, for the report on a failed test.
     pub fn logs(&self) -> Vec<(&'static str, String)> {
-        let api_server = self.api_server.lock().clone();
-        [Some(&self.etcd), Some(&api_server), self.controller_manager.as_ref()]
+        let (etcd, api_server) = (self.etcd.lock().clone(), self.api_server.lock().clone());
+        [Some(&etcd), Some(&api_server), self.controller_manager.as_ref()]
             .into_iter()
             .flatten()
             .map(|component| (component.name, component.log_tail()))

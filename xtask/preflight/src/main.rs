@@ -14,7 +14,7 @@ use std::{
 };
 
 /// Chores that run a database server.
-const WITH_POSTGRES: [&str; 4] = ["test", "e2e", "soak", "release-check"];
+const WITH_POSTGRES: [&str; 5] = ["test", "e2e", "soak", "sweep", "release-check"];
 /// Chores that need nothing but the programs of the cluster, which Go builds once.
 const WITH_CLUSTER: [&str; 3] = ["testbed", "kills", "upgrade"];
 /// Debian installs each release of Postgres in a directory of its own that is not in `PATH`.

@@ -1,6 +1,8 @@
 use k8s_openapi::{api::core::v1::ServiceAccount, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::api::ObjectMeta;
 
+use std::collections::BTreeMap;
+
 use super::{desired::DesiredObject, *};
 
 /// The annotation that the operator would hand in.
@@ -116,29 +118,4 @@ fn a_hand_over_stops_at_what_cannot_be_taken_over() {
             _ => assert_eq!(found.as_deref(), obstacle, "{live:?}"),
         }
     }
-}
-
-fn entry(manager: &str, operation: &str, subresource: Option<&str>, fields: Value) -> ManagedFieldsEntry {
-    ManagedFieldsEntry {
-        manager: Some(manager.into()),
-        operation: Some(operation.into()),
-        subresource: subresource.map(Into::into),
-        fields_v1: Some(FieldsV1(fields)),
-        ..ManagedFieldsEntry::default()
-    }
-}
-
-#[test]
-fn entries_of_the_manager_become_one_and_the_others_stay() {
-    let entries = [
-        entry("kubectl", UPDATE, None, json!({"f:data": {}})),
-        entry(FIELD_MANAGER, UPDATE, None, json!({"f:spec": {"f:a": {}}})),
-        entry(FIELD_MANAGER, APPLY, None, json!({"f:spec": {"f:b": {}}})),
-        entry(FIELD_MANAGER, UPDATE, Some("status"), json!({"f:status": {}})),
-    ];
-    let merged = merged(&entries);
-    assert_eq!(merged.len(), 3);
-    let ours = merged.iter().find(|entry| is_ours(entry, APPLY)).unwrap();
-    assert_eq!(ours.fields_v1.as_ref().unwrap().0, json!({"f:spec": {"f:a": {}, "f:b": {}}}));
-    assert!(merged.iter().any(|entry| entry.subresource.as_deref() == Some("status")));
 }

@@ -102,11 +102,11 @@ async fn serve(listener: TcpListener, acts: Arc<Vec<Act>>, record: Arc<Record>) 
     while let Ok((stream, _)) = listener.accept().await {
         record.connections.fetch_add(1, Ordering::SeqCst);
         let (acts, record) = (acts.clone(), record.clone());
-        connections.spawn(async move { converse(stream, &acts, &record).await });
+        connections.spawn(async move { serve_one(stream, &acts, &record).await });
     }
 }
 
-async fn converse(mut stream: TcpStream, acts: &[Act], record: &Record) -> io::Result<()> {
+async fn serve_one(mut stream: TcpStream, acts: &[Act], record: &Record) -> io::Result<()> {
     let mut written = 0;
     for act in acts {
         let mut head = vec![0; 16 * 1024];

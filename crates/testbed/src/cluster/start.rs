@@ -68,9 +68,8 @@ async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, E
         .map_err(Error::io("write the cluster's files"))?;
     let files = Files { dir: group.dir().path() };
 
-    let etcd = group
-        .spawn("etcd", &binaries.etcd, &flags::etcd(&files, etcd_port))
-        .map_err(Error::io("start etcd"))?;
+    let etcd_args = flags::etcd(&files, etcd_port);
+    let etcd = group.spawn("etcd", &binaries.etcd, &etcd_args).map_err(Error::io("start etcd"))?;
     ready(&etcd, &[], *ready_within, || TcpStream::connect((Ipv4Addr::LOCALHOST, etcd_port))).await?;
     tell("etcd is up");
 
@@ -103,7 +102,9 @@ async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, E
         audit_log: parking_lot::Mutex::default(),
         binaries: binaries.clone(),
         access,
-        etcd,
+        etcd: Mutex::new(etcd),
+        etcd_args,
+        etcd_port,
         api_server: Mutex::new(api_server),
         api_server_args: args,
         controller_manager,
@@ -124,7 +125,22 @@ pub(super) async fn start_api_server(cluster: &Cluster) -> Result<(), Error> {
         .map_err(Error::io("start kube-apiserver"))?;
     cluster.api_server.lock().clone_from(&new);
     let client = own_client(&cluster.access);
-    ready(&new, &[&cluster.etcd], cluster.ready_within, || readyz(&client)).await
+    let etcd = cluster.etcd.lock().clone();
+    ready(&new, &[&etcd], cluster.ready_within, || readyz(&client)).await
+}
+
+pub(super) async fn restart_etcd(cluster: &Cluster) -> Result<(), Error> {
+    let running = cluster.etcd.lock().clone();
+    running.kill().map_err(Error::io("kill etcd"))?;
+    let new = cluster
+        .group
+        .spawn("etcd", &cluster.binaries.etcd, &cluster.etcd_args)
+        .map_err(Error::io("start etcd"))?;
+    cluster.etcd.lock().clone_from(&new);
+    let port = cluster.etcd_port;
+    ready(&new, &[], cluster.ready_within, || TcpStream::connect((Ipv4Addr::LOCALHOST, port))).await?;
+    let client = own_client(&cluster.access);
+    ready(&new, &[], cluster.ready_within, || readyz(&client)).await
 }
 
 fn write_files(group: &Group, pki: &Pki, access: &Access) -> io::Result<()> {

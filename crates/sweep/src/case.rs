@@ -1,0 +1,326 @@
+//! One case: a scenario, what goes wrong in it, and how it ends.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    effect::{Fault, Point, Record, Trap},
+    scenario::Scenario,
+    snapshot::Snapshot,
+    stage::Stage,
+};
+
+/// How long a case may take to end as it should, from its change on.
+const CONVERGE_WITHIN: Duration = Duration::from_secs(90);
+/// How long nothing may happen for a case to be at rest. In a reference, which nothing is compared with, it is longer.
+const QUIET: Duration = Duration::from_millis(900);
+const QUIET_REFERENCE: Duration = Duration::from_secs(3);
+const POLL: Duration = Duration::from_millis(100);
+/// How long events are held, and how long a leader is stopped: longer than its lease.
+const HELD: Duration = Duration::from_millis(1500);
+const STOPPED: Duration = Duration::from_millis(3500);
+
+/// How a leader ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaderEnd {
+    Killed,
+    Terminated,
+    /// Stopped until after its lease has expired, and then continued.
+    Frozen,
+}
+
+/// What goes wrong.
+#[derive(Clone, Debug)]
+pub enum Trouble {
+    /// Nothing: its end is what the others are compared with.
+    None,
+    /// An effect meets a fault.
+    Crash(Point, Fault),
+    /// The operator is killed at one effect, and its successor at one of its first.
+    Twice { first: usize, second: usize, after: bool },
+    /// Some effects fail by chance.
+    Storm { code: u16, seed: u64 },
+    /// Events of a resource come late, or only the last of each object.
+    Stale { resource: &'static str, thinned: bool },
+    /// Watches of a resource begin again from before the change.
+    Replay { resource: &'static str },
+    /// All watches are cut when an effect happens.
+    Cut { at: usize },
+    /// The leader ends at an effect; another instance stands by.
+    Failover { end: LeaderEnd, at: usize },
+    /// The API server or etcd is killed and started again right after the change, for all cases of a round.
+    Restart(Component),
+}
+
+/// What is restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Component {
+    ApiServer,
+    Etcd,
+}
+
+/// How the cases of a round change what they change at the same time.
+pub struct Round {
+    /// Told when a case is prepared, and again when it has changed something.
+    pub told: mpsc::UnboundedSender<()>,
+    pub go: watch::Receiver<bool>,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => write!(f, "none"),
+            Self::Crash(point, fault) => write!(f, "{fault}: {point}"),
+            Self::Twice { first, second, after } => {
+                write!(f, "twice-{}: {first} {second}", if *after { "after" } else { "before" })
+            }
+            Self::Storm { code: 0, seed } => write!(f, "storm-mixed: {seed}"),
+            Self::Storm { code, seed } => write!(f, "storm-{code}: {seed}"),
+            Self::Stale { resource, thinned: false } => write!(f, "held: {resource}"),
+            Self::Stale { resource, thinned: true } => write!(f, "unobserved: {resource}"),
+            Self::Replay { resource } => write!(f, "replayed: {resource}"),
+            Self::Cut { at } => write!(f, "watches-cut: {at}"),
+            Self::Failover { end, at } => {
+                let end = match end {
+                    LeaderEnd::Killed => "killed",
+                    LeaderEnd::Terminated => "terminated",
+                    LeaderEnd::Frozen => "frozen",
+                };
+                write!(f, "leader-{end}: {at}")
+            }
+            Self::Restart(Component::ApiServer) => write!(f, "restarted: kube-apiserver"),
+            Self::Restart(Component::Etcd) => write!(f, "restarted: etcd"),
+        }
+    }
+}
+
+/// How a case that ended well did.
+#[derive(Debug)]
+pub struct Outcome {
+    pub records: Vec<Record>,
+    pub end: Snapshot,
+    /// Whether the fault was met at all.
+    pub reached: bool,
+    /// How often the operator ended.
+    pub ends: usize,
+}
+
+/// Why a case failed, with its story.
+#[derive(Debug)]
+pub struct Failure {
+    pub why: String,
+    pub story: String,
+}
+
+/// Plays a case. `reference` is how it should end; there is none for the case that finds that out.
+pub async fn play(
+    scenario: &'static Scenario,
+    trouble: &Trouble,
+    reference: Option<&(Snapshot, BTreeMap<String, usize>)>,
+    mut round: Option<Round>,
+) -> Result<Outcome, Failure> {
+    let elects = matches!(trouble, Trouble::Failover { .. });
+    let stage = Stage::new(scenario.name, scenario.needs, elects).await;
+    if !scenario.needs.late {
+        stage.start();
+    }
+    (scenario.prepare)(&stage).await;
+    settle(&stage).await;
+    let before = newest_version(&stage).await;
+    stage.ledger.begin(traps(trouble));
+    match trouble {
+        Trouble::Stale { resource, .. } => stage.api.hold(resource),
+        Trouble::Failover { .. } if !scenario.needs.late => {
+            stage.start();
+            // Faults are for the leader.
+            stage.with_operator(0, |leader| stage.ledger.aim(leader.pid()));
+        }
+        _ => {}
+    }
+    if let Some(Round { told, go }) = &mut round {
+        let _ = told.send(());
+        let _ = go.wait_for(|go| *go).await;
+    }
+    (scenario.change)(&stage).await;
+    if let Some(Round { told, .. }) = &round {
+        let _ = told.send(());
+    }
+    let mut ends = 0;
+    match trouble {
+        Trouble::Stale { thinned, .. } => {
+            tokio::time::sleep(HELD).await;
+            stage.api.release(*thinned);
+        }
+        Trouble::Replay { resource } => {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            stage.api.replay(resource, &before);
+        }
+        Trouble::Cut { at } => {
+            until_effects(&stage, *at).await;
+            stage.api.cut_watches();
+        }
+        Trouble::Failover { end, at } => {
+            until_effects(&stage, *at).await;
+            ends += 1;
+            end_leader(&stage, *end).await;
+        }
+        _ => {}
+    }
+    let converged = converge(&stage, reference, &mut ends).await;
+    let (log, panicked, lost) = (stage.log(), stage.panicked(), stage.lost_jobs());
+    stage.clear().await;
+    let records = stage.ledger.records();
+    let story = || {
+        let effects: Vec<_> = records.iter().map(|record| format!("  {record}")).collect();
+        format!("effects:\n{}\nlog of the last operator:\n{}", effects.join("\n"), log)
+    };
+    let end = match converged {
+        Ok(end) => end,
+        Err(why) => return Err(Failure { why, story: story() }),
+    };
+    if panicked {
+        return Err(Failure { why: "the operator panicked".to_owned(), story: story() });
+    }
+    let mut violations = stage.ledger.violations();
+    if lost > 0 && !scenario.cuts {
+        violations.push(format!("{lost} jobs lost their session"));
+    }
+    if !violations.is_empty() {
+        return Err(Failure { why: violations.join("\n"), story: story() });
+    }
+    if let Some(why) = reference.and_then(|(_, writes)| excessive(writes, &records)) {
+        return Err(Failure { why, story: story() });
+    }
+    let reached = match trouble {
+        Trouble::None => true,
+        Trouble::Crash(..) | Trouble::Storm { .. } => !stage.ledger.hits().is_empty(),
+        Trouble::Twice { .. } => stage.ledger.hits().len() == 2,
+        _ => true,
+    };
+    Ok(Outcome { records, end, reached, ends })
+}
+
+fn traps(trouble: &Trouble) -> Vec<Trap> {
+    let kill = |after: &bool| if *after { Fault::KilledAfter } else { Fault::KilledBefore };
+    match trouble {
+        Trouble::Crash(point, fault) => vec![Trap::At(point.clone(), *fault)],
+        Trouble::Twice { first, second, after } => {
+            vec![Trap::Next(*first, kill(after)), Trap::Next(*second, kill(after))]
+        }
+        Trouble::Storm { code, seed } => {
+            let faults = match code {
+                0 => vec![
+                    Fault::Answered(409),
+                    Fault::Answered(429),
+                    Fault::Answered(500),
+                    Fault::Answered(503),
+                    Fault::Dropped,
+                    Fault::ReplyLost,
+                    Fault::Delayed(Duration::from_millis(300)),
+                ],
+                code => vec![Fault::Answered(*code)],
+            };
+            vec![Trap::Storm { faults, left: 6, percent: 50, seed: *seed }]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Waits until nothing has happened for a while.
+async fn settle(stage: &Stage) {
+    let began = Instant::now();
+    while stage.ledger.quiet_for() < QUIET && began.elapsed() < CONVERGE_WITHIN {
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Waits until so many effects have happened since the change, or it is clear that so many will not.
+async fn until_effects(stage: &Stage, least: usize) {
+    let began = Instant::now();
+    while stage.ledger.records().len() < least && began.elapsed() < Duration::from_secs(5) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn end_leader(stage: &Stage, end: LeaderEnd) {
+    let signal = |signal| {
+        stage.with_operator(0, |leader| leader.signal(signal));
+    };
+    match end {
+        LeaderEnd::Killed => signal(Signal::KILL),
+        LeaderEnd::Terminated => signal(Signal::TERM),
+        LeaderEnd::Frozen => {
+            signal(Signal::STOP);
+            tokio::time::sleep(STOPPED).await;
+            signal(Signal::CONT);
+        }
+    }
+}
+
+/// A version of the cluster from before the change.
+async fn newest_version(stage: &Stage) -> String {
+    let secrets: kube::Api<k8s_openapi::api::core::v1::Secret> = stage.scene().api();
+    let list = secrets.list_metadata(&kube::api::ListParams::default()).await;
+    list.ok().and_then(|list| list.metadata.resource_version).unwrap_or_default()
+}
+
+async fn converge(
+    stage: &Stage,
+    reference: Option<&(Snapshot, BTreeMap<String, usize>)>,
+    ends: &mut usize,
+) -> Result<Snapshot, String> {
+    let began = Instant::now();
+    let mut last = Vec::new();
+    while began.elapsed() < CONVERGE_WITHIN {
+        tokio::time::sleep(POLL).await;
+        if stage.restart_if_ended() {
+            *ends += 1;
+        }
+        let quiet = stage.ledger.quiet_for();
+        match reference {
+            None if quiet >= QUIET_REFERENCE && stage.is_observed().await => {
+                return stage.snapshot().await.map_err(|error| error.to_string());
+            }
+            Some((expected, _)) if quiet >= QUIET => {
+                let Ok(found) = stage.snapshot().await else { continue };
+                last = found.difference(expected);
+                if last.is_empty() && stage.ledger.quiet_for() >= QUIET {
+                    return Ok(found);
+                }
+                tokio::time::sleep(POLL * 5).await;
+            }
+            _ => {}
+        }
+    }
+    let quiet = stage.ledger.quiet_for();
+    Err(format!(
+        "not as it should be after {CONVERGE_WITHIN:?} (quiet for {quiet:?}):\n  {}",
+        last.join("\n  ")
+    ))
+}
+
+/// How often each object was written, by what was done.
+pub fn writes(records: &[Record]) -> BTreeMap<String, usize> {
+    let mut writes = BTreeMap::new();
+    for record in records {
+        *writes.entry(record.point.name.clone()).or_default() += 1;
+    }
+    writes
+}
+
+/// An effect that happened far more often than it had to.
+fn excessive(expected: &BTreeMap<String, usize>, records: &[Record]) -> Option<String> {
+    let found = writes(records);
+    let (name, count) = found.iter().find(|(name, count)| {
+        let allowed = expected.get(*name).copied().unwrap_or_default() * 3 + 12;
+        **count > allowed
+    })?;
+    let usual = expected.get(name).copied().unwrap_or_default();
+    Some(format!("{name} happened {count} times, and {usual} times without a fault"))
+}

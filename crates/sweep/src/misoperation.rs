@@ -1,0 +1,293 @@
+//! Misoperations: every property of every kind is set, changed, removed and set to absurd values, and then put back.
+//!
+//! The API server refuses a value, or the operator observes it, whatever it makes of it. Put back, everything is as it was.
+//! No controllers run, so that a change costs no pods.
+
+use std::time::{Duration, Instant};
+
+use coder_k8s_api::crds;
+use coder_k8s_scenes::coderd::license;
+use futures::{StreamExt as _, stream};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    property::{Property, properties},
+    scenario,
+    snapshot::Snapshot,
+    stage::{Needs, Stage},
+};
+
+/// How long the operator may take to observe an edit, and to have everything as it was.
+const OBSERVED_WITHIN: Duration = Duration::from_secs(20);
+const BACK_WITHIN: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+/// How many properties one stage goes through.
+const CHUNK: usize = 40;
+
+/// What misoperations did.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Tally {
+    /// Writes that were tried.
+    pub operations: usize,
+    pub accepted: usize,
+    pub refused: usize,
+    pub properties: usize,
+    /// Properties of which no value was accepted.
+    pub never_accepted: Vec<String>,
+    pub failures: Vec<String>,
+}
+
+impl Tally {
+    pub fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+        self.properties += other.properties;
+        self.never_accepted.extend(other.never_accepted);
+        self.failures.extend(other.failures);
+    }
+}
+
+/// A kind with the object that is edited.
+#[derive(Clone, Copy)]
+struct Edited {
+    kind: &'static str,
+    plural: &'static str,
+    name: &'static str,
+}
+
+const EDITED: [Edited; 3] = [
+    Edited { kind: "CoderControlPlane", plural: "codercontrolplanes", name: "coder" },
+    Edited { kind: "CoderProvisioner", plural: "coderprovisioners", name: "pool" },
+    Edited { kind: "CoderWorkspaceProxy", plural: "coderworkspaceproxies", name: "eu" },
+];
+
+/// Goes through all properties, or through so many of each kind by chance, and through some sequences.
+pub async fn run(sample: Option<usize>, only: Option<&str>, seed: u64, at_a_time: usize) -> Tally {
+    let mut chance = fastrand::Rng::with_seed(seed);
+    let mut work = Vec::new();
+    for edited in EDITED {
+        let schema = spec_schema(edited.plural);
+        let mut all = properties(&schema);
+        if let Some(text) = only {
+            all.retain(|property| format!("{} {}", edited.kind, property.path()).contains(text));
+        }
+        if let Some(sample) = sample {
+            chance.shuffle(&mut all);
+            all.truncate(sample);
+        }
+        for chunk in all.chunks(CHUNK) {
+            work.push((edited, schema.clone(), chunk.to_vec(), chance.u64(..)));
+        }
+    }
+    let mut tally = Tally::default();
+    let mut running = stream::iter(work)
+        .map(|(edited, schema, chunk, seed)| async move {
+            let names: Vec<_> = chunk.iter().map(Property::path).collect();
+            let played = tokio::spawn(async move { go_through(edited, &schema, &chunk, seed).await });
+            played.await.unwrap_or_else(|panic| Tally {
+                failures: vec![format!("{} {}: {panic}", edited.kind, names.join(", "))],
+                ..Tally::default()
+            })
+        })
+        .buffer_unordered(at_a_time.max(1));
+    let mut told = Instant::now();
+    while let Some(part) = running.next().await {
+        for failure in &part.failures {
+            println!("\nFAILED misoperation: {failure}\n");
+        }
+        tally.add(part);
+        if told.elapsed() > Duration::from_secs(10) {
+            told = Instant::now();
+            println!(
+                "{} properties, {} operations, {} failed",
+                tally.properties,
+                tally.operations,
+                tally.failures.len()
+            );
+        }
+    }
+    tally
+}
+
+/// The schema of the spec of a kind.
+fn spec_schema(plural: &str) -> Value {
+    let all = crds();
+    let crd = all.iter().find(|crd| crd.spec.names.plural == plural).unwrap();
+    let schema = crd.spec.versions.first().and_then(|version| version.schema.as_ref()).unwrap();
+    let schema = serde_json::to_value(&schema.open_api_v3_schema).unwrap();
+    schema["properties"]["spec"].clone()
+}
+
+/// A stage with the objects at rest, and how they are.
+struct Bench {
+    stage: Stage,
+    edited: Edited,
+    api: Api<DynamicObject>,
+    base: Value,
+    start: Snapshot,
+}
+
+async fn go_through(edited: Edited, schema: &Value, chunk: &[Property], seed: u64) -> Tally {
+    let bench = Bench::new(edited).await;
+    let mut tally = Tally::default();
+    for property in chunk {
+        tally.properties += 1;
+        let before = tally.accepted;
+        let failed = bench.misoperate(schema, property, &mut tally).await;
+        if tally.accepted == before {
+            tally.never_accepted.push(format!("{} {}", edited.kind, property.path()));
+        }
+        if let Err(why) = failed {
+            tally.failures.push(format!(
+                "{} {}: {why}\nlog:\n{}",
+                edited.kind,
+                property.path(),
+                bench.stage.log()
+            ));
+            return tally;
+        }
+    }
+    let mut chance = fastrand::Rng::with_seed(seed);
+    for _ in 0..chunk.len().div_ceil(8) {
+        if let Err(why) = bench.sequence(schema, chunk, &mut chance, &mut tally).await {
+            tally.failures.push(format!("{} in a sequence: {why}\nlog:\n{}", edited.kind, bench.stage.log()));
+            return tally;
+        }
+    }
+    if bench.stage.panicked() {
+        tally.failures.push(format!("{}: the operator panicked:\n{}", edited.kind, bench.stage.log()));
+    }
+    tally
+}
+
+impl Bench {
+    async fn new(edited: Edited) -> Self {
+        let needs = Needs { bare: true, ..Needs::default() };
+        let stage = Stage::new("misoperation", needs, false).await;
+        stage.start();
+        stage.coder().secret("license", "license", &license(1)).await;
+        scenario::answered_plane(&stage).await;
+        match edited.kind {
+            "CoderProvisioner" => drop(stage.coder().make(json!({})).await),
+            "CoderWorkspaceProxy" => drop(stage.site.make(json!({})).await),
+            _ => {}
+        }
+        let group = GroupVersionKind::gvk("coder.com", "v1alpha1", edited.kind);
+        let resource = ApiResource::from_gvk_with_plural(&group, edited.plural);
+        let scene = stage.scene();
+        let api: Api<DynamicObject> = Api::namespaced_with(scene.client.clone(), &scene.namespace, &resource);
+        let quiet = Instant::now();
+        while quiet.elapsed() < OBSERVED_WITHIN
+            && (stage.ledger.quiet_for() < Duration::from_millis(1500) || !stage.is_observed().await)
+        {
+            tokio::time::sleep(POLL * 5).await;
+        }
+        let start = stage.snapshot().await.unwrap();
+        let base = api.get(edited.name).await.unwrap().data["spec"].clone();
+        Self { stage, edited, api, base, start }
+    }
+
+    /// Sets, changes and spoils one property, and puts it back.
+    async fn misoperate(&self, schema: &Value, property: &Property, tally: &mut Tally) -> Result<(), String> {
+        let mut accepted = 0;
+        for (number, value) in property.plausible().into_iter().enumerate() {
+            // Set and changed is enough.
+            if accepted < 2 && self.try_edit(&property.patch(schema, value, number), tally).await? {
+                accepted += 1;
+            }
+        }
+        for value in property.absurd() {
+            self.try_edit(&property.patch(schema, value, 0), tally).await?;
+        }
+        self.try_edit(&json!({property.top(): null}), tally).await?;
+        self.put_back(tally).await
+    }
+
+    /// A few edits one on top of the other.
+    async fn sequence(
+        &self,
+        schema: &Value,
+        chunk: &[Property],
+        chance: &mut fastrand::Rng,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
+        for _ in 0..4 {
+            let Some(property) = chance.choice(chunk) else { return Ok(()) };
+            let absurd = chance.bool();
+            let values = if absurd { property.absurd() } else { property.plausible() };
+            let Some(value) = chance.choice(values) else { continue };
+            let patch = property.patch(schema, value, chance.usize(..8));
+            self.edit(&patch, tally).await?;
+        }
+        self.put_back(tally).await
+    }
+
+    /// Edits the spec. Returns whether the API server accepted that; then the operator has observed it.
+    async fn try_edit(&self, patch: &Value, tally: &mut Tally) -> Result<bool, String> {
+        let accepted = self.edit(patch, tally).await?;
+        if accepted {
+            self.until_observed().await.map_err(|why| format!("{}: {why}", short(patch)))?;
+        }
+        Ok(accepted)
+    }
+
+    async fn edit(&self, patch: &Value, tally: &mut Tally) -> Result<bool, String> {
+        tally.operations += 1;
+        let merge = Patch::Merge(json!({"spec": patch}));
+        match self.api.patch(self.edited.name, &PatchParams::default(), &merge).await {
+            Ok(_) => {
+                tally.accepted += 1;
+                Ok(true)
+            }
+            Err(kube::Error::Api(status))
+                if (400..500).contains(&status.code) && !status.message.is_empty() =>
+            {
+                tally.refused += 1;
+                Ok(false)
+            }
+            Err(error) => Err(format!("{}: the API server says {error}", short(patch))),
+        }
+    }
+
+    async fn until_observed(&self) -> Result<(), String> {
+        let began = Instant::now();
+        while began.elapsed() < OBSERVED_WITHIN {
+            let object = self.api.get(self.edited.name).await.map_err(|error| error.to_string())?;
+            if object.data["status"]["observedGeneration"].as_i64() == object.metadata.generation {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Err(format!("not observed within {OBSERVED_WITHIN:?}"))
+    }
+
+    /// Puts the spec back, and waits until everything is as it was.
+    async fn put_back(&self, tally: &mut Tally) -> Result<(), String> {
+        tally.operations += 1;
+        let replace = json!([{"op": "replace", "path": "/spec", "value": self.base}]);
+        let patch = Patch::Json::<()>(serde_json::from_value(replace).map_err(|error| error.to_string())?);
+        let put = self.api.patch(self.edited.name, &PatchParams::default(), &patch).await;
+        put.map_err(|error| format!("cannot be put back: {error}"))?;
+        let (began, mut last) = (Instant::now(), Vec::new());
+        while began.elapsed() < BACK_WITHIN {
+            self.until_observed().await?;
+            let found = self.stage.snapshot().await.map_err(|error| error.to_string())?;
+            last = found.difference(&self.start);
+            if last.is_empty() {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL * 3).await;
+        }
+        Err(format!("put back, it is not as it was:\n  {}", last.join("\n  ")))
+    }
+}
+
+fn short(value: &Value) -> String {
+    value.to_string().chars().take(300).collect()
+}

@@ -1,0 +1,320 @@
+//! Where a case takes place: a namespace, a simulated coderd, perhaps a database, and an operator that reaches all of them
+//! only through proxies.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+    process::Command,
+    sync::{Arc, OnceLock, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy};
+use coder_k8s_scenes::{
+    Operator, pool::PoolScene, proxy::ProxyScene, scene::Scene, working_daemons::Daemons,
+};
+use coder_k8s_testbed::{
+    codersim::{CoderSim, Mode},
+    postgres::{self, Database, migrated},
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
+};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::{
+    effect::Ledger,
+    proxy::{Proxy, Server},
+    snapshot::Snapshot,
+    sql::SqlProxy,
+};
+
+/// Flags of every operator: nothing is asked of coderd by the clock, so that a case at rest is quiet.
+const FLAGS: [&str; 4] =
+    ["--coderd-timeout=1s", "--cleanup-timeout=20s", "--entitlements-interval=1h", "--verify-interval=1h"];
+const NO_LEASE: [&str; 1] = ["--leader-elect=false"];
+/// Short enough that a successor leads within seconds.
+const LEASE: [&str; 3] = ["--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=300ms"];
+
+/// Another operator in place of this project's. It watches the whole cluster, so that one case runs at a time; it has the
+/// rights of an administrator, makes its own token in the database, and finds coderd by its hosts file.
+#[derive(Clone, Debug)]
+pub struct Foreign {
+    /// For a shell.
+    pub command: String,
+}
+
+static FOREIGN: OnceLock<Foreign> = OnceLock::new();
+
+/// Puts another operator in place of this project's, for all stages.
+pub fn use_another(foreign: Foreign) {
+    let _ = FOREIGN.set(foreign);
+}
+
+/// The other operator, if there is one.
+pub fn another() -> Option<&'static Foreign> {
+    FOREIGN.get()
+}
+
+/// What a scenario needs of its stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Needs {
+    /// coderd has a database, in which the operator makes its own token.
+    pub database: bool,
+    /// What coderd knows no more is noticed within a second.
+    pub verifies: bool,
+    /// No controllers run, so that recorded objects stay as they are.
+    pub bare: bool,
+    /// Another namespace, for workspaces.
+    pub workspaces: bool,
+    /// The start of the operator is the change.
+    pub late: bool,
+}
+
+pub struct Stage {
+    daemons: Mutex<Option<Daemons>>,
+    pub site: ProxyScene,
+    /// Between the operator and the API server.
+    pub api: Proxy,
+    /// Between the operator and coderd.
+    coderd: Proxy,
+    pub ledger: Arc<Ledger>,
+    pub database: Option<(Database<'static>, SqlProxy)>,
+    /// Servers of further control planes.
+    pub others: Mutex<Vec<Arc<CoderSim>>>,
+    operators: Mutex<Vec<Operator>>,
+    flags: Vec<&'static str>,
+}
+
+impl Stage {
+    pub async fn new(name: &str, needs: Needs, elects: bool) -> Self {
+        let beside: &[&str] = if needs.workspaces { &["workspaces"] } else { &[] };
+        let scene = if needs.bare {
+            Scene::bare_with(name, beside).await
+        } else {
+            Scene::unmanaged_with(name, beside).await
+        };
+        let ledger = Arc::new(Ledger::default());
+        let mut config = scene.cluster().config();
+        if another().is_some() {
+            scene.judge_nothing();
+        } else {
+            config.auth_info.impersonate = Some(format!("operator-of-{}", scene.namespace));
+            config.auth_info.impersonate_groups = Some(scene.operator_groups());
+        }
+        let api =
+            Proxy::start(Server::Kubernetes, config, 0, &scene.namespace, ledger.clone()).await.unwrap();
+        let sim = CoderSim::start(Mode::Licensed).await.unwrap();
+        let upstream = kube::Config::new(sim.url().parse().unwrap());
+        // A hosts file names no port.
+        let port = if another().is_some() { 80 } else { 0 };
+        let coderd =
+            Proxy::start(Server::Coderd, upstream, port, &scene.namespace, ledger.clone()).await.unwrap();
+        sim.also_at(coderd.address());
+        scene.service("coder", coderd.address());
+        let database = if needs.database || another().is_some() {
+            let database = migrated(None).await;
+            sim.use_database(database.connect_as_superuser().await.unwrap()).await.unwrap();
+            let port = postgres::shared().await.port();
+            Some((database, SqlProxy::start(port, ledger.clone()).await.unwrap()))
+        } else {
+            None
+        };
+        let mut flags: Vec<_> = if elects { LEASE.to_vec() } else { NO_LEASE.to_vec() };
+        flags.extend(FLAGS);
+        if needs.verifies {
+            flags.retain(|flag| !flag.ends_with("-interval=1h"));
+            flags.extend(["--verify-interval=1s", "--entitlements-interval=1s"]);
+        }
+        let sim = Arc::new(sim);
+        let judged = sim.clone();
+        ledger.judge_by(Box::new(move || never(&judged)));
+        let site = ProxyScene { coder: PoolScene { scene, sim } };
+        let (others, operators, daemons) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { daemons, site, api, coderd, ledger, database, others, operators, flags }
+    }
+
+    pub fn scene(&self) -> &Scene {
+        &self.site.coder.scene
+    }
+
+    pub fn coder(&self) -> &PoolScene {
+        &self.site.coder
+    }
+
+    /// From now on, daemons work in the pods of pools: one job after the other, each to its end.
+    pub fn put_to_work(&self) {
+        let host = |name: &str| format!("{name}.{}.svc.cluster.local", self.scene().namespace);
+        let mut servers = HashMap::from([(host("coder"), self.site.coder.sim.clone())]);
+        servers.extend(self.others.lock().first().map(|other| (host("other"), other.clone())));
+        *self.daemons.lock() = Some(Daemons::follow(self.scene(), servers));
+    }
+
+    /// Ends the daemons. Returns how many jobs lost their session.
+    pub fn lost_jobs(&self) -> usize {
+        self.daemons.lock().take().map_or(0, |daemons| daemons.tally.lost.load(Ordering::SeqCst))
+    }
+
+    pub fn sim(&self) -> &CoderSim {
+        &self.site.coder.sim
+    }
+
+    /// Starts an operator. Faults kill the last one.
+    pub fn start(&self) {
+        let operator = match another() {
+            Some(another) => self.start_another(another),
+            None => self.scene().start_through(&self.api.url(), &self.flags),
+        };
+        self.ledger.aim(operator.pid());
+        self.operators.lock().push(operator);
+    }
+
+    fn start_another(&self, another: &Foreign) -> Operator {
+        let scene = self.scene();
+        let folder = scene.cluster().run_dir();
+        let file = |name: &str| folder.join(format!("{name}-{}", scene.namespace));
+        let (hosts, kubeconfig) = (file("etc-hosts"), file("kubeconfig"));
+        let host = format!("coder.{}.svc.cluster.local", scene.namespace);
+        fs::write(&hosts, format!("127.0.0.1 localhost\n{} {host}\n", self.coderd.address().ip())).unwrap();
+        let server = self.api.url();
+        let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "sweep",
+            "clusters": [{"name": "sweep", "cluster": {"server": server}}], "users": [{"name": "sweep", "user": {}}],
+            "contexts": [{"name": "sweep", "context": {"cluster": "sweep", "user": "sweep"}}]});
+        fs::write(&kubeconfig, config.to_string()).unwrap();
+        let mut command = Command::new("unshare");
+        let script = format!("mount --bind {} /etc/hosts && exec {}", hosts.display(), another.command);
+        command.args(["--mount", "sh", "-c", &script]).env("KUBECONFIG", kubeconfig);
+        command.env("POD_NAMESPACE", &scene.namespace);
+        let output = file(&format!("output-{}", self.operators.lock().len()));
+        Operator::start_command("another".to_owned(), output, command)
+    }
+
+    /// Removes what another operator would find in the next case.
+    pub async fn clear(&self) {
+        if another().is_none() {
+            return;
+        }
+        self.operators.lock().clear();
+        let scene = self.scene();
+        for (kind, plural) in [
+            ("CoderControlPlane", "codercontrolplanes"),
+            ("CoderProvisioner", "coderprovisioners"),
+            ("CoderWorkspaceProxy", "coderworkspaceproxies"),
+        ] {
+            let kind = GroupVersionKind::gvk("coder.com", "v1alpha1", kind);
+            let resource = ApiResource::from_gvk_with_plural(&kind, plural);
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(scene.client.clone(), &scene.namespace, &resource);
+            for object in api.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
+                let name = object.name_any();
+                let _ = api.delete(&name, &DeleteParams::default()).await;
+                let without = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+                let _ = api.patch(&name, &PatchParams::default(), &without).await;
+            }
+        }
+    }
+
+    /// Waits until nothing has happened for a while. For an operator whose conditions are not known.
+    pub async fn until_quiet(&self, quiet: Duration) {
+        let began = Instant::now();
+        while self.ledger.quiet_for() < quiet && began.elapsed() < Duration::from_mins(1) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Starts another operator if the last one has ended. Returns whether it had.
+    pub fn restart_if_ended(&self) -> bool {
+        let ended = self.operators.lock().last_mut().is_none_or(|operator| !operator.runs());
+        if ended {
+            self.start();
+        }
+        ended
+    }
+
+    /// Does something with an operator, the oldest being the first.
+    pub fn with_operator<T>(&self, number: usize, doing: impl FnOnce(&mut Operator) -> T) -> Option<T> {
+        self.operators.lock().get_mut(number).map(doing)
+    }
+
+    /// The log of the last operator, its end.
+    pub fn log(&self) -> String {
+        self.operators.lock().last().map(Operator::tail).unwrap_or_default()
+    }
+
+    /// Whether an operator panicked.
+    pub fn panicked(&self) -> bool {
+        self.operators.lock().iter().any(|operator| operator.output().contains("panicked"))
+    }
+
+    /// The address of the database, through the proxy.
+    pub fn database_url(&self) -> String {
+        self.database.as_ref().map(|(database, proxy)| database.url_through(proxy.port())).unwrap_or_default()
+    }
+
+    /// How many tokens of operators the database has.
+    pub async fn tokens(&self) -> Option<usize> {
+        let (database, _) = self.database.as_ref()?;
+        let client = database.connect_as_superuser().await.ok()?;
+        let count = "SELECT count(*) FROM api_keys WHERE token_name LIKE 'coder-k8s-operator-%'";
+        let count: i64 = client.query_one(count, &[]).await.ok()?.get(0);
+        usize::try_from(count).ok()
+    }
+
+    pub async fn snapshot(&self) -> kube::Result<Snapshot> {
+        let scene = self.scene();
+        let mut namespaces = vec![scene.namespace.clone()];
+        namespaces.extend(scene.beside().iter().cloned());
+        let tokens = self.tokens().await;
+        let others = std::mem::take(&mut *self.others.lock());
+        let servers: Vec<_> =
+            std::iter::once(self.sim()).chain(others.iter().map(|other| &**other)).collect();
+        let taken = Snapshot::take(&scene.client, &namespaces, &servers, tokens).await;
+        *self.others.lock() = others;
+        taken
+    }
+
+    /// Whether every object of our kinds was observed as it is, and is not being deleted.
+    pub async fn is_observed(&self) -> bool {
+        let (scene, all) = (self.scene(), ListParams::default());
+        let mut objects = Vec::new();
+        let add = |objects: &mut Vec<Value>, found: Value| {
+            objects.extend(found.as_array().into_iter().flatten().cloned());
+        };
+        if let Ok(list) = scene.api::<CoderControlPlane>().list(&all).await {
+            add(&mut objects, json!(list.items));
+        }
+        if let Ok(list) = scene.api::<CoderProvisioner>().list(&all).await {
+            add(&mut objects, json!(list.items));
+        }
+        if let Ok(list) = scene.api::<CoderWorkspaceProxy>().list(&all).await {
+            add(&mut objects, json!(list.items));
+        }
+        objects.iter().all(|object| {
+            object["metadata"]["deletionTimestamp"].is_null()
+                && object["status"]["observedGeneration"] == object["metadata"]["generation"]
+        })
+    }
+}
+
+/// What coderd must never hold, at any moment of any case.
+fn never(sim: &CoderSim) -> Option<String> {
+    let keys: Vec<_> = sim.keys().into_iter().map(|key| key.name).collect();
+    let proxies: Vec<_> =
+        sim.proxies().into_iter().filter(|proxy| !proxy.deleted).map(|proxy| proxy.name).collect();
+    let licenses: Vec<_> = sim.licenses().into_iter().map(|license| license.uuid).collect();
+    let mut tokens = sim.token_names();
+    tokens.retain(|name| name.starts_with("coder-k8s-operator-"));
+    if keys.len() > 2 {
+        return Some(format!("one pool has the keys {keys:?}"));
+    }
+    if proxies.len() > 1 {
+        return Some(format!("one proxy has the registrations {proxies:?}"));
+    }
+    if tokens.len() > 2 {
+        return Some(format!("the operator has the tokens {tokens:?}"));
+    }
+    let different: BTreeSet<_> = licenses.iter().collect();
+    (different.len() < licenses.len()).then(|| format!("a license is installed twice: {licenses:?}"))
+}
