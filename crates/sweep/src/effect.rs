@@ -220,3 +220,56 @@ impl State {
         Some(fault)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(name: &str, ordinal: usize) -> Point {
+        Point { name: name.to_owned(), ordinal }
+    }
+
+    #[test]
+    fn an_effect_is_known_by_what_it_does_whatever_happens_between() {
+        let ledger = Ledger::default();
+        ledger.begin(vec![Trap::At(point("create a", 1), Fault::KilledAfter)]);
+        assert_eq!(ledger.enter("create a".to_owned()).1, None);
+        assert_eq!(ledger.enter("create b".to_owned()).1, None);
+        assert_eq!(ledger.enter("create a".to_owned()).1, Some(Fault::KilledAfter));
+        assert_eq!(ledger.enter("create a".to_owned()).1, None, "once");
+        assert_eq!(ledger.hits(), [(point("create a", 1), Fault::KilledAfter)]);
+    }
+
+    #[test]
+    fn a_second_trap_waits_for_the_first() {
+        let ledger = Ledger::default();
+        let kill = Fault::KilledBefore;
+        ledger.begin(vec![Trap::Next(1, kill), Trap::Next(0, kill)]);
+        let met: Vec<_> = (0..4).map(|_| ledger.enter("patch".to_owned()).1.is_some()).collect();
+        assert_eq!(met, [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_storm_ends_and_is_the_same_for_a_seed() {
+        let storm = |seed| {
+            let ledger = Ledger::default();
+            let faults = vec![Fault::Answered(409), Fault::Answered(500)];
+            ledger.begin(vec![Trap::Storm { faults, left: 6, percent: 50, seed }]);
+            (0..100).map(|_| ledger.enter("patch".to_owned()).1).collect::<Vec<_>>()
+        };
+        assert_eq!(storm(1).iter().flatten().count(), 6);
+        assert_eq!(storm(1), storm(1));
+        assert_ne!(storm(1), storm(2));
+    }
+
+    #[test]
+    fn what_must_never_be_is_kept_with_the_effect_after_which_it_was() {
+        let ledger = Ledger::default();
+        ledger.begin(Vec::new());
+        ledger.judge_by(Box::new(|| Some("two keys too many".to_owned())));
+        let (number, _) = ledger.enter("create key".to_owned());
+        ledger.leave(number, 201);
+        assert_eq!(ledger.violations(), ["after create key#0: two keys too many"]);
+        assert_eq!(ledger.records()[0].to_string(), "create key#0 -> 201");
+    }
+}
