@@ -98,6 +98,8 @@ struct State {
     hits: Vec<(Point, Fault)>,
     judge: Option<Judge>,
     violations: Vec<String>,
+    /// Effects of this name happen by the clock, and are none.
+    ignored: Option<String>,
 }
 
 /// Looks at the servers after each effect. Returns what must never be.
@@ -114,6 +116,7 @@ impl Default for Ledger {
             hits: Vec::new(),
             judge: None,
             violations: Vec::new(),
+            ignored: None,
         };
         Self { state: Mutex::new(state) }
     }
@@ -143,9 +146,17 @@ impl Ledger {
         }
     }
 
+    /// Lets what has this name pass, as if it were no effect.
+    pub fn ignore(&self, name: &str) {
+        self.state.lock().ignored = Some(name.to_owned());
+    }
+
     /// Notes an effect that is about to happen. Returns its number, and the fault that it meets.
     pub fn enter(&self, name: String) -> (usize, Option<Fault>) {
         let mut state = self.state.lock();
+        if state.ignored.as_ref() == Some(&name) {
+            return (usize::MAX, None);
+        }
         let count = state.counts.entry(name.clone()).or_default();
         let point = Point { name, ordinal: *count };
         *count += 1;
@@ -161,10 +172,9 @@ impl Ledger {
     /// Notes how the server responded.
     pub fn leave(&self, number: usize, code: u16) {
         let mut state = self.state.lock();
+        let Some(record) = state.records.get_mut(number) else { return };
+        record.code = Some(code);
         state.last = Instant::now();
-        if let Some(record) = state.records.get_mut(number) {
-            record.code = Some(code);
-        }
         let violation = state.judge.as_ref().and_then(|judge| judge());
         let point = state.records.get(number).map(|record| record.point.to_string()).unwrap_or_default();
         state.violations.extend(violation.map(|violation| format!("after {point}: {violation}")));

@@ -43,7 +43,14 @@ macro_rules! step {
     };
 }
 
-const PLAIN: Needs = Needs { database: false, verifies: false, bare: false, workspaces: false, late: false };
+const PLAIN: Needs = Needs {
+    database: false,
+    verifies: false,
+    entitlements: false,
+    bare: false,
+    workspaces: false,
+    late: false,
+};
 const BASED: Needs = Needs { database: true, ..PLAIN };
 const VERIFYING: Needs = Needs { verifies: true, ..PLAIN };
 
@@ -272,7 +279,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "pool-license-lost-and-back",
-        needs: VERIFYING,
+        needs: Needs { entitlements: true, ..PLAIN },
         is_common: false,
         cuts: true,
         prepare: step!(|stage| { ready_pool(stage).await }),

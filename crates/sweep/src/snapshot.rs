@@ -66,7 +66,7 @@ impl Snapshot {
                 }
                 let namespace = object.namespace().unwrap_or_default();
                 let place = namespaces.iter().position(|known| *known == namespace).unwrap_or_default();
-                all.insert(format!("{kind} {name} of namespace {place}"), of_object(&kind, &object));
+                all.insert(format!("{kind} in namespace {place}: {name}"), of_object(&kind, &object));
             }
         }
         for (number, server) in servers.iter().enumerate() {
@@ -121,6 +121,8 @@ fn of_object(kind: &str, object: &DynamicObject) -> Value {
     let mut annotations = object.annotations().clone();
     // Counted by the controllers of the cluster.
     annotations.remove("deployment.kubernetes.io/revision");
+    // A hash of the object with its owner's uid: what was hashed is compared itself.
+    annotations.remove("coder.com/applied-hash");
     value["metadata"] = json!({"labels": object.labels(), "annotations": annotations, "owners": references,
         "finalizers": object.finalizers(), "deleted": object.metadata.deletion_timestamp.is_some()});
     if let Some(top) = value.as_object_mut() {
@@ -235,6 +237,9 @@ impl Symbols<'_> {
         let mut text = text.to_owned();
         for (number, namespace) in self.namespaces.iter().enumerate() {
             text = text.replace(namespace.as_str(), &format!("NS{number}"));
+        }
+        if text.starts_with("postgres://") {
+            return "DATABASE".to_owned();
         }
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == ':' || c == '.';
         let (mut made, mut word) = (String::new(), String::new());

@@ -65,6 +65,8 @@ pub struct Needs {
     pub database: bool,
     /// What coderd knows no more is noticed within a second.
     pub verifies: bool,
+    /// What coderd's license covers is asked every second.
+    pub entitlements: bool,
     /// No controllers run, so that recorded objects stay as they are.
     pub bare: bool,
     /// Another namespace, for workspaces.
@@ -98,6 +100,10 @@ impl Stage {
         };
         let ledger = Arc::new(Ledger::default());
         let mut config = scene.cluster().config();
+        if needs.late {
+            // Conditions of an earlier operator about a coderd that is not there.
+            scene.judge_nothing();
+        }
         if another().is_some() {
             scene.judge_nothing();
         } else {
@@ -124,9 +130,17 @@ impl Stage {
         };
         let mut flags: Vec<_> = if elects { LEASE.to_vec() } else { NO_LEASE.to_vec() };
         flags.extend(FLAGS);
+        if needs.entitlements {
+            flags.retain(|flag| !flag.starts_with("--entitlements-interval"));
+            flags.push("--entitlements-interval=1s");
+        }
         if needs.verifies {
-            flags.retain(|flag| !flag.ends_with("-interval=1h"));
-            flags.extend(["--verify-interval=1s", "--entitlements-interval=1s"]);
+            flags.retain(|flag| !flag.starts_with("--verify-interval"));
+            flags.push("--verify-interval=1s");
+        }
+        if needs.entitlements || needs.verifies {
+            // Each time it asks, the operator records when.
+            ledger.ignore("update codercontrolplanes/status coder");
         }
         let sim = Arc::new(sim);
         let judged = sim.clone();
