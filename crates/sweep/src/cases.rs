@@ -120,6 +120,9 @@ pub async fn run(args: &Args) -> ExitCode {
         let first = usize::try_from(args.seed % 4).unwrap_or_default();
         scenarios = scenarios.into_iter().skip(first).step_by(4).collect();
     }
+    if args.misoperation.is_some() {
+        scenarios.clear();
+    }
     let at_a_time = if args.operator_cmd.is_some() { 1 } else { args.at_a_time.max(1) };
     if let Some(command) = &args.operator_cmd {
         use_another(Foreign { command: command.clone() });
@@ -128,7 +131,7 @@ pub async fn run(args: &Args) -> ExitCode {
     }
     // Every scene is on one of two clusters: both get the kinds of others.
     scenario::install(&Scene::unmanaged("sweep").await.client).await;
-    if scenarios.iter().any(|scenario| scenario.needs.bare) {
+    if args.operator_cmd.is_none() {
         scenario::install(&Scene::bare("sweep").await.client).await;
     }
     println!("{} scenarios without a fault first", scenarios.len());
@@ -157,9 +160,6 @@ pub async fn run(args: &Args) -> ExitCode {
         cases.iter().for_each(|case| println!("{}", case.name()));
         println!("{} cases", cases.len());
         return ExitCode::SUCCESS;
-    }
-    if args.misoperation.is_some() {
-        cases.clear();
     }
     let count = cases.len();
     println!("{count} cases, {at_a_time} at a time");

@@ -91,7 +91,7 @@ pub async fn run(sample: Option<usize>, only: Option<&str>, seed: u64, at_a_time
             let names: Vec<_> = chunk.iter().map(Property::path).collect();
             let played = tokio::spawn(async move { go_through(edited, &schema, &chunk, seed).await });
             played.await.unwrap_or_else(|panic| Tally {
-                failures: vec![format!("{} {}: {panic}", edited.kind, names.join(", "))],
+                failures: vec![short(&format!("{} {}: {panic}", edited.kind, names.join(", ")))],
                 ..Tally::default()
             })
         })
@@ -171,6 +171,7 @@ impl Bench {
         let needs = Needs { bare: true, ..Needs::default() };
         let stage = Stage::new("misoperation", needs, false).await;
         stage.start();
+        stage.roll_out();
         stage.coder().secret("license", "license", &license(1)).await;
         scenario::answered_plane(&stage).await;
         match edited.kind {
@@ -232,7 +233,7 @@ impl Bench {
     async fn try_edit(&self, patch: &Value, tally: &mut Tally) -> Result<bool, String> {
         let accepted = self.edit(patch, tally).await?;
         if accepted {
-            self.until_observed().await.map_err(|why| format!("{}: {why}", short(patch)))?;
+            self.until_observed().await.map_err(|why| format!("{}: {why}", short(&patch.to_string())))?;
         }
         Ok(accepted)
     }
@@ -251,7 +252,7 @@ impl Bench {
                 tally.refused += 1;
                 Ok(false)
             }
-            Err(error) => Err(format!("{}: the API server says {error}", short(patch))),
+            Err(error) => Err(format!("{}: the API server says {error}", short(&patch.to_string()))),
         }
     }
 
@@ -288,6 +289,6 @@ impl Bench {
     }
 }
 
-fn short(value: &Value) -> String {
-    value.to_string().chars().take(300).collect()
+fn short(text: &str) -> String {
+    text.chars().take(1000).collect()
 }

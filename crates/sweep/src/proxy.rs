@@ -393,7 +393,7 @@ fn steady(name: &str) -> String {
     let is_id = |part: &str| {
         part.len() >= 5
             && part.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
-            && part.bytes().any(|byte| byte.is_ascii_digit())
+            && (part.len() == 8 || part.bytes().any(|byte| byte.is_ascii_digit()))
     };
     if name.len() == 36 && is_id(name) || !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()) {
         return "*".to_owned();

@@ -187,11 +187,13 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "token-expired",
-        needs: BASED,
+        needs: Needs { late: true, ..BASED },
         is_common: false,
         cuts: false,
-        prepare: step!(|stage| { ready_based(stage).await }),
-        change: step!(|stage| {
+        prepare: step!(|stage| {
+            stage.start();
+            ready_based(stage).await;
+            stage.stop();
             // Past two thirds of its life.
             let age = "UPDATE api_keys SET created_at = created_at - interval '300 days', \
                        expires_at = expires_at - interval '300 days' \
@@ -201,6 +203,7 @@ pub const SCENARIOS: &[Scenario] = &[
             let planes = stage.scene().api::<CoderControlPlane>();
             planes.patch_status("coder", &PatchParams::default(), &Patch::Merge(&past)).await.unwrap();
         }),
+        change: step!(|stage| { stage.start() }),
     },
     Scenario {
         name: "plane-deleted",
@@ -347,6 +350,7 @@ pub const SCENARIOS: &[Scenario] = &[
                     && !of_pools.iter().any(|other| name.contains(other))
             };
             recorded::replay_in(&scene.client, namespaces, of_planes).await;
+            stage.roll_out();
         }),
         change: step!(|stage| { stage.start() }),
     },

@@ -277,7 +277,9 @@ impl Symbols<'_> {
             return "ADDRESS".to_owned();
         }
         let parts = word.split('-').map(|part| {
-            let is_random = part.len() >= 6 && is_hex(part) && part.bytes().any(|b| b.is_ascii_digit());
+            let is_random = part.len() >= 6
+                && is_hex(part)
+                && (part.len() == 8 || part.bytes().any(|byte| byte.is_ascii_digit()));
             if is_random { self.symbol("HASH", part) } else { part.to_owned() }
         });
         parts.collect::<Vec<_>>().join("-")

@@ -17,12 +17,14 @@ use coder_k8s_testbed::{
     codersim::{CoderSim, Mode},
     postgres::{self, Database, migrated},
 };
+use k8s_openapi::api::apps::v1::Deployment;
 use kube::{
     Api, ResourceExt as _,
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     effect::Ledger,
@@ -31,9 +33,14 @@ use crate::{
     sql::SqlProxy,
 };
 
-/// Flags of every operator: nothing is asked of coderd by the clock, so that a case at rest is quiet.
-const FLAGS: [&str; 4] =
-    ["--coderd-timeout=1s", "--cleanup-timeout=20s", "--entitlements-interval=1h", "--verify-interval=1h"];
+/// Flags of every operator: nothing but daemons is asked of coderd by the clock, so that a case at rest is quiet.
+const FLAGS: [&str; 5] = [
+    "--coderd-timeout=1s",
+    "--cleanup-timeout=20s",
+    "--daemons-interval=1s",
+    "--entitlements-interval=1h",
+    "--verify-interval=1h",
+];
 const NO_LEASE: [&str; 1] = ["--leader-elect=false"];
 /// Short enough that a successor leads within seconds.
 const LEASE: [&str; 3] = ["--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=300ms"];
@@ -71,7 +78,7 @@ pub struct Needs {
     pub bare: bool,
     /// Another namespace, for workspaces.
     pub workspaces: bool,
-    /// The start of the operator is the change.
+    /// The scenario starts the operator itself: its start is the change.
     pub late: bool,
 }
 
@@ -87,6 +94,7 @@ pub struct Stage {
     /// Servers of further control planes.
     pub others: Mutex<Vec<Arc<CoderSim>>>,
     operators: Mutex<Vec<Operator>>,
+    rolling_out: Mutex<Option<AbortOnDropHandle<()>>>,
     flags: Vec<&'static str>,
 }
 
@@ -100,7 +108,7 @@ impl Stage {
         };
         let ledger = Arc::new(Ledger::default());
         let mut config = scene.cluster().config();
-        if needs.late {
+        if needs.bare {
             // Conditions of an earlier operator about a coderd that is not there.
             scene.judge_nothing();
         }
@@ -147,7 +155,18 @@ impl Stage {
         ledger.judge_by(Box::new(move || never(&judged)));
         let site = ProxyScene { coder: PoolScene { scene, sim } };
         let (others, operators, daemons) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { daemons, site, api, coderd, ledger, database, others, operators, flags }
+        Self {
+            daemons,
+            site,
+            api,
+            coderd,
+            ledger,
+            database,
+            others,
+            operators,
+            rolling_out: Mutex::default(),
+            flags,
+        }
     }
 
     pub fn scene(&self) -> &Scene {
@@ -236,6 +255,35 @@ impl Stage {
         while self.ledger.quiet_for() < quiet && began.elapsed() < Duration::from_mins(1) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Ends all operators.
+    pub fn stop(&self) {
+        self.operators.lock().clear();
+    }
+
+    /// From now on, Deployments are rolled out at once, in place of the controllers that do not run.
+    pub fn roll_out(&self) {
+        let deployments: Api<Deployment> = self.scene().api();
+        let rolling_out = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                let Ok(all) = deployments.list(&ListParams::default()).await else { continue };
+                for deployment in all {
+                    let observed = deployment.status.as_ref().and_then(|status| status.observed_generation);
+                    if observed == deployment.metadata.generation {
+                        continue;
+                    }
+                    let pods = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+                    let status = json!({"status": {"observedGeneration": deployment.metadata.generation,
+                        "replicas": pods, "updatedReplicas": pods, "readyReplicas": pods,
+                        "availableReplicas": pods}});
+                    let (name, params) = (deployment.name_any(), PatchParams::default());
+                    let _ = deployments.patch_status(&name, &params, &Patch::Merge(&status)).await;
+                }
+            }
+        });
+        *self.rolling_out.lock() = Some(AbortOnDropHandle::new(rolling_out));
     }
 
     /// Starts another operator if the last one has ended. Returns whether it had.

@@ -204,6 +204,23 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
         }
     }
 
+    /// The verdict, which says that the Secret does not hold the credential any more if that is so: somebody deleted or emptied
+    /// it after it was stored there. What is under way may take long.
+    pub(crate) fn unless_lost(
+        &self,
+        secret: &SecretDataRef,
+        verdict: CredentialVerdict,
+    ) -> CredentialVerdict {
+        let is_lost = matches!(
+            self.observed.secrets.get(secret),
+            Some(Secret::Ours { holds: None, .. } | Secret::Absent)
+        );
+        if is_lost && self.record.secret.as_ref() == Some(secret) && verdict.in_place.is_none() {
+            return CredentialVerdict { in_place: Some(false), ..verdict };
+        }
+        verdict
+    }
+
     /// Whether everything is as it was left, by what is recorded alone. Nothing is asked then.
     pub(crate) fn is_at_rest(&self) -> bool {
         let (observed, record) = (self.observed, self.record);

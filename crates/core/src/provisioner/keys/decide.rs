@@ -76,10 +76,12 @@ fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decis
         Ok(()) => ready(),
         Err(Stop::Wait(verdict)) => {
             let is_intact = facts.holds_what_pods_have(&facts.observed.desired.secret);
-            verdict.unless_recorded(facts.is_wanted_on_record(), is_intact)
+            let verdict = verdict.unless_recorded(facts.is_wanted_on_record(), is_intact);
+            facts.unless_lost(&facts.observed.desired.secret, verdict)
         }
         Err(Stop::NextStep(next)) => {
-            let (verdict, events) = (progress(facts, live, &next), passed_over(facts, &next));
+            let verdict = facts.unless_lost(&facts.observed.desired.secret, progress(facts, live, &next));
+            let events = passed_over(facts, &next);
             return Decision { events, ..Decision::rest(run, verdict).then(*next) };
         }
     };

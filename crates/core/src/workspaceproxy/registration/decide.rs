@@ -47,9 +47,12 @@ pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
         Err(Stop::Wait(verdict)) => {
             let is_intact = facts.holds_what_pods_have(&desired.secret);
             let verdict = verdict.unless_recorded(facts.is_wanted_on_record(), is_intact);
-            Decision::rest(facts.last_run(), verdict)
+            Decision::rest(facts.last_run(), facts.unless_lost(&desired.secret, verdict))
         }
-        Err(Stop::NextStep(next)) => Decision::rest(facts.last_run(), progress(&facts)).then(*next),
+        Err(Stop::NextStep(next)) => {
+            let verdict = facts.unless_lost(&desired.secret, progress(&facts));
+            Decision::rest(facts.last_run(), verdict).then(*next)
+        }
     }
 }
 
