@@ -244,12 +244,13 @@ fn a_lost_or_dead_token_is_announced_and_made_again() {
     let empty = Secret::Ours { version: "7".into(), holds: None, marks: Some(marks(ID)) };
     let mut dead = well();
     dead.proofs = [(secret_at("s"), TokenProof::Refused)].into();
-    for (mut observed, reason) in [
-        (lost(Secret::Absent), Reason::TokenLost),
-        (lost(empty), Reason::TokenLost),
-        (lost(secret(OTHER)), Reason::TokenLost),
-        (dead, Reason::TokenRefused),
+    for (mut observed, reason, in_place) in [
+        (lost(Secret::Absent), Reason::TokenLost, Some(false)),
+        (lost(empty), Reason::TokenLost, Some(false)),
+        (lost(secret(OTHER)), Reason::TokenLost, None),
+        (dead, Reason::TokenRefused, None),
     ] {
+        assert_eq!(decide(&observed, at(NOW)).verdict.in_place, in_place, "said before anything is made");
         let announced = record(&observed).pending.unwrap();
         assert_eq!(
             (announced.credential.id.as_deref(), announced.reason.as_str()),

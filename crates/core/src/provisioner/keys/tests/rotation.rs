@@ -195,6 +195,8 @@ fn a_secret_that_is_lost_or_damaged_is_replaced_and_its_key_stays_until_pods_hav
         if !is_stored {
             observed.proofs.clear();
         }
+        let in_place = decide(&observed, at(NOW)).verdict.in_place;
+        assert_eq!(in_place, if is_stored { None } else { Some(false) }, "said before anything is made");
         let record = recorded(&observed);
         assert_eq!(
             (record.pending.as_ref().unwrap().credential.name.clone(), record.stale.len()),
