@@ -84,7 +84,7 @@ enum Chore {
     /// Get promtool, and check alerts and dashboard with it and against a running operator
     Observability,
     /// What must hold before a release: advisories, the book, a release build and its tests, the artefacts,
-    /// the chart, alerts and dashboard, the end-to-end tests, the whole soak
+    /// the chart, alerts and dashboard, the end-to-end tests, the whole soak, a part of the sweep
     ReleaseCheck,
     /// Make the release artefacts: static program, image, chart, CRDs, manifests, SBOM, checksums
     Dist(dist::Options),

@@ -15,7 +15,7 @@ type Step = (&'static str, fn() -> Result<()>);
 
 /// Runs every step, also after one that failed, and says how each ended.
 pub(crate) fn check() -> Result<()> {
-    let steps: [Step; 9] = [
+    let steps: [Step; 10] = [
         ("dependencies and advisories", dependencies::deny),
         ("book", book::build),
         ("release build", build),
@@ -25,6 +25,7 @@ pub(crate) fn check() -> Result<()> {
         ("alerts and dashboard", observability::run),
         ("end to end", || e2e::run(None)),
         ("soak", || soak::run(None, 0, None, None)),
+        ("sweep", || crate::sweep(&[])),
     ];
     let outcomes = steps.map(|(name, step)| {
         say(&format!("== {name}"));

@@ -36,7 +36,8 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         return Action::AwaitChange;
     };
     let plan = provisioner::decide(&observed.pool);
-    let done = match act::act(&observed, &plan, keys, &ctx).await {
+    // Boxed: children and grants are written side by side, which makes the future large.
+    let done = match Box::pin(act::act(&observed, &plan, keys, &ctx)).await {
         ControlFlow::Continue(done) => done,
         ControlFlow::Break(requeue) => return requeue,
     };

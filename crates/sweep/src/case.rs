@@ -24,7 +24,7 @@ const QUIET_REFERENCE: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(100);
 /// How long events are held, and how long a leader is stopped: longer than its lease.
 const HELD: Duration = Duration::from_millis(1500);
-const STOPPED: Duration = Duration::from_millis(3500);
+const STOPPED: Duration = Duration::from_secs(7);
 
 /// How a leader ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +198,6 @@ pub async fn play(
         return Err(Failure { why, story: story() });
     }
     let reached = match trouble {
-        Trouble::None => true,
         Trouble::Crash(..) | Trouble::Storm { .. } => !stage.ledger.hits().is_empty(),
         Trouble::Twice { .. } => stage.ledger.hits().len() == 2,
         _ => true,

@@ -157,14 +157,48 @@ pub async fn run(args: &Args) -> ExitCode {
         cases.truncate(if args.quick { 28 } else { 300 });
     }
     if args.list {
-        cases.iter().for_each(|case| println!("{}", case.name()));
+        for case in &cases {
+            println!("{}", case.name());
+        }
         println!("{} cases", cases.len());
         return ExitCode::SUCCESS;
     }
+    let (references, mut report) = (Arc::new(references), Report::new(scenarios.len()));
+    play_all(cases, &references, args, at_a_time, &mut report).await;
+    if args
+        .case
+        .as_ref()
+        .map_or(args.full && args.operator_cmd.is_none(), |text| "restarted".contains(text.as_str()))
+    {
+        restarts(&scenarios, &references, &mut report).await;
+    }
+    let misoperations = args.misoperation.is_some()
+        || args.case.is_none() && args.scenario.is_none() && args.operator_cmd.is_none();
+    if misoperations {
+        let sample = if args.full || args.misoperation.is_some() {
+            None
+        } else {
+            Some(if args.quick { 6 } else { 60 })
+        };
+        let began = Instant::now();
+        let tally = misoperation::run(sample, args.misoperation.as_deref(), args.seed, args.at_a_time).await;
+        report.misoperations = Some((tally, began.elapsed()));
+    }
+    report.took = began.elapsed();
+    report.finish(args)
+}
+
+/// Plays the cases side by side, and says how it goes.
+async fn play_all(
+    cases: Vec<Case>,
+    references: &Arc<BTreeMap<&'static str, Reference>>,
+    args: &Args,
+    at_a_time: usize,
+    report: &mut Report,
+) {
     let count = cases.len();
     println!("{count} cases, {at_a_time} at a time");
-    let references = Arc::new(references);
-    let mut report = Report::new(scenarios.len());
+    let began = Instant::now();
     let mut running = stream::iter(cases)
         .map(|case| {
             let references = references.clone();
@@ -204,27 +238,6 @@ pub async fn run(args: &Args) -> ExitCode {
             );
         }
     }
-    if args
-        .case
-        .as_ref()
-        .map_or(args.full && args.operator_cmd.is_none(), |text| "restarted".contains(text.as_str()))
-    {
-        restarts(&scenarios, &references, &mut report).await;
-    }
-    let misoperations = args.misoperation.is_some()
-        || args.case.is_none() && args.scenario.is_none() && args.operator_cmd.is_none();
-    if misoperations {
-        let sample = if args.full || args.misoperation.is_some() {
-            None
-        } else {
-            Some(if args.quick { 6 } else { 60 })
-        };
-        let began = Instant::now();
-        let tally = misoperation::run(sample, args.misoperation.as_deref(), args.seed, args.at_a_time).await;
-        report.misoperations = Some((tally, began.elapsed()));
-    }
-    report.took = began.elapsed();
-    report.finish(args)
 }
 
 /// Restarts the API server and etcd while the cases of a round work on what was just changed.
@@ -264,7 +277,7 @@ async fn restarts(
                     }
                 };
                 // A case that failed before tells nothing.
-                let _ = tokio::time::timeout(Duration::from_secs(60), all).await;
+                let _ = tokio::time::timeout(Duration::from_mins(1), all).await;
                 if phase == 0 {
                     let _ = go.send(true);
                 }

@@ -24,7 +24,7 @@ use crate::{
 
 /// How long the operator may take to observe an edit, and to have everything as it was.
 const OBSERVED_WITHIN: Duration = Duration::from_secs(20);
-const BACK_WITHIN: Duration = Duration::from_secs(60);
+const BACK_WITHIN: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(20);
 /// How many properties one stage goes through.
 const CHUNK: usize = 40;

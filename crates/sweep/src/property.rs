@@ -47,7 +47,7 @@ impl Property {
         for step in &self.steps {
             match step {
                 Step::Field(name) if path.is_empty() => path.push_str(name),
-                Step::Field(name) => path.push_str(&format!(".{name}")),
+                Step::Field(name) => path.extend([".", name]),
                 Step::Item => path.push_str("[]"),
                 Step::Entry => path.push_str("{}"),
             }
@@ -96,7 +96,8 @@ impl Property {
             "object" => {
                 // The API server answers each field that it does not know with a header.
                 let count = if self.schema["additionalProperties"].is_object() { 300 } else { 5 };
-                let many: Map<_, _> = (0..count).map(|number| (format!("key-{number}"), json!("v"))).collect();
+                let many: Map<_, _> =
+                    (0..count).map(|number| (format!("key-{number}"), json!("v"))).collect();
                 vec![json!(7), Value::Object(many)]
             }
             _ => vec![json!({"neither": "nor"}), json!("x".repeat(5000))],

@@ -368,11 +368,9 @@ impl Target {
     fn of(path: &str) -> Self {
         let mut parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
         parts.drain(..if parts.first() == Some(&"api") { 2 } else { 3 }.min(parts.len()));
-        let mut namespace = String::new();
-        if parts.first() == Some(&"namespaces") && parts.len() > 2 {
-            namespace = parts.get(1).copied().unwrap_or_default().to_owned();
-            parts.drain(..2);
-        }
+        let is_namespaced = parts.first() == Some(&"namespaces") && parts.len() > 2;
+        let namespace = parts.get(1).filter(|_| is_namespaced).map_or_else(String::new, ToString::to_string);
+        parts.drain(..if is_namespaced { 2 } else { 0 });
         let resource = parts.first().copied().unwrap_or_default();
         let resource = match parts.get(2) {
             Some(subresource) => format!("{resource}/{subresource}"),

@@ -141,6 +141,10 @@ fn of_object(kind: &str, object: &DynamicObject) -> Value {
         }
     }
     current(&mut value["status"], generation);
+    // A map by type, which keeps the order in which conditions came.
+    if let Some(conditions) = value["status"]["conditions"].as_array_mut() {
+        conditions.sort_by_key(|condition| condition["type"].to_string());
+    }
     if value["status"].is_null() {
         value.as_object_mut().map(|top| top.remove("status"));
     }

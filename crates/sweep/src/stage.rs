@@ -43,7 +43,7 @@ const FLAGS: [&str; 5] = [
 ];
 const NO_LEASE: [&str; 1] = ["--leader-elect=false"];
 /// Short enough that a successor leads within seconds.
-const LEASE: [&str; 3] = ["--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=300ms"];
+const LEASE: [&str; 3] = ["--lease-duration=5s", "--renew-deadline=4s", "--retry-period=500ms"];
 
 /// Another operator in place of this project's. It watches the whole cluster, so that one case runs at a time; it has the
 /// rights of an administrator, makes its own token in the database, and finds coderd by its hosts file.
@@ -67,6 +67,7 @@ pub fn another() -> Option<&'static Foreign> {
 
 /// What a scenario needs of its stage.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a need of its own")]
 pub struct Needs {
     /// coderd has a database, in which the operator makes its own token.
     pub database: bool,
