@@ -154,7 +154,9 @@ fn count_pods(
     let is_named = pool.pods.is_some() && staying().all(|pod| pod.daemon.is_some());
     if !is_named {
         // Which daemon is in which pod is not known: all that are listed count.
-        listed.values().for_each(|daemon| counts.add_daemon(daemon, is_known, times, now));
+        for daemon in listed.values() {
+            counts.add_daemon(daemon, is_known, times, now);
+        }
     }
     for pod in staying() {
         match pod.daemon.as_deref().filter(|_| is_named).and_then(|name| listed.get(name)) {
