@@ -167,6 +167,11 @@ fn each_job_counts_for_one_pool_that_may_run_it() {
     let failing = pool("failing", "gpu=1", &large, 3, pods(0, &[], &[], 3));
     let idle = pool("idle", "gpu=1,region=eu,size=l", &large, 1, pods(0, &[5], &[], 0));
     let starting = pool("starting", "gpu=1,region=eu", &large, 1, pods(0, &[], &[5], 0));
+    let zone = pool("zone", "gpu=1,zone=x", &large, 1, pods(0, &[5], &[], 0));
+    let plain_start = pool("plain-start", "gpu=1", &large, 1, pods(0, &[], &[5], 0));
+    let (max_three, max_two) = (policy(0, 3, 0), policy(0, 2, 0));
+    let three = pool("a", "gpu=1,region=eu", &max_three, 0, PodCounts::default());
+    let two = pool("b", "region=eu", &max_two, 0, PodCounts::default());
     let short = pool("short", "gpu=1", &small, 0, PodCounts::default());
     for (title, jobs, pools, expected) in [
         ("no pool", jobs("gpu=1", 3), vec![plain("a")], vec![0]),
@@ -184,9 +189,15 @@ fn each_job_counts_for_one_pool_that_may_run_it() {
         ("lines of equal length", jobs("gpu=1", 5), vec![full.clone(), failing.clone()], vec![2, 3]),
         (
             "jobs with the least choice first",
-            [jobs("gpu=1", 1), jobs("gpu=1,region=eu,size=l", 1)].concat(),
-            vec![idle.clone(), starting.clone()],
+            [jobs("gpu=1", 1), jobs("gpu=1,zone=x", 1)].concat(),
+            vec![zone.clone(), plain_start.clone()],
             vec![1, 1],
+        ),
+        (
+            "what other jobs took is taken",
+            [jobs("gpu=1", 2), jobs("region=eu", 2)].concat(),
+            vec![three.clone(), two.clone()],
+            vec![3, 1],
         ),
     ] {
         assert_eq!(shares(&jobs, &[], &pools), expected, "{title}");
