@@ -24,8 +24,8 @@ A file with the jobs of a real coderd, of one organization:
     \"$CODER_URL/api/v2/organizations/$ORGANIZATION/provisionerjobs?limit=0&status=succeeded,failed,canceled\" > jobs.json
   cargo xtask simulate --trace jobs.json --users 800
 
-The token belongs to a user who may read the jobs of the organization, such as a template admin. The file is the array
-that coderd answers with. Of each job the simulation reads
+The token belongs to a user who may list the jobs: an owner, or an admin or template admin of the organization. The file
+is the array that coderd answers with. Of each job the simulation reads
 
   created_at, started_at, completed_at   times in RFC 3339; a job without one of them is left out
   tags                                   an object of strings, as coderd stores it

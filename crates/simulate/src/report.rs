@@ -65,39 +65,46 @@ pub fn percentile(values: &mut [Millis], percent: usize) -> Millis {
     if rank < values.len() { *values.select_nth_unstable(rank).1 } else { 0 }
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { trace, setting, outcome, fixed, reference, reference_p95 } = self;
+        let mut waits: Vec<_> = outcome.waits.iter().map(|(_, wait)| *wait).collect();
+        let [p50, p95, p99] = [50, 95, 99].map(|percent| seconds(percentile(&mut waits, percent)));
+        let (ours, length) = (hours(outcome.daemon_time), hours(outcome.length));
+        let beside = |daemons: u32| {
+            let theirs = f64::from(daemons) * length;
+            let saved = if theirs > 0.0 { 100.0 * (1.0 - ours / theirs) } else { 0.0 };
+            format!("{daemons} for {theirs:.0} h: {saved:.0} % saved")
+        };
+        let changes = f64::from(outcome.changes.values().sum::<u32>()) / length;
+        let most_changes = outcome.changes.values().max().unwrap_or(&0);
+        write!(
+            f,
+            "| {trace} | {} | {} | {p50} | {p95} | {p99} | {ours:.0} | {} | {}, {} | {}, {} | {changes:.0}, {most_changes} | {} | {} | {} |",
+            setting.name(),
+            outcome.waits.len(),
+            beside(*fixed),
+            beside(*reference),
+            seconds(*reference_p95),
+            outcome.most,
+            outcome.started,
+            outcome.stopped_busy,
+            outcome.reaped,
+            outcome.killed,
+        )
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "| Trace | Setting | Builds | Wait p50 | p95 | p99 | Daemon-hours | Fixed fleet, same p95 | Its daemon-hours | \
-             Saved | Reference fleet, its p95 | Its daemon-hours | Saved | Most daemons | Pods started | Changes an hour, most | \
-             Told to stop while busy | Builds killed | Given up by coderd |"
+            "| Trace | Setting | Builds | Wait p50 | p95 | p99 | Daemon-hours | Fixed fleet with the same p95 | Reference fleet, its p95 | \
+             Pods at once, in all | Changes an hour, most | Told to stop while busy | Given up by coderd | Builds killed |"
         )?;
-        writeln!(f, "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")?;
-        for Row { trace, setting, outcome, fixed, reference, reference_p95 } in &self.rows {
-            let mut waits: Vec<_> = outcome.waits.iter().map(|(_, wait)| *wait).collect();
-            let [p50, p95, p99] = [50, 95, 99].map(|percent| seconds(percentile(&mut waits, percent)));
-            let hours = hours(outcome.daemon_time);
-            let fixed_hours = f64::from(*fixed) * self::hours(outcome.length);
-            let reference_hours = f64::from(*reference) * self::hours(outcome.length);
-            let changes: u32 = outcome.changes.values().sum();
-            writeln!(
-                f,
-                "| {trace} | {} | {} | {p50} | {p95} | {p99} | {hours:.0} | {fixed} | {fixed_hours:.0} | {} | {reference}, {} | \
-                 {reference_hours:.0} | {} | {} | {} | {:.1}, {} | {} | {} | {} |",
-                setting.name(),
-                outcome.waits.len(),
-                saved(hours, fixed_hours),
-                seconds(*reference_p95),
-                saved(hours, reference_hours),
-                outcome.most,
-                outcome.started,
-                f64::from(changes) / self::hours(outcome.length),
-                outcome.changes.values().max().unwrap_or(&0),
-                outcome.stopped_busy,
-                outcome.killed,
-                outcome.reaped,
-            )?;
+        writeln!(f, "|---|---|--:|--:|--:|--:|--:|---|---|--:|--:|--:|--:|--:|")?;
+        for row in &self.rows {
+            writeln!(f, "{row}")?;
         }
         let virtual_seconds: Millis = self.rows.iter().map(|row| row.outcome.length / SECOND).sum();
         let decisions: u64 = self.rows.iter().map(|row| row.outcome.decisions).sum();
@@ -120,8 +127,4 @@ fn hours(time: Millis) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
     let hours = time as f64 / HOUR as f64;
     hours
-}
-
-fn saved(ours: f64, theirs: f64) -> String {
-    if theirs > 0.0 { format!("{:.0} %", 100.0 * (1.0 - ours / theirs)) } else { "-".to_owned() }
 }
