@@ -5,8 +5,7 @@
 //! pods do not start does not grow. While the queue is unknown nothing shrinks.
 //!
 //! Keeps no state: the last decision is in the replicas of the Deployment. After a restart of the operator every idle time
-//! starts anew, so that a restart changes nothing by itself. Never fails, and names pools by number, not pods: which pod
-//! leaves is decided right before it leaves.
+//! starts anew, so that a restart changes nothing by itself. It decides how many pods there are, never which of them leave.
 
 mod assignment;
 mod census;
