@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use coder_k8s_core::daemon_listing::DaemonTags;
-use jiff::Timestamp;
+use jiff::{Timestamp, tz::TimeZone};
 use serde::Deserialize;
 
 use crate::{
@@ -62,6 +62,7 @@ pub fn parse(name: &str, text: &str, users: u32) -> Result<Trace> {
     let complete: Vec<_> = complete.collect();
     let first = complete.iter().map(|(created, _, _)| *created).min();
     let first = first.context("no job in it has created_at, started_at and completed_at")?;
+    let begins = TimeZone::UTC.to_datetime(first).date().to_zoned(TimeZone::UTC)?.timestamp();
 
     let mut work: BTreeMap<&DaemonTags, Millis> = BTreeMap::new();
     for (_, took, tags) in &complete {
@@ -81,12 +82,12 @@ pub fn parse(name: &str, text: &str, users: u32) -> Result<Trace> {
     let pools: Vec<_> = pools.collect();
     let jobs = complete.iter().filter_map(|(created, took, tags)| {
         let pool = pools.iter().position(|pool| pool.tags == *tags)?;
-        Some(TraceJob { at: millis(created.duration_since(first)), takes: millis(*took).max(1), pool })
+        Some(TraceJob { at: millis(created.duration_since(begins)), takes: millis(*took).max(1), pool })
     });
     let mut jobs: Vec<_> = jobs.collect();
     jobs.sort_unstable();
     let length = jobs.last().map_or(0, |job| job.at) / DAY * DAY + DAY;
-    Ok(Trace { name: name.to_owned(), jobs, pools, faults: Vec::new(), length })
+    Ok(Trace { name: name.to_owned(), jobs, pools, faults: Vec::new(), length, begins })
 }
 
 fn millis(time: jiff::SignedDuration) -> Millis {

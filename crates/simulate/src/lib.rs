@@ -24,7 +24,7 @@ use crate::{
     trace::{BUILT_IN, Trace},
 };
 
-/// One millisecond of virtual time, counted from midnight of a Monday.
+/// Milliseconds of virtual time, counted from midnight (UTC) of the first day.
 pub type Millis = i64;
 
 /// The command line.

@@ -6,6 +6,7 @@
 
 use coder_k8s_core::daemon_listing::DaemonTags;
 use fastrand::Rng;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::Millis;
 
@@ -25,6 +26,9 @@ const BUILD: (f64, f64) = (60.0, 0.7);
 const STOP_BUILD: (f64, f64) = (30.0, 0.5);
 /// The shortest and the longest build.
 const BUILD_BOUNDS: (Millis, Millis) = (5 * SECOND, 30 * MINUTE);
+
+/// Midnight of a Monday.
+const MONDAY: i64 = 1_767_571_200;
 
 /// A second of virtual time.
 pub const SECOND: Millis = 1_000;
@@ -92,6 +96,8 @@ pub struct Trace {
     pub faults: Vec<Fault>,
     /// How long it lasts at least.
     pub length: Millis,
+    /// Midnight of its first day, from which virtual time counts.
+    pub begins: Timestamp,
 }
 
 impl Trace {
@@ -110,6 +116,7 @@ impl Trace {
             ],
             faults: Vec::new(),
             length: DAY * Millis::from(days),
+            begins: Timestamp::from_second(MONDAY).unwrap_or(Timestamp::UNIX_EPOCH),
         };
         let kind = match name {
             "failing-starts" => Some((FaultKind::StartsFail(80), 7 * HOUR + HOUR / 2, 9 * HOUR + HOUR / 2)),
@@ -161,6 +168,11 @@ impl Trace {
                 job.at = fault.to + rng.i64(0..10 * MINUTE);
             }
         }
+    }
+
+    /// The clock at a virtual time.
+    pub fn time(&self, at: Millis) -> Timestamp {
+        self.begins.saturating_add(SignedDuration::from_millis(at)).unwrap_or(Timestamp::MAX)
     }
 
     /// The jobs of one pool.

@@ -18,7 +18,6 @@ use coder_k8s_core::{
     jobs::{can_run, normal},
 };
 use fastrand::Rng;
-use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     Millis,
@@ -34,8 +33,6 @@ const REAPED_AFTER: Millis = 30 * MINUTE;
 const CRASH_LOOP: Millis = 5 * MINUTE;
 /// How long a daemon takes at most to reach coderd again.
 const REDIAL: Millis = 10 * SECOND;
-/// Midnight of a Monday.
-const MONDAY: i64 = 1_767_571_200;
 
 /// What came of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -170,7 +167,7 @@ impl<'a> World<'a> {
             next_pod: 0,
             is_away: false,
             answered: 0,
-            times: DaemonTimes::new(time(0)),
+            times: DaemonTimes::new(trace.time(0)),
             outcome: Outcome::default(),
         };
         world.schedule(0, Event::Poll);
@@ -386,11 +383,6 @@ impl SimulatedPod {
     fn is_gone(&self) -> bool {
         matches!(self.state, PodState::Gone { .. })
     }
-}
-
-fn time(at: Millis) -> Timestamp {
-    let midnight = Timestamp::from_second(MONDAY).unwrap_or(Timestamp::UNIX_EPOCH);
-    midnight.saturating_add(SignedDuration::from_millis(at)).unwrap_or(Timestamp::MAX)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use coder_k8s_simulate::{
     Millis, fixed, import,
     report::{Row, percentile},
     setting::Setting,
-    trace::{BUILT_IN, SECOND, Trace, TraceJob},
+    trace::{BUILT_IN, HOUR, MINUTE, SECOND, Trace, TraceJob},
     world::World,
 };
 
@@ -101,7 +101,8 @@ fn the_jobs_of_a_real_coderd_are_a_trace() {
     ]"#;
     let trace = import::parse("jobs.json", text, 1_000).unwrap();
     let jobs: Vec<_> = trace.jobs.iter().map(|job| (job.at, job.takes, job.pool)).collect();
-    assert_eq!(jobs, [(0, 20 * SECOND, 1), (60 * SECOND, 60 * SECOND, 0)]);
+    assert_eq!(jobs, [(9 * HOUR - MINUTE, 20 * SECOND, 1), (9 * HOUR, MINUTE, 0)]);
+    assert_eq!(trace.time(jobs[1].0).to_string(), "2026-03-02T09:00:00Z", "windows are at their time of day");
     let pools: Vec<_> = trace.pools.iter().map(|pool| (pool.tags.len(), pool.reference)).collect();
     assert_eq!(pools, [(2, 45), (3, 15)]);
     let outcome = World::run(&trace, Setting::ToZero, 1);

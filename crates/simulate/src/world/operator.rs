@@ -10,7 +10,7 @@ use coder_k8s_core::{
     provisioner::daemons::DaemonPod,
 };
 
-use super::{CRASH_LOOP, Event, LISTED_AFTER, PodState, SimulatedPod, World, time};
+use super::{CRASH_LOOP, Event, LISTED_AFTER, PodState, SimulatedPod, World};
 use crate::{
     Millis,
     trace::{FaultKind, HOUR, SECOND},
@@ -33,7 +33,7 @@ pub(super) const STOP: Millis = 50;
 
 impl World<'_> {
     pub(super) fn poll(&mut self) {
-        let now = time(self.now);
+        let now = self.trace.time(self.now);
         self.forget_the_gone();
         self.reap();
         let listing = self.listing();
@@ -77,7 +77,7 @@ impl World<'_> {
         });
         let jobs = self.waiting.iter().flatten().filter_map(|job| {
             let tags = self.pools.get(job.pool)?.tags.clone();
-            Some(PendingJob { tags, since: Some(time(job.at)) })
+            Some(PendingJob { tags, since: Some(self.trace.time(job.at)) })
         });
         let away = || Blocker::new(Reason::Unreachable, "coderd does not answer");
         DaemonListing {
@@ -101,8 +101,8 @@ impl World<'_> {
             refused: false,
         });
         let observed: Vec<_> = observed.collect();
-        let now = time(self.now);
-        let census = observe(Some(listing), time(self.answered), &self.times, &observed, now);
+        let now = self.trace.time(self.now);
+        let census = observe(Some(listing), self.trace.time(self.answered), &self.times, &observed, now);
         decide(&census.queue, &census.pools, now)
     }
 
@@ -116,9 +116,9 @@ impl World<'_> {
             DaemonPod {
                 name: pod.name.clone(),
                 daemon: Some(pod.name.clone()),
-                created: Some(time(pod.created)),
+                created: Some(self.trace.time(pod.created)),
                 fails: fails == Some(true),
-                ready_since: fails.is_none().then(|| time(pod.created)),
+                ready_since: fails.is_none().then(|| self.trace.time(pod.created)),
                 is_deleting: pod.is_stopping,
                 ..DaemonPod::default()
             }

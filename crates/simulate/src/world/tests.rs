@@ -1,3 +1,5 @@
+use jiff::Timestamp;
+
 use super::{
     operator::{ACT, NEW_NODE, POD_START, STOP},
     *,
@@ -6,7 +8,7 @@ use crate::trace::{HOUR, TracePool};
 
 fn trace(jobs: Vec<TraceJob>) -> Trace {
     let pools = vec![TracePool { name: "p".into(), tags: DaemonTags::new(), reference: 3 }];
-    Trace { name: "t".into(), jobs, pools, faults: Vec::new(), length: HOUR }
+    Trace { name: "t".into(), jobs, pools, faults: Vec::new(), length: HOUR, begins: Timestamp::UNIX_EPOCH }
 }
 
 #[test]
