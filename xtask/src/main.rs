@@ -111,6 +111,13 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Simulate days of scaled pools, and compare them with fixed fleets
+    #[command(disable_help_flag = true)]
+    Simulate {
+        /// Arguments of the simulation: `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Let this build take over from an earlier one, and show what it writes
     Upgrade {
         /// The earlier build of coder-k8s, with its feature `dev`
@@ -128,6 +135,12 @@ enum Chore {
 fn fuzz(target: Option<String>, executions: u64, seed: u64) -> anyhow::Result<()> {
     let mut command = run::cargo(&["run", "--quiet", "--package", "coder-k8s-fuzz", "--"]);
     command.args([executions.to_string(), seed.to_string()]).args(target);
+    run::must(command)
+}
+
+fn simulate(args: &[String]) -> anyhow::Result<()> {
+    let mut command = run::cargo(&["run", "--quiet", "--package", "coder-k8s-simulate", "--"]);
+    command.args(args);
     run::must(command)
 }
 
@@ -175,6 +188,7 @@ fn main() -> ExitCode {
         Chore::Fuzz { target, executions, seed } => fuzz(target, executions, seed),
         Chore::Bench { args } => bench(&args),
         Chore::Sweep { args } => sweep(&args),
+        Chore::Simulate { args } => simulate(&args),
         Chore::Upgrade { binary } => testbed::upgrade(&binary),
         Chore::Kills { count } => testbed::kills(count),
     };

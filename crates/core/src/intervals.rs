@@ -32,6 +32,18 @@ pub const ENTITLEMENT_FRESH: SignedDuration = SignedDuration::from_secs(120);
 /// How long a job is pending before `JobsRunnable` reports it. A daemon may be about to take it.
 pub const JOB_PENDING: SignedDuration = SignedDuration::from_secs(60);
 
+/// How long a pod of a scaled pool may take until its daemon connects. Then its start counts as failed. Long, because the
+/// cluster may have to add a node.
+pub const DAEMON_START: SignedDuration = SignedDuration::from_mins(10);
+
+/// How long a pending job is left to an idle daemon that belongs to no scaled pool. coderd hands out a job at once, and lists
+/// a daemon for 90 seconds after it left: a job that is older shows that nobody takes it.
+pub const FOREIGN_DAEMON_TAKES_JOB: SignedDuration = SignedDuration::from_secs(30);
+
+/// How long a scaled pool keeps its replicas while its queue is not known. Then it gives up pods whose daemon never
+/// connected.
+pub const QUEUE_UNKNOWN_KEEP: SignedDuration = SignedDuration::from_mins(15);
+
 /// How long a replaced key stays on the status when no credentials are left to delete it.
 pub const STALE_KEY_WITHOUT_CREDENTIALS: SignedDuration = SignedDuration::from_hours(1);
 
@@ -60,6 +72,21 @@ pub const MAX_TAG_SETS_IN_MESSAGE: usize = 5;
 
 /// The most tags that one verdict about the jobs of an organization compares.
 pub const MAX_TAG_COMPARISONS: usize = 1_000_000;
+
+/// The number of pods that fail to start at which a scaled pool stops growing, unless twice as many daemons are connected.
+pub const MAX_FAILING_STARTS: u32 = 3;
+
+/// The most windows of a scaled pool that count.
+pub const MAX_WINDOWS: usize = 20;
+
+/// The number of daemons of one organization above which those that are no longer listed are forgotten.
+pub const MAX_REMEMBERED_DAEMONS: usize = 10_000;
+
+/// The factor by which the poll for scaled pools is slower while no job waits and no pod starts.
+pub const AUTOSCALING_REST_FACTOR: u32 = 3;
+
+/// The most calls of a minute with which the poll for scaled pools asks one coderd, which permits 512 to a user.
+pub const AUTOSCALING_CALLS_PER_MINUTE: u32 = 400;
 
 /// The most characters of one set of tags in a message or metric label.
 pub const MAX_TAGS_LENGTH: usize = 200;

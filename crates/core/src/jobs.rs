@@ -158,7 +158,7 @@ fn stuck<'a>(
 }
 
 /// [`can_run`], which takes the tags that it may have to compare from `left`. True, to end a search, if none are left.
-fn can_run_within(job: &DaemonTags, daemon: &DaemonTags, left: &mut usize) -> bool {
+pub(crate) fn can_run_within(job: &DaemonTags, daemon: &DaemonTags, left: &mut usize) -> bool {
     // The first tag that the daemon lacks ends the comparison.
     *left = left.saturating_sub(job.len().min(daemon.len()) + 1);
     *left == 0 || can_run(job, daemon)

@@ -4,6 +4,7 @@
 //! status go out as data. "Not ready yet" is a plan, not an error.
 
 pub mod account;
+pub mod autoscaling;
 pub mod cleanup;
 pub mod condition;
 pub mod controlplane;

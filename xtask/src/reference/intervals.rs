@@ -123,6 +123,12 @@ topics! {
             "How long pools and proxies trust the entitlements that a control plane published.";
         JOB_PENDING core::JOB_PENDING.unsigned_abs(), "",
             "How long a job is pending before `JobsRunnable` reports it.";
+        DAEMON_START core::DAEMON_START.unsigned_abs(), "",
+            "How long a pod of a scaled pool may take until its daemon connects, before its start counts as failed; and how long a daemon that coderd no longer lists may still have a build.";
+        FOREIGN_DAEMON_TAKES_JOB core::FOREIGN_DAEMON_TAKES_JOB.unsigned_abs(), "",
+            "How long a pending job is left to an idle daemon that belongs to no scaled pool.";
+        QUEUE_UNKNOWN_KEEP core::QUEUE_UNKNOWN_KEEP.unsigned_abs(), "",
+            "How long a scaled pool keeps its replicas while coderd does not list the jobs. Then it gives up pods whose daemon never connected.";
         DAEMON_CONNECT s(180), "`--daemons-patience`",
             "How long a daemon may take to connect after its pod is ready.";
         DAEMON_LISTING_LIFETIME s(180), "three times `--daemons-interval`",

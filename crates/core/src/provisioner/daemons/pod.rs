@@ -17,6 +17,17 @@ pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const BUSY: &str = "1000";
 /// The flag with the name of the daemon, which takes precedence over the variable.
 const FLAG: &str = "--name";
+/// Why a container waits, where the kubelet has tried to start it and could not.
+const START_FAILURES: [&str; 8] = [
+    "CrashLoopBackOff",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImageNeverPull",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "RunContainerError",
+];
 
 /// A pod that has not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +38,10 @@ pub struct DaemonPod {
     pub uid: String,
     /// The name of its daemon. None: it depends on something that only the pod knows.
     pub daemon: Option<String>,
+    /// When it was created.
+    pub created: Option<Timestamp>,
+    /// Whether a container of it fails to start, as the kubelet reports it. It tries again.
+    pub fails: bool,
     /// Since when it is ready, if it is.
     pub ready_since: Option<Timestamp>,
     /// Whether it is being deleted.
@@ -51,6 +66,8 @@ impl DaemonPod {
         let (name, uid) = (pod.name_any(), pod.uid().unwrap_or_default());
         Some(Self {
             daemon: container.and_then(|container| daemon(container, &name, &uid)),
+            created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            fails: ready.is_none() && fails(pod),
             // Without a time the pod counts as ready since ever.
             ready_since: ready.map(|c| c.last_transition_time.as_ref().map_or(Timestamp::MIN, |time| time.0)),
             is_deleting: pod.metadata.deletion_timestamp.is_some(),
@@ -65,6 +82,15 @@ impl DaemonPod {
     pub(super) fn unknown() -> Self {
         Self { ready_since: Some(Timestamp::MIN), ..Self::default() }
     }
+}
+
+fn fails(pod: &Pod) -> bool {
+    let status = pod.status.iter();
+    let containers = status
+        .flat_map(|status| status.init_container_statuses.iter().chain(&status.container_statuses).flatten());
+    let mut waiting =
+        containers.filter_map(|container| container.state.as_ref()?.waiting.as_ref()?.reason.as_deref());
+    waiting.any(|reason| START_FAILURES.contains(&reason))
 }
 
 /// The name that a daemon is given: by a flag, else by the variable. Both may refer to the name and UID of the pod.
@@ -166,6 +192,21 @@ mod tests {
         };
         assert!(DaemonPod::of(&pod("Failed")).is_none() && DaemonPod::of(&pod("Succeeded")).is_none());
         assert!(DaemonPod::of(&pod("Running")).unwrap().ready_since.is_none());
+    }
+
+    #[test]
+    fn a_container_that_does_not_start_is_seen() {
+        let pod = |reason: &str, ready: &str| {
+            let waiting = json!([{"name": "provisioner", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"waiting": {"reason": reason}}}]);
+            let pod = json!({"metadata": {"name": "p", "creationTimestamp": "2026-01-01T00:00:00Z"}, "status": {
+                "phase": "Pending", "conditions": [{"type": "Ready", "status": ready}], "containerStatuses": waiting}});
+            DaemonPod::of(&serde_json::from_value(pod).unwrap()).unwrap()
+        };
+        assert!(pod("ImagePullBackOff", "False").fails);
+        assert!(!pod("ContainerCreating", "False").fails);
+        assert!(!pod("ImagePullBackOff", "True").fails, "a ready pod has started");
+        assert!(pod("", "False").created.is_some());
     }
 
     #[test]
