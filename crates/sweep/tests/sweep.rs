@@ -11,3 +11,17 @@ async fn a_sample_of_the_sweep_holds() -> Result<(), clap::Error> {
     assert!(run(&args).await == std::process::ExitCode::SUCCESS, "see the cases above");
     Ok(())
 }
+
+/// Cases in which an operator once failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_failed_once_holds() -> Result<(), clap::Error> {
+    for case in [
+        "pool-deleted / reply-lost: delete deployments provisioner-pool#0",
+        "pool-secret-deleted / storm-500: 92",
+    ] {
+        let scenario = case.split(" / ").next().unwrap_or_default();
+        let args = Args::try_parse_from(["sweep", "--scenario", scenario, "--case", case])?;
+        assert!(run(&args).await == std::process::ExitCode::SUCCESS, "{case}: see above");
+    }
+    Ok(())
+}

@@ -2,7 +2,7 @@
 //! pool is scaled down, and drains a pool that is being deleted.
 //!
 //! Daemons come from the last daemon poll of the control plane, pods from the API server. `core::provisioner::daemons`
-//! decides which pods to restart and to protect. Nothing that fails here delays a rollout or a deletion.
+//! decides which pods to restart and to protect. Nothing that fails here delays a rollout, nor a deletion past its deadline.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -167,8 +167,9 @@ pub(super) async fn prepare_scale_down(
     }
 }
 
-/// Removes the Deployment of a pool that is being deleted. Some: not all of its daemons have stopped yet, and this is the
-/// decision to wait for them. They stop before the keys are deleted, because coderd ends the sessions of a deleted key.
+/// Removes the Deployment of a pool that is being deleted. Some: not all of its daemons have stopped yet, or that is not known,
+/// and this is the decision to wait for them. They stop before the keys are deleted, because coderd ends the sessions of a
+/// deleted key. An API server that fails delays the deletion until the clean-up deadline, and not longer.
 pub(super) async fn drain(
     observed: &Observed,
     owner: &Owner,
@@ -179,16 +180,26 @@ pub(super) async fn drain(
     if !object::is_deleting(object) {
         return None;
     }
+    let unknown = || is_before_deadline(object, ctx).then(|| leaving(REQUEUE_DRAINING));
     if let Some(deployment) = observed.children.deployment.as_deref() {
+        let failures = done.failures.len();
         children::remove(ctx, owner, deployment, done).await;
-    }
-    if !done.failures.is_empty() {
-        return None;
+        if done.failures.len() > failures {
+            return unknown();
+        }
     }
     let labels = object::selector_text(&owner.labels);
-    // A failure to list does not delay the deletion.
-    let pods = api(&owner.namespace, ctx).list(&ListParams::default().labels(&labels)).await.ok()?;
+    let Ok(pods) = api(&owner.namespace, ctx).list(&ListParams::default().labels(&labels)).await else {
+        return unknown();
+    };
     pods.iter().any(|pod| is_awaited(pod, object, ctx)).then(|| leaving(REQUEUE_DRAINING))
+}
+
+/// Whether the deletion of a pool began less than the clean-up deadline ago.
+fn is_before_deadline(object: &CoderProvisioner, ctx: &Context) -> bool {
+    let limit = SignedDuration::try_from(ctx.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
+    let since = object.metadata.deletion_timestamp.as_ref();
+    since.is_some_and(|since| ctx.now().duration_since(since.0) < limit)
 }
 
 /// Whether a pod may still stop by itself: its grace period is not over; or garbage collection has not deleted it yet, and
@@ -202,7 +213,5 @@ fn is_awaited(pod: &Pod, object: &CoderProvisioner, ctx: &Context) -> bool {
     if let Some(end) = &pod.metadata.deletion_timestamp {
         return ctx.now() <= end.0;
     }
-    let limit = SignedDuration::try_from(ctx.policy.cleanup_timeout).unwrap_or(SignedDuration::MAX);
-    let since = object.metadata.deletion_timestamp.as_ref();
-    since.is_some_and(|since| ctx.now().duration_since(since.0) < limit)
+    is_before_deadline(object, ctx)
 }
