@@ -347,9 +347,9 @@ mod tests {
         let other = values.replace("leaseDuration: 15s", "leaseDuration: 16s");
         let told = check_flags(&other).unwrap_err().to_string();
         assert!(told.contains("operator.leaseDuration") && told.contains("--lease-duration"), "{told}");
-        let missing = values.replace("  concurrency: 16\n", "");
+        let missing = values.replace("  concurrency: 32\n", "");
         assert!(check_flags(&missing).unwrap_err().to_string().contains("add `concurrency`"));
-        let more = values.replace("  concurrency: 16\n", "  concurrency: 16\n  colour: red\n");
+        let more = values.replace("  concurrency: 32\n", "  concurrency: 32\n  colour: red\n");
         assert!(check_flags(&more).unwrap_err().to_string().contains("operator.colour"));
     }
 
