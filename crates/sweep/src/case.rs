@@ -37,7 +37,7 @@ pub enum LeaderEnd {
 
 /// What goes wrong.
 #[derive(Clone, Debug)]
-pub enum Trouble {
+pub enum Disruption {
     /// Nothing: its end is what the others are compared with.
     None,
     /// An effect meets a fault.
@@ -72,7 +72,7 @@ pub struct Round {
     pub go: watch::Receiver<bool>,
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for Disruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => write!(f, "none"),
@@ -121,11 +121,11 @@ pub struct Failure {
 /// Plays a case. `reference` is how it should end; there is none for the case that finds that out.
 pub async fn play(
     scenario: &'static Scenario,
-    trouble: &Trouble,
+    disruption: &Disruption,
     reference: Option<&(Snapshot, BTreeMap<String, usize>)>,
     mut round: Option<Round>,
 ) -> Result<Outcome, Failure> {
-    let elects = matches!(trouble, Trouble::Failover { .. });
+    let elects = matches!(disruption, Disruption::Failover { .. });
     let stage = Stage::new(scenario.name, scenario.needs, elects).await;
     if !scenario.needs.late {
         stage.start();
@@ -133,10 +133,10 @@ pub async fn play(
     (scenario.prepare)(&stage).await;
     settle(&stage).await;
     let before = newest_version(&stage).await;
-    stage.ledger.begin(traps(trouble));
-    match trouble {
-        Trouble::Stale { resource, .. } => stage.api.hold(resource),
-        Trouble::Failover { .. } if !scenario.needs.late => {
+    stage.ledger.begin(traps(disruption));
+    match disruption {
+        Disruption::Stale { resource, .. } => stage.api.hold(resource),
+        Disruption::Failover { .. } if !scenario.needs.late => {
             stage.start();
             // Faults are for the leader.
             stage.with_operator(0, |leader| stage.ledger.aim(leader.pid()));
@@ -152,20 +152,20 @@ pub async fn play(
         let _ = told.send(());
     }
     let mut ends = 0;
-    match trouble {
-        Trouble::Stale { thinned, .. } => {
+    match disruption {
+        Disruption::Stale { thinned, .. } => {
             tokio::time::sleep(HELD).await;
             stage.api.release(*thinned);
         }
-        Trouble::Replay { resource } => {
+        Disruption::Replay { resource } => {
             tokio::time::sleep(Duration::from_millis(300)).await;
             stage.api.replay(resource, &before);
         }
-        Trouble::Cut { at } => {
+        Disruption::Cut { at } => {
             until_effects(&stage, *at).await;
             stage.api.cut_watches();
         }
-        Trouble::Failover { end, at } => {
+        Disruption::Failover { end, at } => {
             until_effects(&stage, *at).await;
             ends += 1;
             end_leader(&stage, *end).await;
@@ -197,22 +197,22 @@ pub async fn play(
     if let Some(why) = reference.and_then(|(_, writes)| excessive(writes, &records)) {
         return Err(Failure { why, story: story() });
     }
-    let reached = match trouble {
-        Trouble::Crash(..) | Trouble::Storm { .. } => !stage.ledger.hits().is_empty(),
-        Trouble::Twice { .. } => stage.ledger.hits().len() == 2,
+    let reached = match disruption {
+        Disruption::Crash(..) | Disruption::Storm { .. } => !stage.ledger.hits().is_empty(),
+        Disruption::Twice { .. } => stage.ledger.hits().len() == 2,
         _ => true,
     };
     Ok(Outcome { records, end, reached, ends })
 }
 
-fn traps(trouble: &Trouble) -> Vec<Trap> {
+fn traps(disruption: &Disruption) -> Vec<Trap> {
     let kill = |after: &bool| if *after { Fault::KilledAfter } else { Fault::KilledBefore };
-    match trouble {
-        Trouble::Crash(point, fault) => vec![Trap::At(point.clone(), *fault)],
-        Trouble::Twice { first, second, after } => {
+    match disruption {
+        Disruption::Crash(point, fault) => vec![Trap::At(point.clone(), *fault)],
+        Disruption::Twice { first, second, after } => {
             vec![Trap::Next(*first, kill(after)), Trap::Next(*second, kill(after))]
         }
-        Trouble::Storm { code, seed } => {
+        Disruption::Storm { code, seed } => {
             let faults = match code {
                 0 => vec![
                     Fault::Answered(409),

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    case::{Component, Failure, LeaderEnd, Outcome, Round, Trouble, play, writes},
+    case::{Component, Disruption, Failure, LeaderEnd, Outcome, Round, play, writes},
     effect::{Fault, Point},
     misoperation,
     report::{Report, Row},
@@ -37,7 +37,7 @@ const WATCHED: [&str; 7] = [
     "serviceaccounts",
 ];
 
-/// The command line.
+/// What to play, and how.
 #[derive(Debug, Parser)]
 #[command(about = "Kill, starve and mislead the operator, and compare how it ends")]
 pub struct Args {
@@ -100,12 +100,12 @@ struct Reference {
 
 struct Case {
     scenario: &'static Scenario,
-    trouble: Trouble,
+    disruption: Disruption,
 }
 
 impl Case {
     fn name(&self) -> String {
-        format!("{} / {}", self.scenario.name, self.trouble)
+        format!("{} / {}", self.scenario.name, self.disruption)
     }
 }
 
@@ -146,7 +146,7 @@ pub async fn run(args: &Args) -> ExitCode {
         .flat_map(|(scenario, reference)| enumerate(scenario, reference, args.seed))
         .collect();
     if args.operator_cmd.is_some() {
-        cases.retain(|case| matches!(case.trouble, Trouble::Crash(..)));
+        cases.retain(|case| matches!(case.disruption, Disruption::Crash(..)));
     }
     if let Some(text) = &args.case {
         cases.retain(|case| case.name().contains(text));
@@ -204,14 +204,14 @@ async fn play_all(
             let references = references.clone();
             async move {
                 let name = case.name();
-                let family = family(&case.trouble);
+                let family = family(&case.disruption);
                 let scenario = case.scenario.name;
                 let began = Instant::now();
                 // A task of its own, so that a panic fails this case alone.
                 let played = tokio::spawn(async move {
                     let reference =
                         references.get(case.scenario.name).map(|r| (r.end.clone(), r.writes.clone()));
-                    play(case.scenario, &case.trouble, reference.as_ref(), None).await
+                    play(case.scenario, &case.disruption, reference.as_ref(), None).await
                 });
                 let outcome = match played.await {
                     Ok(outcome) => outcome,
@@ -258,13 +258,13 @@ async fn restarts(
                 let (scenario, references) = (**scenario, references.clone());
                 let round = Round { told: told.clone(), go: going.clone() };
                 cases.spawn(async move {
-                    let trouble = Trouble::Restart(component);
-                    let name = format!("{} / {trouble}", scenario.name);
+                    let disruption = Disruption::Restart(component);
+                    let name = format!("{} / {disruption}", scenario.name);
                     let began = Instant::now();
                     let played = tokio::spawn(async move {
                         let reference =
                             references.get(scenario.name).map(|r| (r.end.clone(), r.writes.clone()));
-                        play(scenario, &trouble, reference.as_ref(), Some(round)).await
+                        play(scenario, &disruption, reference.as_ref(), Some(round)).await
                     });
                     let outcome = played.await.unwrap_or_else(|panic| Err(of_panic(panic)));
                     row(name, scenario.name, "restart", began.elapsed(), outcome, false)
@@ -343,7 +343,7 @@ async fn references(
     let all = scenarios.iter().flat_map(|scenario| std::iter::repeat_n(*scenario, times));
     let played = stream::iter(all)
         .map(|scenario| async move {
-            let played = tokio::spawn(async move { play(scenario, &Trouble::None, None, None).await });
+            let played = tokio::spawn(async move { play(scenario, &Disruption::None, None, None).await });
             (scenario, played.await.unwrap_or_else(|panic| Err(of_panic(panic))))
         })
         .buffer_unordered(at_a_time.max(1));
@@ -382,41 +382,41 @@ async fn references(
 
 /// All cases of a scenario.
 fn enumerate(scenario: &'static Scenario, reference: &Reference, seed: u64) -> Vec<Case> {
-    let mut troubles = Vec::new();
+    let mut disruptions = Vec::new();
     for point in &reference.points {
         for fault in [Fault::KilledBefore, Fault::KilledAfter, Fault::ReplyLost] {
-            troubles.push(Trouble::Crash(point.clone(), fault));
+            disruptions.push(Disruption::Crash(point.clone(), fault));
         }
     }
     let count = reference.points.len().max(1);
     let mut chance = fastrand::Rng::with_seed(seed);
     for number in 0..12 {
         let (first, second) = (chance.usize(..count), chance.usize(..4));
-        troubles.push(Trouble::Twice { first, second, after: number % 2 == 0 });
+        disruptions.push(Disruption::Twice { first, second, after: number % 2 == 0 });
     }
     for code in [409, 429, 500, 503] {
-        troubles.push(Trouble::Storm { code, seed: chance.u64(..1000) });
+        disruptions.push(Disruption::Storm { code, seed: chance.u64(..1000) });
     }
     for _ in 0..4 {
-        troubles.push(Trouble::Storm { code: 0, seed: chance.u64(..1000) });
+        disruptions.push(Disruption::Storm { code: 0, seed: chance.u64(..1000) });
     }
     for resource in concerned(scenario.name).into_iter().filter(|_| !scenario.needs.late) {
-        troubles.extend([
-            Trouble::Stale { resource, thinned: false },
-            Trouble::Stale { resource, thinned: true },
-            Trouble::Replay { resource },
+        disruptions.extend([
+            Disruption::Stale { resource, thinned: false },
+            Disruption::Stale { resource, thinned: true },
+            Disruption::Replay { resource },
         ]);
     }
-    troubles.push(Trouble::Cut { at: chance.usize(..count) });
+    disruptions.push(Disruption::Cut { at: chance.usize(..count) });
     for end in [LeaderEnd::Killed, LeaderEnd::Terminated, LeaderEnd::Frozen] {
         if scenario.needs.late {
             break;
         }
         for at in [0, chance.usize(..count)] {
-            troubles.push(Trouble::Failover { end, at });
+            disruptions.push(Disruption::Failover { end, at });
         }
     }
-    troubles.into_iter().map(|trouble| Case { scenario, trouble }).collect()
+    disruptions.into_iter().map(|disruption| Case { scenario, disruption }).collect()
 }
 
 /// The resources whose watches matter to a scenario.
@@ -430,17 +430,19 @@ fn concerned(scenario: &str) -> Vec<&'static str> {
     WATCHED.into_iter().filter(|resource| *resource == own || !kinds.contains(resource)).take(3).collect()
 }
 
-fn family(trouble: &Trouble) -> &'static str {
-    match trouble {
-        Trouble::None => "none",
-        Trouble::Crash(_, Fault::KilledBefore) => "killed before",
-        Trouble::Crash(_, Fault::KilledAfter) => "killed after",
-        Trouble::Crash(..) => "reply lost",
-        Trouble::Twice { .. } => "killed twice",
-        Trouble::Storm { .. } => "storm",
-        Trouble::Stale { thinned: false, .. } | Trouble::Replay { .. } | Trouble::Cut { .. } => "stale",
-        Trouble::Stale { .. } => "unobserved",
-        Trouble::Failover { .. } => "failover",
-        Trouble::Restart(_) => "restart",
+fn family(disruption: &Disruption) -> &'static str {
+    match disruption {
+        Disruption::None => "none",
+        Disruption::Crash(_, Fault::KilledBefore) => "killed before",
+        Disruption::Crash(_, Fault::KilledAfter) => "killed after",
+        Disruption::Crash(..) => "reply lost",
+        Disruption::Twice { .. } => "killed twice",
+        Disruption::Storm { .. } => "storm",
+        Disruption::Stale { thinned: false, .. } | Disruption::Replay { .. } | Disruption::Cut { .. } => {
+            "stale"
+        }
+        Disruption::Stale { .. } => "unobserved",
+        Disruption::Failover { .. } => "failover",
+        Disruption::Restart(_) => "restart",
     }
 }
