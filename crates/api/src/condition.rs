@@ -120,6 +120,10 @@ conditions! {
         "The Secret holds the provisioner key.";
     DAEMONS_CONNECTED "DaemonsConnected" "True" &[POOL],
         "The daemon of every ready pod of the pool is connected to coderd. Never affects `Ready`.";
+    AUTOSCALING "Autoscaling" "True" &[POOL],
+        "The pool has the daemons that its jobs need. Only with `spec.autoscaling`; never affects `Ready`.";
+    SCALE_IGNORED "ScaleIgnored" "False" &[POOL],
+        "Somebody else sets the replicas of a pool with `spec.autoscaling`, which ignores them. Present only while True.";
     CREDENTIALS_READY "CredentialsReady" "True" &[PROXY],
         "The operator has credentials to register the workspace proxy with, and may send them to its coderd.";
     ENTITLED "Entitled" "True" &[PROXY], "The license covers workspace proxies.";

@@ -34,14 +34,15 @@ pub use network::{
 };
 pub use pod::{Certs, DisruptionBudget, PodSettings, Probe, Prometheus, PullPolicy, ServiceAccountSettings};
 pub use provisioner::{
-    CoderProvisioner, CoderProvisionerSpec, CoderProvisionerStatus, CredentialsSource, DaemonStatus,
-    DaemonsStatus, OnEntitlementLost, PendingKey, ProvisionerBootstrap, ProvisionerKey, StaleKey,
+    Autoscaling, AutoscalingStatus, CoderProvisioner, CoderProvisionerSpec, CoderProvisionerStatus,
+    CredentialsSource, DaemonStatus, DaemonsStatus, OnEntitlementLost, PendingKey, ProvisionerBootstrap,
+    ProvisionerKey, ScalingWindow, StaleKey, Weekday,
 };
 pub use reason::Reason;
 pub use refs::{ControlPlaneRef, ReportedSecretRef, SecretKey, SecretKeyRef, SecretRef};
 pub use text::{
-    ClusterDomain, DataKey, HostName, HttpUrl, ImageRef, KeyName, Line, NamespaceName, ObjectName,
-    OrganizationName, ProxyName, WildcardAccess, WildcardHost, shortened,
+    ClusterDomain, DataKey, HostName, HttpUrl, IdleTime, ImageRef, KeyName, Line, NamespaceName, ObjectName,
+    OrganizationName, ProxyName, TimeOfDay, TimeZoneName, WildcardAccess, WildcardHost, shortened,
 };
 pub use workspaceproxy::{
     CoderWorkspaceProxy, CoderWorkspaceProxySpec, CoderWorkspaceProxyStatus, PendingRegistration,

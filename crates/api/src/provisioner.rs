@@ -17,7 +17,7 @@ use crate::{
     controlplane::default_replicas,
     pod::{DisruptionBudget, PodSettings, Prometheus, ServiceAccountSettings},
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
-    text::{DataKey, ImageRef, KeyName, ObjectName, OrganizationName},
+    text::{DataKey, IdleTime, ImageRef, KeyName, ObjectName, OrganizationName, TimeOfDay, TimeZoneName},
 };
 
 /// Desired state of a pool of provisioner daemons.
@@ -56,6 +56,12 @@ use crate::{
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas", priority = 1),
     printcolumn(name = "Busy", type_ = "integer", json_path = ".status.daemons.busy", priority = 1),
+    printcolumn(
+        name = "Scaling",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Autoscaling")].reason"#,
+        priority = 1
+    ),
     printcolumn(
         name = "Organization",
         type_ = "string",
@@ -108,10 +114,13 @@ pub struct CoderProvisionerSpec {
     /// Image of the daemons. Defaults to the image that the control plane has rolled out.
     pub image: Option<ImageRef>,
 
-    /// Number of daemons. Defaults to 1.
+    /// Number of daemons. Defaults to 1. Ignored with `autoscaling`.
     #[serde(default = "default_replicas")]
     #[schemars(range(min = 0))]
     pub replicas: i32,
+
+    /// Lets the number of daemons follow the jobs that wait for them. Without it there are `replicas` daemons.
+    pub autoscaling: Option<Autoscaling>,
 
     /// The ServiceAccount of the daemons.
     #[serde(default)]
@@ -131,6 +140,71 @@ pub struct CoderProvisionerSpec {
     /// Settings of the pods.
     #[serde(flatten)]
     pub pod: PodSettings,
+}
+
+/// How the number of daemons follows the jobs that wait for them.
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.minReplicas) || self.minReplicas <= self.maxReplicas")
+        .message("minReplicas must not be above maxReplicas"),
+    validation = Rule::new("!has(self.spare) || self.spare <= self.maxReplicas")
+        .message("spare must not be above maxReplicas"),
+    validation = Rule::new("!has(self.windows) || self.windows.all(window, window.minReplicas <= self.maxReplicas)")
+        .message("minReplicas of a window must not be above maxReplicas"),
+    validation = Rule::new("!has(self.windows) || self.windows.all(window, window.minReplicas > (has(self.minReplicas) ? self.minReplicas : 0))")
+        .message("minReplicas of a window must be above minReplicas of autoscaling: it would change nothing"),
+)]
+pub struct Autoscaling {
+    /// Daemons without any job. Defaults to 0.
+    #[schemars(range(min = 0, max = 1000))]
+    pub min_replicas: Option<i32>,
+    /// The most daemons, whatever waits.
+    #[schemars(range(min = 1, max = 1000))]
+    pub max_replicas: i32,
+    /// Idle daemons beyond those that the jobs need, so that the next job does not wait for a pod. Defaults to 0.
+    #[schemars(range(min = 0, max = 1000))]
+    pub spare: Option<i32>,
+    /// How long a daemon is idle before it may leave, such as `90s`, `5m` or `1h30m`. Defaults to `5m`.
+    pub scale_down_after: Option<IdleTime>,
+    /// Times of the week with a higher minimum, so that daemons are there before the day begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub windows: Vec<ScalingWindow>,
+}
+
+/// A time of the week with a higher minimum.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ScalingWindow {
+    /// The days on which the window begins.
+    #[schemars(length(min = 1, max = 7))]
+    #[x_kube(merge_strategy = ListMerge::Set)]
+    pub weekdays: Vec<Weekday>,
+    /// When the window begins, such as `07:30`.
+    pub from: TimeOfDay,
+    /// When the window ends. At or before `from`: on the next day.
+    pub to: TimeOfDay,
+    /// Time zone of both, such as `Europe/Berlin`. Defaults to `UTC`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_zone: Option<TimeZoneName>,
+    /// Daemons without any job while the window lasts.
+    #[schemars(range(min = 1, max = 1000))]
+    pub min_replicas: i32,
+}
+
+/// A day of the week.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[expect(missing_docs, reason = "days of the week")]
+pub enum Weekday {
+    Monday,
+    Tuesday,
+    Wednesday,
+    Thursday,
+    Friday,
+    Saturday,
+    Sunday,
 }
 
 /// The provisioner key and the Secret that holds it.
@@ -206,6 +280,29 @@ pub struct CoderProvisionerStatus {
     pub stale_keys: Vec<StaleKey>,
     /// Daemons of the pool that are connected to coderd.
     pub daemons: Option<DaemonsStatus>,
+    /// The last decision about the number of daemons. Only with `spec.autoscaling`.
+    pub autoscaling: Option<AutoscalingStatus>,
+}
+
+/// A decision about the number of daemons. The condition `Autoscaling` has it as a sentence.
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AutoscalingStatus {
+    /// Number of daemons that the pool is to have.
+    pub desired: i32,
+    /// Waiting jobs that count for this pool and for no other.
+    pub pending: i32,
+    /// Daemons that run a job, or may run one.
+    pub busy: i32,
+    /// Connected daemons without a job.
+    pub idle: i32,
+    /// Daemons that have not connected yet.
+    pub starting: i32,
+    /// Why: the reason of the condition `Autoscaling`.
+    pub reason: String,
+    /// When time alone may change the decision, because a daemon has been idle for long enough or a window begins or ends.
+    pub until: Option<Time>,
 }
 
 /// Where the credentials come from that can manage a key or registration.

@@ -50,7 +50,8 @@ reasons! {
     Progressing "Progressing" "The Deployment is rolling out. Wait, or run `kubectl rollout status` to follow it.";
     RolledOut "RolledOut" "Every replica runs the current pod template and is available.";
     ScaledToZero "ScaledToZero"
-        "The spec asks for zero replicas, and no pod runs. Raise `spec.replicas` to start pods.";
+        "No pod is desired, and none runs: the spec asks for zero replicas, or no job waits for a pool with \
+         `spec.autoscaling`. Raise `spec.replicas` to start pods.";
     ProgressDeadlineExceeded "ProgressDeadlineExceeded"
         "The rollout made no progress within `progressDeadlineSeconds`. The message quotes the newest pod; \
          correct what it complains about.";
@@ -359,6 +360,25 @@ reasons! {
          upgrade coderd first.";
     DaemonsRestarted "DaemonsRestarted" "The operator restarted pods whose daemons had stopped trying to connect.";
 
+    // The scaling of a pool.
+    Steady "Steady" "The pool has as many daemons as its jobs, its minimum and its spare daemons need.";
+    ScalingUp "ScalingUp" "The operator adds daemons, or those that it added are starting.";
+    ScalingDown "ScalingDown" "Daemons that were idle for `scaleDownAfter` leave.";
+    WaitingForIdle "WaitingForIdle"
+        "The pool has more daemons than it needs, and they have not been idle for `scaleDownAfter` yet.";
+    AtMaximum "AtMaximum"
+        "More jobs wait than `maxReplicas` permits daemons for. Raise `maxReplicas`, or wait for builds to end.";
+    StartsFail "StartsFail"
+        "Jobs wait, and pods of the pool do not start or are refused, so that the pool does not grow. The message says \
+         which.";
+    QueueUnknown "QueueUnknown"
+        "coderd does not say which jobs wait. No daemon that may run a build leaves, and the operator asks again.";
+    TimeZoneUnknown "TimeZoneUnknown"
+        "The operator does not know the time zone of a window, and ignores that window. Use another name for the zone.";
+    ScaledByOthers "ScaledByOthers"
+        "Somebody, such as a HorizontalPodAutoscaler, sets the replicas of a pool that has `spec.autoscaling`, which \
+         ignores them. Remove one of the two.";
+
     // The registration of a workspace proxy.
     Registered "Registered" "The proxy is registered in coderd, and the Secret holds its token.";
     Registering "Registering" "The operator is registering the proxy, or is requesting another token for it.";
@@ -385,6 +405,10 @@ reasons! {
         "coderd has not checked the health of the proxy yet, or reports one that the operator does not know.";
 
     // Events that announce the end of a condition.
+    NotAutoscaling "NotAutoscaling"
+        "The condition `Autoscaling` was removed, because the spec no longer has `autoscaling`.";
+    NotScaleIgnored "NotScaleIgnored"
+        "The condition `ScaleIgnored` was removed: nobody but the operator scales the pool.";
     NotDaemonsConnected "NotDaemonsConnected"
         "The condition `DaemonsConnected` was removed from the status, because it no longer applies.";
     NotDowngrade "NotDowngrade"

@@ -158,6 +158,27 @@ text_types! {
         message: "must be a workspace proxy's name: letters, digits, '-', '_' and '.', not empty, at most 64 characters, and not 'primary', which is coderd itself",
     }
 
+    /// How long a daemon is idle before it may leave.
+    IdleTime {
+        max: 16,
+        rule: "self.trim().matches('^([0-9]{1,5}[hms])+$') && duration(self.trim()) >= duration('1s') && duration(self.trim()) <= duration('24h')",
+        message: "must be a time such as 90s, 5m or 1h30m, from 1s to 24h",
+    }
+
+    /// A time of day, such as `07:30`.
+    TimeOfDay {
+        max: 5,
+        rule: "self.matches('^([01][0-9]|2[0-3]):[0-5][0-9]$')",
+        message: "must be a time of day such as 07:30, from 00:00 to 23:59",
+    }
+
+    /// The name of a time zone. The API server knows the zones; it refuses an unknown one because the rule fails.
+    TimeZoneName {
+        max: 64,
+        rule: "self.matches('^[A-Z][A-Za-z0-9_+/-]*$') && self != 'Local' && timestamp('2026-01-01T00:00:00Z').getHours(self) >= 0",
+        message: "must be the name of a time zone such as Europe/Berlin or UTC",
+    }
+
     /// A non-empty line of text that coderd shows to people.
     Line {
         max: 256,

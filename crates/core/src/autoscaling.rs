@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 
-use self::assignment::{Assignment, Room};
+use self::assignment::{Assignment, PoolJobs, Room};
 pub use self::{
     census::{Census, DaemonTimes, ObservedPool, observe},
     window::{WarmWindow, Weekdays},
@@ -121,8 +121,12 @@ pub struct ScaleDecision {
     pub desired: u32,
     /// Jobs that count for this pool and for no other.
     pub pending: u32,
+    /// When the first of them was created.
+    pub oldest: Option<Timestamp>,
     /// Daemons that run a build, or may run one.
     pub busy: u32,
+    /// Of these, those of which coderd does not say that they run one.
+    pub unlisted: u32,
     /// Connected daemons without a build.
     pub idle: u32,
     /// Pods whose daemon has not connected yet, and those still to be created. Without those that fail.
@@ -159,14 +163,27 @@ pub fn decide(queue: &QueueState<'_>, pools: &[ScaledPool<'_>], now: Timestamp) 
     match queue {
         QueueState::Known { jobs, foreign } => {
             let rooms = pools.iter().zip(&capacities).map(|(pool, capacity)| capacity.room(pool)).collect();
-            let Assignment { pending, is_complete } = assignment::assign(jobs, foreign, rooms, now);
-            let each = pools.iter().zip(&capacities).zip(pending);
-            each.map(|((pool, capacity), pending)| capacity.decide(pool, pending, is_complete, now)).collect()
+            let Assignment { pools: jobs, is_complete } = assignment::assign(jobs, foreign, rooms, now);
+            let each = pools.iter().zip(&capacities).zip(jobs);
+            each.map(|((pool, capacity), jobs)| capacity.decide(pool, jobs, is_complete, now)).collect()
         }
         QueueState::Unknown { since } => {
             let each = pools.iter().zip(&capacities);
             each.map(|(pool, capacity)| capacity.decide_unknown(pool, *since, now)).collect()
         }
+    }
+}
+
+impl ScaleDecision {
+    /// The replicas to set instead of `current`, if they are fewer. `busy` is how many daemons of the pool run a build, read
+    /// right before; None if coderd did not answer. Then only pods leave that never connected, as decided without it.
+    pub fn shrink(&self, current: u32, busy: Option<u32>) -> u32 {
+        let least = match busy {
+            Some(busy) => busy.saturating_add(self.unlisted),
+            None if self.reason == ScaleReason::QueueUnknown => self.busy,
+            None => current,
+        };
+        self.desired.max(least).min(current)
     }
 }
 
@@ -237,10 +254,11 @@ impl Capacity {
     fn decide(
         &self,
         pool: &ScaledPool<'_>,
-        pending: u32,
+        jobs: PoolJobs,
         is_complete: bool,
         now: Timestamp,
     ) -> ScaleDecision {
+        let pending = jobs.pending;
         let wanted = self.wanted(pending);
         let target = wanted.max(self.min).min(self.max);
         // A queue of which a part is not known shrinks nothing.
@@ -271,7 +289,7 @@ impl Capacity {
         }
         let starting = pool.pods.starting.iter();
         until.extend(starting.map(|since| since.checked_add(DAEMON_START).ok()));
-        self.decision(pool, pending, desired, reason, message, earliest(until, now))
+        self.decision(pool, jobs, desired, reason, message, earliest(until, now))
     }
 
     fn decide_unknown(&self, pool: &ScaledPool<'_>, since: Timestamp, now: Timestamp) -> ScaleDecision {
@@ -281,24 +299,27 @@ impl Capacity {
         let end = since.checked_add(QUEUE_UNKNOWN_KEEP).ok();
         let message = message::unknown(since, desired, end.filter(|_| !is_over));
         let until = earliest(vec![end, pool.policy.minimum(now).1], now);
-        self.decision(pool, 0, desired, ScaleReason::QueueUnknown, message, until)
+        self.decision(pool, PoolJobs::default(), desired, ScaleReason::QueueUnknown, message, until)
     }
 
     fn decision(
         &self,
         pool: &ScaledPool<'_>,
-        pending: u32,
+        jobs: PoolJobs,
         desired: u32,
         reason: ScaleReason,
         message: String,
         until: Option<Timestamp>,
     ) -> ScaleDecision {
+        let PoolJobs { pending, oldest } = jobs;
         let (busy, idle, starting) = (self.protected, self.idle, self.starting);
         ScaleDecision {
             pool: pool.name.to_owned(),
             desired,
             pending,
+            oldest,
             busy,
+            unlisted: busy.saturating_sub(pool.pods.busy),
             idle,
             starting,
             reason,

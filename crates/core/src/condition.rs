@@ -183,7 +183,8 @@ pub fn timeless(mut status: Value) -> Value {
 }
 
 /// Conditions whose transitions become events, besides `Ready`, with the reason for one that was removed.
-const EVENT_CONDITIONS: [(&str, Reason); 10] = [
+const EVENT_CONDITIONS: [(&str, Reason); 12] = [
+    (kind::AUTOSCALING, Reason::NotAutoscaling),
     (kind::DAEMONS_CONNECTED, Reason::NotDaemonsConnected),
     (kind::DOWNGRADE, Reason::NotDowngrade),
     (kind::ENTITLEMENTS_HEALTHY, Reason::NotEntitlementsHealthy),
@@ -193,6 +194,7 @@ const EVENT_CONDITIONS: [(&str, Reason); 10] = [
     (kind::LICENSE_EXPIRING, Reason::NotLicenseExpiring),
     (kind::OPERATOR_ACCESS_READY, Reason::NotOperatorAccessReady),
     (kind::PAUSED, Reason::NotPaused),
+    (kind::SCALE_IGNORED, Reason::NotScaleIgnored),
     (kind::WORKSPACE_ACCESS, Reason::NotWorkspaceAccess),
 ];
 
@@ -311,7 +313,9 @@ const EXPECTED_REASONS: [Reason; 10] = [
 /// Whether a condition other than `Ready` is a problem that a person should know of.
 fn is_bad(condition: &Condition) -> bool {
     match &*condition.type_ {
-        kind::DOWNGRADE | kind::LICENSE_EXPIRING | kind::PAUSED => condition.status == "True",
+        kind::DOWNGRADE | kind::LICENSE_EXPIRING | kind::PAUSED | kind::SCALE_IGNORED => {
+            condition.status == "True"
+        }
         _ => {
             condition.status == "False"
                 && !Reason::of(condition).is_some_and(|reason| EXPECTED_REASONS.contains(&reason))

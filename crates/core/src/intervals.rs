@@ -36,6 +36,9 @@ pub const JOB_PENDING: SignedDuration = SignedDuration::from_secs(60);
 /// cluster may have to add a node.
 pub const DAEMON_START: SignedDuration = SignedDuration::from_mins(10);
 
+/// How long a daemon of a scaled pool is idle before it may leave, unless the spec says otherwise.
+pub const SCALE_DOWN_AFTER: SignedDuration = SignedDuration::from_mins(5);
+
 /// How long a pending job is left to an idle daemon that belongs to no scaled pool. coderd hands out a job at once, and lists
 /// a daemon for 90 seconds after it left: a job that is older shows that nobody takes it.
 pub const FOREIGN_DAEMON_TAKES_JOB: SignedDuration = SignedDuration::from_secs(30);
@@ -83,10 +86,11 @@ pub const MAX_WINDOWS: usize = 20;
 pub const MAX_REMEMBERED_DAEMONS: usize = 10_000;
 
 /// The factor by which the poll for scaled pools is slower while no job waits and no pod starts.
-pub const AUTOSCALING_REST_FACTOR: u32 = 3;
+pub const AUTOSCALING_REST_FACTOR: u32 = 2;
 
-/// The most calls of a minute with which the poll for scaled pools asks one coderd, which permits 512 to a user.
-pub const AUTOSCALING_CALLS_PER_MINUTE: u32 = 400;
+/// The most calls of a minute with which the poll for scaled pools asks one coderd. coderd permits 512 for each path, and each
+/// organization has paths of its own: this bounds the load, and lets 40 organizations be polled every 5 seconds.
+pub const AUTOSCALING_CALLS_PER_MINUTE: u32 = 1_000;
 
 /// The most characters of one set of tags in a message or metric label.
 pub const MAX_TAGS_LENGTH: usize = 200;

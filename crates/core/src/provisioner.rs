@@ -7,6 +7,7 @@ pub mod daemons;
 pub mod deployment;
 pub mod keys;
 pub mod names;
+pub mod scaling;
 mod status;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -52,6 +53,8 @@ pub struct Observed {
     pub credentials: Result<(), keys::Blocker>,
     /// The daemons that coderd lists, and the pods.
     pub daemons: daemons::ObservedDaemons,
+    /// How it is scaled. None: it has a fixed number of daemons.
+    pub scaling: Option<scaling::ObservedScaling>,
 }
 
 /// What is to be done, besides what concerns the key.
@@ -93,7 +96,17 @@ impl Observed {
 
     /// How many pods are to run.
     pub fn replicas(&self) -> i32 {
-        self.gate.replicas(self.object.spec.replicas, self.object.spec.on_entitlement_lost)
+        let deployment = self.children.deployment.as_ref().and_then(|deployment| deployment.spec.as_ref());
+        let current = deployment.and_then(|spec| spec.replicas);
+        let spec = &self.object.spec;
+        let asked = self.scaling.as_ref().map_or(spec.replicas, |scaling| scaling.replicas(current));
+        self.gate.replicas(asked, spec.on_entitlement_lost)
+    }
+
+    /// How many pods may run, whatever the queue asks for.
+    fn max_replicas(&self) -> i32 {
+        let scaling = self.object.spec.autoscaling.as_ref();
+        scaling.map_or_else(|| self.replicas(), |scaling| scaling.max_replicas)
     }
 
     /// The image of the daemons. Without one in the spec it is the image that the control plane has rolled out, because
@@ -142,7 +155,7 @@ pub fn decide(observed: &Observed) -> Plan {
             &names::deployment(&observed.object.name_any()),
             spec.pod_disruption_budget.as_ref(),
             // Only if the spec asks for a budget: an evicted daemon finishes its build in its grace period.
-            spec.pod_disruption_budget.as_ref().map_or(0, |_| observed.replicas()),
+            spec.pod_disruption_budget.as_ref().map_or(0, |_| observed.max_replicas()),
             &observed.selector(),
         ),
     });

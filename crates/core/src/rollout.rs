@@ -3,6 +3,9 @@
 use coder_k8s_api::Reason;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 
+/// The reason of the condition `Progressing` once a template has rolled out. Scaling does not change it.
+const NEW_REPLICA_SET_AVAILABLE: &str = "NewReplicaSetAvailable";
+
 /// The progress of a Deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
@@ -25,6 +28,8 @@ pub enum RolloutStage {
     Complete,
     /// No pod is asked for, and none is left.
     ScaledToZero,
+    /// Every pod is of the newest template, which has rolled out before. Some are ready, and more are starting.
+    Scaling,
     /// The controller works on it, or has not seen the newest generation yet.
     Progressing,
     /// Somebody paused it.
@@ -69,9 +74,29 @@ impl Rollout {
         Self { stage, desired, replicas, ready }
     }
 
+    /// How far a Deployment has come whose replicas the operator scales: it does not stop being ready while pods are added to
+    /// those that are.
+    pub fn of_scaled(deployment: Option<&Deployment>) -> Self {
+        let rollout = Self::of(deployment);
+        let status = deployment.and_then(|deployment| deployment.status.clone()).unwrap_or_default();
+        let mut conditions = status.conditions.iter().flatten();
+        let has_rolled_out = conditions.any(|condition| {
+            condition.type_ == "Progressing" && condition.reason.as_deref() == Some(NEW_REPLICA_SET_AVAILABLE)
+        });
+        let is_observed =
+            deployment.is_some_and(|deployment| status.observed_generation >= deployment.metadata.generation);
+        let is_updated = status.updated_replicas.unwrap_or(0) == status.replicas.unwrap_or(0);
+        let is_scaling = matches!(rollout.stage, RolloutStage::Progressing | RolloutStage::Refused(_))
+            && has_rolled_out
+            && is_observed
+            && is_updated
+            && rollout.ready > 0;
+        if is_scaling { Self { stage: RolloutStage::Scaling, ..rollout } } else { rollout }
+    }
+
     /// Whether there is nothing left to wait for.
     pub fn is_settled(&self) -> bool {
-        matches!(self.stage, RolloutStage::Complete | RolloutStage::ScaledToZero)
+        matches!(self.stage, RolloutStage::Complete | RolloutStage::ScaledToZero | RolloutStage::Scaling)
     }
 
     /// Whether only a person can continue it.
@@ -83,7 +108,7 @@ impl Rollout {
     pub fn reason(&self) -> Reason {
         match self.stage {
             RolloutStage::Missing => Reason::Pending,
-            RolloutStage::Complete => Reason::RolledOut,
+            RolloutStage::Complete | RolloutStage::Scaling => Reason::RolledOut,
             RolloutStage::ScaledToZero => Reason::ScaledToZero,
             RolloutStage::Progressing => Reason::Progressing,
             RolloutStage::Paused => Reason::DeploymentPaused,
@@ -98,8 +123,8 @@ impl Rollout {
         let pods = format!("{ready} of {desired} pods are ready");
         match stage {
             RolloutStage::Missing => "waiting for the Deployment to be written".to_owned(),
-            RolloutStage::Complete => pods,
-            RolloutStage::ScaledToZero => "the spec asks for no pods".to_owned(),
+            RolloutStage::Complete | RolloutStage::Scaling => pods,
+            RolloutStage::ScaledToZero => "no pods are desired".to_owned(),
             RolloutStage::Progressing => format!("rolling out: {pods}"),
             RolloutStage::Paused => {
                 format!(

@@ -1,8 +1,8 @@
 //! The objects of one kind as a watch last delivered them, the keys that name them, and which object refers to which.
 //!
 //! Caches are meant for kinds that the operator owns and for children that it labels, so that memory does not grow
-//! with the objects of others. Managed fields and the manifest of `kubectl apply`, which nobody reads, are removed
-//! before an object is stored. A compact cache stores its objects packed (see [`packed`]) and decodes one each time it is read:
+//! with the objects of others. Managed fields, but for those of the scale subresource, and the manifest of `kubectl apply`,
+//! which nobody reads, are removed before an object is stored. A compact cache stores its objects packed (see [`packed`]) and decodes one each time it is read:
 //! the types of Kubernetes take several times as much memory as their JSON, most of it for fields that are not set, and
 //! the JSON several times as much as what distinguishes it from another. A cache never reads from the API server.
 
@@ -14,6 +14,7 @@ use std::{
     sync::Arc,
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::{Resource, ResourceExt};
 use parking_lot::RwLock;
 use serde::{Serialize, de::DeserializeOwned};
@@ -312,7 +313,11 @@ pub fn controller_uid<K: Resource>(object: &K) -> Vec<String> {
 
 /// Removes what nobody reads and what makes up most of a large object.
 fn slim<K: Resource>(object: &mut K) {
-    object.meta_mut().managed_fields = None;
+    // Who set the replicas through the scale subresource is of interest, and takes a few bytes.
+    let managed = object.meta_mut().managed_fields.take().into_iter().flatten();
+    let scaled = managed.filter(|entry| entry.subresource.as_deref() == Some("scale"));
+    let scaled: Vec<_> = scaled.map(|entry| ManagedFieldsEntry { fields_v1: None, ..entry }).collect();
+    object.meta_mut().managed_fields = Some(scaled).filter(|scaled| !scaled.is_empty());
     object.annotations_mut().remove(LAST_APPLIED);
     if object.annotations().is_empty() {
         object.meta_mut().annotations = None;

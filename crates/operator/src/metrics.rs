@@ -18,7 +18,7 @@ use prometheus_client::{encoding::EncodeLabelSet, metrics::family::Family};
 use self::fair_share::fair_share;
 
 /// The most series about single objects: their conditions, licenses and daemons. A control plane has up to four, a pool up
-/// to five, a proxy up to two.
+/// to eight, a proxy up to two.
 pub const MAX_OBJECT_SERIES: usize = 3_000;
 /// The most series about pending jobs. Each queue has two.
 pub const MAX_JOB_SERIES: usize = 500;
@@ -70,6 +70,8 @@ pub(crate) struct ObjectSeries {
     /// When its license ends, in seconds since 1970.
     pub(crate) license_expires: Option<i64>,
     pub(crate) daemons: Option<DaemonSeries>,
+    /// The jobs that wait for a scaled pool.
+    pub(crate) queue: Option<QueueSeries>,
     /// Whether an alert may be due. If there are too many series, these objects come first within their namespace.
     pub(crate) is_urgent: bool,
 }
@@ -77,7 +79,8 @@ pub(crate) struct ObjectSeries {
 impl ObjectSeries {
     fn count(&self) -> usize {
         let daemons = if self.daemons.is_some() { 3 } else { 0 };
-        self.conditions.len() + usize::from(self.license_expires.is_some()) + daemons
+        let queue = if self.queue.is_some() { 2 } else { 0 };
+        self.conditions.len() + usize::from(self.license_expires.is_some()) + daemons + queue
     }
 }
 
@@ -98,6 +101,14 @@ pub(crate) struct DaemonSeries {
     pub(crate) desired: i64,
     pub(crate) connected: i64,
     pub(crate) busy: i64,
+}
+
+/// The jobs that wait for a scaled pool, and for no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueSeries {
+    pub(crate) pending: i64,
+    /// Seconds for which the first of them has waited.
+    pub(crate) waiting: i64,
 }
 
 /// The pending jobs of one control plane that need the same tags.
@@ -125,6 +136,8 @@ pub(crate) struct CoderMetrics {
     daemons_desired: Family<Pool, Level>,
     daemons_connected: Family<Pool, Level>,
     daemons_busy: Family<Pool, Level>,
+    pool_jobs_pending: Family<Pool, Level>,
+    pool_jobs_longest_wait: Family<Pool, Level>,
     jobs_pending: Family<JobTags, Level>,
     jobs_longest_wait: Family<JobTags, Level>,
     series_omitted: Family<[(&'static str, &'static str); 1], Level>,
@@ -176,6 +189,18 @@ impl CoderMetrics {
                 "Provisioner daemons of a pool that run a job; only on the leader",
                 Family::default(),
             ),
+            pool_jobs_pending: count(
+                own,
+                "pool_jobs_pending",
+                "Provisioner jobs that wait for a pool with autoscaling; each counts for one pool; only on the leader",
+                Family::default(),
+            ),
+            pool_jobs_longest_wait: seconds(
+                own,
+                "pool_jobs_longest_wait",
+                "Time that the first job for a pool with autoscaling has waited; only on the leader",
+                Family::default(),
+            ),
             jobs_pending: count(
                 own,
                 "jobs_pending",
@@ -207,7 +232,13 @@ impl CoderMetrics {
     pub(crate) fn objects(&self, all: Vec<ObjectSeries>) {
         self.conditions.clear();
         self.license_expires.clear();
-        for family in [&self.daemons_desired, &self.daemons_connected, &self.daemons_busy] {
+        for family in [
+            &self.daemons_desired,
+            &self.daemons_connected,
+            &self.daemons_busy,
+            &self.pool_jobs_pending,
+            &self.pool_jobs_longest_wait,
+        ] {
             family.clear();
         }
         let order = |object: &ObjectSeries| (!object.is_urgent, object.kind, object.name.clone());
@@ -220,7 +251,7 @@ impl CoderMetrics {
     }
 
     fn object(&self, object: ObjectSeries) {
-        let ObjectSeries { kind, namespace, name, conditions, license_expires, daemons, is_urgent: _ } =
+        let ObjectSeries { kind, namespace, name, conditions, license_expires, daemons, queue, is_urgent: _ } =
             object;
         for ConditionSeries { type_, status, reason } in conditions {
             let (namespace, name) = (namespace.clone(), name.clone());
@@ -232,6 +263,10 @@ impl CoderMetrics {
             self.daemons_desired.get_or_create(&labels).set(desired);
             self.daemons_connected.get_or_create(&labels).set(connected);
             self.daemons_busy.get_or_create(&labels).set(busy);
+            if let Some(QueueSeries { pending, waiting }) = queue {
+                self.pool_jobs_pending.get_or_create(&labels).set(pending);
+                self.pool_jobs_longest_wait.get_or_create(&labels).set(waiting);
+            }
         }
         if let Some(at) = license_expires {
             self.license_expires.get_or_create(&ControlPlane { namespace, name }).set(at);
@@ -269,6 +304,7 @@ impl CoderMetrics {
                 connected: 2,
                 busy: 1,
             }),
+            queue: Some(QueueSeries { pending: 2, waiting: 3 }),
             is_urgent: false,
         }]);
         self.job_queues(vec![JobQueue {
@@ -317,6 +353,7 @@ mod tests {
             conditions: vec![ready],
             license_expires: Some(1_800_000_000),
             daemons: None,
+            queue: None,
             is_urgent: true,
         }
     }
@@ -328,6 +365,7 @@ mod tests {
             conditions: Vec::new(),
             license_expires: None,
             daemons: Some(daemons),
+            queue: Some(QueueSeries { pending: 4, waiting: 20 }),
             ..plane("ns", name)
         }
     }
@@ -352,6 +390,8 @@ mod tests {
             r#"coder_k8s_daemons_desired{namespace="ns",name="pool",control_plane="coder"} 3"#,
             r#"coder_k8s_daemons_connected{namespace="ns",name="pool",control_plane="coder"} 2"#,
             r#"coder_k8s_daemons_busy{namespace="ns",name="pool",control_plane="coder"} 1"#,
+            r#"coder_k8s_pool_jobs_pending{namespace="ns",name="pool",control_plane="coder"} 4"#,
+            r#"coder_k8s_pool_jobs_longest_wait_seconds{namespace="ns",name="pool",control_plane="coder"} 20"#,
             r#"coder_k8s_jobs_pending{namespace="ns",name="coder",organization="default",tags="region=\"eu\""} 2"#,
             r#"coder_k8s_jobs_longest_wait_seconds{namespace="ns",name="coder",organization="default",tags="region=\"eu\""} 75"#,
             r#"coder_k8s_series_omitted{about="objects"} 0"#,

@@ -15,7 +15,7 @@ use coder_k8s_core::{object, provisioner, workspace_access};
 use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use tokio::time::Instant;
 
-pub(crate) use self::daemons::ListedPods;
+pub(crate) use self::daemons::{ListedPods, current_pods};
 use crate::controller::{Context, workspaces};
 
 /// Reconciles one object.
@@ -46,7 +46,7 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     status.workload.credential_bindings = bindings;
     status.workload.cleanup_start_time = ctx.cleanup_start(&key, &*observed.pool.object);
     let next = ctx.finish(&key, &*observed.pool.object, &status, outcome.into_done(), started).await;
-    ctx.daemon_poller.consider(&observed.pool.object, &health);
+    ctx.daemon_poller.consider(&observed.pool.object, &health, ctx.now());
     let delays = [decision.again, observed.pool.gate.again, health.again()];
     ctx.verify_schedule.requeue(&key, next, decision.next.goes_on(), 1.0, delays, retry)
 }

@@ -31,7 +31,7 @@ const MESSAGE: &str = "The message of the condition.";
 
 impl Reason {
     /// The chapters of the documentation. Each begins with this reason and ends before the next chapter.
-    pub const CHAPTERS: [(Self, &'static str); 13] = [
+    pub const CHAPTERS: [(Self, &'static str); 14] = [
         (Self::Reconciled, "Rollout and every kind"),
         (Self::Invalid, "The API server"),
         (Self::Exposed, "Exposure and workspaces"),
@@ -42,9 +42,10 @@ impl Reason {
         (Self::ControlPlaneAvailable, "Control plane and credentials of pools and proxies"),
         (Self::ProvisionerKeyReady, "The key of a pool"),
         (Self::Connected, "The daemons of a pool"),
+        (Self::Steady, "The scaling of a pool"),
         (Self::Registered, "The registration of a proxy"),
         (Self::ServiceWritten, "Service and health of a proxy"),
-        (Self::NotDaemonsConnected, "Conditions that were removed"),
+        (Self::NotAutoscaling, "Conditions that were removed"),
     ];
 
     /// What to do about it.
@@ -76,6 +77,10 @@ impl Reason {
             | Self::TokenGiven
             | Self::ServiceWritten
             | Self::Disabled
+            | Self::Steady
+            | Self::ScalingDown
+            | Self::NotAutoscaling
+            | Self::NotScaleIgnored
             | Self::NotDaemonsConnected
             | Self::NotDowngrade
             | Self::NotEntitlementsHealthy
@@ -96,7 +101,7 @@ impl Reason {
             ),
             Self::ScaledToZero => act(
                 "`spec.replicas`, and who set it: `kubectl get --output yaml --show-managed-fields` names the last writer.",
-                "Nothing, if no pods are wanted. Otherwise `kubectl scale ccp/NAME --replicas=1`.",
+                "Nothing, if no pods are wanted, or if the pool has `spec.autoscaling` and no job waits. Otherwise `kubectl scale ccp/NAME --replicas=1`.",
             ),
             Self::ProgressDeadlineExceeded => act(
                 "The message quotes the newest pod. `kubectl describe pod` and `kubectl logs` of it say more: a wrong image name, a missing Secret, a database that coderd does not reach, a node without room.",
@@ -462,6 +467,32 @@ impl Reason {
             Self::VersionRefused => act(
                 "The message names both versions. `spec.image` of the pool is newer than coderd.",
                 "Leave `spec.image` out: the pool then follows what the control plane has rolled out.",
+            ),
+
+            // The scaling of a pool.
+            Self::ScalingUp => Wait(
+                "Until the new pods are ready and their daemons connected: seconds, or minutes if the cluster adds a node. Pods that do not start become `StartsFail`.",
+            ),
+            Self::WaitingForIdle => Wait("`status.autoscaling.until` says when the first daemon may leave."),
+            Self::AtMaximum => act(
+                "`status.autoscaling`: how many jobs wait and how many daemons are busy. The metric `coder_k8s_pool_jobs_longest_wait_seconds` shows for how long.",
+                "Raise `spec.autoscaling.maxReplicas`, if jobs should not wait. See [Scale a pool by its queue](../how-to/autoscaling.md).",
+            ),
+            Self::StartsFail => act(
+                "`kubectl describe pod` of the pods that are not ready, and the events of the ReplicaSet: a quota, an image that cannot be pulled, no room on any node.",
+                "Correct the cause. The pool grows again as soon as a pod starts.",
+            ),
+            Self::QueueUnknown => act(
+                "The message, and `JobsRunnable` and `OperatorAccessReady` of the control plane, which say why coderd does not answer. A token that may list daemons may not be allowed to list jobs.",
+                "Let coderd answer. Nothing that may run a build stops meanwhile; after 15 minutes pods that never connected leave.",
+            ),
+            Self::TimeZoneUnknown => act(
+                "The message names the zone. The operator has the time zones of its release.",
+                "Use the canonical name of the zone, such as `Europe/Berlin`, or a newer release of the operator.",
+            ),
+            Self::ScaledByOthers => act(
+                "The message names who wrote the replicas. `kubectl get hpa,scaledobject` lists autoscalers.",
+                "Remove that autoscaler, or `spec.autoscaling`. Then clear what it wrote: `kubectl patch cprov NAME --type=merge --patch '{\"spec\":{\"replicas\":null}}'`.",
             ),
 
             // The registration of a proxy.

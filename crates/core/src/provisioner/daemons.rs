@@ -14,7 +14,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
 
-pub use self::pod::{DELETION_COST, DaemonPod, DeletionCost, deletion_costs};
+pub use self::pod::{DELETION_COST, DaemonPod, DeletionCost, busy_daemons, deletion_costs};
 use super::{
     keys::{CredentialProgress, CredentialVerdict, Decision},
     license_gate::{GateState, LicenseGate},
@@ -140,7 +140,7 @@ impl<'a> Facts<'a> {
         let is = |status, reason, message: &str| Some(Finding::new(status, reason, message));
         if self.ready == 0 {
             return match self.desired {
-                0 => is(ConditionStatus::True, Reason::ScaledToZero, "the spec asks for no pods"),
+                0 => is(ConditionStatus::True, Reason::ScaledToZero, "no pods are desired"),
                 _ => is(
                     ConditionStatus::False,
                     Reason::NoPodsReady,

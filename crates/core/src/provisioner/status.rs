@@ -11,7 +11,7 @@ use super::{
     Observed, Plan,
     daemons::DaemonHealth,
     keys::{CONDITIONS, Decision, NextStep, tags},
-    license_gate,
+    license_gate, scaling,
 };
 use crate::{
     condition::Conditions,
@@ -61,7 +61,10 @@ pub fn status(
         record.write(&mut next);
     }
     show_tags(object, &mut next);
-    let rollout = Rollout::of(outcome.deployment.as_deref());
+    let rollout = match observed.scaling {
+        Some(_) => Rollout::of_scaled(outcome.deployment.as_deref()),
+        None => Rollout::of(outcome.deployment.as_deref()),
+    };
     let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
     if object::is_deleting(object) {
         let grant_blockers = || outcome.grant_blockers.first().map(|(_, failure)| failure);
@@ -89,6 +92,8 @@ pub fn status(
     set_deployment_ready(&mut conditions, &rollout, outcome.pod_message.as_deref());
     daemons.set_conditions(&mut conditions);
     next.daemons = daemons.report(before.daemons.as_ref(), now);
+    let (scaling, decided) = (observed.scaling.as_ref(), before.autoscaling.as_ref());
+    next.autoscaling = scaling::set_conditions(&mut conditions, object, scaling, &observed.gate, decided);
     let own = object.namespace().unwrap_or_default();
     workspace_access::set_conditions(&mut conditions, &own, &plan.workspaces, &outcome.grant_blockers);
     conditions.clear(kind::PAUSED);

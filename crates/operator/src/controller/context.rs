@@ -169,7 +169,11 @@ impl Context {
             coderd_sync: CoderdSync::new(intervals),
             shared_answers: SharedAnswers::new(options.entitlements_interval),
             verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
-            daemon_poller: DaemonPoller::new(options.daemons_interval, options.daemons_patience),
+            daemon_poller: DaemonPoller::new(
+                options.daemons_interval,
+                options.autoscaling_interval,
+                options.daemons_patience,
+            ),
             listed_pods: ListedPods::default(),
             cleanups: Cleanups::new(options.cleanup_timeout),
             last_written: Mutex::default(),

@@ -5,7 +5,7 @@
 
 use coder_k8s_api::{
     CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, Reason,
-    condition::kind::{DAEMONS_CONNECTED, HEALTHY, JOBS_RUNNABLE, OPERATOR_ACCESS_READY, READY},
+    condition::kind::{AUTOSCALING, DAEMONS_CONNECTED, HEALTHY, JOBS_RUNNABLE, OPERATOR_ACCESS_READY, READY},
 };
 use coder_k8s_core::{object, provisioner::names, rollout::Rollout};
 use coder_k8s_engine::cache::Cache;
@@ -20,7 +20,7 @@ use crate::metrics::{CoderMetrics, ConditionSeries, DaemonSeries, ObjectSeries};
 pub(crate) const fn exported_conditions(kind: CoderKind) -> &'static [&'static str] {
     match kind {
         CoderKind::ControlPlane => &[READY, OPERATOR_ACCESS_READY, JOBS_RUNNABLE],
-        CoderKind::Provisioner => &[READY, DAEMONS_CONNECTED],
+        CoderKind::Provisioner => &[READY, DAEMONS_CONNECTED, AUTOSCALING],
         CoderKind::WorkspaceProxy => &[READY, HEALTHY],
     }
 }
@@ -74,7 +74,8 @@ fn all_objects(ctx: &Context) -> Vec<ObjectSeries> {
         let name = names::deployment(&pool.name_any());
         let deployment = ctx.caches.deployments.get(&pool.namespace().unwrap_or_default(), &name);
         let desired = deployment.map(|deployment| Rollout::of(Some(&deployment)).desired);
-        all.push(of_pool(pool, desired));
+        let queue = ctx.daemon_poller.queue_of(pool, now);
+        all.push(ObjectSeries { queue, ..of_pool(pool, desired) });
     });
     ctx.caches.workspace_proxies.each(|proxy: &CoderWorkspaceProxy| all.push(of_any(proxy)));
     all
@@ -92,6 +93,7 @@ fn of_any<K: CoderResource>(object: &K) -> ObjectSeries {
         conditions,
         license_expires: None,
         daemons: None,
+        queue: None,
     }
 }
 
@@ -111,9 +113,11 @@ fn of_pool(pool: &CoderProvisioner, desired: Option<i32>) -> ObjectSeries {
         return series;
     }
     let daemons = pool.status.as_ref().and_then(|status| status.daemons.as_ref());
+    let scaling = pool.spec.autoscaling.as_ref();
+    let asked = scaling.map_or(pool.spec.replicas, |scaling| scaling.min_replicas.unwrap_or(0));
     let daemons = DaemonSeries {
         control_plane: pool.spec.control_plane_ref.name.as_str().to_owned(),
-        desired: desired.unwrap_or(pool.spec.replicas).into(),
+        desired: desired.unwrap_or(asked).into(),
         connected: daemons.map_or(0, |daemons| daemons.connected).into(),
         busy: daemons.map_or(0, |daemons| daemons.busy).into(),
     };

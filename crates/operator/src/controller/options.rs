@@ -124,6 +124,11 @@ pub(crate) struct Options {
     #[arg(long, env = "CODER_K8S_DAEMONS_INTERVAL", default_value = "60s", value_parser = interval, value_name = "TIME")]
     pub(crate) daemons_interval: Duration,
 
+    /// How often the operator lists daemons and jobs where a pool has `spec.autoscaling`, while jobs wait or pods start. At
+    /// rest it is half as often
+    #[arg(long, env = "CODER_K8S_AUTOSCALING_INTERVAL", default_value = "5s", value_parser = interval, value_name = "TIME")]
+    pub(crate) autoscaling_interval: Duration,
+
     /// How long a daemon may take to connect after its pod is ready before the operator reports it
     #[arg(long, env = "CODER_K8S_DAEMONS_PATIENCE", default_value = "3m", value_parser = duration, value_name = "TIME", hide = true)]
     pub(crate) daemons_patience: Duration,

@@ -1,11 +1,13 @@
 //! Polls coderd for the live daemons and the pending jobs of each organization.
 //!
-//! One poll for each control plane, at an interval, serves all of its pools and the report of jobs. Polls have their own
-//! queue, so that a slow server delays nothing else. A poll enqueues a pool only when the pool's own daemons changed, and the
+//! One poll for each control plane, at an interval, serves all of its pools and the report of jobs. Where a pool is scaled, it
+//! comes more often, and ends with a decision about the replicas ([`scaling`]). Polls have their own queue, so that a slow
+//! server delays nothing else. A poll enqueues a pool only when the pool's own daemons or its decision changed, and the
 //! control plane only when the verdict about its jobs changed. A failed poll changes nothing for three intervals. At rest a
 //! poll calls coderd alone, never the API server: the address and the token are remembered while they work.
 
 mod query;
+mod scaling;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,10 +18,11 @@ use std::{
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, condition};
 use coder_k8s_coderd::{BoundToken, IdentifiedServer, Server};
 use coder_k8s_core::{
+    autoscaling::DaemonTimes,
     daemon_listing::{DaemonListing, PoolDaemons},
     jobs::{self, JobsVerdict},
     object,
-    outcome::Blocker,
+    outcome::{Blocker, Retry},
     provisioner::daemons::{self, DaemonHealth},
     rollout::Rollout,
 };
@@ -34,7 +37,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub(crate) use self::query::daemons_now;
-use self::query::{Answer, PollFailure};
+use self::{
+    query::{Answer, PollFailure},
+    scaling::PoolDecision,
+};
 use crate::{
     coderd::{
         schedule::{Schedule, jittered},
@@ -46,6 +52,8 @@ use crate::{
 
 /// The number of intervals without an answer after which the last listing no longer counts.
 const INTERVALS_UNTIL_OUTDATED: u32 = 3;
+/// The longest backoff of a failed poll where a pool is scaled, in intervals.
+const MAX_BACKOFF_INTERVALS: u32 = 6;
 /// The factor by which coderd is polled more often while a daemon is expected to connect.
 const EXPECTING_FACTOR: u32 = 6;
 
@@ -53,6 +61,8 @@ const EXPECTING_FACTOR: u32 = 6;
 pub(crate) struct DaemonPoller {
     pub(crate) schedule: Schedule,
     interval: Duration,
+    /// The interval where a pool is scaled, while jobs wait or pods start.
+    scaling_interval: Duration,
     /// How long a daemon may take to connect after its pod is ready.
     pub(crate) patience: Duration,
     planes: Mutex<HashMap<ObjectKey, PolledPlane>>,
@@ -80,22 +90,43 @@ struct PolledOrganization {
     since: Instant,
     /// The token that coderd accepted last.
     token: Option<BoundToken>,
+    /// When it was polled last, whatever came of it.
+    polled: Option<Instant>,
+    /// `since`, for people.
+    answered: Timestamp,
+    /// What the process remembers of the daemons, for the decisions.
+    times: DaemonTimes,
+    /// The last decision about each scaled pool, by its name.
+    decisions: BTreeMap<String, PoolDecision>,
 }
 
 impl PolledOrganization {
-    fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), listing: None, since: Instant::now(), token: None }
+    fn new(name: &str, now: Timestamp) -> Self {
+        Self {
+            name: name.to_owned(),
+            listing: None,
+            since: Instant::now(),
+            token: None,
+            polled: None,
+            answered: now,
+            times: DaemonTimes::new(now),
+            decisions: BTreeMap::new(),
+        }
     }
 
     /// Records the outcome of a poll. A listing counts for `valid_for` after coderd last answered.
-    fn record(&mut self, answer: Result<Answer, PollFailure>, valid_for: Duration) {
+    fn record(&mut self, answer: Result<Answer, PollFailure>, valid_for: Duration, now: Timestamp) {
+        self.polled = Some(Instant::now());
         match answer {
             Ok(Answer { daemons, jobs, blocker, token }) => {
+                self.answered = now;
+                self.times.record(&daemons, now);
                 self.listing = Some(Arc::new(DaemonListing { daemons, jobs, blocker, outdated: false }));
                 self.since = Instant::now();
                 self.token = Some(token);
             }
             Err(PollFailure { blocker, .. }) => {
+                self.times.record_failure(now);
                 self.token = None;
                 let outdated = self.since.elapsed() > valid_for;
                 let before = self.listing.as_deref().cloned();
@@ -112,8 +143,9 @@ impl PolledOrganization {
 
 impl DaemonPoller {
     /// Creates a poller without control planes: they are added as their pools are reconciled.
-    pub(crate) fn new(interval: Duration, patience: Duration) -> Self {
-        Self { schedule: Schedule::new(None), interval, patience, planes: Mutex::default() }
+    pub(crate) fn new(interval: Duration, scaling_interval: Duration, patience: Duration) -> Self {
+        let schedule = Schedule::new(None);
+        Self { schedule, interval, scaling_interval, patience, planes: Mutex::default() }
     }
 
     /// The last listing of an organization. None: it was not polled yet.
@@ -133,17 +165,19 @@ impl DaemonPoller {
         JobsVerdict::NotPolledYet
     }
 
-    /// Schedules a poll if the organization of a pool was not polled yet, and soon if one of its daemons is expected to
-    /// connect. After a restart of the operator the first poll is spread over the interval.
-    pub(crate) fn consider(&self, pool: &CoderProvisioner, health: &DaemonHealth) {
+    /// Schedules a poll if the organization of a pool was not polled yet, at once if a scaled pool has no decision for its
+    /// spec, and soon if one of its daemons is expected to connect. After a restart of the operator the first poll is spread
+    /// over the interval.
+    pub(crate) fn consider(&self, pool: &CoderProvisioner, health: &DaemonHealth, now: Timestamp) {
         let Some(organization) = organization(pool).filter(|_| !object::is_deleting(pool)) else { return };
         let plane = plane_of(pool);
+        let is_scaled = scaling::is_scaled(pool);
         let mut all = self.planes.lock();
         let known = all.entry(plane.clone()).or_default();
         let is_new = !known.organizations.contains_key(&organization);
-        if is_new {
-            known.organizations.insert(organization, PolledOrganization::new(&organization_name(pool)));
-        }
+        let new = || PolledOrganization::new(&organization_name(pool), now);
+        let polled = known.organizations.entry(organization).or_insert_with(new);
+        let is_undecided = is_scaled && polled.decision(pool).is_none();
         if health.is_expecting() {
             known.expecting_until = Some(due_in(self.patience));
         }
@@ -152,9 +186,12 @@ impl DaemonPoller {
         let was_polled = conditions.into_iter().any(|c| c.type_ == condition::kind::DAEMONS_CONNECTED);
         match (is_new, health.is_expecting()) {
             (true, false) if was_polled => {
-                self.schedule.queue.enqueue_within(plane, self.interval.mul_f64(jitter()));
+                let interval = if is_scaled { self.scaling_interval } else { self.interval };
+                self.schedule.queue.enqueue_within(plane, interval.mul_f64(jitter()));
             }
             (true, _) => self.schedule.queue.enqueue(plane),
+            // An edit, or the return of the license.
+            (false, _) if is_undecided => self.schedule.queue.enqueue(plane),
             (false, true) => self.schedule.queue.enqueue_within(plane, self.interval / EXPECTING_FACTOR),
             (false, false) => {}
         }
@@ -207,10 +244,22 @@ impl DaemonPoller {
         known.organizations.get(organization)?.token.clone()
     }
 
-    fn delay_until_next(&self, plane: &ObjectKey) -> Duration {
+    /// The delay until the next poll, of which a part is `scaled` for the decisions about pools.
+    fn delay_until_next(&self, plane: &ObjectKey, scaled: Option<Duration>) -> Duration {
         let expecting_until = self.planes.lock().get(plane).and_then(|known| known.expecting_until);
         let is_expecting = expecting_until.is_some_and(|until| until > Instant::now());
-        jittered(if is_expecting { self.interval / EXPECTING_FACTOR } else { self.interval })
+        let delay = jittered(if is_expecting { self.interval / EXPECTING_FACTOR } else { self.interval });
+        scaled.map_or(delay, |scaled| scaled.min(delay))
+    }
+
+    /// Whether an organization without scaled pools is to be polled beside others that have some.
+    fn is_due(&self, plane: &ObjectKey, organization: &str) -> bool {
+        let planes = self.planes.lock();
+        let Some(known) = planes.get(plane) else { return true };
+        let is_expecting = known.expecting_until.is_some_and(|until| until > Instant::now());
+        let interval = if is_expecting { self.interval / EXPECTING_FACTOR } else { self.interval };
+        let polled = known.organizations.get(organization).and_then(|polled| polled.polled);
+        polled.is_none_or(|polled| polled.elapsed() >= interval)
     }
 }
 
@@ -229,7 +278,12 @@ pub(crate) async fn poll(key: ObjectKey, ctx: Arc<Context>) -> Action {
     // Once for all organizations: an identification costs one call and holds for one poll.
     let server = identify(&plane, &key, &ctx).await;
     let mut answers = BTreeMap::new();
+    let has_scaled = pools.values().flatten().any(|pool| scaling::is_scaled(pool));
     for (organization, members) in &pools {
+        let is_scaled = members.iter().any(|pool| scaling::is_scaled(pool));
+        if has_scaled && !is_scaled && !poller.is_due(&key, organization) {
+            continue;
+        }
         let answer = match &server {
             Ok(server) => {
                 let token = poller.token(&key, organization, &plane);
@@ -245,13 +299,22 @@ pub(crate) async fn poll(key: ObjectKey, ctx: Arc<Context>) -> Action {
     }
     let retry = failures().find_map(|failure| failure.retry);
     record(answers, &pools, &key, &ctx);
-    let delay = poller.delay_until_next(&key);
+    let scaled = if has_scaled { scaling::decide(&key, &pools, &ctx).await } else { None };
+    let delay = poller.delay_until_next(&key, scaled);
     match retry {
         None => {
             poller.schedule.succeeded(&key);
             Action::RequeueAfter(delay)
         }
-        Some(retry) => Action::RequeueAfter(poller.schedule.failed(&key, retry).max(delay)),
+        Some(retry) => {
+            let backoff = poller.schedule.failed(&key, retry);
+            // The jobs that wait for a scaled pool do not wait for a long backoff once coderd is back.
+            let backoff = match (retry, scaled) {
+                (Retry::Backoff, Some(scaled)) => backoff.min(scaled * MAX_BACKOFF_INTERVALS),
+                _ => backoff,
+            };
+            Action::RequeueAfter(backoff.max(delay))
+        }
     }
 }
 
@@ -299,7 +362,7 @@ fn record(
     key: &ObjectKey,
     ctx: &Context,
 ) {
-    let poller = &ctx.daemon_poller;
+    let (poller, now) = (&ctx.daemon_poller, ctx.now());
     let mut all = poller.planes.lock();
     let known = all.entry(key.clone()).or_default();
     let before = listings(known);
@@ -307,13 +370,14 @@ fn record(
     for (id, answer) in answers {
         let first = pools.get(id).and_then(|members| members.first());
         let name = first.map_or_else(|| id.clone(), |pool| organization_name(pool));
-        let polled = known.organizations.entry(id.clone()).or_insert_with(|| PolledOrganization::new(&name));
+        let new = || PolledOrganization::new(&name, now);
+        let polled = known.organizations.entry(id.clone()).or_insert_with(new);
+        polled.record(answer, poller.interval * INTERVALS_UNTIL_OUTDATED, now);
         polled.name = name;
-        polled.record(answer, poller.interval * INTERVALS_UNTIL_OUTDATED);
     }
     let after = listings(known);
     drop(all);
-    let jobs = verdict(&after, pools, ctx.now());
+    let jobs = verdict(&after, pools, now);
     let mut changed = Vec::new();
     for (id, members) in pools {
         let of_organization = |all: &Listings| all.get(id).map(|(_, listing)| listing.clone());
@@ -369,7 +433,7 @@ fn verdict(polled: &Listings, pools: &PoolsByOrganization, now: Timestamp) -> Jo
             name: pool.name_any(),
             organization: id.clone(),
             tags: pool.spec.tags.clone(),
-            is_scaled_to_zero: pool.spec.replicas == 0,
+            is_scaled_to_zero: pool.spec.autoscaling.is_none() && pool.spec.replicas == 0,
         })
     });
     jobs::judge(&polled, &ours.collect::<Vec<_>>(), now)

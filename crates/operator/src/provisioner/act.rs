@@ -5,19 +5,21 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use coder_k8s_api::{CredentialBinding, names::finalizer as name};
+use coder_k8s_api::{CredentialBinding, Reason, names::finalizer as name};
 use coder_k8s_core::{
     object,
-    outcome::Retry,
+    outcome::{EventNote, Retry},
     provisioner::{
         self, Desired, Observed, Outcome, Plan,
         daemons::DaemonHealth,
         deployment,
         keys::{Decision, NextStep, Run},
+        scaling::ObservedScaling,
     },
+    rollout::Rollout,
 };
 use coder_k8s_engine::{apply::Owner, queue::Action};
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt};
 
 use super::{daemons, keys::KeyReconciler, observe::Observation};
 use crate::controller::{Context, children, finalizer, workspaces};
@@ -106,11 +108,26 @@ async fn roll_out(
     let may_begin = outcome.deployment.is_some() || observed.gate.may_begin();
     let Some(run) = run.filter(|_| may_begin && !object::is_deleting(&*observed.object)) else { return };
     let Some(sources) = children::readable(&observed.sources, &mut outcome.done) else { return };
-    let Some(desired) = deployment::build(observed, sources, run) else { return };
+    let Some(mut desired) = deployment::build(observed, sources, run) else { return };
     let cached = outcome.deployment.take();
-    daemons::prepare_scale_down(observed, &desired, cached.as_deref(), ctx).await;
+    daemons::prepare_scale_down(observed, &mut desired, cached.as_deref(), ctx).await;
+    let before = cached.as_deref().map(|cached| Rollout::of(Some(cached)).desired);
     outcome.deployment =
         children::roll_out(ctx, owner, desired, cached, &mut outcome.done, &mut outcome.pod_message).await;
+    let after = outcome.deployment.as_deref().map(|written| Rollout::of(Some(written)).desired);
+    if let (Some(before), Some(after)) = (before, after) {
+        announce_scaling(observed, before, after, ctx).await;
+    }
+}
+
+/// Publishes an event if the pool is scaled and its replicas changed.
+async fn announce_scaling(observed: &Observed, before: i32, after: i32, ctx: &Context) {
+    let decision = observed.scaling.as_ref().and_then(ObservedScaling::decision);
+    let Some(decision) = decision.filter(|_| before != after) else { return };
+    let reason = if after > before { Reason::ScalingUp } else { Reason::ScalingDown };
+    let note = EventNote { warning: false, reason, message: decision.message.clone() };
+    tracing::info!(%reason, "from {before} to {after} daemons: {}", decision.message);
+    ctx.events.publish(&observed.object.object_ref(&()), &note).await;
 }
 
 /// Adds the finalizer while something outside the namespace must be cleaned up, and removes it from a deleted object once

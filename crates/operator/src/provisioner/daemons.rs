@@ -13,9 +13,11 @@ use coder_k8s_core::{
     provisioner::{
         Observed,
         daemons::{
-            DELETION_COST, DaemonHealth, DaemonPod, DeletionCost, ObservedDaemons, deletion_costs, keys,
+            DELETION_COST, DaemonHealth, DaemonPod, DeletionCost, ObservedDaemons, busy_daemons,
+            deletion_costs, keys,
         },
         keys::{Decision, leaving},
+        scaling::ObservedScaling,
     },
     rollout::Rollout,
 };
@@ -67,6 +69,10 @@ impl ListedPods {
     pub(crate) fn forget(&self, key: &ObjectKey) {
         self.0.lock().remove(key);
     }
+
+    fn of_version(&self, key: &ObjectKey, version: &str) -> Option<Arc<Vec<DaemonPod>>> {
+        self.0.lock().get(key).filter(|(listed, _)| listed == version).map(|(_, pods)| pods.clone())
+    }
 }
 
 /// The pods of a pool. None: they cannot be listed.
@@ -74,10 +80,27 @@ impl ListedPods {
 /// Listed once for each version of the Deployment: its status changes with every pod that is created, deleted or turns
 /// ready, so that no watch of pods is needed.
 async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<DaemonPod>>> {
-    let version = deployment.resource_version().unwrap_or_default();
-    if let Some((_, pods)) = ctx.listed_pods.0.lock().get(key).filter(|(listed, _)| *listed == version) {
-        return Some(pods.clone());
+    match ctx.listed_pods.of_version(key, &deployment.resource_version().unwrap_or_default()) {
+        Some(pods) => Some(pods),
+        None => list_pods(key, deployment, ctx).await,
     }
+}
+
+/// As [`pods`], and listed again while a pod is not ready: whether it fails to start is not in the status of the Deployment.
+pub(crate) async fn current_pods(
+    key: &ObjectKey,
+    deployment: &Deployment,
+    ctx: &Context,
+) -> Option<Arc<Vec<DaemonPod>>> {
+    let listed = ctx.listed_pods.of_version(key, &deployment.resource_version().unwrap_or_default());
+    match listed.filter(|pods| pods.iter().all(|pod| pod.ready_since.is_some())) {
+        Some(pods) => Some(pods),
+        None => list_pods(key, deployment, ctx).await,
+    }
+}
+
+async fn list_pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option<Arc<Vec<DaemonPod>>> {
+    let version = deployment.resource_version().unwrap_or_default();
     let labels = object::selector_text(deployment.spec.as_ref()?.selector.match_labels.as_ref()?);
     match api(&key.namespace, ctx).list(&ListParams::default().labels(&labels)).await {
         Ok(list) => {
@@ -124,31 +147,47 @@ pub(super) async fn restart_stopped(health: &DaemonHealth, observed: &Observed, 
 }
 
 /// Before fewer pods are desired than there are: asks coderd which daemons are busy and sets the deletion cost of their
-/// pods, so that the ReplicaSet deletes idle ones first. A busy daemon whose pod is deleted nevertheless has its grace period
-/// to finish.
+/// pods, so that the ReplicaSet deletes idle ones first. A pool that is scaled keeps a pod for each busy daemon, and all of
+/// them if coderd does not answer. A busy daemon whose pod is deleted nevertheless has its grace period to finish.
 pub(super) async fn prepare_scale_down(
     observed: &Observed,
-    desired: &Deployment,
+    desired: &mut Deployment,
     cached: Option<&Deployment>,
     ctx: &Context,
 ) {
     let replicas = |deployment: &Deployment| deployment.spec.as_ref().and_then(|spec| spec.replicas);
     let Some(cached) = cached else { return };
     let (Some(target), Some(current)) = (replicas(desired), replicas(cached)) else { return };
-    // With zero replicas every pod is deleted, and a cost in the spec is the user's own order.
-    let own_order = observed.object.spec.pod.pod_annotations.contains_key(DELETION_COST);
-    if target >= current || target == 0 || own_order {
+    let decision = observed.scaling.as_ref().and_then(ObservedScaling::decision);
+    // With zero replicas every pod is deleted, unless the pool is scaled and one of them is busy.
+    if target >= current || (target == 0 && decision.is_none()) {
         return;
     }
-    let daemons = match daemons_now(&observed.object, ctx).await {
-        Some(daemons) => daemons,
-        None => match observed.daemons.listing.as_ref().filter(|listing| !listing.outdated) {
-            Some(listing) => listing.daemons.clone(),
-            None => return,
-        },
-    };
     let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
-    let Some(pods) = pods(&key, cached, ctx).await else { return };
+    let daemons = daemons_now(&observed.object, ctx).await;
+    let pods = pods(&key, cached, ctx).await;
+    // The license may forbid all daemons, whatever was decided.
+    if let Some(decision) = decision.filter(|decision| i32::try_from(decision.desired) == Ok(target)) {
+        let keys = observed.object.status.as_ref().map(keys).unwrap_or_default();
+        let busy = daemons
+            .as_ref()
+            .map(|daemons| busy_daemons(pods.as_ref().map(|pods| pods.as_slice()), daemons, &keys));
+        let least = decision.shrink(u32::try_from(current).unwrap_or(0), busy);
+        let least = i32::try_from(least).unwrap_or(current);
+        if let Some(spec) = &mut desired.spec {
+            spec.replicas = Some(least);
+        }
+        if least >= current {
+            return;
+        }
+    }
+    // A cost in the spec is the user's own order.
+    if observed.object.spec.pod.pod_annotations.contains_key(DELETION_COST) {
+        return;
+    }
+    let polled = || observed.daemons.listing.as_ref().filter(|listing| !listing.outdated);
+    let Some(daemons) = daemons.or_else(|| polled().map(|listing| listing.daemons.clone())) else { return };
+    let Some(pods) = pods else { return };
     for DeletionCost { pod, uid, cost } in deletion_costs(&pods, &daemons) {
         // The API server rejects another UID, so that a pod that has taken the name since is left alone.
         let patch = json!({"metadata": {"uid": uid, "annotations": {DELETION_COST: cost}}});

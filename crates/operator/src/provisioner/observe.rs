@@ -13,6 +13,7 @@ use coder_k8s_core::{
         keys::{Blocker, KeyRecord},
         license_gate::{Feature, LicenseGate},
         names,
+        scaling::ObservedScaling,
     },
     sources,
     target::CredentialsKind,
@@ -65,6 +66,7 @@ pub(super) async fn observe(
     };
     let credentials = check_credentials(&object, control_plane.as_deref(), key, ctx).await;
     let daemons = daemons::observe(key, &object, children.deployment.as_deref(), ctx).await;
+    let scaling = ObservedScaling::of(&object, ctx.daemon_poller.decision(&object), ctx.now());
     let pool = Observed {
         object,
         control_plane,
@@ -76,6 +78,7 @@ pub(super) async fn observe(
         gate,
         credentials,
         daemons,
+        scaling,
     };
     let keys = keys::begin(key, &pool, connections, verify_due, ctx).await?;
     Some((Observation { pool, unknown_consent }, keys))

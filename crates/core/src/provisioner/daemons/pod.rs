@@ -134,6 +134,18 @@ pub struct DeletionCost {
     pub cost: Option<&'static str>,
 }
 
+/// How many daemons with one of these keys run a build, in pods that stay. A daemon whose pod is not known counts.
+pub fn busy_daemons(pods: Option<&[DaemonPod]>, daemons: &[ListedDaemon], keys: &[String]) -> u32 {
+    let named = pods.filter(|pods| pods.iter().all(|pod| pod.daemon.is_some()));
+    let leaves = |daemon: &ListedDaemon| {
+        let mut of_daemon =
+            named.unwrap_or_default().iter().filter(|pod| pod.daemon.as_ref() == Some(&daemon.name));
+        named.is_some() && of_daemon.all(|pod| pod.is_deleting)
+    };
+    let busy = daemons.iter().filter(|daemon| daemon.busy && keys.contains(&daemon.key));
+    u32::try_from(busy.filter(|daemon| !leaves(daemon)).count()).unwrap_or(u32::MAX)
+}
+
 /// The deletion costs to change before a scale-down, so that pods with busy daemons are deleted last.
 pub fn deletion_costs(pods: &[DaemonPod], daemons: &[ListedDaemon]) -> Vec<DeletionCost> {
     let is_busy = |pod: &DaemonPod| {

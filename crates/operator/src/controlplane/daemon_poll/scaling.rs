@@ -1,0 +1,173 @@
+//! Decides about the replicas of scaled pools after each poll, and keeps the decisions for their reconciles.
+//!
+//! Reads the pods of a pool, and nothing else: at rest not even these, because the Deployment says that none has changed.
+//! Writes nothing: a changed decision enqueues its pool, whose reconcile scales the Deployment.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use coder_k8s_api::CoderProvisioner;
+use coder_k8s_core::{
+    autoscaling::{self, DaemonTimes, ObservedPool, ScaleDecision, ScalingPolicy, poll_delay},
+    daemon_listing::DaemonTags,
+    object,
+    provisioner::{
+        daemons::{DaemonPod, keys},
+        names, scaling,
+    },
+    rollout::{Rollout, RolloutStage},
+};
+use coder_k8s_engine::cache::ObjectKey;
+use kube::ResourceExt;
+
+use super::{DaemonPoller, PolledOrganization, PoolsByOrganization, organization, plane_of};
+use crate::{
+    controller::{CoderKind, Context},
+    metrics::QueueSeries,
+    provisioner,
+};
+
+/// A decision, and the part of the spec that it is for.
+pub(super) struct PoolDecision {
+    policy: ScalingPolicy,
+    tags: DaemonTags,
+    decision: ScaleDecision,
+}
+
+impl PoolDecision {
+    fn is_for(&self, pool: &CoderProvisioner) -> bool {
+        let policy = pool.spec.autoscaling.as_ref().map(scaling::policy);
+        policy.as_ref() == Some(&self.policy) && pool.spec.tags == self.tags
+    }
+}
+
+impl PolledOrganization {
+    /// The last decision about a pool, if it is for its present spec.
+    pub(super) fn decision(&self, pool: &CoderProvisioner) -> Option<&ScaleDecision> {
+        let decided = self.decisions.get(&pool.name_any()).filter(|decided| decided.is_for(pool));
+        decided.map(|decided| &decided.decision)
+    }
+}
+
+impl DaemonPoller {
+    /// The last decision about a pool, if it is for its present spec. None: there is none, and its replicas stay.
+    pub(crate) fn decision(&self, pool: &CoderProvisioner) -> Option<ScaleDecision> {
+        let (plane, organization) = (plane_of(pool), organization(pool)?);
+        self.planes.lock().get(&plane)?.organizations.get(&organization)?.decision(pool).cloned()
+    }
+
+    /// The jobs that wait for a pool, for the metrics. None: it is not scaled.
+    pub(crate) fn queue_of(&self, pool: &CoderProvisioner, now: jiff::Timestamp) -> Option<QueueSeries> {
+        let decision = self.decision(pool)?;
+        let waiting = decision.oldest.map_or(0, |oldest| now.duration_since(oldest).as_secs().max(0));
+        Some(QueueSeries { pending: decision.pending.into(), waiting })
+    }
+}
+
+/// Whether the replicas of a pool follow its queue now.
+pub(super) fn is_scaled(pool: &CoderProvisioner) -> bool {
+    scaling::is_scaled(pool) && !object::is_paused(pool) && !object::is_deleting(pool)
+}
+
+/// A scaled pool, with all that its decision depends on.
+struct ScaledPool {
+    object: Arc<CoderProvisioner>,
+    policy: ScalingPolicy,
+    replicas: u32,
+    keys: Vec<String>,
+    pods: Option<Arc<Vec<DaemonPod>>>,
+    refused: bool,
+}
+
+/// Decides about all scaled pools of a control plane. Returns the delay until the next decision.
+pub(super) async fn decide(key: &ObjectKey, pools: &PoolsByOrganization, ctx: &Context) -> Option<Duration> {
+    let mut decisions = Vec::new();
+    let mut calls = 1;
+    for (organization, members) in pools {
+        let mut scaled = Vec::new();
+        for pool in members.iter().filter(|pool| is_scaled(pool)) {
+            scaled.extend(observe(pool, ctx).await);
+        }
+        if !scaled.is_empty() {
+            calls += 2;
+        }
+        decisions.extend(decide_organization(key, organization, &scaled, ctx));
+    }
+    let delay = poll_delay(&decisions, ctx.daemon_poller.scaling_interval, calls, ctx.now());
+    Some(delay).filter(|_| !decisions.is_empty())
+}
+
+async fn observe(pool: &Arc<CoderProvisioner>, ctx: &Context) -> Option<ScaledPool> {
+    let policy = scaling::policy(pool.spec.autoscaling.as_ref()?);
+    let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool);
+    let deployment = ctx.caches.deployments.get(&key.namespace, &names::deployment(&key.name));
+    let rollout = Rollout::of(deployment.as_deref());
+    let pods = match deployment.as_deref() {
+        Some(deployment) => provisioner::current_pods(&key, deployment, ctx).await,
+        None => Some(Arc::default()),
+    };
+    Some(ScaledPool {
+        object: pool.clone(),
+        policy,
+        replicas: u32::try_from(rollout.desired).unwrap_or(0),
+        keys: pool.status.as_ref().map(keys).unwrap_or_default(),
+        pods,
+        refused: matches!(rollout.stage, RolloutStage::Refused(_)),
+    })
+}
+
+/// Decides about the scaled pools of one organization, and enqueues those whose decision changed.
+fn decide_organization(
+    key: &ObjectKey,
+    organization: &str,
+    scaled: &[ScaledPool],
+    ctx: &Context,
+) -> Vec<ScaleDecision> {
+    let names: Vec<_> = scaled.iter().map(|pool| pool.object.name_any()).collect();
+    let observed = scaled.iter().zip(&names).map(|(pool, name)| ObservedPool {
+        name,
+        tags: &pool.object.spec.tags,
+        policy: &pool.policy,
+        replicas: pool.replicas,
+        keys: &pool.keys,
+        pods: pool.pods.as_ref().map(|pods| pods.as_slice()),
+        refused: pool.refused,
+    });
+    let (observed, now): (Vec<_>, _) = (observed.collect(), ctx.now());
+    let poller = &ctx.daemon_poller;
+    // Decided between the locks, which every reconcile takes. Nobody else uses the times: a control plane is polled by one
+    // worker at a time.
+    let with_polled = |act: &mut dyn FnMut(&mut PolledOrganization)| {
+        let mut planes = poller.planes.lock();
+        let known = planes.get_mut(key).and_then(|known| known.organizations.get_mut(organization));
+        known.map(act).is_some()
+    };
+    let mut taken = None;
+    with_polled(&mut |polled| {
+        let times = std::mem::replace(&mut polled.times, DaemonTimes::new(now));
+        taken = Some((polled.listing.clone(), polled.answered, times));
+    });
+    let Some((listing, answered, times)) = taken else { return Vec::new() };
+    let census = autoscaling::observe(listing.as_deref(), answered, &times, &observed, now);
+    let decisions = autoscaling::decide(&census.queue, &census.pools, now);
+    let mut decided: BTreeMap<_, _> = scaled
+        .iter()
+        .zip(&decisions)
+        .map(|(pool, decision)| {
+            let (policy, tags) = (pool.policy.clone(), pool.object.spec.tags.clone());
+            (decision.pool.clone(), PoolDecision { policy, tags, decision: decision.clone() })
+        })
+        .collect();
+    let mut times = Some(times);
+    with_polled(&mut |polled| {
+        std::mem::swap(&mut polled.decisions, &mut decided);
+        polled.times = times.take().unwrap_or_else(|| DaemonTimes::new(now));
+    });
+    let before = decided;
+    for (pool, decision) in scaled.iter().zip(&decisions) {
+        if before.get(&decision.pool).is_none_or(|before| before.decision != *decision) {
+            let pool = ObjectKey::of(CoderKind::Provisioner.as_str(), &*pool.object);
+            ctx.verify_schedule.schedule.queue.enqueue(pool);
+        }
+    }
+    decisions
+}
