@@ -36,6 +36,7 @@ samples! {
     "variants/controlplane-licensed.yaml"
     "variants/controlplane-token.yaml"
     "variants/provisioner.yaml"
+    "variants/provisioner-autoscaled.yaml"
     "variants/provisioner-bootstrap.yaml"
     "variants/workspaceproxy-controlplane.yaml"
     "variants/workspaceproxy.yaml"

@@ -1,18 +1,19 @@
 //! Daemons at work in the pods of a namespace.
 //!
 //! Each pod that is ready reads its key as the kubelet does when a container starts, connects to the coderd of its URL
-//! and works on one job after the other. Told to stop, it finishes the job that it has, leaves, and its pod is gone.
+//! and works: on one job after the other, or on those of a queue ([`WaitingJobs`]). Told to stop, it finishes the job that it
+//! has, leaves, and its pod is gone.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use coder_k8s_testbed::codersim::CoderSim;
+use coder_k8s_testbed::codersim::{CoderSim, JobSeed};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Container, Pod, Secret};
 use kube::{
@@ -20,6 +21,7 @@ use kube::{
     api::{DeleteParams, Preconditions},
     runtime::{WatchStreamExt as _, watcher},
 };
+use parking_lot::Mutex;
 use secrecy::SecretString;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::task::AbortOnDropHandle;
@@ -28,6 +30,8 @@ use crate::{daemons::is_ready, scene::Scene};
 
 /// How long a job takes. A rollout comes in the middle of one.
 const JOB: Duration = Duration::from_millis(800);
+/// How soon an idle daemon looks for a job.
+const LOOK: Duration = Duration::from_millis(20);
 /// How soon a daemon that was refused is started again.
 const RESTART: Duration = Duration::from_millis(500);
 
@@ -48,6 +52,56 @@ pub struct Tally {
     pub refused: AtomicUsize,
 }
 
+/// Jobs that wait in a coderd, and that daemons take one by one.
+pub struct WaitingJobs {
+    sim: Arc<CoderSim>,
+    tags: BTreeMap<String, String>,
+    /// When each began to wait, and how long it takes.
+    waiting: Mutex<VecDeque<(Instant, Duration)>>,
+}
+
+impl WaitingJobs {
+    /// An empty queue of jobs with these tags.
+    pub fn new(sim: &Arc<CoderSim>, tags: BTreeMap<String, String>) -> Arc<Self> {
+        Arc::new(Self { sim: sim.clone(), tags, waiting: Mutex::default() })
+    }
+
+    /// So many more jobs wait, each of which takes so long.
+    pub fn add(&self, number: usize, takes: Duration) {
+        let mut waiting = self.waiting.lock();
+        waiting.extend((0..number).map(|_| (Instant::now(), takes)));
+        self.show(&waiting);
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.waiting.lock().len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first job, which no longer waits.
+    fn take(&self) -> Option<Duration> {
+        let mut waiting = self.waiting.lock();
+        let (_, takes) = waiting.pop_front()?;
+        self.show(&waiting);
+        Some(takes)
+    }
+
+    fn show(&self, waiting: &VecDeque<(Instant, Duration)>) {
+        let seeds = waiting.iter().map(|(since, _)| JobSeed {
+            status: "pending".into(),
+            tags: self.tags.clone(),
+            waiting: since.elapsed(),
+            worker_id: None,
+        });
+        self.sim.set_jobs(&seeds.collect::<Vec<_>>());
+    }
+}
+
 /// The daemons. They stop when dropped.
 pub struct Daemons {
     /// What they went through so far.
@@ -61,16 +115,28 @@ struct World {
     namespace: String,
     /// By the host of the URL.
     servers: HashMap<String, Arc<CoderSim>>,
+    /// None: there is always another job.
+    jobs: Option<Arc<WaitingJobs>>,
     tally: Arc<Tally>,
 }
 
 impl Daemons {
-    /// Follows the pods of a namespace, and ends them in place of the node.
+    /// Follows the pods of a namespace, and ends them in place of the node. They always have a job.
     pub fn follow(scene: &Scene, servers: HashMap<String, Arc<CoderSim>>) -> Self {
+        Self::start(scene, servers, None)
+    }
+
+    /// The same with the jobs of a queue, of the coderd of the control plane `coder`.
+    pub fn follow_queue(scene: &Scene, jobs: &Arc<WaitingJobs>) -> Self {
+        let host = format!("coder.{}.svc.cluster.local", scene.namespace);
+        Self::start(scene, HashMap::from([(host, jobs.sim.clone())]), Some(jobs.clone()))
+    }
+
+    fn start(scene: &Scene, servers: HashMap<String, Arc<CoderSim>>, jobs: Option<Arc<WaitingJobs>>) -> Self {
         let (client, namespace) = (scene.client.clone(), scene.namespace.clone());
         scene.node().hold_deletions(&namespace, true);
         let tally = Arc::new(Tally::default());
-        let world = Arc::new(World { client, namespace, servers, tally: tally.clone() });
+        let world = Arc::new(World { client, namespace, servers, jobs, tally: tally.clone() });
         Self { tally, _task: AbortOnDropHandle::new(tokio::spawn(follow(world))) }
     }
 }
@@ -111,8 +177,20 @@ async fn daemon(world: Arc<World>, pod: Pod, mut stop: watch::Receiver<bool>) {
         };
         world.tally.sessions.fetch_add(1, SeqCst);
         while !*stop.borrow() {
+            let job = world.jobs.as_ref().map_or(Some(JOB), |jobs| jobs.take());
+            let Some(takes) = job else {
+                tokio::select! {
+                    () = tokio::time::sleep(LOOK) => {}
+                    _ = stop.changed() => {}
+                }
+                if session.is_cut() {
+                    world.tally.cut.fetch_add(1, SeqCst);
+                    break;
+                }
+                continue;
+            };
             session.busy(true);
-            tokio::time::sleep(JOB).await;
+            tokio::time::sleep(takes).await;
             session.busy(false);
             let of = if session.is_cut() { &world.tally.lost } else { &world.tally.jobs };
             of.fetch_add(1, SeqCst);

@@ -77,7 +77,7 @@ const RUNBOOKS: &[Runbook] = &[
         meaning: "Provisioner jobs wait, and no connected daemon has the tags to run them. Users see builds that never start.",
         steps: &[
             "Read the message of `JobsRunnable` with `kubectl describe codercontrolplane NAME`: it names the tags, and the pool that would run them.",
-            "If there is such a pool, scale it up or see why its daemons are not connected.",
+            "If there is such a pool, scale it up or see why its daemons are not connected. If it has `spec.autoscaling`, its condition `Autoscaling` says why it does not grow.",
             "If there is none, create a CoderProvisioner with these tags, or correct the tags of the template.",
         ],
     },
@@ -87,7 +87,7 @@ const RUNBOOKS: &[Runbook] = &[
             fires too: there are too few of them, or their jobs take long.",
         steps: &[
             "See in the dashboard whether the daemons of the pool are busy all the time.",
-            "Raise `spec.replicas` of the CoderProvisioner with these tags.",
+            "Raise `spec.replicas` of the CoderProvisioner with these tags, or `spec.autoscaling.maxReplicas` if it is scaled. Then its condition `Autoscaling` says why it does not grow.",
             "If a job hangs, cancel it in coderd.",
         ],
     },
@@ -101,7 +101,8 @@ const RUNBOOKS: &[Runbook] = &[
     },
     Runbook {
         alert: "CoderDaemonsMissing",
-        meaning: "Some daemons of a pool have not been connected to coderd for 15 minutes. Its jobs run on the others.",
+        meaning: "Some daemons of a pool have not been connected to coderd for 15 minutes. Its jobs run on the others. Daemons that a scaled \
+            pool adds and that connect within five minutes are no alert.",
         steps: &[
             "Read the message of `DaemonsConnected` with `kubectl describe coderprovisioner NAME`: it names the pods.",
             "See the logs of these pods, or why they are not ready: `kubectl get pods --selector app.kubernetes.io/name=coder-provisioner,app.kubernetes.io/instance=NAME`.",
@@ -114,6 +115,36 @@ const RUNBOOKS: &[Runbook] = &[
             "Read the messages of `Ready` and `DaemonsConnected` with `kubectl describe coderprovisioner NAME`.",
             "If no pod is ready, see `kubectl get pods --selector app.kubernetes.io/name=coder-provisioner,app.kubernetes.io/instance=NAME`.",
             "If pods are ready, see their logs: coderd may refuse their key, their version or their license.",
+        ],
+    },
+    Runbook {
+        alert: "CoderPoolAtMaximum",
+        meaning: "Jobs have waited for 10 minutes for a pool that has as many daemons as `spec.autoscaling.maxReplicas` permits.",
+        steps: &[
+            "See in the row *Scaled pools* of the dashboard how many jobs wait, for how long, and whether all daemons are busy.",
+            "Raise `spec.autoscaling.maxReplicas` of the CoderProvisioner, if the cluster has room for more pods.",
+            "If builds take long or hang, see them in coderd, and cancel those that hang.",
+        ],
+    },
+    Runbook {
+        alert: "CoderPoolStartsFail",
+        meaning: "A scaled pool needs more daemons, and its pods have not started, or the API server has refused them, for 10 minutes. \
+            The pool stops growing, so that it does not add pods that fail too.",
+        steps: &[
+            "Read the message of `Autoscaling` with `kubectl describe coderprovisioner NAME`.",
+            "If the API server refuses pods, see the events of the ReplicaSet, and raise the quota of the namespace or lower `spec.autoscaling.maxReplicas`.",
+            "If pods do not start, see `kubectl describe pods --selector app.kubernetes.io/name=coder-provisioner,app.kubernetes.io/instance=NAME`: an image, a Secret, no room on any node.",
+            "If pods are ready, read the message of `DaemonsConnected`: coderd may refuse their key, their version or their license.",
+        ],
+    },
+    Runbook {
+        alert: "CoderPoolQueueUnknown",
+        meaning: "coderd has not listed the jobs of a scaled pool for 15 minutes. The pool does not grow for jobs that wait. No daemon that may run \
+            a build leaves; pods whose daemon never connected do.",
+        steps: &[
+            "Read the message of `Autoscaling` with `kubectl describe coderprovisioner NAME`: it says since when, or that the jobs have too many different tags.",
+            "Read the messages of `OperatorAccessReady` and `JobsRunnable` of its control plane: coderd does not answer, or refuses the token.",
+            "If the pool has a token of its own, check that it may list jobs.",
         ],
     },
     Runbook {

@@ -56,7 +56,7 @@ macro_rules! topics {
 
 topics! {
     "How often does the operator ask when nothing changes?"
-    "Each interval is up to a tenth shorter or longer at random, so that objects which start together spread." {
+    "Each interval is up to a tenth shorter or longer at random, so that objects which start together spread. That of scaled pools is as it is set." {
         VERIFY s(600), "`--verify-interval`",
             "Verification of operator token and license, of a provisioner key, and of a proxy registration.";
         VERIFY_UNHEALTHY_PROXY s(60), "a tenth of `--verify-interval`",
@@ -71,6 +71,10 @@ topics! {
             "Listing of the daemons and pending jobs of an organization with pools.";
         DAEMON_POLL_EXPECTING s(10), "a sixth of `--daemons-interval`",
             "The same while a daemon may connect at any moment.";
+        AUTOSCALING_POLL s(5), "`--autoscaling-interval`",
+            "The same for an organization with a pool that has `spec.autoscaling`, while jobs wait, pods start or coderd does not list the jobs. It is longer where it would take more than 1,000 calls of one coderd in a minute.";
+        AUTOSCALING_POLL_REST s(5).saturating_mul(core::AUTOSCALING_REST_FACTOR), "twice `--autoscaling-interval`",
+            "The same while no job waits and no pod starts. It is shorter where a daemon becomes idle for long enough or a window begins or ends before.";
     }
 
     "When is an object requeued?"
@@ -79,6 +83,8 @@ topics! {
             "The first retry after a failure. The delay doubles with each failure in a row, is up to a fifth shorter at random, and is not shorter than a `Retry-After`.";
         REQUEUE_BACKOFF_MAX engine::REQUEUE_BACKOFF_MAX, "",
             "The longest delay after a failure, and before a key, token or registration that coderd did not accept is created again.";
+        AUTOSCALING_BACKOFF_MAX s(30), "six times `--autoscaling-interval`",
+            "The longest delay after a poll for scaled pools that failed, unless coderd asks for a longer one.";
         RETRY_AFTER_MAX engine::RETRY_AFTER_MAX, "",
             "The longest delay that a `Retry-After` gets.";
         QUEUE_DELAY_MAX engine::QUEUE_DELAY_MAX, "",
@@ -125,6 +131,8 @@ topics! {
             "How long a job is pending before `JobsRunnable` reports it.";
         DAEMON_START core::DAEMON_START.unsigned_abs(), "",
             "How long a pod of a scaled pool may take until its daemon connects, before its start counts as failed; and how long a daemon that coderd no longer lists may still have a build.";
+        SCALE_DOWN_AFTER core::SCALE_DOWN_AFTER.unsigned_abs(), "`autoscaling.scaleDownAfter`",
+            "How long a daemon of a scaled pool is idle before it may leave.";
         FOREIGN_DAEMON_TAKES_JOB core::FOREIGN_DAEMON_TAKES_JOB.unsigned_abs(), "",
             "How long a pending job is left to an idle daemon that belongs to no scaled pool.";
         QUEUE_UNKNOWN_KEEP core::QUEUE_UNKNOWN_KEEP.unsigned_abs(), "",

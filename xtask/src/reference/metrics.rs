@@ -13,7 +13,10 @@ use super::cell;
 
 /// Labels with their values, as Markdown.
 const LABELS: &[(&str, &str)] = &[
-    ("about", "`objects`: conditions, licenses and daemons. `jobs`: queues of jobs."),
+    (
+        "about",
+        "`objects`: conditions, licenses, daemons and what waits for a scaled pool. `jobs`: queues of jobs.",
+    ),
     (
         "call",
         "What a call to coderd or a step in its database does, such as `list licenses` or `sql-connect`.",
@@ -46,7 +49,7 @@ const LABELS: &[(&str, &str)] = &[
     (
         "type",
         "Type of the condition. Control planes: `Ready`, `OperatorAccessReady`, `JobsRunnable`. Pools: `Ready`, \
-         `DaemonsConnected`. Proxies: `Ready`, `Healthy`.",
+         `DaemonsConnected`, and with `spec.autoscaling` `Autoscaling`. Proxies: `Ready`, `Healthy`.",
     ),
     ("verb", "Verb of a call to the API server, such as `get` or `apply`."),
     ("version", "Version of the operator."),

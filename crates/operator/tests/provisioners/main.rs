@@ -31,6 +31,7 @@ mod keys {
 }
 
 mod daemons {
+    mod autoscaling;
     mod connected;
     mod jobs;
     mod refused;
@@ -58,12 +59,14 @@ static KEYS: Installation = Installation::new(&[
     "--cleanup-timeout=6s",
 ]);
 
-/// The operator of the tests of daemons. Time is scaled: coderd is asked every second, a daemon has 4 s to connect. Keys
+/// The operator of the tests of daemons. Time is scaled: coderd is asked every second, for scaled pools twice in a second
+/// while jobs wait, and a daemon has 4 s to connect. Keys
 /// are verified every 10 min as they really are, so that what is found out here is not found out by that.
 static DAEMONS: Installation = Installation::new(&[
     "--log-level=info,coder_k8s=debug",
     "--entitlements-interval=2s",
     "--daemons-interval=1s",
+    "--autoscaling-interval=500ms",
     "--daemons-patience=4s",
     "--coderd-timeout=3s",
     "--cleanup-timeout=6s",
