@@ -301,7 +301,8 @@ pub struct AutoscalingStatus {
     pub starting: i32,
     /// Why: the reason of the condition `Autoscaling`.
     pub reason: String,
-    /// When time alone may change the decision, because a daemon has been idle for long enough or a window begins or ends.
+    /// When time alone may change the decision: a daemon has been idle for long enough, a window begins or ends, or a pod has
+    /// had its time to start.
     pub until: Option<Time>,
 }
 

@@ -369,14 +369,14 @@ reasons! {
     AtMaximum "AtMaximum"
         "More jobs wait than `maxReplicas` permits daemons for. Raise `maxReplicas`, or wait for builds to end.";
     StartsFail "StartsFail"
-        "Jobs wait, and pods of the pool do not start or are refused, so that the pool does not grow. The message says \
-         which.";
+        "More daemons are needed, and pods of the pool do not start or are refused, so that the pool does not grow. The \
+         message says which.";
     QueueUnknown "QueueUnknown"
         "coderd does not say which jobs wait. No daemon that may run a build leaves, and the operator asks again.";
     TimeZoneUnknown "TimeZoneUnknown"
         "The operator does not know the time zone of a window, and ignores that window. Use another name for the zone.";
     ScaledByOthers "ScaledByOthers"
-        "Somebody, such as a HorizontalPodAutoscaler, sets the replicas of a pool that has `spec.autoscaling`, which \
+        "Somebody, such as a HorizontalPodAutoscaler, set the replicas of a pool that has `spec.autoscaling`, which \
          ignores them. Remove one of the two.";
 
     // The registration of a workspace proxy.

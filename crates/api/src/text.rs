@@ -161,7 +161,7 @@ text_types! {
     /// How long a daemon is idle before it may leave.
     IdleTime {
         max: 16,
-        rule: "self.trim().matches('^([0-9]{1,5}[hms])+$') && duration(self.trim()) >= duration('1s') && duration(self.trim()) <= duration('24h')",
+        rule: "size(self.trim()) > 1 && self.trim().matches('^([0-9]{1,5}h)?([0-9]{1,5}m)?([0-9]{1,5}s)?$') && duration(self.trim()) >= duration('1s') && duration(self.trim()) <= duration('24h')",
         message: "must be a time such as 90s, 5m or 1h30m, from 1s to 24h",
     }
 

@@ -90,6 +90,8 @@ pub enum QueueState<'a> {
     Unknown {
         /// When it last did. Before its first answer: when the operator started.
         since: Timestamp,
+        /// Why it does not, if that is known.
+        why: Option<&'a str>,
     },
 }
 
@@ -167,9 +169,9 @@ pub fn decide(queue: &QueueState<'_>, pools: &[ScaledPool<'_>], now: Timestamp) 
             let each = pools.iter().zip(&capacities).zip(jobs);
             each.map(|((pool, capacity), jobs)| capacity.decide(pool, jobs, is_complete, now)).collect()
         }
-        QueueState::Unknown { since } => {
+        QueueState::Unknown { since, why } => {
             let each = pools.iter().zip(&capacities);
-            each.map(|(pool, capacity)| capacity.decide_unknown(pool, *since, now)).collect()
+            each.map(|(pool, capacity)| capacity.decide_unknown(pool, *since, *why, now)).collect()
         }
     }
 }
@@ -281,7 +283,7 @@ impl Capacity {
         } else {
             ScaleReason::Steady
         };
-        let message = message::of(reason, self, pool, pending, desired);
+        let message = message::of(reason, self, pool, pending, desired, target);
         let mut until = vec![pool.policy.minimum(now).1];
         if target < desired {
             let idle = pool.pods.idle.iter();
@@ -292,12 +294,19 @@ impl Capacity {
         self.decision(pool, jobs, desired, reason, message, earliest(until, now))
     }
 
-    fn decide_unknown(&self, pool: &ScaledPool<'_>, since: Timestamp, now: Timestamp) -> ScaleDecision {
+    fn decide_unknown(
+        &self,
+        pool: &ScaledPool<'_>,
+        since: Timestamp,
+        why: Option<&str>,
+        now: Timestamp,
+    ) -> ScaleDecision {
         let is_over = has_passed(since, QUEUE_UNKNOWN_KEEP, now);
         let kept = if is_over { self.protected.saturating_add(self.idle) } else { self.replicas };
+        // A daemon that may run a build stays, also above the maximum.
         let desired = kept.min(self.replicas).max(self.min).max(self.protected);
         let end = since.checked_add(QUEUE_UNKNOWN_KEEP).ok();
-        let message = message::unknown(since, desired, end.filter(|_| !is_over));
+        let message = message::unknown(since, why, desired, end.filter(|_| !is_over));
         let until = earliest(vec![end, pool.policy.minimum(now).1], now);
         self.decision(pool, PoolJobs::default(), desired, ScaleReason::QueueUnknown, message, until)
     }

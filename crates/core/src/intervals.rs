@@ -43,6 +43,9 @@ pub const SCALE_DOWN_AFTER: SignedDuration = SignedDuration::from_mins(5);
 /// a daemon for 90 seconds after it left: a job that is older shows that nobody takes it.
 pub const FOREIGN_DAEMON_TAKES_JOB: SignedDuration = SignedDuration::from_secs(30);
 
+/// How long coderd may not answer until nobody knows what the daemons did meanwhile, so that their idle times start anew.
+pub const IDLE_TIME_GAP: SignedDuration = SignedDuration::from_secs(60);
+
 /// How long a scaled pool keeps its replicas while its queue is not known. Then it gives up pods whose daemon never
 /// connected.
 pub const QUEUE_UNKNOWN_KEEP: SignedDuration = SignedDuration::from_mins(15);

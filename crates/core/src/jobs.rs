@@ -62,6 +62,8 @@ pub struct TaggedPool {
     pub tags: DaemonTags,
     /// Whether no pod is desired.
     pub is_scaled_to_zero: bool,
+    /// Whether it follows its queue, and daemons of it are starting.
+    pub is_growing: bool,
 }
 
 /// Whether every pending job can run.
@@ -111,9 +113,16 @@ pub fn judge(organizations: &[ListedOrganization<'_>], pools: &[TaggedPool], now
             Some(jobs) if !organization.listing.outdated => {
                 let mut left = MAX_TAG_COMPARISONS;
                 let stuck = stuck(jobs, organization.listing, now, &mut left);
+                // A daemon that starts for a job is about to run it.
+                let growing =
+                    pools.iter().filter(|pool| pool.is_growing && pool.organization == organization.id);
+                let growing: BTreeSet<_> = growing.map(|pool| normal(&pool.tags)).collect();
+                let waiting = stuck
+                    .into_iter()
+                    .filter(|tags| !growing.iter().any(|daemon| can_run_within(tags, daemon, &mut left)));
                 // One more than are named, so that it is said that there are more.
-                let named = stuck.into_iter().take(MAX_TAG_SETS_IN_MESSAGE + 1);
-                sentences.extend(named.map(|tags| sentence(tags, organization, pools)));
+                let named: Vec<_> = waiting.take(MAX_TAG_SETS_IN_MESSAGE + 1).collect();
+                sentences.extend(named.into_iter().map(|tags| sentence(tags, organization, pools)));
                 unknown = unknown.or_else(|| (left == 0).then(|| too_many(organization.name)));
             }
             _ => unknown = unknown.or_else(|| organization.listing.blocker.clone()),

@@ -101,7 +101,7 @@ impl Reason {
             ),
             Self::ScaledToZero => act(
                 "`spec.replicas`, and who set it: `kubectl get --output yaml --show-managed-fields` names the last writer.",
-                "Nothing, if no pods are wanted, or if the pool has `spec.autoscaling` and no job waits. Otherwise `kubectl scale ccp/NAME --replicas=1`.",
+                "Nothing, if no pods are wanted, or if the pool has `spec.autoscaling` and no job waits. Otherwise raise `spec.replicas`, for example with `kubectl scale ccp/NAME --replicas=1`.",
             ),
             Self::ProgressDeadlineExceeded => act(
                 "The message quotes the newest pod. `kubectl describe pod` and `kubectl logs` of it say more: a wrong image name, a missing Secret, a database that coderd does not reach, a node without room.",
@@ -473,7 +473,9 @@ impl Reason {
             Self::ScalingUp => Wait(
                 "Until the new pods are ready and their daemons connected: seconds, or minutes if the cluster adds a node. Pods that do not start become `StartsFail`.",
             ),
-            Self::WaitingForIdle => Wait("`status.autoscaling.until` says when the first daemon may leave."),
+            Self::WaitingForIdle => Wait(
+                "`status.autoscaling.until` says when time alone may change that: most often, when the first daemon may leave.",
+            ),
             Self::AtMaximum => act(
                 "`status.autoscaling`: how many jobs wait and how many daemons are busy. The metric `coder_k8s_pool_jobs_longest_wait_seconds` shows for how long.",
                 "Raise `spec.autoscaling.maxReplicas`, if jobs should not wait. See [Scale a pool by its queue](../how-to/autoscaling.md).",
@@ -492,7 +494,7 @@ impl Reason {
             ),
             Self::ScaledByOthers => act(
                 "The message names who wrote the replicas. `kubectl get hpa,scaledobject` lists autoscalers.",
-                "Remove that autoscaler, or `spec.autoscaling`. Then clear what it wrote: `kubectl patch cprov NAME --type=merge --patch '{\"spec\":{\"replicas\":null}}'`.",
+                "Remove that autoscaler, or `spec.autoscaling`. Then clear what it wrote: `kubectl patch cprov NAME --type=merge --patch '{\"spec\":{\"replicas\":0}}'`, and the same with `null`.",
             ),
 
             // The registration of a proxy.

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::{PodCounts, QueueState, ScaledPool, ScalingPolicy, count, has_passed};
 use crate::{
     daemon_listing::{DaemonListing, DaemonTags, ListedDaemon},
-    intervals::{DAEMON_START, MAX_REMEMBERED_DAEMONS},
+    intervals::{DAEMON_START, IDLE_TIME_GAP, MAX_REMEMBERED_DAEMONS},
     jobs::normal,
     provisioner::daemons::DaemonPod,
 };
@@ -20,8 +20,9 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct DaemonTimes {
     daemons: BTreeMap<String, DaemonTime>,
-    /// Since when coderd answers every poll.
+    /// Since when coderd answers, but for short gaps.
     began: Timestamp,
+    answered: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +35,12 @@ struct DaemonTime {
 impl DaemonTimes {
     /// Remembers nothing: every idle time starts with the first listing.
     pub fn new(now: Timestamp) -> Self {
-        Self { daemons: BTreeMap::new(), began: now }
+        Self { daemons: BTreeMap::new(), began: now, answered: now }
     }
 
     /// Takes in a listing.
     pub fn record(&mut self, daemons: &[ListedDaemon], now: Timestamp) {
+        self.answered = now;
         let is_recent = |time: &DaemonTime| !has_passed(time.last_listed, DAEMON_START, now);
         // A server that lists other names each time does not fill the memory.
         let is_bounded = self.daemons.len() <= MAX_REMEMBERED_DAEMONS;
@@ -55,8 +57,12 @@ impl DaemonTimes {
         }
     }
 
-    /// Takes in a poll without an answer. Nobody knows what the daemons did meanwhile, so that all times start anew.
+    /// Takes in a poll without an answer. After some time nobody knows what the daemons did meanwhile, so that all times start
+    /// anew. A coderd that fails now and then does not keep a pool from shrinking.
     pub fn record_failure(&mut self, now: Timestamp) {
+        if !has_passed(self.answered, IDLE_TIME_GAP, now) {
+            return;
+        }
         self.began = now;
         self.daemons.values_mut().for_each(|time| *time = DaemonTime { last_listed: now, idle_since: None });
     }
@@ -104,8 +110,8 @@ pub struct Census<'a> {
     pub pools: Vec<ScaledPool<'a>>,
 }
 
-/// Counts. `listing` is the last one, which is taken into `times` already; `answered` is when coderd last answered, or when
-/// the operator started.
+/// Counts. `listing` is the last one, which is taken into `times` already; `answered` is when coderd last listed the jobs, or
+/// when the operator started.
 pub fn observe<'a>(
     listing: Option<&'a DaemonListing>,
     answered: Timestamp,
@@ -116,6 +122,7 @@ pub fn observe<'a>(
     let daemons = listing.map(|listing| listing.daemons.as_slice()).unwrap_or_default();
     let jobs = listing.filter(|listing| !listing.outdated && listing.blocker.is_none());
     let jobs = jobs.and_then(|listing| listing.jobs.as_deref());
+    let why = listing.and_then(|listing| listing.blocker.as_ref()).map(|blocker| blocker.message.as_str());
     let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, pool) in pools.iter().enumerate() {
         owners.extend(pool.keys.iter().filter(|key| !key.is_empty()).map(|key| (key.as_str(), index)));
@@ -132,7 +139,7 @@ pub fn observe<'a>(
     }
     let queue = match jobs {
         Some(jobs) => QueueState::Known { jobs, foreign },
-        None => QueueState::Unknown { since: answered },
+        None => QueueState::Unknown { since: answered, why },
     };
     let counted = pools.iter().zip(listed).map(|(pool, listed)| {
         let ObservedPool { name, tags, policy, replicas, keys: _, pods: _, refused: _ } = pool;

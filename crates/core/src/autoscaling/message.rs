@@ -12,9 +12,13 @@ pub(super) fn of(
     pool: &ScaledPool<'_>,
     pending: u32,
     desired: u32,
+    target: u32,
 ) -> String {
     let Capacity { protected, idle, starting, failing, replicas, min, max, .. } = *capacity;
-    let wait = format!("{} for the pool", plural(pending, "job waits", "jobs wait"));
+    let wait = match pending {
+        0 => format!("{} needed", plural(target, "daemon is", "daemons are")),
+        _ => format!("{} for the pool", plural(pending, "job waits", "jobs wait")),
+    };
     let change = format!("{} instead of {replicas}", daemons(desired));
     let after = pool.policy.scale_down_after;
     match reason {
@@ -57,15 +61,16 @@ pub(super) fn of(
 }
 
 /// The sentence about a decision without an answer of coderd. `end` is when the replicas stop being kept as they are.
-pub(super) fn unknown(since: Timestamp, desired: u32, end: Option<Timestamp>) -> String {
+pub(super) fn unknown(since: Timestamp, why: Option<&str>, desired: u32, end: Option<Timestamp>) -> String {
     let since = whole_seconds(since);
+    let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
     match end.map(whole_seconds) {
         Some(end) => format!(
-            "coderd has not listed the jobs since {since}: the pool keeps {} until {end}, and longer what may run a build",
+            "coderd has not listed the jobs since {since}{why}: the pool keeps {} until {end}, and longer what may run a build",
             daemons(desired)
         ),
         None => format!(
-            "coderd has not listed the jobs since {since}: the pool keeps {}, its minimum and what may run a build",
+            "coderd has not listed the jobs since {since}{why}: the pool keeps {}, its minimum and what may run a build",
             daemons(desired)
         ),
     }

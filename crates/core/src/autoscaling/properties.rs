@@ -193,7 +193,7 @@ fn without_an_answer_nothing_shrinks() {
     for (seed, organization) in organizations() {
         let pools = organization.pools();
         for since in [0, 899, 901] {
-            let found = decide(&QueueState::Unknown { since: at(NOW - since) }, &pools, at(NOW));
+            let found = decide(&QueueState::Unknown { since: at(NOW - since), why: None }, &pools, at(NOW));
             for (pool, found) in pools.iter().zip(found) {
                 let PodCounts { busy, unknown, ref idle, .. } = pool.pods;
                 let least = if since < 900 { pool.replicas } else { 0 };
@@ -231,7 +231,9 @@ fn sums_of_the_largest_numbers_are_survived() {
     for now in [Timestamp::MIN, at(NOW), Timestamp::MAX] {
         let foreign_tags = tags(0);
         let foreign = BTreeMap::from([(&foreign_tags, most)]);
-        for queue in [QueueState::Known { jobs: &jobs, foreign }, QueueState::Unknown { since: now }] {
+        for queue in
+            [QueueState::Known { jobs: &jobs, foreign }, QueueState::Unknown { since: now, why: None }]
+        {
             assert_eq!(decide(&queue, &pools, now).remove(0).desired, most);
         }
     }

@@ -230,7 +230,7 @@ fn without_an_answer_nothing_shrinks_and_at_last_only_what_never_connected() {
     let unknown = |since: i64, bounds: (u32, u32), replicas, pods: PodCounts| {
         let policy = policy(bounds.0, bounds.1, 0);
         let pools = [pool("pool", "", &policy, replicas, pods)];
-        decide(&QueueState::Unknown { since: ago(since) }, &pools, at(NOW)).remove(0)
+        decide(&QueueState::Unknown { since: ago(since), why: None }, &pools, at(NOW)).remove(0)
     };
     let connected = |busy, unknown, starting: &[i64], failing| PodCounts {
         unknown,
@@ -289,12 +289,17 @@ fn polls_are_dense_while_something_moves_and_never_too_many() {
     let policy = policy(0, 9, 0);
     let delay = |decision: ScaleDecision, calls| poll_delay(&[decision], INTERVAL, calls, at(NOW)).as_secs();
     let rest = || decide_one(&policy, 0, 1, pods(1, &[], &[], 0));
-    assert_eq!(delay(rest(), 3), 15);
+    assert_eq!(delay(rest(), 3), 10);
     assert_eq!(delay(decide_one(&policy, 1, 1, pods(1, &[], &[], 0)), 3), 5, "a job waits");
     assert_eq!(delay(decide_one(&policy, 0, 1, pods(0, &[], &[9], 0)), 3), 5, "a pod starts");
     assert_eq!(delay(decide_one(&policy, 0, 1, pods(0, &[291], &[], 0)), 3), 9, "a daemon may leave");
     assert_eq!(delay(decide_one(&policy, 0, 1, pods(0, &[299], &[], 0)), 3), 5);
-    assert_eq!(delay(decide_one(&policy, 1, 1, pods(1, &[], &[], 0)), 80), 12, "40 organizations");
+    assert_eq!(delay(decide_one(&policy, 1, 1, pods(1, &[], &[], 0)), 81), 5, "40 organizations");
+    assert_eq!(
+        delay(decide_one(&policy, 1, 1, pods(1, &[], &[], 0)), 200),
+        12,
+        "more than coderd should be asked"
+    );
     assert_eq!(delay(rest(), u32::MAX), poll_delay(&[], INTERVAL, u32::MAX, at(NOW)).as_secs());
 }
 

@@ -31,6 +31,7 @@ fn pool(name: &str, list: &str) -> TaggedPool {
         organization: "org".into(),
         tags: tags(list),
         is_scaled_to_zero: name.contains("zero"),
+        is_growing: name.contains("growing"),
     }
 }
 
@@ -101,6 +102,17 @@ fn what_would_help_is_named() {
             other => panic!("{tags}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn a_job_for_which_a_daemon_starts_is_not_stuck() {
+    let waiting = || listing(&[], vec![job("region=eu", 100)]);
+    assert_eq!(verdict(&waiting(), &[pool("growing", "region=eu")]), JobsVerdict::Runnable);
+    for other in [pool("growing", "region=us"), pool("fixed", "region=eu")] {
+        assert!(matches!(verdict(&waiting(), &[other]), JobsVerdict::Stuck(_)));
+    }
+    let elsewhere = TaggedPool { organization: "elsewhere".into(), ..pool("growing", "region=eu") };
+    assert!(matches!(verdict(&waiting(), &[elsewhere]), JobsVerdict::Stuck(_)));
 }
 
 #[test]

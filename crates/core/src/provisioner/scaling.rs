@@ -115,6 +115,7 @@ pub(super) fn set_conditions(
     pool: &CoderProvisioner,
     scaling: Option<&ObservedScaling>,
     gate: &LicenseGate,
+    is_plane_paused: bool,
     before: Option<&AutoscalingStatus>,
 ) -> Option<AutoscalingStatus> {
     let Some(scaling) = scaling else {
@@ -128,7 +129,7 @@ pub(super) fn set_conditions(
             true,
             Reason::ScaledByOthers,
             format!(
-                "{manager} sets spec.replicas through the scale subresource, and spec.autoscaling ignores it: remove one of \
+                "{manager} set spec.replicas through the scale subresource, and spec.autoscaling ignores it: remove one of \
                  the two"
             ),
         ),
@@ -137,6 +138,12 @@ pub(super) fn set_conditions(
     if gate.state == GateState::Closed {
         conditions.set(kind::AUTOSCALING, false, gate.reason, gate.message.clone());
         return None;
+    }
+    if is_plane_paused {
+        let message =
+            "the control plane is paused, so that its jobs are not listed: the pool keeps its daemons";
+        conditions.set(kind::AUTOSCALING, ConditionStatus::Unknown, Reason::QueueUnknown, message);
+        return before.cloned();
     }
     let Some(decision) = &scaling.decision else {
         // After a restart of the operator the last decision stays until the next poll.
@@ -149,19 +156,20 @@ pub(super) fn set_conditions(
         }
         return before.cloned();
     };
-    let (status, reason) = meaning(decision.reason);
-    match &scaling.unknown_zone {
-        Some(zone) => conditions.set(
-            kind::AUTOSCALING,
-            false,
-            Reason::TimeZoneUnknown,
-            format!("the operator does not know the time zone {zone}, and ignores the window with it"),
-        ),
-        None => conditions.set(kind::AUTOSCALING, status, reason, decision.message.clone()),
+    let (mut status, mut reason) = meaning(decision.reason);
+    let mut message = decision.message.clone();
+    // What keeps jobs waiting comes first.
+    if let (Some(zone), ConditionStatus::True) = (&scaling.unknown_zone, status) {
+        (status, reason) = (ConditionStatus::False, Reason::TimeZoneUnknown);
+        message = format!("the operator does not know the time zone {zone}, and ignores the window with it");
     }
+    conditions.set(kind::AUTOSCALING, status, reason, message);
+    // While nobody knows which jobs wait, the last known number stays.
+    let is_unknown = decision.reason == ScaleReason::QueueUnknown;
+    let pending = before.filter(|_| is_unknown).map_or(number(decision.pending), |before| before.pending);
     Some(AutoscalingStatus {
         desired: number(decision.desired),
-        pending: number(decision.pending),
+        pending,
         busy: number(decision.busy),
         idle: number(decision.idle),
         starting: number(decision.starting),

@@ -93,7 +93,9 @@ pub fn status(
     daemons.set_conditions(&mut conditions);
     next.daemons = daemons.report(before.daemons.as_ref(), now);
     let (scaling, decided) = (observed.scaling.as_ref(), before.autoscaling.as_ref());
-    next.autoscaling = scaling::set_conditions(&mut conditions, object, scaling, &observed.gate, decided);
+    let is_plane_paused = observed.control_plane.as_deref().is_some_and(object::is_paused);
+    next.autoscaling =
+        scaling::set_conditions(&mut conditions, object, scaling, &observed.gate, is_plane_paused, decided);
     let own = object.namespace().unwrap_or_default();
     workspace_access::set_conditions(&mut conditions, &own, &plan.workspaces, &outcome.grant_blockers);
     conditions.clear(kind::PAUSED);

@@ -18,7 +18,7 @@ use std::{
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, condition};
 use coder_k8s_coderd::{BoundToken, IdentifiedServer, Server};
 use coder_k8s_core::{
-    autoscaling::DaemonTimes,
+    autoscaling::{DaemonTimes, ScaleReason},
     daemon_listing::{DaemonListing, PoolDaemons},
     jobs::{self, JobsVerdict},
     object,
@@ -92,7 +92,7 @@ struct PolledOrganization {
     token: Option<BoundToken>,
     /// When it was polled last, whatever came of it.
     polled: Option<Instant>,
-    /// `since`, for people.
+    /// When coderd last listed the jobs. Before it first did: when the organization became known.
     answered: Timestamp,
     /// What the process remembers of the daemons, for the decisions.
     times: DaemonTimes,
@@ -119,7 +119,9 @@ impl PolledOrganization {
         self.polled = Some(Instant::now());
         match answer {
             Ok(Answer { daemons, jobs, blocker, token }) => {
-                self.answered = now;
+                if jobs.is_some() {
+                    self.answered = now;
+                }
                 self.times.record(&daemons, now);
                 self.listing = Some(Arc::new(DaemonListing { daemons, jobs, blocker, outdated: false }));
                 self.since = Instant::now();
@@ -299,7 +301,7 @@ pub(crate) async fn poll(key: ObjectKey, ctx: Arc<Context>) -> Action {
     }
     let retry = failures().find_map(|failure| failure.retry);
     record(answers, &pools, &key, &ctx);
-    let scaled = if has_scaled { scaling::decide(&key, &pools, &ctx).await } else { None };
+    let scaled = scaling::decide(&key, &pools, &ctx).await;
     let delay = poller.delay_until_next(&key, scaled);
     match retry {
         None => {
@@ -377,7 +379,7 @@ fn record(
     }
     let after = listings(known);
     drop(all);
-    let jobs = verdict(&after, pools, now);
+    let jobs = verdict(&after, pools, now, poller);
     let mut changed = Vec::new();
     for (id, members) in pools {
         let of_organization = |all: &Listings| all.get(id).map(|(_, listing)| listing.clone());
@@ -422,7 +424,12 @@ fn listings(known: &PolledPlane) -> Listings {
 }
 
 /// Whether the jobs of a control plane can run, judged by the organizations that have been polled.
-fn verdict(polled: &Listings, pools: &PoolsByOrganization, now: Timestamp) -> JobsVerdict {
+fn verdict(
+    polled: &Listings,
+    pools: &PoolsByOrganization,
+    now: Timestamp,
+    poller: &DaemonPoller,
+) -> JobsVerdict {
     let polled: Vec<_> =
         polled.iter().map(|(id, (name, listing))| jobs::ListedOrganization { id, name, listing }).collect();
     if polled.is_empty() {
@@ -434,6 +441,9 @@ fn verdict(polled: &Listings, pools: &PoolsByOrganization, now: Timestamp) -> Jo
             organization: id.clone(),
             tags: pool.spec.tags.clone(),
             is_scaled_to_zero: pool.spec.autoscaling.is_none() && pool.spec.replicas == 0,
+            is_growing: poller
+                .decision(pool)
+                .is_some_and(|decision| decision.reason == ScaleReason::ScalingUp),
         })
     });
     jobs::judge(&polled, &ours.collect::<Vec<_>>(), now)

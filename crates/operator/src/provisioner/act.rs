@@ -7,6 +7,7 @@ use std::{ops::ControlFlow, sync::Arc};
 
 use coder_k8s_api::{CredentialBinding, Reason, names::finalizer as name};
 use coder_k8s_core::{
+    autoscaling::ScaleReason,
     object,
     outcome::{EventNote, Retry},
     provisioner::{
@@ -125,8 +126,14 @@ async fn announce_scaling(observed: &Observed, before: i32, after: i32, ctx: &Co
     let decision = observed.scaling.as_ref().and_then(ObservedScaling::decision);
     let Some(decision) = decision.filter(|_| before != after) else { return };
     let reason = if after > before { Reason::ScalingUp } else { Reason::ScalingDown };
-    let note = EventNote { warning: false, reason, message: decision.message.clone() };
-    tracing::info!(%reason, "from {before} to {after} daemons: {}", decision.message);
+    let is_said = [ScaleReason::ScalingUp, ScaleReason::ScalingDown].contains(&decision.reason)
+        && i32::try_from(decision.desired) == Ok(after);
+    let message = match &decision.message {
+        message if is_said => message.clone(),
+        message => format!("{after} daemons instead of {before}: {message}"),
+    };
+    tracing::info!(%reason, "{message}");
+    let note = EventNote { warning: false, reason, message };
     ctx.events.publish(&observed.object.object_ref(&()), &note).await;
 }
 

@@ -8,6 +8,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use coder_k8s_api::{CoderProvisioner, Reason};
 use coder_k8s_core::{
+    autoscaling::ScaleReason,
+    daemon_listing::ListedDaemon,
     object,
     outcome::{ActResult, EventNote},
     provisioner::{
@@ -147,18 +149,22 @@ pub(super) async fn restart_stopped(health: &DaemonHealth, observed: &Observed, 
 }
 
 /// Before fewer pods are desired than there are: asks coderd which daemons are busy and sets the deletion cost of their
-/// pods, so that the ReplicaSet deletes idle ones first. A pool that is scaled keeps a pod for each busy daemon, and all of
-/// them if coderd does not answer. A busy daemon whose pod is deleted nevertheless has its grace period to finish.
+/// pods, so that the ReplicaSet deletes idle ones first. A busy daemon whose pod is deleted nevertheless has its grace period
+/// to finish.
+///
+/// A pool that is scaled keeps a pod for each busy daemon. It does not shrink if coderd does not answer, or if the pods of
+/// busy daemons cannot be told from the others.
 pub(super) async fn prepare_scale_down(
     observed: &Observed,
     desired: &mut Deployment,
     cached: Option<&Deployment>,
     ctx: &Context,
 ) {
-    let replicas = |deployment: &Deployment| deployment.spec.as_ref().and_then(|spec| spec.replicas);
     let Some(cached) = cached else { return };
-    let (Some(target), Some(current)) = (replicas(desired), replicas(cached)) else { return };
+    let (target, current) = (Rollout::of(Some(desired)).desired, Rollout::of(Some(cached)).desired);
+    // The license may forbid all daemons, whatever was decided.
     let decision = observed.scaling.as_ref().and_then(ObservedScaling::decision);
+    let decision = decision.filter(|decision| i32::try_from(decision.desired) == Ok(target));
     // With zero replicas every pod is deleted, unless the pool is scaled and one of them is busy.
     if target >= current || (target == 0 && decision.is_none()) {
         return;
@@ -166,29 +172,46 @@ pub(super) async fn prepare_scale_down(
     let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
     let daemons = daemons_now(&observed.object, ctx).await;
     let pods = pods(&key, cached, ctx).await;
-    // The license may forbid all daemons, whatever was decided.
-    if let Some(decision) = decision.filter(|decision| i32::try_from(decision.desired) == Ok(target)) {
-        let keys = observed.object.status.as_ref().map(keys).unwrap_or_default();
-        let busy = daemons
-            .as_ref()
-            .map(|daemons| busy_daemons(pods.as_ref().map(|pods| pods.as_slice()), daemons, &keys));
-        let least = decision.shrink(u32::try_from(current).unwrap_or(0), busy);
-        let least = i32::try_from(least).unwrap_or(current);
-        if let Some(spec) = &mut desired.spec {
-            spec.replicas = Some(least);
+    let Some(decision) = decision else {
+        let polled = || observed.daemons.listing.as_ref().filter(|listing| !listing.outdated);
+        if let (Some(daemons), Some(pods)) =
+            (daemons.or_else(|| polled().map(|listing| listing.daemons.clone())), pods)
+        {
+            mark_busy(&key, observed, &pods, &daemons, ctx).await;
         }
-        if least >= current {
-            return;
-        }
+        return;
+    };
+    let keys = observed.object.status.as_ref().map(keys).unwrap_or_default();
+    let listed = pods.as_ref().map(|pods| pods.as_slice());
+    let busy = daemons.as_ref().map(|daemons| busy_daemons(listed, daemons, &keys));
+    let least = decision.shrink(u32::try_from(current).unwrap_or(0), busy);
+    let can_choose = match (&pods, &daemons) {
+        _ if decision.busy == 0 && busy == Some(0) => true,
+        (Some(pods), Some(daemons)) => mark_busy(&key, observed, pods, daemons, ctx).await,
+        // coderd is away for long: only pods leave that are not ready, which a ReplicaSet deletes first.
+        (_, None) => decision.reason == ScaleReason::QueueUnknown,
+        (None, Some(_)) => false,
+    };
+    let replicas = if can_choose { i32::try_from(least).unwrap_or(current) } else { current };
+    if let Some(spec) = &mut desired.spec {
+        spec.replicas = Some(replicas);
     }
+}
+
+/// Sets the deletion costs of pods by whether their daemons are busy. Returns whether the ReplicaSet can tell them apart now.
+async fn mark_busy(
+    key: &ObjectKey,
+    observed: &Observed,
+    pods: &[DaemonPod],
+    daemons: &[ListedDaemon],
+    ctx: &Context,
+) -> bool {
     // A cost in the spec is the user's own order.
     if observed.object.spec.pod.pod_annotations.contains_key(DELETION_COST) {
-        return;
+        return false;
     }
-    let polled = || observed.daemons.listing.as_ref().filter(|listing| !listing.outdated);
-    let Some(daemons) = daemons.or_else(|| polled().map(|listing| listing.daemons.clone())) else { return };
-    let Some(pods) = pods else { return };
-    for DeletionCost { pod, uid, cost } in deletion_costs(&pods, &daemons) {
+    let mut is_marked = pods.iter().all(|pod| pod.is_deleting || pod.daemon.is_some());
+    for DeletionCost { pod, uid, cost } in deletion_costs(pods, daemons) {
         // The API server rejects another UID, so that a pod that has taken the name since is left alone.
         let patch = json!({"metadata": {"uid": uid, "annotations": {DELETION_COST: cost}}});
         match api(&key.namespace, ctx).patch(&pod, &PatchParams::default(), &Patch::Merge(&patch)).await {
@@ -199,11 +222,15 @@ pub(super) async fn prepare_scale_down(
                 );
             }
             Err(error) => {
+                // A pod that is gone needs no mark.
+                let is_gone = matches!(&error, kube::Error::Api(status) if status.is_not_found());
+                is_marked = is_marked && is_gone;
                 tracing::warn!("cannot set the deletion cost of pod {pod}: {}", client::describe(&error));
             }
         }
-        ctx.listed_pods.forget(&key);
+        ctx.listed_pods.forget(key);
     }
+    is_marked
 }
 
 /// Removes the Deployment of a pool that is being deleted. Some: not all of its daemons have stopped yet, or that is not known,

@@ -31,6 +31,7 @@ const FLAGS: &[&str] = &[
     "--entitlements-interval=2s",
     "--verify-interval=8s",
     "--daemons-interval=1s",
+    "--autoscaling-interval=1s",
     "--daemons-patience=4s",
     "--coderd-timeout=3s",
 ];
@@ -74,7 +75,8 @@ async fn run_operator() -> Scrapes {
     let site = ProxyScene { coder };
     site.make(json!({})).await;
     site.until_ready().await;
-    let mut crew = DaemonScene::of(site.coder, json!({"tags": {"region": "eu"}, "replicas": 2})).await;
+    let scaled = json!({"tags": {"region": "eu"}, "autoscaling": {"minReplicas": 2, "maxReplicas": 5}});
+    let mut crew = DaemonScene::of(site.coder, scaled).await;
     let early = scrape(&operator).await;
 
     crew.pool.scene.until_ready("coder").await;

@@ -173,7 +173,7 @@ fn without_an_answer_what_may_run_a_build_is_unknown() {
         );
     }
     let restarted = observe(None, ago(5), &DaemonTimes::new(ago(5)), &[], ago(0));
-    assert!(matches!(restarted.queue, QueueState::Unknown { since } if since == ago(5)));
+    assert!(matches!(restarted.queue, QueueState::Unknown { since, why: None } if since == ago(5)));
 }
 
 #[test]

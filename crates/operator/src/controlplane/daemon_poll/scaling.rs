@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use coder_k8s_api::CoderProvisioner;
 use coder_k8s_core::{
-    autoscaling::{self, DaemonTimes, ObservedPool, ScaleDecision, ScalingPolicy, poll_delay},
+    autoscaling::{self, DaemonTimes, ObservedPool, ScaleDecision, ScaleReason, ScalingPolicy, poll_delay},
     daemon_listing::DaemonTags,
     object,
     provisioner::{
@@ -55,9 +55,9 @@ impl DaemonPoller {
         self.planes.lock().get(&plane)?.organizations.get(&organization)?.decision(pool).cloned()
     }
 
-    /// The jobs that wait for a pool, for the metrics. None: it is not scaled.
+    /// The jobs that wait for a pool, for the metrics. None: it is not scaled, or nobody knows.
     pub(crate) fn queue_of(&self, pool: &CoderProvisioner, now: jiff::Timestamp) -> Option<QueueSeries> {
-        let decision = self.decision(pool)?;
+        let decision = self.decision(pool).filter(|known| known.reason != ScaleReason::QueueUnknown)?;
         let waiting = decision.oldest.map_or(0, |oldest| now.duration_since(oldest).as_secs().max(0));
         Some(QueueSeries { pending: decision.pending.into(), waiting })
     }
@@ -141,6 +141,10 @@ fn decide_organization(
         let known = planes.get_mut(key).and_then(|known| known.organizations.get_mut(organization));
         known.map(act).is_some()
     };
+    if scaled.is_empty() {
+        with_polled(&mut |polled| polled.decisions.clear());
+        return Vec::new();
+    }
     let mut taken = None;
     with_polled(&mut |polled| {
         let times = std::mem::replace(&mut polled.times, DaemonTimes::new(now));
