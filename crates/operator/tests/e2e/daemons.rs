@@ -10,7 +10,7 @@ use coder_k8s_coderd::{Daemon, DaemonFilter, ListedDaemonStatus};
 use coder_k8s_testbed::{
     Exit,
     binaries::CODER_VERSION,
-    codersim::{Entry, SessionEnd, SessionSeen},
+    codersim::{Entry, JobSeed, SessionEnd, SessionSeen},
 };
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{ResourceExt, api::ListParams};
@@ -187,4 +187,44 @@ async fn a_daemon_that_is_too_new_is_refused_until_coderd_is_upgraded() {
     place.sim().set_provisioner_api(1, 18);
     place.until("it has joined", async || (place.open().len() == 1).then_some(())).await;
     assert_eq!(place.exits(), [], "it went on trying");
+}
+
+/// Real daemons that follow a queue: none, one for each job, and none again. The simulator says who has a job.
+#[tokio::test]
+async fn a_scaled_pool_of_real_daemons_follows_its_queue_and_stops_nobody_at_work() {
+    let place = Simulated::new("queue").await;
+    let pools = Pools(place.scene());
+    let scaling = json!({"maxReplicas": 3, "scaleDownAfter": "3s"});
+    pools.make(POOL, "coder", json!({"image": IMAGE, "autoscaling": scaling})).await;
+    pools.until_settled(POOL).await;
+    assert!(pods(&place).await.is_empty(), "nobody waits");
+
+    let job = || JobSeed {
+        status: "pending".into(),
+        tags: BTreeMap::new(),
+        waiting: Duration::ZERO,
+        worker_id: None,
+    };
+    place.sim().set_jobs(&[job(), job()]);
+    let both = place
+        .until("two daemons have joined", async || Some(place.open()).filter(|open| open.len() == 2))
+        .await;
+    for daemon in &both {
+        assert!(place.sim().set_busy(&daemon.name, true));
+    }
+    place.sim().set_jobs(&[]);
+    // One ends its job. The other goes on for longer than a daemon may be idle.
+    assert!(place.sim().set_busy(&both[0].name, false));
+    left_gracefully(&place, &both[..1]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(names(&place.open()), names(&both[1..]), "who has a job stays");
+    let busy = place.exits().into_iter().any(|exit| exit.pod == both[1].name);
+    assert!(!busy && pods(&place).await == names(&both[1..]), "and is not told to stop");
+
+    assert!(place.sim().set_busy(&both[1].name, false));
+    left_gracefully(&place, &both[1..]).await;
+    place.until("no pod is left", async || pods(&place).await.is_empty().then_some(())).await;
+    pools.until_settled(POOL).await;
+    assert_eq!(place.sim().keys().len(), 1, "the key stays");
+    assert!(place.refused().is_empty(), "{:?}", place.refused());
 }

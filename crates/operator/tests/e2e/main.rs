@@ -32,5 +32,6 @@ static OPERATOR: Installation = Installation::new(&[
     "--log-level=info,coder_k8s=debug",
     "--entitlements-interval=2s",
     "--verify-interval=12s",
+    "--autoscaling-interval=1s",
     "--coderd-timeout=5s",
 ]);

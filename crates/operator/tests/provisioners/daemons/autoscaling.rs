@@ -283,9 +283,10 @@ fn crashing() -> Vec<&'static str> {
     [CRASHING, &["--autoscaling-interval=500ms", "--daemons-interval=1s"]].concat()
 }
 
-/// The same, with keys that are verified as seldom as they really are.
+/// The same, with keys and entitlements that are asked for as seldom as they really are.
 fn resting() -> Vec<&'static str> {
-    crashing().into_iter().filter(|flag| !flag.starts_with("--verify-interval")).collect()
+    let is_scaled = |flag: &&str| flag.starts_with("--verify-") || flag.starts_with("--entitlements-");
+    crashing().into_iter().filter(|flag| !is_scaled(flag)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -302,14 +303,12 @@ async fn an_operator_that_ends_at_any_step_of_scaling_loses_no_build() {
         "patch deployments",
         "patch pods",
         "update coderprovisioners/status",
-        "list pods",
         "coderd list-provisionerdaemons",
-        "coderd list-provisionerjobs",
     ];
     for fault in exits_around(&steps) {
         // One of the builds lasts, so that the pool shrinks around it.
         queue.jobs.add(2, Duration::from_millis(300));
-        queue.jobs.add(1, Duration::from_secs(4));
+        queue.jobs.add(1, Duration::from_secs(3));
         builds += 3;
         victim.faults(std::slice::from_ref(&fault));
         let code = victim.exit_code().await;
