@@ -53,7 +53,8 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     pub scenario: Option<String>,
 
-    /// Only the cases whose names contain this text, with the story of each
+    /// Only the cases whose names contain this text, with the story of each. A whole name of a case by chance is played
+    /// whatever the seed
     #[arg(long, value_name = "TEXT")]
     pub case: Option<String>,
 
@@ -146,10 +147,13 @@ pub async fn run(args: &Args) -> ExitCode {
         .flat_map(|(scenario, reference)| enumerate(scenario, reference, args.seed))
         .collect();
     if args.operator_cmd.is_some() {
-        cases.retain(|case| matches!(case.disruption, Disruption::Crash(..)));
+        cases.retain(|case| matches!(case.disruption, Disruption::Crash { shuffled: None, .. }));
     }
     if let Some(text) = &args.case {
         cases.retain(|case| case.name().contains(text));
+        if cases.is_empty() {
+            cases.extend(named(text, &scenarios));
+        }
     } else if !args.full {
         // A sample that holds every family and every scenario.
         let mut chance = fastrand::Rng::with_seed(args.seed);
@@ -165,6 +169,8 @@ pub async fn run(args: &Args) -> ExitCode {
     }
     let (references, mut report) = (Arc::new(references), Report::new(scenarios.len()));
     play_all(cases, &references, args, at_a_time, &mut report).await;
+    report.took = began.elapsed();
+    report.save(args);
     if args
         .case
         .as_ref()
@@ -186,6 +192,13 @@ pub async fn run(args: &Args) -> ExitCode {
     }
     report.took = began.elapsed();
     report.finish(args)
+}
+
+/// The case of a name with which another seed enumerated it.
+fn named(name: &str, scenarios: &[&'static Scenario]) -> Option<Case> {
+    let (scenario, disruption) = name.split_once(" / ")?;
+    let scenario = scenarios.iter().find(|known| known.name == scenario)?;
+    Some(Case { scenario, disruption: Disruption::parse(disruption)? })
 }
 
 /// Plays the cases side by side, and says how it goes.
@@ -383,13 +396,15 @@ async fn references(
 /// All cases of a scenario.
 fn enumerate(scenario: &'static Scenario, reference: &Reference, seed: u64) -> Vec<Case> {
     let mut disruptions = Vec::new();
+    let (mut chance, mut orders) = (fastrand::Rng::with_seed(seed), fastrand::Rng::with_seed(!seed));
     for point in &reference.points {
         for fault in [Fault::KilledBefore, Fault::KilledAfter, Fault::ReplyLost] {
-            disruptions.push(Disruption::Crash(point.clone(), fault));
+            for shuffled in [None, Some(orders.u64(..1000))] {
+                disruptions.push(Disruption::Crash { point: point.clone(), fault, shuffled });
+            }
         }
     }
     let count = reference.points.len().max(1);
-    let mut chance = fastrand::Rng::with_seed(seed);
     for number in 0..12 {
         let (first, second) = (chance.usize(..count), chance.usize(..4));
         disruptions.push(Disruption::Twice { first, second, after: number % 2 == 0 });
@@ -433,9 +448,9 @@ fn concerned(scenario: &str) -> Vec<&'static str> {
 fn family(disruption: &Disruption) -> &'static str {
     match disruption {
         Disruption::None => "none",
-        Disruption::Crash(_, Fault::KilledBefore) => "killed before",
-        Disruption::Crash(_, Fault::KilledAfter) => "killed after",
-        Disruption::Crash(..) => "reply lost",
+        Disruption::Crash { fault: Fault::KilledBefore, .. } => "killed before",
+        Disruption::Crash { fault: Fault::KilledAfter, .. } => "killed after",
+        Disruption::Crash { .. } => "reply lost",
         Disruption::Twice { .. } => "killed twice",
         Disruption::Storm { .. } => "storm",
         Disruption::Stale { thinned: false, .. } | Disruption::Replay { .. } | Disruption::Cut { .. } => {

@@ -85,7 +85,9 @@ pub async fn run(sample: Option<usize>, only: Option<&str>, seed: u64, at_a_time
             work.push((edited, schema.clone(), chunk.to_vec(), chance.u64(..)));
         }
     }
-    let mut tally = Tally::default();
+    let count: usize = work.iter().map(|(_, _, chunk, _)| chunk.len()).sum();
+    println!("misoperations of {count} properties");
+    let (mut tally, began) = (Tally::default(), Instant::now());
     let mut running = stream::iter(work)
         .map(|(edited, schema, chunk, seed)| async move {
             let names: Vec<_> = chunk.iter().map(Property::path).collect();
@@ -105,9 +107,10 @@ pub async fn run(sample: Option<usize>, only: Option<&str>, seed: u64, at_a_time
         if told.elapsed() > Duration::from_secs(10) {
             told = Instant::now();
             println!(
-                "{} properties, {} operations, {} failed",
+                "{} of {count} properties, {} writes after {:.0?}, {} failed",
                 tally.properties,
                 tally.operations,
+                began.elapsed(),
                 tally.failures.len()
             );
         }
@@ -134,35 +137,34 @@ struct Bench {
 }
 
 async fn go_through(edited: Edited, schema: &Value, chunk: &[Property], seed: u64) -> Tally {
-    let bench = Bench::new(edited).await;
+    let mut bench = Bench::new(edited).await;
     let mut tally = Tally::default();
     for property in chunk {
+        let name = format!("{} {}", edited.kind, property.path());
         tally.properties += 1;
         let before = tally.accepted;
-        let failed = bench.misoperate(schema, property, &mut tally).await;
+        let outcome = bench.misoperate(schema, property, &mut tally).await;
         if tally.accepted == before {
-            tally.never_accepted.push(format!("{} {}", edited.kind, property.path()));
+            tally.never_accepted.push(name.clone());
         }
-        if let Err(why) = failed {
-            tally.failures.push(format!(
-                "{} {}: {why}\nlog:\n{}",
-                edited.kind,
-                property.path(),
-                bench.stage.log()
-            ));
-            return tally;
+        if let Err(why) = outcome {
+            let again = format!("again: cargo xtask sweep --misoperation '{name}'");
+            tally.failures.push(format!("{name}: {why}\nlog:\n{}\n{again}", bench.stage.log()));
+            // The others begin where this one began.
+            bench = Bench::new(edited).await;
         }
     }
     let mut chance = fastrand::Rng::with_seed(seed);
     for _ in 0..chunk.len().div_ceil(8) {
         if let Err(why) = bench.sequence(schema, chunk, &mut chance, &mut tally).await {
             tally.failures.push(format!("{} in a sequence: {why}\nlog:\n{}", edited.kind, bench.stage.log()));
-            return tally;
+            bench = Bench::new(edited).await;
         }
     }
     if bench.stage.panicked() {
         tally.failures.push(format!("{}: the operator panicked:\n{}", edited.kind, bench.stage.log()));
     }
+    bench.stage.clear().await;
     tally
 }
 
@@ -218,15 +220,18 @@ impl Bench {
         chance: &mut fastrand::Rng,
         tally: &mut Tally,
     ) -> Result<(), String> {
+        let mut edits = Vec::new();
         for _ in 0..4 {
             let Some(property) = chance.choice(chunk) else { return Ok(()) };
             let absurd = chance.bool();
             let values = if absurd { property.absurd() } else { property.plausible() };
             let Some(value) = chance.choice(values) else { continue };
             let patch = property.patch(schema, value, chance.usize(..8));
-            self.edit(&patch, tally).await?;
+            if self.edit(&patch, tally).await? {
+                edits.push(short(&patch.to_string()));
+            }
         }
-        self.put_back(tally).await
+        self.put_back(tally).await.map_err(|why| format!("{why}\nafter {}", edits.join("\n      ")))
     }
 
     /// Edits the spec. Returns whether the API server accepted that; then the operator has observed it.

@@ -225,28 +225,35 @@ impl Stage {
         Operator::start_command("another".to_owned(), output, command)
     }
 
-    /// Removes what another operator would find in the next case.
+    /// Ends the operators and deletes what the case left in its namespaces, so that a case costs the same however many
+    /// came before it. What is left weighs nothing: accounts, roles, and what the cluster puts into every namespace.
     pub async fn clear(&self) {
-        if another().is_none() {
-            return;
-        }
-        self.operators.lock().clear();
+        self.stop();
         let scene = self.scene();
-        for (kind, plural) in [
-            ("CoderControlPlane", "codercontrolplanes"),
-            ("CoderProvisioner", "coderprovisioners"),
-            ("CoderWorkspaceProxy", "coderworkspaceproxies"),
-        ] {
-            let kind = GroupVersionKind::gvk("coder.com", "v1alpha1", kind);
-            let resource = ApiResource::from_gvk_with_plural(&kind, plural);
-            let api: Api<DynamicObject> =
-                Api::namespaced_with(scene.client.clone(), &scene.namespace, &resource);
-            for object in api.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
-                let name = object.name_any();
-                let _ = api.delete(&name, &DeleteParams::default()).await;
-                let without = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-                let _ = api.patch(&name, &PatchParams::default(), &without).await;
+        scene.judge_nothing();
+        drop(self.daemons.lock().take());
+        let namespaces = || std::iter::once(&scene.namespace).chain(scene.beside());
+        for namespace in namespaces() {
+            for kind in ["CoderControlPlane", "CoderProvisioner", "CoderWorkspaceProxy"] {
+                free(&any(scene, namespace, "coder.com", "v1alpha1", kind)).await;
             }
+        }
+        let kinds = [
+            ("coder.com", "v1alpha1", "CoderControlPlane"),
+            ("coder.com", "v1alpha1", "CoderProvisioner"),
+            ("coder.com", "v1alpha1", "CoderWorkspaceProxy"),
+            ("apps", "v1", "Deployment"),
+            ("apps", "v1", "ReplicaSet"),
+            ("", "v1", "Pod"),
+            ("", "v1", "Secret"),
+        ];
+        for namespace in namespaces() {
+            for (group, version, kind) in kinds {
+                let all = any(scene, namespace, group, version, kind);
+                let at_once = DeleteParams::background().grace_period(0);
+                let _ = all.delete_collection(&at_once, &ListParams::default()).await;
+            }
+            scene.node().hold_deletions(namespace, false);
         }
     }
 
@@ -288,9 +295,14 @@ impl Stage {
     }
 
     /// Starts another operator if the last one has ended. Returns whether it had.
-    pub fn restart_if_ended(&self) -> bool {
+    pub async fn restart_if_ended(&self) -> bool {
         let ended = self.operators.lock().last_mut().is_none_or(|operator| !operator.runs());
         if ended {
+            if another().is_some() {
+                // That of the operator that was killed: the next one would wait until it expires.
+                let leases = any(self.scene(), &self.scene().namespace, "coordination.k8s.io", "v1", "Lease");
+                let _ = leases.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
+            }
             self.start();
         }
         ended
@@ -358,6 +370,22 @@ impl Stage {
             object["metadata"]["deletionTimestamp"].is_null()
                 && object["status"]["observedGeneration"] == object["metadata"]["generation"]
         })
+    }
+}
+
+/// Objects of a kind in a namespace.
+fn any(scene: &Scene, namespace: &str, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    Api::namespaced_with(scene.client.clone(), namespace, &resource)
+}
+
+/// Takes the finalizers off all objects.
+async fn free(all: &Api<DynamicObject>) {
+    for object in all.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
+        if !object.finalizers().is_empty() {
+            let without = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+            let _ = all.patch(&object.name_any(), &PatchParams::default(), &without).await;
+        }
     }
 }
 
