@@ -37,6 +37,9 @@ const WATCHED: [&str; 7] = [
     "serviceaccounts",
 ];
 
+/// How many pairs of kills a scenario has whose second kill is at the same effect of the second process.
+const TWICE_AT_EACH: usize = 7;
+
 /// What to play, and how.
 #[derive(Debug, Parser)]
 #[command(about = "Kill, starve and mislead the operator, and compare how it ends")]
@@ -405,10 +408,7 @@ fn enumerate(scenario: &'static Scenario, reference: &Reference, seed: u64) -> V
         }
     }
     let count = reference.points.len().max(1);
-    for number in 0..12 {
-        let (first, second) = (chance.usize(..count), chance.usize(..4));
-        disruptions.push(Disruption::Twice { first, second, after: number % 2 == 0 });
-    }
+    disruptions.extend(killed_twice(count, &mut chance));
     for code in [409, 429, 500, 503] {
         disruptions.push(Disruption::Storm { code, seed: chance.u64(..1000) });
     }
@@ -432,6 +432,18 @@ fn enumerate(scenario: &'static Scenario, reference: &Reference, seed: u64) -> V
         }
     }
     disruptions.into_iter().map(|disruption| Case { scenario, disruption }).collect()
+}
+
+/// Pairs of kills, each once. The second comes as early as can be: there are not many effects left to be killed at.
+fn killed_twice(effects: usize, chance: &mut fastrand::Rng) -> Vec<Disruption> {
+    let mut all = Vec::new();
+    for second in 0..3 {
+        let mut pairs: Vec<_> = (0..effects).flat_map(|first| [(first, true), (first, false)]).collect();
+        chance.shuffle(&mut pairs);
+        let pairs = pairs.into_iter().take(TWICE_AT_EACH);
+        all.extend(pairs.map(|(first, after)| Disruption::Twice { first, second, after }));
+    }
+    all
 }
 
 /// The resources whose watches matter to a scenario.
