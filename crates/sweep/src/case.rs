@@ -159,8 +159,15 @@ pub async fn play(
     if !scenario.needs.late {
         stage.start();
     }
-    (scenario.prepare)(&stage).await;
-    settle(&stage).await;
+    let prepare = async {
+        (scenario.prepare)(&stage).await;
+        settle(&stage).await;
+    };
+    tokio::select! {
+        () = prepare => {}
+        // On an overloaded machine an instance may lose its lease, and ends.
+        () = keep_running(&stage), if elects && !scenario.needs.late => {}
+    }
     let before = newest_version(&stage).await;
     stage.ledger.begin(traps(disruption));
     match disruption {
@@ -258,6 +265,16 @@ fn traps(disruption: &Disruption) -> Vec<Trap> {
             vec![Trap::Storm { faults, left: 6, percent: 50, seed: *seed }]
         }
         _ => Vec::new(),
+    }
+}
+
+/// Starts an operator again whenever it has ended, as a kubelet does. Does not return.
+async fn keep_running(stage: &Stage) {
+    loop {
+        tokio::time::sleep(POLL).await;
+        if stage.restart_if_ended().await {
+            stage.forget_ended();
+        }
     }
 }
 

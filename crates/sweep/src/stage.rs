@@ -308,6 +308,13 @@ impl Stage {
         ended
     }
 
+    /// Forgets the operators that have ended, but for one that panicked.
+    pub fn forget_ended(&self) {
+        self.operators
+            .lock()
+            .retain_mut(|operator| operator.runs() || operator.output().contains("panicked"));
+    }
+
     /// Does something with an operator, the oldest being the first.
     pub fn with_operator<T>(&self, number: usize, doing: impl FnOnce(&mut Operator) -> T) -> Option<T> {
         self.operators.lock().get_mut(number).map(doing)
