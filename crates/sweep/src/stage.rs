@@ -275,7 +275,7 @@ impl Stage {
         let deployments: Api<Deployment> = self.scene().api();
         let rolling_out = tokio::spawn(async move {
             loop {
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(300)).await;
                 let Ok(all) = deployments.list(&ListParams::default()).await else { continue };
                 for deployment in all {
                     let observed = deployment.status.as_ref().and_then(|status| status.observed_generation);
