@@ -16,8 +16,8 @@ use crate::{
     stage::Stage,
 };
 
-/// How long a case may take to end as it should, from its change on.
-const CONVERGE_WITHIN: Duration = Duration::from_secs(90);
+/// How long a case may take to end as it should, from its change on: longer than what a few failures in a row delay.
+const CONVERGE_WITHIN: Duration = Duration::from_secs(150);
 /// How long nothing may happen for a case to be at rest. In a reference, which nothing is compared with, it is longer.
 const QUIET: Duration = Duration::from_millis(900);
 const QUIET_REFERENCE: Duration = Duration::from_secs(3);

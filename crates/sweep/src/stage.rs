@@ -33,9 +33,10 @@ use crate::{
     sql::SqlProxy,
 };
 
-/// Flags of every operator: nothing but daemons is asked of coderd by the clock, so that a case at rest is quiet.
+/// Flags of every operator: nothing but daemons is asked of coderd by the clock, so that a case at rest is quiet. No fault
+/// makes a server hang, so that only an overloaded machine is given time.
 const FLAGS: [&str; 5] = [
-    "--coderd-timeout=1s",
+    "--coderd-timeout=5s",
     "--cleanup-timeout=20s",
     "--daemons-interval=1s",
     "--entitlements-interval=1h",
@@ -122,6 +123,10 @@ impl Stage {
         let api =
             Proxy::start(Server::Kubernetes, config, 0, &scene.namespace, ledger.clone()).await.unwrap();
         let sim = CoderSim::start(Mode::Licensed).await.unwrap();
+        if another().is_some() {
+            // When a deployment may see which credential is a promise of this operator.
+            sim.expect_foreign_credentials();
+        }
         let upstream = kube::Config::new(sim.url().parse().unwrap());
         // A hosts file names no port.
         let port = if another().is_some() { 80 } else { 0 };
