@@ -208,6 +208,11 @@ impl Ledger {
         self.state.lock().last.elapsed()
     }
 
+    /// Whether nothing has happened yet.
+    pub fn is_empty(&self) -> bool {
+        self.state.lock().records.is_empty()
+    }
+
     /// The effects so far.
     pub fn records(&self) -> Vec<Record> {
         self.state.lock().records.clone()

@@ -262,10 +262,16 @@ impl Stage {
         }
     }
 
-    /// Waits until nothing has happened for a while. For an operator whose conditions are not known.
+    /// Waits until something has happened, and then nothing for a while. For an operator whose conditions are not known.
     pub async fn until_quiet(&self, quiet: Duration) {
         let began = Instant::now();
-        while self.ledger.quiet_for() < quiet && began.elapsed() < Duration::from_mins(1) {
+        let is_over = || began.elapsed() > Duration::from_mins(1);
+        while self.ledger.is_empty() && !is_over() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        // What was just changed is noticed by then.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        while self.ledger.quiet_for() < quiet && !is_over() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
