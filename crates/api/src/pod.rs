@@ -334,13 +334,15 @@ fn strategy(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
 }
 
 fn count_or_percent(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    crate::schema::schema(serde_json::json!({
+    let mut schema = crate::schema::schema(serde_json::json!({
         "x-kubernetes-int-or-string": true,
         "x-kubernetes-validations": [{
             "rule": "type(self) == int ? self >= 0 : self.matches('^[0-9]+%$')",
             "message": "must be a number of pods or a percentage such as 50%",
         }],
-    }))
+    }));
+    schema.as_object_mut().map(crate::schema::bound_to_32_bits);
+    schema
 }
 
 /// Labels from the spec. Those of the operator are the immutable selector of the Deployment, so the spec must not set

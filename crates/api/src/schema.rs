@@ -28,8 +28,39 @@ pub(crate) fn embed<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     if let Some(object) = schema.as_object_mut() {
         strip_descriptions(object);
         bound_names(object, "");
+        bound_numbers_or_texts(object);
     }
     schema
+}
+
+/// Fields of embedded types that hold a number of 32 bits or a text. The others that hold a number or a text are quantities,
+/// whose number has no such bound.
+const NUMBERS_OR_TEXTS: [&str; 4] = ["port", "maxSurge", "maxUnavailable", "minAvailable"];
+
+/// The bounds of a number of 32 bits, for a field that holds such a number or a text: the API server checks the number
+/// of a field with `x-kubernetes-int-or-string` against no format.
+pub(crate) fn bound_to_32_bits(schema: &mut Map<String, Value>) {
+    schema.insert("minimum".into(), json!(i32::MIN));
+    schema.insert("maximum".into(), json!(i32::MAX));
+}
+
+fn bound_numbers_or_texts(schema: &mut Map<String, Value>) {
+    for (keyword, value) in schema.iter_mut() {
+        match (keyword.as_str(), value) {
+            ("properties", Value::Object(properties)) => {
+                for (name, property) in properties {
+                    let Some(property) = property.as_object_mut() else { continue };
+                    let is_either = property.get("x-kubernetes-int-or-string") == Some(&json!(true));
+                    if is_either && NUMBERS_OR_TEXTS.contains(&name.as_str()) {
+                        bound_to_32_bits(property);
+                    }
+                    bound_numbers_or_texts(property);
+                }
+            }
+            ("items" | "additionalProperties", Value::Object(inner)) => bound_numbers_or_texts(inner),
+            _ => {}
+        }
+    }
 }
 
 /// A bounded list of an embedded Kubernetes type.
@@ -96,6 +127,13 @@ pub(crate) fn volumes(generator: &mut SchemaGenerator) -> Schema {
     if let Some(volume) = entry.as_object_mut() {
         // The name and one source: Kubernetes has no other way to say "at most one source".
         volume.insert("maxProperties".into(), json!(2));
+        let template = nested(volume, "ephemeral").and_then(|source| nested(source, "volumeClaimTemplate"));
+        let metadata = template.and_then(|template| nested(template, "metadata"));
+        if let Some(Value::Object(fields)) = metadata.and_then(|metadata| metadata.get_mut("properties")) {
+            // Kubernetes copies these alone and refuses a pod with any other. Among the others are times, and the API
+            // server accepts a list where a schema asks for a text with a format.
+            fields.retain(|name, _| ["labels", "annotations"].contains(&name.as_str()));
+        }
     }
     keyed_list(&entry, MAX_ITEMS, "name")
 }
@@ -267,6 +305,44 @@ mod tests {
         assert!(spec.rbac.workspace_perms && spec.rbac.enable_deployments && spec.rbac.own_namespace);
         assert_eq!(spec.rbac, crate::WorkspaceRbac::default());
         assert_eq!(spec.image.as_str(), crate::DEFAULT_IMAGE);
+    }
+
+    /// The API server would store a value that this operator cannot parse: a list in place of a text with a format, or a
+    /// number that its type has no room for.
+    #[test]
+    fn whatever_a_schema_accepts_can_be_parsed() {
+        fn walk(path: &str, schema: &Value, wrong: &mut Vec<String>) {
+            if schema["type"] == "string" && !schema["format"].is_null() {
+                wrong.push(format!("{path} is a text with a format"));
+            }
+            if schema["type"] == "integer" && schema["format"].is_null() {
+                wrong.push(format!("{path} is a number without bounds"));
+            }
+            let name = path.rsplit('.').next().unwrap();
+            let is_quantity = ["divisor", "sizeLimit"].contains(&name) || name.ends_with("{}");
+            if schema["x-kubernetes-int-or-string"] == true
+                && !is_quantity
+                && (schema["minimum"].as_f64(), schema["maximum"].as_f64())
+                    != (Some(i32::MIN.into()), Some(i32::MAX.into()))
+            {
+                wrong.push(format!("{path} is a number or a text without bounds"));
+            }
+            for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+                walk(&format!("{path}.{name}"), property, wrong);
+            }
+            for (inner, mark) in [("items", "[]"), ("additionalProperties", "{}")] {
+                if schema[inner].is_object() {
+                    walk(&format!("{path}{mark}"), &schema[inner], wrong);
+                }
+            }
+        }
+        let mut wrong = Vec::new();
+        for crd in crate::crds() {
+            let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+            let spec = &schema["openAPIV3Schema"]["properties"]["spec"];
+            walk(&crd.spec.names.kind, spec, &mut wrong);
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 
     #[test]

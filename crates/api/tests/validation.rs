@@ -11,7 +11,9 @@
 
 use std::path::Path;
 
-use coder_k8s_api::{crds, names, samples::SAMPLES};
+use coder_k8s_api::{
+    CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, crds, names, samples::SAMPLES,
+};
 use coder_k8s_book::Manifest;
 use coder_k8s_testbed::shared_with;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -265,12 +267,25 @@ async fn check(kind: &str, table: &str) {
         }
     }
     for case in &table.accepted {
-        if let Err(error) = api.create(&dry_run(), &manifest(kind, &table.base, case)).await {
-            wrong.push(format!("{}: should be accepted: {error}", case.title));
+        match api.create(&dry_run(), &manifest(kind, &table.base, case)).await {
+            Ok(stored) => {
+                wrong.extend(unparsable(kind, &stored).map(|error| format!("{}: {error}", case.title)));
+            }
+            Err(error) => wrong.push(format!("{}: should be accepted: {error}", case.title)),
         }
     }
     println!("{kind}: {} refused, {} accepted", table.refused.len(), table.accepted.len());
     assert!(wrong.is_empty(), "{kind}:\n{}", wrong.join("\n"));
+}
+
+/// Why the operator could not parse what the API server would store.
+fn unparsable(kind: &str, stored: &DynamicObject) -> Option<serde_json::Error> {
+    let stored = serde_json::to_value(stored).unwrap();
+    match kind {
+        "CoderControlPlane" => serde_json::from_value::<CoderControlPlane>(stored).err(),
+        "CoderProvisioner" => serde_json::from_value::<CoderProvisioner>(stored).err(),
+        _ => serde_json::from_value::<CoderWorkspaceProxy>(stored).err(),
+    }
 }
 
 fn dry_run() -> PostParams {

@@ -16,8 +16,8 @@ use crate::{
     stage::Stage,
 };
 
-/// How long a case may take to end as it should, from its change on.
-const CONVERGE_WITHIN: Duration = Duration::from_secs(90);
+/// How long a case may take to end as it should, from its change on: longer than what a few failures in a row delay.
+const CONVERGE_WITHIN: Duration = Duration::from_secs(150);
 /// How long nothing may happen for a case to be at rest. In a reference, which nothing is compared with, it is longer.
 const QUIET: Duration = Duration::from_millis(900);
 const QUIET_REFERENCE: Duration = Duration::from_secs(3);
@@ -40,8 +40,8 @@ pub enum LeaderEnd {
 pub enum Disruption {
     /// Nothing: its end is what the others are compared with.
     None,
-    /// An effect meets a fault.
-    Crash(Point, Fault),
+    /// An effect meets a fault. With a seed, all effects arrive in another order than usual.
+    Crash { point: Point, fault: Fault, shuffled: Option<u64> },
     /// The operator is killed at one effect, and its successor at one of its first.
     Twice { first: usize, second: usize, after: bool },
     /// Some effects fail by chance.
@@ -76,7 +76,10 @@ impl fmt::Display for Disruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => write!(f, "none"),
-            Self::Crash(point, fault) => write!(f, "{fault}: {point}"),
+            Self::Crash { point, fault, shuffled: None } => write!(f, "{fault}: {point}"),
+            Self::Crash { point, fault, shuffled: Some(seed) } => {
+                write!(f, "{fault}, shuffled by {seed}: {point}")
+            }
             Self::Twice { first, second, after } => {
                 write!(f, "twice-{}: {first} {second}", if *after { "after" } else { "before" })
             }
@@ -96,6 +99,32 @@ impl fmt::Display for Disruption {
             }
             Self::Restart(Component::ApiServer) => write!(f, "restarted: kube-apiserver"),
             Self::Restart(Component::Etcd) => write!(f, "restarted: etcd"),
+        }
+    }
+}
+
+impl Disruption {
+    /// The disruption of a name that holds all there is to know about it. None: a crash, whose effect a reference knows, or no
+    /// name of a disruption.
+    pub fn parse(name: &str) -> Option<Self> {
+        let (kind, of) = name.split_once(": ")?;
+        let twice = |after| {
+            let (first, second) = of.split_once(' ')?;
+            Some(Self::Twice { first: first.parse().ok()?, second: second.parse().ok()?, after })
+        };
+        let failover = |end| Some(Self::Failover { end, at: of.parse().ok()? });
+        match kind {
+            "twice-after" => twice(true),
+            "twice-before" => twice(false),
+            "watches-cut" => Some(Self::Cut { at: of.parse().ok()? }),
+            "leader-killed" => failover(LeaderEnd::Killed),
+            "leader-terminated" => failover(LeaderEnd::Terminated),
+            "leader-frozen" => failover(LeaderEnd::Frozen),
+            "storm-mixed" => Some(Self::Storm { code: 0, seed: of.parse().ok()? }),
+            _ => {
+                let code = kind.strip_prefix("storm-")?.parse().ok()?;
+                Some(Self::Storm { code, seed: of.parse().ok()? })
+            }
         }
     }
 }
@@ -130,11 +159,19 @@ pub async fn play(
     if !scenario.needs.late {
         stage.start();
     }
-    (scenario.prepare)(&stage).await;
-    settle(&stage).await;
+    let prepare = async {
+        (scenario.prepare)(&stage).await;
+        settle(&stage).await;
+    };
+    tokio::select! {
+        () = prepare => {}
+        // On an overloaded machine an instance may lose its lease, and ends.
+        () = keep_running(&stage), if elects && !scenario.needs.late => {}
+    }
     let before = newest_version(&stage).await;
     stage.ledger.begin(traps(disruption));
     match disruption {
+        Disruption::Crash { shuffled: Some(seed), .. } => stage.ledger.shuffle(*seed),
         Disruption::Stale { resource, .. } => stage.api.hold(resource),
         Disruption::Failover { .. } if !scenario.needs.late => {
             stage.start();
@@ -198,7 +235,7 @@ pub async fn play(
         return Err(Failure { why, story: story() });
     }
     let reached = match disruption {
-        Disruption::Crash(..) | Disruption::Storm { .. } => !stage.ledger.hits().is_empty(),
+        Disruption::Crash { .. } | Disruption::Storm { .. } => !stage.ledger.hits().is_empty(),
         Disruption::Twice { .. } => stage.ledger.hits().len() == 2,
         _ => true,
     };
@@ -208,7 +245,7 @@ pub async fn play(
 fn traps(disruption: &Disruption) -> Vec<Trap> {
     let kill = |after: &bool| if *after { Fault::KilledAfter } else { Fault::KilledBefore };
     match disruption {
-        Disruption::Crash(point, fault) => vec![Trap::At(point.clone(), *fault)],
+        Disruption::Crash { point, fault, shuffled: _ } => vec![Trap::At(point.clone(), *fault)],
         Disruption::Twice { first, second, after } => {
             vec![Trap::Next(*first, kill(after)), Trap::Next(*second, kill(after))]
         }
@@ -228,6 +265,16 @@ fn traps(disruption: &Disruption) -> Vec<Trap> {
             vec![Trap::Storm { faults, left: 6, percent: 50, seed: *seed }]
         }
         _ => Vec::new(),
+    }
+}
+
+/// Starts an operator again whenever it has ended, as a kubelet does. Does not return.
+async fn keep_running(stage: &Stage) {
+    loop {
+        tokio::time::sleep(POLL).await;
+        if stage.restart_if_ended().await {
+            stage.forget_ended();
+        }
     }
 }
 
@@ -278,7 +325,7 @@ async fn converge(
     let mut last = Vec::new();
     while began.elapsed() < CONVERGE_WITHIN {
         tokio::time::sleep(POLL).await;
-        if stage.restart_if_ended() {
+        if stage.restart_if_ended().await {
             *ends += 1;
         }
         let quiet = stage.ledger.quiet_for();
@@ -322,4 +369,26 @@ fn excessive(expected: &BTreeMap<String, usize>, records: &[Record]) -> Option<S
     })?;
     let usual = expected.get(name).copied().unwrap_or_default();
     Some(format!("{name} happened {count} times, and {usual} times without a fault"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_by_chance_is_known_by_its_name() {
+        for name in [
+            "twice-after: 3 1",
+            "twice-before: 0 2",
+            "storm-mixed: 92",
+            "storm-429: 7",
+            "watches-cut: 4",
+            "leader-killed: 0",
+            "leader-terminated: 5",
+            "leader-frozen: 5",
+        ] {
+            assert_eq!(Disruption::parse(name).unwrap().to_string(), name);
+        }
+        assert!(Disruption::parse("killed-after: create coderd /licenses#0").is_none());
+    }
 }

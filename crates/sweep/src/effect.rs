@@ -13,6 +13,9 @@ use std::{
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
+/// How late an effect arrives at most when effects are shuffled.
+const SHUFFLED_MILLIS: u64 = 60;
+
 /// What happens to an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -100,6 +103,8 @@ struct State {
     violations: Vec<String>,
     /// Effects of this name happen by the clock, and are none.
     ignored: Option<String>,
+    /// Delays every effect that meets no fault by a short time.
+    shuffle: Option<fastrand::Rng>,
 }
 
 /// Looks at the servers after each effect. Returns what must never be.
@@ -117,6 +122,7 @@ impl Default for Ledger {
             judge: None,
             violations: Vec::new(),
             ignored: None,
+            shuffle: None,
         };
         Self { state: Mutex::new(state) }
     }
@@ -132,6 +138,12 @@ impl Ledger {
         state.hits.clear();
         state.traps = traps.into();
         state.last = Instant::now();
+    }
+
+    /// From now on, each effect that meets no fault arrives a little late, by chance: effects that happen side by side
+    /// happen in another order.
+    pub fn shuffle(&self, seed: u64) {
+        self.state.lock().shuffle = Some(fastrand::Rng::with_seed(seed));
     }
 
     /// Names the process that a fault kills.
@@ -166,7 +178,8 @@ impl Ledger {
             state.hits.push((point.clone(), fault));
         }
         state.records.push(Record { point, code: None, fault });
-        (state.records.len() - 1, fault)
+        let late = state.shuffle.as_mut().map(|chance| Duration::from_millis(chance.u64(..SHUFFLED_MILLIS)));
+        (state.records.len() - 1, fault.or(late.map(Fault::Delayed)))
     }
 
     /// Notes how the server responded.
@@ -193,6 +206,11 @@ impl Ledger {
     /// How long nothing has happened.
     pub fn quiet_for(&self) -> Duration {
         self.state.lock().last.elapsed()
+    }
+
+    /// Whether nothing has happened yet.
+    pub fn is_empty(&self) -> bool {
+        self.state.lock().records.is_empty()
     }
 
     /// The effects so far.
@@ -270,6 +288,16 @@ mod tests {
         assert_eq!(storm(1).iter().flatten().count(), 6);
         assert_eq!(storm(1), storm(1));
         assert_ne!(storm(1), storm(2));
+    }
+
+    #[test]
+    fn shuffled_effects_are_late_and_meet_no_fault() {
+        let ledger = Ledger::default();
+        ledger.begin(Vec::new());
+        ledger.shuffle(1);
+        let (number, fault) = ledger.enter("patch".to_owned());
+        assert!(matches!(fault, Some(Fault::Delayed(_))), "{fault:?}");
+        assert!(ledger.records()[number].fault.is_none() && ledger.hits().is_empty());
     }
 
     #[test]

@@ -26,6 +26,14 @@ use crate::{
 const OBSERVED_WITHIN: Duration = Duration::from_secs(20);
 const BACK_WITHIN: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(20);
+/// How long an operator that has written something does nothing before the API server is asked how things are. Asking costs
+/// more than waiting.
+const SETTLED: Duration = Duration::from_millis(60);
+/// When it is asked whatever the operator does.
+const ASK_AFTER: Duration = Duration::from_secs(1);
+/// What an edit leaves behind on purpose: how a proxy is called in coderd stays when the spec no longer says it, because
+/// somebody may have chosen it there.
+const LASTING: [&str; 1] = ["proxies[0].displayName"];
 /// How many properties one stage goes through.
 const CHUNK: usize = 40;
 
@@ -85,7 +93,9 @@ pub async fn run(sample: Option<usize>, only: Option<&str>, seed: u64, at_a_time
             work.push((edited, schema.clone(), chunk.to_vec(), chance.u64(..)));
         }
     }
-    let mut tally = Tally::default();
+    let count: usize = work.iter().map(|(_, _, chunk, _)| chunk.len()).sum();
+    println!("misoperations of {count} properties");
+    let (mut tally, began) = (Tally::default(), Instant::now());
     let mut running = stream::iter(work)
         .map(|(edited, schema, chunk, seed)| async move {
             let names: Vec<_> = chunk.iter().map(Property::path).collect();
@@ -105,9 +115,10 @@ pub async fn run(sample: Option<usize>, only: Option<&str>, seed: u64, at_a_time
         if told.elapsed() > Duration::from_secs(10) {
             told = Instant::now();
             println!(
-                "{} properties, {} operations, {} failed",
+                "{} of {count} properties, {} writes after {:.0?}, {} failed",
                 tally.properties,
                 tally.operations,
+                began.elapsed(),
                 tally.failures.len()
             );
         }
@@ -134,35 +145,34 @@ struct Bench {
 }
 
 async fn go_through(edited: Edited, schema: &Value, chunk: &[Property], seed: u64) -> Tally {
-    let bench = Bench::new(edited).await;
+    let mut bench = Bench::new(edited).await;
     let mut tally = Tally::default();
     for property in chunk {
+        let name = format!("{} {}", edited.kind, property.path());
         tally.properties += 1;
         let before = tally.accepted;
-        let failed = bench.misoperate(schema, property, &mut tally).await;
+        let outcome = bench.misoperate(schema, property, &mut tally).await;
         if tally.accepted == before {
-            tally.never_accepted.push(format!("{} {}", edited.kind, property.path()));
+            tally.never_accepted.push(name.clone());
         }
-        if let Err(why) = failed {
-            tally.failures.push(format!(
-                "{} {}: {why}\nlog:\n{}",
-                edited.kind,
-                property.path(),
-                bench.stage.log()
-            ));
-            return tally;
+        if let Err(why) = outcome {
+            let again = format!("again: cargo xtask sweep --misoperation '{name}'");
+            tally.failures.push(format!("{name}: {why}\nlog:\n{}\n{again}", bench.stage.log()));
+            // The others begin where this one began.
+            bench = Bench::new(edited).await;
         }
     }
     let mut chance = fastrand::Rng::with_seed(seed);
     for _ in 0..chunk.len().div_ceil(8) {
         if let Err(why) = bench.sequence(schema, chunk, &mut chance, &mut tally).await {
             tally.failures.push(format!("{} in a sequence: {why}\nlog:\n{}", edited.kind, bench.stage.log()));
-            return tally;
+            bench = Bench::new(edited).await;
         }
     }
     if bench.stage.panicked() {
         tally.failures.push(format!("{}: the operator panicked:\n{}", edited.kind, bench.stage.log()));
     }
+    bench.stage.clear().await;
     tally
 }
 
@@ -174,9 +184,16 @@ impl Bench {
         stage.roll_out();
         stage.coder().secret("license", "license", &license(1)).await;
         scenario::answered_plane(&stage).await;
+        stage.scene().until_ready("coder").await;
         match edited.kind {
-            "CoderProvisioner" => drop(stage.coder().make(json!({})).await),
-            "CoderWorkspaceProxy" => drop(stage.site.make(json!({})).await),
+            "CoderProvisioner" => {
+                stage.coder().make(json!({})).await;
+                stage.coder().until_settled().await;
+            }
+            "CoderWorkspaceProxy" => {
+                stage.site.make(json!({})).await;
+                stage.site.until_settled().await;
+            }
             _ => {}
         }
         let group = GroupVersionKind::gvk("coder.com", "v1alpha1", edited.kind);
@@ -184,7 +201,7 @@ impl Bench {
         let scene = stage.scene();
         let api: Api<DynamicObject> = Api::namespaced_with(scene.client.clone(), &scene.namespace, &resource);
         let quiet = Instant::now();
-        while quiet.elapsed() < OBSERVED_WITHIN
+        while quiet.elapsed() < BACK_WITHIN
             && (stage.ledger.quiet_for() < Duration::from_millis(1500) || !stage.is_observed().await)
         {
             tokio::time::sleep(POLL * 5).await;
@@ -218,54 +235,73 @@ impl Bench {
         chance: &mut fastrand::Rng,
         tally: &mut Tally,
     ) -> Result<(), String> {
+        let mut edits = Vec::new();
         for _ in 0..4 {
             let Some(property) = chance.choice(chunk) else { return Ok(()) };
             let absurd = chance.bool();
             let values = if absurd { property.absurd() } else { property.plausible() };
             let Some(value) = chance.choice(values) else { continue };
             let patch = property.patch(schema, value, chance.usize(..8));
-            self.edit(&patch, tally).await?;
+            if self.edit(&patch, tally).await?.is_some() {
+                edits.push(short(&patch.to_string()));
+            }
         }
-        self.put_back(tally).await
+        self.put_back(tally).await.map_err(|why| format!("{why}\nafter {}", edits.join("\n      ")))
     }
 
     /// Edits the spec. Returns whether the API server accepted that; then the operator has observed it.
     async fn try_edit(&self, patch: &Value, tally: &mut Tally) -> Result<bool, String> {
-        let accepted = self.edit(patch, tally).await?;
-        if accepted {
-            self.until_observed().await.map_err(|why| format!("{}: {why}", short(&patch.to_string())))?;
+        let began = Instant::now();
+        let Some(edited) = self.edit(patch, tally).await? else { return Ok(false) };
+        if !is_observed(&edited) {
+            let observed = self.until_observed(began).await;
+            observed.map_err(|why| format!("{}: {why}", short(&patch.to_string())))?;
         }
-        Ok(accepted)
+        Ok(true)
     }
 
-    async fn edit(&self, patch: &Value, tally: &mut Tally) -> Result<bool, String> {
+    /// Edits the spec. Returns the object, or None if the API server refuses that.
+    async fn edit(&self, patch: &Value, tally: &mut Tally) -> Result<Option<DynamicObject>, String> {
         tally.operations += 1;
         let merge = Patch::Merge(json!({"spec": patch}));
         match self.api.patch(self.edited.name, &PatchParams::default(), &merge).await {
-            Ok(_) => {
+            Ok(edited) => {
                 tally.accepted += 1;
-                Ok(true)
+                Ok(Some(edited))
             }
             Err(kube::Error::Api(status))
                 if (400..500).contains(&status.code) && !status.message.is_empty() =>
             {
                 tally.refused += 1;
-                Ok(false)
+                Ok(None)
             }
             Err(error) => Err(format!("{}: the API server says {error}", short(&patch.to_string()))),
         }
     }
 
-    async fn until_observed(&self) -> Result<(), String> {
-        let began = Instant::now();
+    /// Waits until the operator has observed an edit of this time.
+    async fn until_observed(&self, began: Instant) -> Result<(), String> {
+        let mut since = began;
         while began.elapsed() < OBSERVED_WITHIN {
+            self.until_settled(since).await;
+            since = Instant::now();
             let object = self.api.get(self.edited.name).await.map_err(|error| error.to_string())?;
-            if object.data["status"]["observedGeneration"].as_i64() == object.metadata.generation {
+            if is_observed(&object) {
                 return Ok(());
             }
-            tokio::time::sleep(POLL).await;
         }
         Err(format!("not observed within {OBSERVED_WITHIN:?}"))
+    }
+
+    /// Waits until the operator has written something since then and rests, or a while has passed.
+    async fn until_settled(&self, since: Instant) {
+        while since.elapsed() < ASK_AFTER {
+            tokio::time::sleep(POLL).await;
+            let quiet = self.stage.ledger.quiet_for();
+            if quiet >= SETTLED && quiet < since.elapsed() {
+                return;
+            }
+        }
     }
 
     /// Puts the spec back, and waits until everything is as it was.
@@ -273,20 +309,26 @@ impl Bench {
         tally.operations += 1;
         let replace = json!([{"op": "replace", "path": "/spec", "value": self.base}]);
         let patch = Patch::Json::<()>(serde_json::from_value(replace).map_err(|error| error.to_string())?);
-        let put = self.api.patch(self.edited.name, &PatchParams::default(), &patch).await;
-        put.map_err(|error| format!("cannot be put back: {error}"))?;
         let (began, mut last) = (Instant::now(), Vec::new());
+        let put = self.api.patch(self.edited.name, &PatchParams::default(), &patch).await;
+        if !is_observed(&put.map_err(|error| format!("cannot be put back: {error}"))?) {
+            self.until_observed(began).await?;
+        }
         while began.elapsed() < BACK_WITHIN {
-            self.until_observed().await?;
             let found = self.stage.snapshot().await.map_err(|error| error.to_string())?;
             last = found.difference(&self.start);
+            last.retain(|line| !LASTING.iter().any(|lasting| line.contains(lasting)));
             if last.is_empty() {
                 return Ok(());
             }
-            tokio::time::sleep(POLL * 3).await;
+            self.until_settled(Instant::now()).await;
         }
         Err(format!("put back, it is not as it was:\n  {}", last.join("\n  ")))
     }
+}
+
+fn is_observed(object: &DynamicObject) -> bool {
+    object.data["status"]["observedGeneration"].as_i64() == object.metadata.generation
 }
 
 fn short(text: &str) -> String {

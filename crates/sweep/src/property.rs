@@ -82,16 +82,19 @@ impl Property {
             "string" => {
                 vec![
                     json!(["a list"]),
+                    json!({"a": "map"}),
                     json!("x".repeat(5000)),
                     json!(""),
                     json!("\u{1}\u{202e}💣 ../../etc"),
                 ]
             }
-            "integer" | "number" => vec![json!("three"), json!(i64::MAX), json!(-1), json!(0)],
+            "integer" | "number" => {
+                vec![json!("three"), json!(i64::MAX), json!(1_i64 << 31), json!(1.5), json!(-1), json!(0)]
+            }
             "boolean" => vec![json!("yes")],
             "array" => {
                 let item = plausible(&self.schema["items"], 0, DEPTH);
-                vec![json!("no list"), json!(vec![item; 300])]
+                vec![json!("no list"), json!([null]), json!(vec![item; 300])]
             }
             "object" => {
                 // The API server answers each field that it does not know with a header.
@@ -100,7 +103,15 @@ impl Property {
                     (0..count).map(|number| (format!("key-{number}"), json!("v"))).collect();
                 vec![json!(7), Value::Object(many)]
             }
-            _ => vec![json!({"neither": "nor"}), json!("x".repeat(5000))],
+            // A number or a text.
+            _ => vec![
+                json!({"neither": "nor"}),
+                json!(["a list"]),
+                json!("x".repeat(5000)),
+                json!(i64::MAX),
+                json!(-1),
+                json!(1.5),
+            ],
         }
     }
 
@@ -186,7 +197,7 @@ fn plausible(schema: &Value, number: usize, depth: usize) -> Value {
             }
             Value::Object(made)
         }
-        // An integer or a text.
+        // A number or a text.
         _ => json!(number + 1),
     }
 }

@@ -156,6 +156,11 @@ impl Carrier {
         for name in [header::HOST, header::AUTHORIZATION, header::ACCEPT_ENCODING, header::CONNECTION] {
             parts.headers.remove(name);
         }
+        // Events are told apart by lines, which protobuf has none of.
+        let accepted = parts.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        if accepted.is_some_and(|accepted| accepted.contains("protobuf")) {
+            parts.headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
+        }
         let is_watch = self.server == Server::Kubernetes
             && parts.method == Method::GET
             && parts.uri.query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));

@@ -51,18 +51,8 @@ impl Report {
 
     /// Prints the table and the verdict, and writes the files.
     pub fn finish(&self, args: &Args) -> ExitCode {
-        let table = self.table();
-        println!("\n{table}");
-        let written = [
-            (args.json.as_deref(), serde_json::to_string_pretty(self).unwrap_or_default()),
-            (args.markdown.as_deref(), table),
-        ];
-        for (file, text) in written {
-            if let Some(error) = file.and_then(|file| write(file, &text)) {
-                println!("{error}");
-                return ExitCode::FAILURE;
-            }
-        }
+        println!("\n{}", self.table());
+        let is_saved = self.save(args);
         let failed = self.failed();
         for row in self.rows.iter().filter(|row| row.failure.is_some()) {
             let why = row.failure.as_deref().unwrap_or_default().lines().next().unwrap_or_default();
@@ -70,13 +60,24 @@ impl Report {
         }
         let ends: usize = self.rows.iter().map(|row| row.ends).sum();
         let (count, took) = (self.rows.len(), self.took);
-        if failed == 0 {
+        if failed == 0 && is_saved {
             println!("held: {count} cases, {ends} ends of the operator, {took:.0?}");
             ExitCode::SUCCESS
         } else {
             println!("FAILED: {failed} of {count} cases, {took:.0?}");
             ExitCode::FAILURE
         }
+    }
+
+    /// Writes the files that were asked for, as far as the sweep has come. Returns whether they could be written.
+    pub fn save(&self, args: &Args) -> bool {
+        let json = || serde_json::to_string_pretty(self).unwrap_or_default();
+        let errors = [
+            args.json.as_deref().and_then(|file| write(file, &json())),
+            args.markdown.as_deref().and_then(|file| write(file, &self.table())),
+        ];
+        errors.iter().flatten().for_each(|error| println!("{error}"));
+        errors.iter().all(Option::is_none)
     }
 
     /// By scenario and by family, in Markdown.

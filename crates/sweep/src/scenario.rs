@@ -26,7 +26,7 @@ type Step = for<'a> fn(&'a Stage) -> BoxFuture<'a, ()>;
 pub struct Scenario {
     pub name: &'static str,
     pub needs: Needs,
-    /// Whether another operator of these kinds has it too.
+    /// Whether another operator of these kinds has it too, with the same manifests. Those of proxies differ.
     pub is_common: bool,
     /// Whether the change itself ends sessions of daemons.
     pub cuts: bool,
@@ -303,7 +303,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "proxy-created",
         needs: PLAIN,
-        is_common: true,
+        is_common: false,
         cuts: false,
         prepare: step!(|stage| { ready_plane(stage).await }),
         change: step!(|stage| { drop(stage.site.make(json!({})).await) }),
@@ -321,7 +321,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "proxy-token-lost",
         needs: PLAIN,
-        is_common: true,
+        is_common: false,
         cuts: false,
         prepare: step!(|stage| { ready_proxy(stage).await }),
         change: step!(|stage| { stage.scene().delete::<Secret>(proxy::SECRET).await }),
@@ -329,7 +329,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "proxy-deleted",
         needs: PLAIN,
-        is_common: true,
+        is_common: false,
         cuts: false,
         prepare: step!(|stage| { ready_proxy(stage).await }),
         change: step!(|stage| { stage.scene().delete::<CoderWorkspaceProxy>("eu").await }),

@@ -144,6 +144,9 @@ fn of_object(kind: &str, object: &DynamicObject) -> Value {
     // A map by type, which keeps the order in which conditions came.
     if let Some(conditions) = value["status"]["conditions"].as_array_mut() {
         conditions.sort_by_key(|condition| condition["type"].to_string());
+        // What coderd reported when it was last asked, which an edit is no reason for.
+        let reported = conditions.iter_mut().filter(|condition| condition["type"] == "Healthy");
+        reported.filter_map(Value::as_object_mut).for_each(|said| drop(said.remove("observedGeneration")));
     }
     if value["status"].is_null() {
         value.as_object_mut().map(|top| top.remove("status"));

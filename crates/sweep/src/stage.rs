@@ -33,9 +33,10 @@ use crate::{
     sql::SqlProxy,
 };
 
-/// Flags of every operator: nothing but daemons is asked of coderd by the clock, so that a case at rest is quiet.
+/// Flags of every operator: nothing but daemons is asked of coderd by the clock, so that a case at rest is quiet. No fault
+/// makes a server hang, so that only an overloaded machine is given time.
 const FLAGS: [&str; 5] = [
-    "--coderd-timeout=1s",
+    "--coderd-timeout=5s",
     "--cleanup-timeout=20s",
     "--daemons-interval=1s",
     "--entitlements-interval=1h",
@@ -122,6 +123,10 @@ impl Stage {
         let api =
             Proxy::start(Server::Kubernetes, config, 0, &scene.namespace, ledger.clone()).await.unwrap();
         let sim = CoderSim::start(Mode::Licensed).await.unwrap();
+        if another().is_some() {
+            // When a deployment may see which credential is a promise of this operator.
+            sim.expect_foreign_credentials();
+        }
         let upstream = kube::Config::new(sim.url().parse().unwrap());
         // A hosts file names no port.
         let port = if another().is_some() { 80 } else { 0 };
@@ -225,35 +230,48 @@ impl Stage {
         Operator::start_command("another".to_owned(), output, command)
     }
 
-    /// Removes what another operator would find in the next case.
+    /// Ends the operators and deletes what the case left in its namespaces, so that a case costs the same however many
+    /// came before it. What is left weighs nothing: accounts, roles, and what the cluster puts into every namespace.
     pub async fn clear(&self) {
-        if another().is_none() {
-            return;
-        }
-        self.operators.lock().clear();
+        self.stop();
         let scene = self.scene();
-        for (kind, plural) in [
-            ("CoderControlPlane", "codercontrolplanes"),
-            ("CoderProvisioner", "coderprovisioners"),
-            ("CoderWorkspaceProxy", "coderworkspaceproxies"),
-        ] {
-            let kind = GroupVersionKind::gvk("coder.com", "v1alpha1", kind);
-            let resource = ApiResource::from_gvk_with_plural(&kind, plural);
-            let api: Api<DynamicObject> =
-                Api::namespaced_with(scene.client.clone(), &scene.namespace, &resource);
-            for object in api.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
-                let name = object.name_any();
-                let _ = api.delete(&name, &DeleteParams::default()).await;
-                let without = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-                let _ = api.patch(&name, &PatchParams::default(), &without).await;
+        scene.judge_nothing();
+        drop(self.daemons.lock().take());
+        let namespaces = || std::iter::once(&scene.namespace).chain(scene.beside());
+        for namespace in namespaces() {
+            for kind in ["CoderControlPlane", "CoderProvisioner", "CoderWorkspaceProxy"] {
+                free(&any(scene, namespace, "coder.com", "v1alpha1", kind)).await;
             }
+        }
+        let kinds = [
+            ("coder.com", "v1alpha1", "CoderControlPlane"),
+            ("coder.com", "v1alpha1", "CoderProvisioner"),
+            ("coder.com", "v1alpha1", "CoderWorkspaceProxy"),
+            ("apps", "v1", "Deployment"),
+            ("apps", "v1", "ReplicaSet"),
+            ("", "v1", "Pod"),
+            ("", "v1", "Secret"),
+        ];
+        for namespace in namespaces() {
+            for (group, version, kind) in kinds {
+                let all = any(scene, namespace, group, version, kind);
+                let at_once = DeleteParams::background().grace_period(0);
+                let _ = all.delete_collection(&at_once, &ListParams::default()).await;
+            }
+            scene.node().hold_deletions(namespace, false);
         }
     }
 
-    /// Waits until nothing has happened for a while. For an operator whose conditions are not known.
+    /// Waits until something has happened, and then nothing for a while. For an operator whose conditions are not known.
     pub async fn until_quiet(&self, quiet: Duration) {
         let began = Instant::now();
-        while self.ledger.quiet_for() < quiet && began.elapsed() < Duration::from_mins(1) {
+        let is_over = || began.elapsed() > Duration::from_mins(1);
+        while self.ledger.is_empty() && !is_over() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        // What was just changed is noticed by then.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        while self.ledger.quiet_for() < quiet && !is_over() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -268,7 +286,7 @@ impl Stage {
         let deployments: Api<Deployment> = self.scene().api();
         let rolling_out = tokio::spawn(async move {
             loop {
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(300)).await;
                 let Ok(all) = deployments.list(&ListParams::default()).await else { continue };
                 for deployment in all {
                     let observed = deployment.status.as_ref().and_then(|status| status.observed_generation);
@@ -288,12 +306,24 @@ impl Stage {
     }
 
     /// Starts another operator if the last one has ended. Returns whether it had.
-    pub fn restart_if_ended(&self) -> bool {
+    pub async fn restart_if_ended(&self) -> bool {
         let ended = self.operators.lock().last_mut().is_none_or(|operator| !operator.runs());
         if ended {
+            if another().is_some() {
+                // That of the operator that was killed: the next one would wait until it expires.
+                let leases = any(self.scene(), &self.scene().namespace, "coordination.k8s.io", "v1", "Lease");
+                let _ = leases.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
+            }
             self.start();
         }
         ended
+    }
+
+    /// Forgets the operators that have ended, but for one that panicked.
+    pub fn forget_ended(&self) {
+        self.operators
+            .lock()
+            .retain_mut(|operator| operator.runs() || operator.output().contains("panicked"));
     }
 
     /// Does something with an operator, the oldest being the first.
@@ -358,6 +388,22 @@ impl Stage {
             object["metadata"]["deletionTimestamp"].is_null()
                 && object["status"]["observedGeneration"] == object["metadata"]["generation"]
         })
+    }
+}
+
+/// Objects of a kind in a namespace.
+fn any(scene: &Scene, namespace: &str, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    Api::namespaced_with(scene.client.clone(), namespace, &resource)
+}
+
+/// Takes the finalizers off all objects.
+async fn free(all: &Api<DynamicObject>) {
+    for object in all.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
+        if !object.finalizers().is_empty() {
+            let without = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+            let _ = all.patch(&object.name_any(), &PatchParams::default(), &without).await;
+        }
     }
 }
 

@@ -18,6 +18,7 @@ async fn what_failed_once_holds() -> Result<(), clap::Error> {
     for case in [
         "pool-deleted / reply-lost: delete deployments provisioner-pool#0",
         "pool-secret-deleted / storm-500: 92",
+        "license-rotated / storm-mixed: 769",
     ] {
         let scenario = case.split(" / ").next().unwrap_or_default();
         let args = Args::try_parse_from(["sweep", "--scenario", scenario, "--case", case])?;

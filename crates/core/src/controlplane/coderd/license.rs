@@ -170,8 +170,16 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
     let (ours, accepted) = match &observed.sent {
         Some(Ok(installed)) => (Some(installed), Some(now)),
         Some(Err(blocker)) if blocker.reason == Reason::Duplicate => {
-            // Somebody else sent it at the same moment: the list shows it by now.
+            // Somebody else sent it at the same moment: the list shows it by now, if it can be recognised there.
             match &list.ours {
+                None if text.is_recognisable => {
+                    let message = format!(
+                        "waiting for coderd to list the license that it says it has already: {}",
+                        blocker.message
+                    );
+                    let unlisted = Blocker { message, ..blocker.clone() };
+                    return Step::Done(observed.failed(text, &unlisted));
+                }
                 None => return Step::Done(applied(text, None, Some(now), None)),
                 Some(ours) => (Some(ours), Some(now)),
             }

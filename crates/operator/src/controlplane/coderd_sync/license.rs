@@ -210,9 +210,10 @@ impl LicenseProtocol<'_, '_> {
                 Ok(installed(&added))
             }
             Err(error) => {
-                // coderd already has this very license: an earlier request may have been carried out unanswered.
+                // coderd already has this very license: an earlier request may have been carried out unanswered. The list
+                // says whether that is so.
                 if matches!(error.kind, ErrorKind::Duplicate { .. }) {
-                    self.observed.list = Some(Ok(self.list().await.unwrap_or_default()));
+                    self.observed.list = Some(self.list().await);
                 }
                 Err(blocker_of(&error))
             }

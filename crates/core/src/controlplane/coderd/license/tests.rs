@@ -131,8 +131,25 @@ fn a_license_that_somebody_else_sends_at_the_same_moment_is_recognised() {
     };
     let Some(License::Applied { accepted, installed, .. }) = report(&found).license else { panic!() };
     assert_eq!((accepted, installed.and_then(|one| one.uuid)), (Some(NOW), Some("a".into())));
-    let hidden = ObservedLicense { sent: duplicate, ..observed(LicenseRecord::default(), list(None, &[])) };
-    assert!(is_applied(&hidden));
+    let text = LicenseText { hash: "h".into(), is_recognisable: false };
+    let hidden = ObservedLicense {
+        secret: Some(Ok(Some(text))),
+        sent: duplicate,
+        ..observed(LicenseRecord::default(), list(None, &[]))
+    };
+    assert!(is_applied(&hidden), "it is in no list that shows claims");
+}
+
+#[test]
+fn a_license_that_coderd_says_it_has_and_does_not_list_is_not_applied() {
+    let contradicted = ObservedLicense {
+        sent: Some(Err(Blocker::new(Reason::Duplicate, "exists"))),
+        ..observed(recorded("old"), list(None, &["old"]))
+    };
+    let report = report(&contradicted);
+    let Some(License::Blocker(blocker)) = report.license else { panic!("{:?}", report.license) };
+    assert_eq!((blocker.reason, report.retry), (Reason::Duplicate, Some(Retry::Backoff)));
+    assert!(blocker.message.starts_with("waiting for coderd to list the license"), "{}", blocker.message);
 }
 
 #[test]
