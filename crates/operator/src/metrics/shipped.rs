@@ -209,7 +209,10 @@ fn every_panel_explains_itself_and_takes_the_data_source_of_the_variable() {
     let panels = panels(&dashboard);
     let rows: Vec<_> =
         panels.iter().map(|panel| panel.row.as_str()).collect::<BTreeSet<_>>().into_iter().collect();
-    assert_eq!(rows, ["Control plane $namespace/$name", "Fleet", "Operator health", "Pools and queues"]);
+    assert_eq!(
+        rows,
+        ["Control plane $namespace/$name", "Fleet", "Operator health", "Pools and queues", "Scaled pools"]
+    );
     let mut titles = BTreeSet::new();
     for Panel { row, title, json, .. } in &panels {
         assert!(titles.insert((row, title)), "{row} has {title} twice");

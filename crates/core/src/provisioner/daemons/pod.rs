@@ -13,7 +13,7 @@ use crate::{
 /// The annotation by which a ReplicaSet chooses the pods to delete when it is scaled down: those with the lowest cost
 /// first. A pod without it costs 0.
 pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-/// The cost of a pod whose daemon runs a job.
+/// The cost of a pod whose daemon runs a job, or may run one.
 const BUSY: &str = "1000";
 /// The flag with the name of the daemon, which takes precedence over the variable.
 const FLAG: &str = "--name";
@@ -146,10 +146,12 @@ pub fn busy_daemons(pods: Option<&[DaemonPod]>, daemons: &[ListedDaemon], keys: 
     u32::try_from(busy.filter(|daemon| !leaves(daemon)).count()).unwrap_or(u32::MAX)
 }
 
-/// The deletion costs to change before a scale-down, so that pods with busy daemons are deleted last.
+/// The deletion costs to change before a scale-down, so that pods with busy daemons are deleted last. A ready pod whose daemon
+/// is not listed may have lost its connection with a build in hand.
 pub fn deletion_costs(pods: &[DaemonPod], daemons: &[ListedDaemon]) -> Vec<DeletionCost> {
     let is_busy = |pod: &DaemonPod| {
-        daemons.iter().any(|daemon| daemon.busy && Some(&daemon.name) == pod.daemon.as_ref())
+        let listed = daemons.iter().find(|daemon| Some(&daemon.name) == pod.daemon.as_ref());
+        listed.map_or(pod.daemon.is_some() && pod.ready_since.is_some(), |daemon| daemon.busy)
     };
     let staying = pods.iter().filter(|pod| !pod.is_deleting);
     let desired = staying.map(|pod| (pod, is_busy(pod).then_some(BUSY)));
@@ -230,6 +232,7 @@ mod tests {
             ..DaemonPod::default()
         };
         let going = DaemonPod { is_deleting: true, ..pod("going", None) };
+        let lost = DaemonPod { ready_since: Some(Timestamp::MIN), ..pod("lost", None) };
         let nameless = DaemonPod { daemon: None, ..pod("nameless", None) };
         let pods = [
             pod("busy", None),
@@ -237,6 +240,7 @@ mod tests {
             pod("still-busy", Some(BUSY)),
             pod("was-busy", Some(BUSY)),
             going,
+            lost,
             nameless,
         ];
         let daemon = |name: &str| ListedDaemon {
@@ -247,6 +251,6 @@ mod tests {
         let daemons = ["busy", "idle", "still-busy", "going"].map(daemon);
         let found = deletion_costs(&pods, &daemons);
         let found: Vec<_> = found.iter().map(|mark| (&*mark.pod, mark.cost)).collect();
-        assert_eq!(found, [("busy", Some(BUSY)), ("was-busy", None)]);
+        assert_eq!(found, [("busy", Some(BUSY)), ("was-busy", None), ("lost", Some(BUSY))]);
     }
 }

@@ -415,6 +415,7 @@ async fn kubectl_get_shows_a_ready_pool_in_one_row() {
         ["Tags", "gpu=yes,region=eu"],
         ["Desired", 2],
         ["Busy", 1],
+        ["Scaling", null],
         ["Organization", "default"],
         ["Control Plane", "coder"],
         ["Key", "pool"],
