@@ -15,7 +15,7 @@ use coder_k8s_core::{object, provisioner, workspace_access};
 use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use tokio::time::Instant;
 
-pub(crate) use self::daemons::{ListedPods, current_pods};
+pub(crate) use self::daemons::{KnownGenerations, ListedPods, current_deployment, current_pods};
 use crate::controller::{Context, workspaces};
 
 /// Reconciles one object.

@@ -46,8 +46,8 @@ pub struct Tally {
     pub jobs: AtomicUsize,
     /// Jobs that lost their session.
     pub lost: AtomicUsize,
-    /// Jobs that were finished after the pod was told to stop.
-    pub finished_late: AtomicUsize,
+    /// Jobs whose pod was told to stop while they ran.
+    pub told_while_busy: AtomicUsize,
     /// Connections that coderd refused.
     pub refused: AtomicUsize,
 }
@@ -190,13 +190,17 @@ async fn daemon(world: Arc<World>, pod: Pod, mut stop: watch::Receiver<bool>) {
                 continue;
             };
             session.busy(true);
-            tokio::time::sleep(takes).await;
+            let (began, mut was_told) = (Instant::now(), false);
+            while began.elapsed() < takes && !session.is_cut() {
+                tokio::time::sleep(LOOK).await;
+                if *stop.borrow() && !was_told {
+                    was_told = true;
+                    world.tally.told_while_busy.fetch_add(1, SeqCst);
+                }
+            }
             session.busy(false);
             let of = if session.is_cut() { &world.tally.lost } else { &world.tally.jobs };
             of.fetch_add(1, SeqCst);
-            if *stop.borrow() {
-                world.tally.finished_late.fetch_add(1, SeqCst);
-            }
             if session.is_cut() {
                 world.tally.cut.fetch_add(1, SeqCst);
                 break;

@@ -23,7 +23,7 @@ const QUIET: Duration = Duration::from_millis(900);
 const QUIET_REFERENCE: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(100);
 /// How long events are held, and how long a leader is stopped: longer than its lease.
-const HELD: Duration = Duration::from_millis(1500);
+const HELD: Duration = Duration::from_secs(4);
 const STOPPED: Duration = Duration::from_secs(7);
 
 /// How a leader ends.
@@ -210,7 +210,7 @@ pub async fn play(
         _ => {}
     }
     let converged = converge(&stage, reference, &mut ends).await;
-    let (log, panicked, lost) = (stage.log(), stage.panicked(), stage.lost_jobs());
+    let (log, panicked, lost) = (stage.log(), stage.panicked(), stage.end_daemons());
     stage.clear().await;
     let records = stage.ledger.records();
     let story = || {
@@ -219,15 +219,16 @@ pub async fn play(
     };
     let end = match converged {
         Ok(end) => end,
-        Err(why) => return Err(Failure { why, story: story() }),
+        Err(mut why) => {
+            why.extend(lost.iter().map(|lost| format!("\n  {lost}")));
+            return Err(Failure { why, story: story() });
+        }
     };
     if panicked {
         return Err(Failure { why: "the operator panicked".to_owned(), story: story() });
     }
     let mut violations = stage.ledger.violations();
-    if lost > 0 && !scenario.cuts {
-        violations.push(format!("{lost} jobs lost their session"));
-    }
+    violations.extend(lost.filter(|_| !scenario.cuts));
     if !violations.is_empty() {
         return Err(Failure { why: violations.join("\n"), story: story() });
     }

@@ -281,6 +281,27 @@ pub const SCENARIOS: &[Scenario] = &[
         change: step!(|stage| { drop(stage.coder().edit(json!({"replicas": 3})).await) }),
     },
     Scenario {
+        name: "pool-follows-its-queue",
+        needs: PLAIN,
+        is_common: false,
+        cuts: false,
+        prepare: step!(|stage| { scaled_pool(stage, 0).await }),
+        change: step!(|stage| { stage.queue(2) }),
+    },
+    Scenario {
+        name: "pool-keeps-the-busy",
+        needs: PLAIN,
+        is_common: false,
+        cuts: false,
+        prepare: step!(|stage| {
+            stage.queue(1);
+            scaled_pool(stage, 3).await;
+        }),
+        change: step!(|stage| {
+            drop(stage.coder().edit(json!({"autoscaling": {"minReplicas": 0}})).await);
+        }),
+    },
+    Scenario {
         name: "pool-license-lost-and-back",
         needs: Needs { entitlements: true, ..PLAIN },
         is_common: false,
@@ -424,6 +445,15 @@ async fn ready_pool(stage: &Stage) {
     if another().is_none() {
         stage.put_to_work();
     }
+}
+
+/// A pool that follows its queue, with at least so many daemons.
+async fn scaled_pool(stage: &Stage, least: i32) {
+    ready_plane(stage).await;
+    let autoscaling = json!({"minReplicas": least, "maxReplicas": 4, "scaleDownAfter": "1s"});
+    stage.coder().make(json!({"autoscaling": autoscaling})).await;
+    stage.coder().until_condition("Autoscaling", "True", "Steady").await;
+    stage.coder().until_settled().await;
 }
 
 async fn ready_proxy(stage: &Stage) {

@@ -11,7 +11,11 @@ use std::{
 
 use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy};
 use coder_k8s_scenes::{
-    Operator, pool::PoolScene, proxy::ProxyScene, scene::Scene, working_daemons::Daemons,
+    Operator,
+    pool::{PoolScene, tags},
+    proxy::ProxyScene,
+    scene::Scene,
+    working_daemons::{Daemons, WaitingJobs},
 };
 use coder_k8s_testbed::{
     codersim::{CoderSim, Mode},
@@ -35,7 +39,8 @@ use crate::{
 
 /// Flags of every operator: nothing but daemons is asked of coderd by the clock, so that a case at rest is quiet. No fault
 /// makes a server hang, so that only an overloaded machine is given time.
-const FLAGS: [&str; 5] = [
+const FLAGS: [&str; 6] = [
+    "--autoscaling-interval=500ms",
     "--coderd-timeout=5s",
     "--cleanup-timeout=20s",
     "--daemons-interval=1s",
@@ -43,6 +48,8 @@ const FLAGS: [&str; 5] = [
     "--verify-interval=1h",
 ];
 const NO_LEASE: [&str; 1] = ["--leader-elect=false"];
+/// Longer than any case.
+const ENDLESS: Duration = Duration::from_hours(1);
 /// Short enough that a successor leads within seconds.
 const LEASE: [&str; 3] = ["--lease-duration=5s", "--renew-deadline=4s", "--retry-period=500ms"];
 
@@ -86,6 +93,8 @@ pub struct Needs {
 
 pub struct Stage {
     daemons: Mutex<Option<Daemons>>,
+    /// Jobs of daemons that do not always have one.
+    queue: Mutex<Option<Arc<WaitingJobs>>>,
     pub site: ProxyScene,
     /// Between the operator and the API server.
     pub api: Proxy,
@@ -163,6 +172,7 @@ impl Stage {
         let (others, operators, daemons) = (Mutex::default(), Mutex::default(), Mutex::default());
         Self {
             daemons,
+            queue: Mutex::default(),
             site,
             api,
             coderd,
@@ -191,9 +201,26 @@ impl Stage {
         *self.daemons.lock() = Some(Daemons::follow(self.scene(), servers));
     }
 
-    /// Ends the daemons. Returns how many jobs lost their session.
-    pub fn lost_jobs(&self) -> usize {
-        self.daemons.lock().take().map_or(0, |daemons| daemons.tally.lost.load(Ordering::SeqCst))
+    /// From now on, daemons work on so many jobs, which do not end in this case. None of them may be told to stop.
+    pub fn queue(&self, jobs: usize) {
+        let mut queue = self.queue.lock();
+        let queue = queue.get_or_insert_with(|| {
+            let queue = WaitingJobs::new(&self.site.coder.sim, tags(&[]));
+            *self.daemons.lock() = Some(Daemons::follow_queue(self.scene(), &queue));
+            queue
+        });
+        queue.add(jobs, ENDLESS);
+    }
+
+    /// Ends the daemons. Returns what happened to their jobs that never may.
+    pub fn end_daemons(&self) -> Option<String> {
+        let daemons = self.daemons.lock().take()?;
+        let lost = daemons.tally.lost.load(Ordering::SeqCst);
+        if lost > 0 {
+            return Some(format!("{lost} jobs lost their session"));
+        }
+        let told = daemons.tally.told_while_busy.load(Ordering::SeqCst);
+        (told > 0 && self.queue.lock().is_some()).then(|| format!("{told} busy daemons were told to stop"))
     }
 
     pub fn sim(&self) -> &CoderSim {

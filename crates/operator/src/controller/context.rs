@@ -52,7 +52,7 @@ use crate::{
         daemon_poll::DaemonPoller,
     },
     intervals::{REQUEUE_DELETED_CHILD, REQUEUE_FOREIGN, REQUEUE_NOT_LEADING, REQUEUE_OWN_WRITE},
-    provisioner::ListedPods,
+    provisioner::{KnownGenerations, ListedPods},
 };
 
 /// What this process wrote to an object last.
@@ -134,6 +134,7 @@ pub(crate) struct Context {
     pub(crate) verify_schedule: VerifySchedule,
     pub(crate) daemon_poller: DaemonPoller,
     pub(crate) listed_pods: ListedPods,
+    pub(crate) known_generations: KnownGenerations,
     pub(crate) cleanups: Cleanups,
     last_written: Mutex<HashMap<ObjectKey, LastWritten>>,
     /// Objects of which a child was deleted, and which may have been deleted as well.
@@ -175,6 +176,7 @@ impl Context {
                 options.daemons_patience,
             ),
             listed_pods: ListedPods::default(),
+            known_generations: KnownGenerations::default(),
             cleanups: Cleanups::new(options.cleanup_timeout),
             last_written: Mutex::default(),
             perhaps_deleted: Mutex::default(),
@@ -345,6 +347,7 @@ impl Context {
         self.verify_schedule.forget(key);
         self.daemon_poller.remove(key);
         self.listed_pods.forget(key);
+        self.known_generations.forget(key);
     }
 
     /// Writes a status in the middle of a reconcile, to record the intent before an irreversible effect. The observed object

@@ -19,11 +19,11 @@ use coder_k8s_core::{
     },
     rollout::Rollout,
 };
-use coder_k8s_engine::{apply::Owner, queue::Action};
+use coder_k8s_engine::{apply::Owner, cache::ObjectKey, queue::Action};
 use kube::{Resource, ResourceExt};
 
 use super::{daemons, keys::KeyReconciler, observe::Observation};
-use crate::controller::{Context, children, finalizer, workspaces};
+use crate::controller::{CoderKind, Context, children, finalizer, workspaces};
 
 /// What the effects brought, as far as the status and the requeue depend on it.
 pub(super) struct Done {
@@ -113,8 +113,17 @@ async fn roll_out(
     let cached = outcome.deployment.take();
     daemons::prepare_scale_down(observed, &mut desired, cached.as_deref(), ctx).await;
     let before = cached.as_deref().map(|cached| Rollout::of(Some(cached)).desired);
+    let failures = outcome.done.failures.len();
     outcome.deployment =
         children::roll_out(ctx, owner, desired, cached, &mut outcome.done, &mut outcome.pod_message).await;
+    if observed.scaling.is_some() {
+        let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
+        if outcome.done.failures.len() > failures {
+            ctx.known_generations.forget(&key);
+        } else {
+            ctx.known_generations.record(&key, outcome.deployment.as_deref());
+        }
+    }
     let after = outcome.deployment.as_deref().map(|written| Rollout::of(Some(written)).desired);
     if let (Some(before), Some(after)) = (before, after) {
         announce_scaling(observed, before, after, ctx).await;

@@ -19,6 +19,7 @@ use coder_k8s_core::{
             deletion_costs, keys,
         },
         keys::{Decision, leaving},
+        names,
         scaling::ObservedScaling,
     },
     rollout::Rollout,
@@ -59,6 +60,49 @@ pub(super) async fn observe(
     observed
 }
 
+/// The generations of the Deployments of scaled pools, as this process last read or wrote them.
+///
+/// The cache lags behind when a watch does. Replicas from before the last decision would be taken for a decision of their
+/// own, and pods that the cache does not know of yet, with the builds in them, would be deleted.
+#[derive(Default)]
+pub(crate) struct KnownGenerations(Mutex<HashMap<ObjectKey, i64>>);
+
+impl KnownGenerations {
+    /// Reads the Deployment of a pool at the next need: a write of it may have happened or not, or the pool no longer exists.
+    pub(crate) fn forget(&self, key: &ObjectKey) {
+        self.0.lock().remove(key);
+    }
+
+    pub(super) fn record(&self, key: &ObjectKey, deployment: Option<&Deployment>) {
+        self.0.lock().insert(key.clone(), generation(deployment));
+    }
+
+    fn has_reached(&self, key: &ObjectKey, cached: Option<&Deployment>) -> bool {
+        self.0.lock().get(key).is_some_and(|known| generation(cached) >= *known)
+    }
+}
+
+fn generation(deployment: Option<&Deployment>) -> i64 {
+    deployment.and_then(|deployment| deployment.metadata.generation).unwrap_or_default()
+}
+
+/// The Deployment of a scaled pool, not older than this process's last write of it. The cached one, unless the cache lags
+/// behind, or this process has not read or written it before: then the one before may have.
+pub(crate) async fn current_deployment(
+    key: &ObjectKey,
+    ctx: &Context,
+) -> kube::Result<Option<Arc<Deployment>>> {
+    let name = names::deployment(&key.name);
+    let cached = ctx.caches.deployments.get(&key.namespace, &name);
+    if ctx.known_generations.has_reached(key, cached.as_deref()) {
+        return Ok(cached);
+    }
+    let live = Api::<Deployment>::namespaced(ctx.client.clone(), &key.namespace).get_opt(&name).await?;
+    ctx.known_generations.record(key, live.as_ref());
+    // One of somebody else's is not cached either.
+    Ok(live.filter(|live| ctx.caches.deployments.keeps(live)).map(Arc::new))
+}
+
 /// The version of a Deployment, and its pods as they were listed then.
 type Listed = (String, Arc<Vec<DaemonPod>>);
 
@@ -88,14 +132,20 @@ async fn pods(key: &ObjectKey, deployment: &Deployment, ctx: &Context) -> Option
     }
 }
 
-/// As [`pods`], and listed again while a pod is not ready: whether it fails to start is not in the status of the Deployment.
+/// As [`pods`], and listed again while a pod is missing or not ready: whether it fails to start is not in the status of the
+/// Deployment, and the status may be late.
 pub(crate) async fn current_pods(
     key: &ObjectKey,
     deployment: &Deployment,
     ctx: &Context,
 ) -> Option<Arc<Vec<DaemonPod>>> {
     let listed = ctx.listed_pods.of_version(key, &deployment.resource_version().unwrap_or_default());
-    match listed.filter(|pods| pods.iter().all(|pod| pod.ready_since.is_some())) {
+    let replicas = usize::try_from(Rollout::of(Some(deployment)).desired).unwrap_or(0);
+    let is_complete = |pods: &Arc<Vec<DaemonPod>>| {
+        pods.iter().filter(|pod| !pod.is_deleting).count() >= replicas
+            && pods.iter().all(|pod| pod.ready_since.is_some())
+    };
+    match listed.filter(is_complete) {
         Some(pods) => Some(pods),
         None => list_pods(key, deployment, ctx).await,
     }
@@ -171,7 +221,7 @@ pub(super) async fn prepare_scale_down(
     }
     let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
     let daemons = daemons_now(&observed.object, ctx).await;
-    let pods = pods(&key, cached, ctx).await;
+    let pods = list_pods(&key, cached, ctx).await;
     let Some(decision) = decision else {
         let polled = || observed.daemons.listing.as_ref().filter(|listing| !listing.outdated);
         if let (Some(daemons), Some(pods)) =

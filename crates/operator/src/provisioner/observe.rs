@@ -19,7 +19,7 @@ use coder_k8s_core::{
     target::CredentialsKind,
     workspace_access,
 };
-use coder_k8s_engine::cache::ObjectKey;
+use coder_k8s_engine::{cache::ObjectKey, client};
 use kube::ResourceExt;
 
 use super::{
@@ -48,12 +48,22 @@ pub(super) async fn observe(
     let record = object.status.as_ref().map(KeyRecord::of).unwrap_or_default();
     let recorded = record.current.as_ref().map(|key| &key.target);
     let mut connections = Connections::new(&*object, recorded, None);
-    let children = children(key, &object, ctx);
+    let mut children = children(key, &object, ctx);
     let plane = object.spec.control_plane_ref.name.as_str();
     let control_plane = ctx.caches.control_planes.get(&key.namespace, plane);
     let desired = sources::desired(&object.spec.pod, &Tls::default(), &[]);
     let uid = object.uid().unwrap_or_default();
-    let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
+    let mut sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
+    if object.spec.autoscaling.is_some() {
+        match daemons::current_deployment(key, ctx).await {
+            Ok(current) => children.deployment = current,
+            // Nothing is rolled out then, as if a Secret of the pods could not be read.
+            Err(error) => {
+                let action = format!("read Deployment {}", names::deployment(&key.name));
+                sources = Err(client::blocker(&action, &error));
+            }
+        }
+    }
     let (consent, unknown_consent) = workspaces::consent(key, &*object, &object.spec.rbac, ctx).await;
     // A deletion needs neither the license nor more than is on record, and has a deadline.
     let is_deleting = object::is_deleting(&*object);

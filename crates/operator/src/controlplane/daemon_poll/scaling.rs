@@ -1,6 +1,7 @@
 //! Decides about the replicas of scaled pools after each poll, and keeps the decisions for their reconciles.
 //!
-//! Reads the pods of a pool, and nothing else: at rest not even these, because the Deployment says that none has changed.
+//! Reads the pods of a pool, and its Deployment where the cache lags behind: at rest neither, because the cached Deployment
+//! says that none has changed.
 //! Writes nothing: a changed decision enqueues its pool, whose reconcile scales the Deployment.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -16,7 +17,7 @@ use coder_k8s_core::{
     },
     rollout::{Rollout, RolloutStage},
 };
-use coder_k8s_engine::cache::ObjectKey;
+use coder_k8s_engine::{cache::ObjectKey, client};
 use kube::ResourceExt;
 
 use super::{DaemonPoller, PolledOrganization, PoolsByOrganization, organization, plane_of};
@@ -99,12 +100,20 @@ pub(super) async fn decide(key: &ObjectKey, pools: &PoolsByOrganization, ctx: &C
 async fn observe(pool: &Arc<CoderProvisioner>, ctx: &Context) -> Option<ScaledPool> {
     let policy = scaling::policy(pool.spec.autoscaling.as_ref()?);
     let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool);
-    let deployment = ctx.caches.deployments.get(&key.namespace, &names::deployment(&key.name));
-    let rollout = Rollout::of(deployment.as_deref());
-    let pods = match deployment.as_deref() {
-        Some(deployment) => provisioner::current_pods(&key, deployment, ctx).await,
-        None => Some(Arc::default()),
+    let (deployment, pods) = match provisioner::current_deployment(&key, ctx).await {
+        Ok(Some(deployment)) => {
+            let pods = provisioner::current_pods(&key, &deployment, ctx).await;
+            (Some(deployment), pods)
+        }
+        Ok(None) => (None, Some(Arc::default())),
+        // Every listed daemon counts, and the reconcile writes nothing before it can read the Deployment.
+        Err(error) => {
+            let name = names::deployment(&key.name);
+            tracing::warn!("cannot read Deployment {name}: {}", client::describe(&error));
+            (ctx.caches.deployments.get(&key.namespace, &name), None)
+        }
     };
+    let rollout = Rollout::of(deployment.as_deref());
     Some(ScaledPool {
         object: pool.clone(),
         policy,

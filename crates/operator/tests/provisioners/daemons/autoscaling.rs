@@ -109,7 +109,7 @@ impl Queue {
     /// No build lost its session. Returns how many daemons were told to stop while they had one.
     fn told_while_busy(&self) -> usize {
         assert_eq!(self.tally().lost.load(SeqCst), 0, "a build was lost: {:?}", self.tally());
-        self.tally().finished_late.load(SeqCst)
+        self.tally().told_while_busy.load(SeqCst)
     }
 }
 

@@ -95,7 +95,7 @@ async fn rotations_cut_no_session_and_lose_no_job() {
     let most = names.iter().map(|name| most_live(name, &sims)).max().unwrap();
     let tally = &daemons.tally;
     let [sessions, cut, jobs, lost, late, refused] =
-        [&tally.sessions, &tally.cut, &tally.jobs, &tally.lost, &tally.finished_late, &tally.refused]
+        [&tally.sessions, &tally.cut, &tally.jobs, &tally.lost, &tally.told_while_busy, &tally.refused]
             .map(|count| count.load(SeqCst));
     for (what, times) in by_kind(&taken) {
         let longest = times.iter().max().unwrap();
