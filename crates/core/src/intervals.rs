@@ -88,6 +88,9 @@ pub const MAX_WINDOWS: usize = 20;
 /// The number of daemons of one organization above which those that are no longer listed are forgotten.
 pub const MAX_REMEMBERED_DAEMONS: usize = 10_000;
 
+/// The most polls for which a scaled pool waits before it shrinks because the deletion costs of its pods were changed.
+pub const MAX_POSTPONED_POLLS: u32 = 4;
+
 /// The factor by which the poll for scaled pools is slower while no job waits and no pod starts.
 pub const AUTOSCALING_REST_FACTOR: u32 = 2;
 

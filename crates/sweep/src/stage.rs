@@ -40,7 +40,7 @@ use crate::{
 /// Flags of every operator: nothing but daemons is asked of coderd by the clock, so that a case at rest is quiet. No fault
 /// makes a server hang, so that only an overloaded machine is given time.
 const FLAGS: [&str; 6] = [
-    "--autoscaling-interval=500ms",
+    "--autoscaling-interval=1s",
     "--coderd-timeout=5s",
     "--cleanup-timeout=20s",
     "--daemons-interval=1s",

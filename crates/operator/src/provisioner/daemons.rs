@@ -203,7 +203,8 @@ pub(super) async fn restart_stopped(health: &DaemonHealth, observed: &Observed, 
 /// to finish.
 ///
 /// A pool that is scaled keeps a pod for each busy daemon. It does not shrink if coderd does not answer, or if the pods of
-/// busy daemons cannot be told from the others.
+/// busy daemons cannot be told from the others. It shrinks a poll after the costs were set: the controller of ReplicaSets
+/// goes by its own cache, which may lag behind.
 pub(super) async fn prepare_scale_down(
     observed: &Observed,
     desired: &mut Deployment,
@@ -235,32 +236,54 @@ pub(super) async fn prepare_scale_down(
     let listed = pods.as_ref().map(|pods| pods.as_slice());
     let busy = daemons.as_ref().map(|daemons| busy_daemons(listed, daemons, &keys));
     let least = decision.shrink(u32::try_from(current).unwrap_or(0), busy);
-    let can_choose = match (&pods, &daemons) {
-        _ if decision.busy == 0 && busy == Some(0) => true,
+    let marks = match (&pods, &daemons) {
+        _ if decision.busy == 0 && busy == Some(0) => Marks::Needless,
         (Some(pods), Some(daemons)) => mark_busy(&key, observed, pods, daemons, ctx).await,
         // coderd is away for long: only pods leave that are not ready, which a ReplicaSet deletes first.
-        (_, None) => decision.reason == ScaleReason::QueueUnknown,
-        (None, Some(_)) => false,
+        (_, None) if decision.reason == ScaleReason::QueueUnknown => Marks::Needless,
+        _ => Marks::Failed,
     };
-    let replicas = if can_choose { i32::try_from(least).unwrap_or(current) } else { current };
+    let may_shrink = match marks {
+        Marks::Needless => true,
+        Marks::Set { changed } => !ctx.daemon_poller.postpone(&observed.object, changed),
+        Marks::Failed => {
+            ctx.daemon_poller.postpone(&observed.object, true);
+            false
+        }
+        Marks::Impossible => false,
+    };
+    let replicas = if may_shrink { i32::try_from(least).unwrap_or(current) } else { current };
     if let Some(spec) = &mut desired.spec {
         spec.replicas = Some(replicas);
     }
 }
 
-/// Sets the deletion costs of pods by whether their daemons are busy. Returns whether the ReplicaSet can tell them apart now.
+/// Whether the deletion costs of pods say which daemons are busy.
+enum Marks {
+    /// None is busy, or no pod with a daemon leaves.
+    Needless,
+    /// They do, and whether some had to be changed for it.
+    Set { changed: bool },
+    /// Some could not be set, or it is not known which are busy.
+    Failed,
+    /// The spec sets them itself, or names the daemons.
+    Impossible,
+}
+
+/// Sets the deletion costs of pods by whether their daemons are busy.
 async fn mark_busy(
     key: &ObjectKey,
     observed: &Observed,
     pods: &[DaemonPod],
     daemons: &[ListedDaemon],
     ctx: &Context,
-) -> bool {
+) -> Marks {
     // A cost in the spec is the user's own order.
     if observed.object.spec.pod.pod_annotations.contains_key(DELETION_COST) {
-        return false;
+        return Marks::Impossible;
     }
-    let mut is_marked = pods.iter().all(|pod| pod.is_deleting || pod.daemon.is_some());
+    let is_named = pods.iter().all(|pod| pod.is_deleting || pod.daemon.is_some());
+    let mut marks = if is_named { Marks::Set { changed: false } } else { Marks::Impossible };
     for DeletionCost { pod, uid, cost } in deletion_costs(pods, daemons) {
         // The API server rejects another UID, so that a pod that has taken the name since is left alone.
         let patch = json!({"metadata": {"uid": uid, "annotations": {DELETION_COST: cost}}});
@@ -270,17 +293,22 @@ async fn mark_busy(
                 tracing::info!(
                     "set the deletion cost of pod {pod}, whose daemon is {state}, before the pool shrinks"
                 );
+                if let Marks::Set { changed } = &mut marks {
+                    *changed = true;
+                }
             }
+            // A pod that is gone needs no mark.
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(error) => {
-                // A pod that is gone needs no mark.
-                let is_gone = matches!(&error, kube::Error::Api(status) if status.is_not_found());
-                is_marked = is_marked && is_gone;
+                if is_named {
+                    marks = Marks::Failed;
+                }
                 tracing::warn!("cannot set the deletion cost of pod {pod}: {}", client::describe(&error));
             }
         }
         ctx.listed_pods.forget(key);
     }
-    is_marked
+    marks
 }
 
 /// Removes the Deployment of a pool that is being deleted. Some: not all of its daemons have stopped yet, or that is not known,

@@ -10,6 +10,7 @@ use coder_k8s_api::CoderProvisioner;
 use coder_k8s_core::{
     autoscaling::{self, DaemonTimes, ObservedPool, ScaleDecision, ScaleReason, ScalingPolicy, poll_delay},
     daemon_listing::DaemonTags,
+    intervals::MAX_POSTPONED_POLLS,
     object,
     provisioner::{
         daemons::{DaemonPod, keys},
@@ -19,6 +20,7 @@ use coder_k8s_core::{
 };
 use coder_k8s_engine::{cache::ObjectKey, client};
 use kube::ResourceExt;
+use tokio::time::Instant;
 
 use super::{DaemonPoller, PolledOrganization, PoolsByOrganization, organization, plane_of};
 use crate::{
@@ -32,6 +34,15 @@ pub(super) struct PoolDecision {
     policy: ScalingPolicy,
     tags: DaemonTags,
     decision: ScaleDecision,
+    /// Set while the pool waits before it shrinks as decided.
+    shrink: Option<PostponedShrink>,
+}
+
+#[derive(Clone, Copy)]
+struct PostponedShrink {
+    since: Instant,
+    /// When the deletion costs of its pods were last changed.
+    marked: Instant,
 }
 
 impl PoolDecision {
@@ -54,6 +65,25 @@ impl DaemonPoller {
     pub(crate) fn decision(&self, pool: &CoderProvisioner) -> Option<ScaleDecision> {
         let (plane, organization) = (plane_of(pool), organization(pool)?);
         self.planes.lock().get(&plane)?.organizations.get(&organization)?.decision(pool).cloned()
+    }
+
+    /// Whether a pool waits before it shrinks as decided: for one interval after the deletion costs of its pods were changed,
+    /// and for [`MAX_POSTPONED_POLLS`] at most, because where daemons take and finish builds all the time some are always new. The
+    /// next poll enqueues the pool again.
+    pub(crate) fn postpone(&self, pool: &CoderProvisioner, has_marked: bool) -> bool {
+        let Some(organization) = organization(pool) else { return true };
+        let (mut planes, now) = (self.planes.lock(), Instant::now());
+        let polled =
+            planes.get_mut(&plane_of(pool)).and_then(|known| known.organizations.get_mut(&organization));
+        let decided = polled.and_then(|polled| polled.decisions.get_mut(&pool.name_any()));
+        decided.is_none_or(|decided| {
+            let shrink = decided.shrink.get_or_insert(PostponedShrink { since: now, marked: now });
+            if has_marked {
+                shrink.marked = now;
+            }
+            now.duration_since(shrink.marked) < self.scaling_interval
+                && now.duration_since(shrink.since) < self.scaling_interval * MAX_POSTPONED_POLLS
+        })
     }
 
     /// The jobs that wait for a pool, for the metrics. None: it is not scaled, or nobody knows.
@@ -167,17 +197,26 @@ fn decide_organization(
         .zip(&decisions)
         .map(|(pool, decision)| {
             let (policy, tags) = (pool.policy.clone(), pool.object.spec.tags.clone());
-            (decision.pool.clone(), PoolDecision { policy, tags, decision: decision.clone() })
+            (decision.pool.clone(), PoolDecision { policy, tags, decision: decision.clone(), shrink: None })
         })
         .collect();
     let mut times = Some(times);
     with_polled(&mut |polled| {
+        for (pool, decision) in
+            scaled.iter().zip(&decisions).filter(|(pool, decision)| decision.desired < pool.replicas)
+        {
+            let before = polled.decisions.get(&decision.pool).filter(|before| before.is_for(&pool.object));
+            if let (Some(before), Some(decided)) = (before, decided.get_mut(&decision.pool)) {
+                decided.shrink = before.shrink;
+            }
+        }
         std::mem::swap(&mut polled.decisions, &mut decided);
         polled.times = times.take().unwrap_or_else(|| DaemonTimes::new(now));
     });
     let before = decided;
     for (pool, decision) in scaled.iter().zip(&decisions) {
-        if before.get(&decision.pool).is_none_or(|before| before.decision != *decision) {
+        let is_settled = |before: &PoolDecision| before.decision == *decision && before.shrink.is_none();
+        if !before.get(&decision.pool).is_some_and(is_settled) {
             let pool = ObjectKey::of(CoderKind::Provisioner.as_str(), &*pool.object);
             ctx.verify_schedule.schedule.queue.enqueue(pool);
         }
