@@ -398,10 +398,18 @@ fn steady(name: &str) -> String {
             && part.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
             && (part.len() == 8 || part.bytes().any(|byte| byte.is_ascii_digit()))
     };
+    // Ends that Kubernetes makes up have neither vowels nor what looks like one.
+    let is_made_up = |part: &str| {
+        let has_length = part.len() == 5 || (8..=10).contains(&part.len());
+        has_length && part.bytes().all(|byte| b"bcdfghjklmnpqrstvwxz2456789".contains(&byte))
+    };
     if name.len() == 36 && is_id(name) || !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()) {
         return "*".to_owned();
     }
-    name.split('-').map(|part| if is_id(part) { "*" } else { part }).collect::<Vec<_>>().join("-")
+    name.split('-')
+        .map(|part| if is_id(part) || is_made_up(part) { "*" } else { part })
+        .collect::<Vec<_>>()
+        .join("-")
 }
 
 #[cfg(test)]
@@ -425,6 +433,7 @@ mod tests {
         assert_eq!(steady("00000000-0000-4000-8000-000000000001"), "*");
         assert_eq!(steady("coder-0061568d-workspace-perms"), "coder-*-workspace-perms");
         assert_eq!(steady("pool-provisioner-key"), "pool-provisioner-key");
+        assert_eq!(steady("provisioner-pool-5c5fdbb597-nkvwl"), "provisioner-pool-*-*");
         assert_eq!(
             steady_path("/api/v2/organizations/00000000-0000-4000-8000-000000000001/provisionerkeys"),
             "/organizations/*/provisionerkeys"
