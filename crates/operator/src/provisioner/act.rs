@@ -116,13 +116,11 @@ async fn roll_out(
     let failures = outcome.done.failures.len();
     outcome.deployment =
         children::roll_out(ctx, owner, desired, cached, &mut outcome.done, &mut outcome.pod_message).await;
-    if observed.scaling.is_some() {
-        let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
-        if outcome.done.failures.len() > failures {
-            ctx.known_generations.forget(&key);
-        } else {
-            ctx.known_generations.record(&key, outcome.deployment.as_deref());
-        }
+    let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &*observed.object);
+    if outcome.done.failures.len() > failures {
+        ctx.known_generations.forget(&key);
+    } else {
+        ctx.known_generations.record(&key, outcome.deployment.as_deref());
     }
     let after = outcome.deployment.as_deref().map(|written| Rollout::of(Some(written)).desired);
     if let (Some(before), Some(after)) = (before, after) {

@@ -60,15 +60,16 @@ pub(super) async fn observe(
     observed
 }
 
-/// The generations of the Deployments of scaled pools, as this process last read or wrote them.
+/// The generations of the Deployments of pools, where this process knows more than the cache may.
 ///
-/// The cache lags behind when a watch does. Replicas from before the last decision would be taken for a decision of their
-/// own, and pods that the cache does not know of yet, with the builds in them, would be deleted.
+/// The cache lags behind when a watch does. What was written would be written again by each reconcile. For a scaled pool,
+/// replicas from before the last decision would be taken for a decision of their own, and pods that the cache does not know
+/// of yet, with the builds in them, would be deleted.
 #[derive(Default)]
 pub(crate) struct KnownGenerations(Mutex<HashMap<ObjectKey, i64>>);
 
 impl KnownGenerations {
-    /// Reads the Deployment of a pool at the next need: a write of it may have happened or not, or the pool no longer exists.
+    /// A write of the Deployment may have happened or not, or the pool no longer exists.
     pub(crate) fn forget(&self, key: &ObjectKey) {
         self.0.lock().remove(key);
     }
@@ -77,8 +78,15 @@ impl KnownGenerations {
         self.0.lock().insert(key.clone(), generation(deployment));
     }
 
-    fn has_reached(&self, key: &ObjectKey, cached: Option<&Deployment>) -> bool {
-        self.0.lock().get(key).is_some_and(|known| generation(cached) >= *known)
+    /// Whether the cache is not behind. Of a scaled pool that this process has neither read nor written that is not known: the
+    /// process before it may have scaled it.
+    fn has_reached(&self, key: &ObjectKey, cached: Option<&Deployment>, is_scaled: bool) -> bool {
+        let mut known = self.0.lock();
+        let has_reached = known.get(key).map_or(!is_scaled, |known| generation(cached) >= *known);
+        if has_reached && !is_scaled {
+            known.remove(key);
+        }
+        has_reached
     }
 }
 
@@ -86,15 +94,15 @@ fn generation(deployment: Option<&Deployment>) -> i64 {
     deployment.and_then(|deployment| deployment.metadata.generation).unwrap_or_default()
 }
 
-/// The Deployment of a scaled pool, not older than this process's last write of it. The cached one, unless the cache lags
-/// behind, or this process has not read or written it before: then the one before may have.
+/// The Deployment of a pool, not older than this process's last write of it: the cached one, unless the cache is behind.
 pub(crate) async fn current_deployment(
     key: &ObjectKey,
+    object: &CoderProvisioner,
     ctx: &Context,
 ) -> kube::Result<Option<Arc<Deployment>>> {
     let name = names::deployment(&key.name);
     let cached = ctx.caches.deployments.get(&key.namespace, &name);
-    if ctx.known_generations.has_reached(key, cached.as_deref()) {
+    if ctx.known_generations.has_reached(key, cached.as_deref(), object.spec.autoscaling.is_some()) {
         return Ok(cached);
     }
     let live = Api::<Deployment>::namespaced(ctx.client.clone(), &key.namespace).get_opt(&name).await?;

@@ -54,14 +54,12 @@ pub(super) async fn observe(
     let desired = sources::desired(&object.spec.pod, &Tls::default(), &[]);
     let uid = object.uid().unwrap_or_default();
     let mut sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
-    if object.spec.autoscaling.is_some() {
-        match daemons::current_deployment(key, ctx).await {
-            Ok(current) => children.deployment = current,
-            // Nothing is rolled out then, as if a Secret of the pods could not be read.
-            Err(error) => {
-                let action = format!("read Deployment {}", names::deployment(&key.name));
-                sources = Err(client::blocker(&action, &error));
-            }
+    match daemons::current_deployment(key, &object, ctx).await {
+        Ok(current) => children.deployment = current,
+        // Nothing is rolled out then, as if a Secret of the pods could not be read.
+        Err(error) => {
+            let action = format!("read Deployment {}", names::deployment(&key.name));
+            sources = Err(client::blocker(&action, &error));
         }
     }
     let (consent, unknown_consent) = workspaces::consent(key, &*object, &object.spec.rbac, ctx).await;

@@ -130,7 +130,7 @@ pub(super) async fn decide(key: &ObjectKey, pools: &PoolsByOrganization, ctx: &C
 async fn observe(pool: &Arc<CoderProvisioner>, ctx: &Context) -> Option<ScaledPool> {
     let policy = scaling::policy(pool.spec.autoscaling.as_ref()?);
     let key = ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool);
-    let (deployment, pods) = match provisioner::current_deployment(&key, ctx).await {
+    let (deployment, pods) = match provisioner::current_deployment(&key, pool, ctx).await {
         Ok(Some(deployment)) => {
             let pods = provisioner::current_pods(&key, &deployment, ctx).await;
             (Some(deployment), pods)
