@@ -212,7 +212,7 @@ async fn play_all(
 ) {
     let count = cases.len();
     println!("{count} cases, {at_a_time} at a time");
-    let began = Instant::now();
+    let (began, before) = (Instant::now(), report.rows.len());
     let mut running = stream::iter(cases)
         .map(|case| {
             let references = references.clone();
@@ -248,7 +248,7 @@ async fn play_all(
             report.save(args);
             println!(
                 "{} of {count} after {:.0?}, {} failed",
-                report.rows.len(),
+                report.rows.len() - before,
                 began.elapsed(),
                 report.failed()
             );

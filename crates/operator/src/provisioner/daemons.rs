@@ -367,3 +367,33 @@ fn is_awaited(pod: &Pod, object: &CoderProvisioner, ctx: &Context) -> bool {
     }
     is_before_deadline(object, ctx)
 }
+
+#[cfg(test)]
+mod tests {
+    use kube::api::ObjectMeta;
+
+    use super::*;
+
+    fn deployment(generation: i64) -> Deployment {
+        let metadata = ObjectMeta { generation: Some(generation), ..ObjectMeta::default() };
+        Deployment { metadata, ..Deployment::default() }
+    }
+
+    #[test]
+    fn a_cache_that_is_behind_this_processs_own_write_is_noticed() {
+        let (known, key) = (KnownGenerations::default(), ObjectKey::new("CoderProvisioner", "ns", "pool"));
+        for is_scaled in [false, true] {
+            known.record(&key, Some(&deployment(3)));
+            assert!(!known.has_reached(&key, None, is_scaled));
+            assert!(!known.has_reached(&key, Some(&deployment(2)), is_scaled));
+            assert!(known.has_reached(&key, Some(&deployment(3)), is_scaled));
+            assert!(known.has_reached(&key, Some(&deployment(4)), is_scaled));
+        }
+        known.forget(&key);
+        assert!(known.has_reached(&key, Some(&deployment(1)), false));
+        assert!(
+            !known.has_reached(&key, Some(&deployment(1)), true),
+            "the process before may have scaled it"
+        );
+    }
+}

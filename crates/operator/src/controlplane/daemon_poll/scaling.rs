@@ -52,6 +52,13 @@ impl PoolDecision {
     }
 }
 
+impl PostponedShrink {
+    fn waits(self, interval: Duration, now: Instant) -> bool {
+        now.duration_since(self.marked) < interval
+            && now.duration_since(self.since) < interval * MAX_POSTPONED_POLLS
+    }
+}
+
 impl PolledOrganization {
     /// The last decision about a pool, if it is for its present spec.
     pub(super) fn decision(&self, pool: &CoderProvisioner) -> Option<&ScaleDecision> {
@@ -81,8 +88,7 @@ impl DaemonPoller {
             if has_marked {
                 shrink.marked = now;
             }
-            now.duration_since(shrink.marked) < self.scaling_interval
-                && now.duration_since(shrink.since) < self.scaling_interval * MAX_POSTPONED_POLLS
+            shrink.waits(self.scaling_interval, now)
         })
     }
 
@@ -222,4 +228,20 @@ fn decide_organization(
         }
     }
     decisions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_waits_an_interval_after_its_pods_are_marked_and_not_for_ever() {
+        let (interval, since) = (Duration::from_secs(5), Instant::now());
+        let marked_after = |seconds| PostponedShrink { since, marked: since + Duration::from_secs(seconds) };
+        let at = |seconds| since + Duration::from_secs(seconds);
+        assert!(marked_after(0).waits(interval, at(4)));
+        assert!(!marked_after(0).waits(interval, at(5)));
+        assert!(marked_after(4).waits(interval, at(8)), "marks were changed once more");
+        assert!(!marked_after(19).waits(interval, at(20)), "daemons take and finish builds all the time");
+    }
 }
