@@ -231,6 +231,7 @@ impl<'a> Bench<'a> {
         Ok(began.elapsed())
     }
 
+    /// Scales to two, which adds a PodDisruptionBudget, and then to three, which changes the Deployment alone.
     async fn edit(
         &mut self,
         operator: &mut Operator,
@@ -238,21 +239,24 @@ impl<'a> Bench<'a> {
         numbers: std::ops::Range<usize>,
         size: usize,
     ) -> Result<()> {
-        let (what, count) = (format!("edited, beside {size}"), numbers.len());
-        let before = self.before(operator)?;
-        fleet.scale(numbers.clone(), 2).await?;
-        fleet
-            .until(&what, numbers, |plane| {
-                plane.generation >= 2 && plane.is_complete() && plane.rollout() >= 2
-            })
-            .await?;
-        operator.check()?;
-        self.cost(&what, &before, operator, count)?;
-        if size == count {
-            let requests = self.requests(before.time).await?;
-            let each = as_f64(requests.len()) / as_f64(count);
-            self.report.count("requests for each edited control plane", each, "");
-            self.by_verb("edited control plane", &requests, count);
+        for (edited, replicas) in [("edited", 2), ("edited again", 3)] {
+            let (what, count) = (format!("{edited}, beside {size}"), numbers.len());
+            let before = self.before(operator)?;
+            fleet.scale(numbers.clone(), replicas).await?;
+            // Created with one replica, and edited once for each further one.
+            let generation = i64::from(replicas);
+            let is_done = |plane: &super::fleet::Plane| {
+                plane.generation >= generation && plane.is_complete() && plane.rollout() >= generation
+            };
+            fleet.until(&what, numbers.clone(), is_done).await?;
+            operator.check()?;
+            self.cost(&what, &before, operator, count)?;
+            if size == count {
+                let requests = self.requests(before.time).await?;
+                let each = as_f64(requests.len()) / as_f64(count);
+                self.report.count(format!("requests for each control plane {edited}"), each, "");
+                self.by_verb(&format!("control plane {edited}"), &requests, count);
+            }
         }
         Ok(())
     }

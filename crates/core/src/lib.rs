@@ -3,14 +3,12 @@
 //! Pure: no client, no clock, no environment. What was observed and the time come in as arguments; plans and
 //! status go out as data. "Not ready yet" is a plan, not an error.
 
-pub mod account;
 pub mod autoscaling;
 pub mod cleanup;
 pub mod condition;
 pub mod controlplane;
 pub mod credential;
 pub mod daemon_listing;
-pub mod entitlements;
 pub mod environment;
 pub mod exposure;
 pub mod intervals;
@@ -21,11 +19,8 @@ pub mod object;
 pub mod outcome;
 pub mod pod;
 pub mod provisioner;
-pub mod references;
-pub mod rollout;
 pub mod service;
 pub mod sources;
-pub mod steps;
 pub mod target;
 pub mod verified;
 pub mod workload;

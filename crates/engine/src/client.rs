@@ -15,11 +15,20 @@ use std::{error::Error, iter::successors, sync::Arc, time::Duration};
 
 use coder_k8s_api::Reason;
 use coder_k8s_core::outcome::{Blocker, Retry};
-use kube::{Client, Config, client::ClientBuilder};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use kube::{
+    Client, Config,
+    client::{Body, ConfigExt as _},
+};
+use tower::{BoxError, Service, ServiceBuilder};
 
 use crate::{
     fence::Fence,
-    intervals::{API_CALL_DEADLINE, CONNECT_TIMEOUT},
+    intervals::{API_CALL_DEADLINE, CONNECT_TIMEOUT, CONNECTION_IDLE_TIMEOUT},
     metrics::Metrics,
     outage::Outage,
 };
@@ -102,18 +111,52 @@ pub enum Interrupted {
     Injected,
 }
 
-/// Builds a client whose every call passes the layer of this module. Retries of kube are turned off.
+/// Builds a client whose every call passes the layer of this module.
 ///
-/// Root certificates of the system are loaded only if [`needs_system_roots`]. Without any of them this fails only then.
+/// The parts are those of kube's own client, without its retries and its tracing of calls, and with connections that are
+/// closed soon after a burst. Root certificates of the system are loaded only if [`needs_system_roots`]. Without any of them
+/// this fails only then.
 pub fn build(mut config: Config, settings: ClientSettings) -> kube::Result<Client> {
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config.default_retry = false;
+    if config.proxy_url.is_some() {
+        // The URL may contain a password.
+        let why = "proxies are not supported: remove proxy-url from the kubeconfig and HTTPS_PROXY from the environment";
+        return Err(kube::Error::Service(why.into()));
+    }
     if !needs_system_roots(&config) {
         // Else kube loads those of the system, and fails without one, although it verifies nothing with them.
         config.root_cert.get_or_insert_default();
     }
-    let guard = Guard::new(settings)?;
-    Ok(ClientBuilder::try_from(config)?.with_layer(&guard).build())
+    let service = ServiceBuilder::new()
+        .layer(Guard::new(settings)?)
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(connections(&config)?);
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// The connections to the API server. A burst opens one for each reconcile at a time, and each keeps buffers.
+fn connections(
+    config: &Config,
+) -> kube::Result<
+    impl Service<
+        http::Request<Body>,
+        Response = http::Response<hyper::body::Incoming>,
+        Error = legacy::Error,
+        Future: Send + 'static,
+    > + Clone
+    + Send
+    + 'static,
+> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    Ok(legacy::Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(CONNECTION_IDLE_TIMEOUT)
+        .build(connector))
 }
 
 /// Whether the certificate of the API server is verified with the root certificates of the system: it has one, it is to be

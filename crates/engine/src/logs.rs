@@ -14,9 +14,9 @@ use std::{
 use parking_lot::Mutex;
 use tracing::{Event, Level, Metadata, Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry,
+    Layer, Registry,
     field::MakeExt,
-    filter::{FilterExt, filter_fn},
+    filter::{FilterExt, ParseError, Targets, filter_fn},
     fmt::{
         FmtContext, FormatEvent, FormatFields, FormattedFields, MakeWriter,
         format::{Writer, debug_fn},
@@ -94,7 +94,7 @@ pub enum Error {
 /// Changes the filter of the running process.
 #[derive(Clone)]
 pub struct Handle {
-    filter: reload::Handle<EnvFilter, Registry>,
+    filter: reload::Handle<Targets, Registry>,
     current: Arc<Mutex<String>>,
 }
 
@@ -236,8 +236,9 @@ fn is_allowed(meta: &Metadata<'_>) -> bool {
 }
 
 /// Parses a filter. A bare level applies to the crates of this workspace, while others stay at WARN. Anything else is a
-/// list of directives of `tracing`.
-fn parse(given: &str) -> Result<EnvFilter, Error> {
+/// list of directives `target=level`. Directives about spans and fields are refused: they need regular expressions, which are
+/// a large part of a small program.
+fn parse(given: &str) -> Result<Targets, Error> {
     let refused = |why: String| Error::Filter { given: given.to_owned(), why };
     let filter = given.trim();
     if filter.is_empty() {
@@ -253,12 +254,14 @@ fn parse(given: &str) -> Result<EnvFilter, Error> {
     let is_level = |part: &str| {
         part.starts_with(|c: char| c.is_ascii_alphabetic()) && part.parse::<LevelFilter>().is_ok()
     };
-    let mut parts = directives.split(',').map(str::trim);
-    let typo = parts.find(|part| !part.contains(['=', '[', ':']) && !is_level(part));
-    if let Some(typo) = typo {
+    let parts = || directives.split(',').map(str::trim);
+    if let Some(span) = parts().find(|part| part.contains(['[', '{'])) {
+        return Err(refused(format!("{span:?} names a span or a field")));
+    }
+    if let Some(typo) = parts().find(|part| !part.contains(['=', ':']) && !is_level(part)) {
         return Err(refused(format!("{typo:?} is not a level")));
     }
-    EnvFilter::builder().parse(&directives).map_err(|error| refused(error.to_string()))
+    directives.parse().map_err(|error: ParseError| refused(error.to_string()))
 }
 
 #[cfg(test)]

@@ -8,10 +8,7 @@ pub(crate) mod children;
 mod cleanup;
 mod consent_poll;
 mod context;
-mod enqueue;
-pub(crate) mod environment;
-pub(crate) mod exposure;
-pub(crate) mod finalizer;
+mod dispatch;
 mod gauges;
 mod grant_sweep;
 mod kinds;
@@ -31,7 +28,6 @@ use coder_k8s_coderd::{
 };
 use coder_k8s_engine::{
     address::Address,
-    cache::ObjectKey,
     client::{self, ClientSettings},
     crds::Crds,
     fence::Fence,
@@ -40,7 +36,6 @@ use coder_k8s_engine::{
     logs,
     metrics::Metrics,
     outage::Outage,
-    queue::Action,
 };
 use kube::{
     Client,
@@ -184,7 +179,7 @@ pub(crate) async fn control(
         }
         ctx.metrics.leading(true);
         tracing::info!("leading: reconciling objects");
-        let reconcile = |key| reconcile(key, ctx.clone());
+        let reconcile = |key| dispatch::reconcile(key, ctx.clone());
         let sync = |key| crate::controlplane::coderd_sync::run_due(key, ctx.clone());
         let poll = |key| crate::controlplane::daemon_poll::poll(key, ctx.clone());
         let (stop, timeout) = (|| stop.clone(), options.shutdown_timeout);
@@ -318,18 +313,6 @@ fn elect(
         Some(lease::run(client, election, fence, leading, beat, outage, release).await)
     });
     (elected, leads)
-}
-
-/// Reconciles one object of any kind. Whatever asks for a delay: a clean-up is continued within its deadline.
-async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
-    let (object, shared) = (key.clone(), ctx.clone());
-    let next = match CoderKind::named(key.kind) {
-        Some(CoderKind::ControlPlane) => crate::controlplane::reconcile(key, ctx).await,
-        Some(CoderKind::Provisioner) => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
-        Some(CoderKind::WorkspaceProxy) => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
-        None => Action::AwaitChange,
-    };
-    shared.cleanups.bound(&object, next, shared.now())
 }
 
 /// The cluster of `--kubeconfig`, else of `KUBECONFIG`, else the one that the pod runs in, else that of `~/.kube/config`. A

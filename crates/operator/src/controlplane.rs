@@ -20,7 +20,7 @@ use coder_k8s_core::{
     object,
     outcome::ActResult,
     pod,
-    rollout::Rollout,
+    workload::Rollout,
     service, sources, workspace_access,
 };
 use coder_k8s_engine::{apply::Owner, cache::ObjectKey, client, queue::Action};
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use crate::controller::{
     Context,
     children::{self, apply},
-    exposure, finalizer, pods, workspaces,
+    pods, workspaces,
 };
 
 /// Reconciles one object.
@@ -174,8 +174,8 @@ async fn set_finalizer(
     ctx: &Context,
     outcome: &mut Outcome,
 ) -> ControlFlow<()> {
-    let set = finalizer::set(&*observed.object, FINALIZER, desired, ctx, &mut outcome.done).await;
-    set.map_break(|written| outcome.object_written = written == finalizer::Written::Yes)
+    let set = children::set_finalizer(&*observed.object, FINALIZER, desired, ctx, &mut outcome.done).await;
+    set.map_break(|written| outcome.object_written = written == children::FinalizerWrite::Yes)
 }
 
 /// Creates, updates and removes the children. The ServiceAccount and the Service come before the Deployment that needs them,
@@ -205,7 +205,7 @@ async fn apply_children(
             pods::failure_message(&ctx.client, &owner.namespace, &observed.selector()).await;
     }
     outcome.exposure =
-        exposure::expose(&desired.exposure, cached.ingress.clone(), cached.route.clone(), owner, ctx, done)
+        children::expose(&desired.exposure, cached.ingress.clone(), cached.route.clone(), owner, ctx, done)
             .await;
     children::apply_budget(ctx, owner, desired.budget.as_ref(), cached.budget.clone(), done).await;
     children::remove_obsolete_accounts(&desired.accounts, owner, ctx, done).await;
@@ -239,5 +239,5 @@ async fn roll_out(
         done.failures.push(client::blocker(&what, &error));
         return cached;
     }
-    apply(ctx, owner, controlplane::deployment::build(observed, sources, ipv6), cached, done).await
+    apply(ctx, owner, controlplane::build_deployment(observed, sources, ipv6), cached, done).await
 }

@@ -189,6 +189,8 @@ topics! {
             "A call to the API server.";
         CONNECT_TIMEOUT engine::CONNECT_TIMEOUT, "",
             "A connection to the API server.";
+        CONNECTION_IDLE_TIMEOUT engine::CONNECTION_IDLE_TIMEOUT, "",
+            "How long an unused connection to the API server stays open.";
         CODERD_CALL s(10), "`--coderd-timeout`",
             "A call to coderd.";
         CODERD_CONNECT s(5), "",

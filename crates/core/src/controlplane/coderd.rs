@@ -23,11 +23,21 @@ use self::{
 };
 use crate::{
     condition::{Conditions, whole_seconds},
-    entitlements::{FeatureState, Tier},
-    license_gate::Feature,
+    license_gate::{Feature, FeatureState, Tier},
     outcome::ForeignObject,
     verified::{self, Recorded},
 };
+
+/// The next step of a decision about coderd, which needs the outside world: ask something, do something, or be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step<Q, E, D> {
+    /// Answer this and decide again.
+    Ask(Q),
+    /// Perform this, note the outcome and decide again.
+    Act(E),
+    /// Nothing more to ask or do in this exchange.
+    Done(D),
+}
 
 /// What exchanges with coderd brought so far in this process.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -10,8 +10,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
 use crate::{
-    rollout::Rollout,
-    workload::{self, Release},
+    workload::{self, Release, Rollout},
 };
 
 /// The image that the Deployment gets.

@@ -34,7 +34,7 @@ fn observed(spec: Value) -> Observed {
 }
 
 fn container(spec: Value) -> Container {
-    let made = deployment::build(&observed(spec), &SourceContents::new(), false);
+    let made = build_deployment(&observed(spec), &SourceContents::new(), false);
     made.spec.unwrap().template.spec.unwrap().containers.remove(0)
 }
 
@@ -45,7 +45,7 @@ fn env(container: &Container) -> Vec<(String, String)> {
 
 /// The Deployment that the plan makes, with all its pods ready.
 fn rolled_out(observed: &Observed) -> Arc<Deployment> {
-    let mut made = deployment::build(observed, &SourceContents::new(), false);
+    let mut made = build_deployment(observed, &SourceContents::new(), false);
     let replicas = made.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     made.status = serde_json::from_value(json!({
         "replicas": replicas, "readyReplicas": replicas, "updatedReplicas": replicas, "availableReplicas": replicas,
@@ -92,7 +92,7 @@ fn the_environment_has_its_order() {
 #[test]
 fn ipv6_pods_listen_and_relay_on_ipv6() {
     let spec = json!({"tls": {"secretNames": ["s"]}});
-    let made = deployment::build(&observed(spec), &SourceContents::new(), true);
+    let made = build_deployment(&observed(spec), &SourceContents::new(), true);
     let container = made.spec.unwrap().template.spec.unwrap().containers.remove(0);
     assert_eq!(container.args.clone().unwrap(), ["--http-address=[::]:8080"]);
     let all: BTreeMap<_, _> = env(&container).into_iter().collect();
@@ -111,7 +111,7 @@ fn arguments_of_users_follow() {
 #[test]
 fn somebody_else_may_scale() {
     let mut observed = observed(json!({"scaling": "External", "replicas": 3}));
-    let made = deployment::build(&observed, &SourceContents::new(), false);
+    let made = build_deployment(&observed, &SourceContents::new(), false);
     assert_eq!(made.spec.as_ref().unwrap().replicas, None);
     assert!(!decide(&observed).desired.unwrap().hand_over_replicas, "there is nothing to hand over yet");
     let mut held = made.clone();
@@ -127,7 +127,7 @@ fn the_budget_follows_whoever_scales() {
     assert!(decide(&observed(json!({"replicas": 1}))).desired.unwrap().budget.is_none());
     assert!(decide(&observed(json!({"replicas": 2}))).desired.unwrap().budget.is_some());
     let mut external = observed(json!({"scaling": "External"}));
-    let mut held = deployment::build(&external, &SourceContents::new(), false);
+    let mut held = build_deployment(&external, &SourceContents::new(), false);
     held.spec.as_mut().unwrap().replicas = Some(4);
     external.children.deployment = Some(Arc::new(held));
     assert!(decide(&external).desired.unwrap().budget.is_some());
@@ -238,7 +238,7 @@ fn a_missing_consent_holds_nothing_up() {
 fn the_number_of_pods_alone_is_not_worth_a_write_while_they_roll_out() {
     let mut observed = observed(json!({}));
     let with = |count: i32, ready: i32, generation: i64| {
-        let mut made = deployment::build(&observed, &SourceContents::new(), false);
+        let mut made = build_deployment(&observed, &SourceContents::new(), false);
         made.metadata.generation = Some(1);
         made.status = serde_json::from_value(
             json!({"observedGeneration": generation, "replicas": count, "updatedReplicas": count, "readyReplicas": ready, "availableReplicas": ready}),

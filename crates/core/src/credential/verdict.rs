@@ -6,9 +6,8 @@ use crate::{
     condition::{Conditions, Progress, Verdict},
     license_gate::{GateState, LicenseGate},
     outcome::Blocker,
-    rollout::Rollout,
     target::{Obstacle, SecretDataRef},
-    workload,
+    workload::{self, Rollout},
 };
 
 /// The state of a credential, as conditions report it.

@@ -23,8 +23,7 @@ use crate::{
     condition::{ConditionStatus, Conditions, whole_seconds},
     daemon_listing::{DaemonListing, ListedDaemon},
     intervals::{MAX_DAEMONS_ON_STATUS, MAX_PODS_IN_MESSAGE},
-    rollout::Rollout,
-    workload::Release,
+    workload::{Release, Rollout},
 };
 
 /// What was observed.

@@ -30,7 +30,7 @@ fn run() -> Run {
 }
 
 fn container(observed: &Observed) -> Value {
-    let made = deployment::build(observed, &SourceContents::new(), &run(), false).unwrap();
+    let made = build_deployment(observed, &SourceContents::new(), &run(), false).unwrap();
     serde_json::to_value(made).unwrap()["spec"]["template"]["spec"]["containers"][0].clone()
 }
 
@@ -101,9 +101,9 @@ fn certificates_make_the_proxy_and_its_service_speak_https() {
 
 #[test]
 fn the_checksum_of_the_token_is_on_the_pods_and_read_back() {
-    let made = deployment::build(&direct(&json!({})), &SourceContents::new(), &run(), false).unwrap();
+    let made = build_deployment(&direct(&json!({})), &SourceContents::new(), &run(), false).unwrap();
     let template = made.spec.unwrap().template;
-    assert_eq!(deployment::run_of(&template), Some(run()));
+    assert_eq!(run_of(&template), Some(run()));
     let all = template.metadata.unwrap().annotations.unwrap();
     assert_eq!(all["checksum/proxy-token"], "sum");
 }

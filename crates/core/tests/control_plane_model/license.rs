@@ -19,7 +19,7 @@ use coder_k8s_core::{
         },
     },
     outcome::Blocker,
-    steps::Step,
+    controlplane::coderd::Step,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -19,9 +19,8 @@ use coder_k8s_core::{
     },
     object::{self, Deletion},
     outcome::{Blocker, EventNote, Retry},
-    rollout::Rollout,
     target::{CoderdTarget, SecretDataRef, Version},
-    workload::{Run, Workload},
+    workload::{Rollout, Run, Workload},
 };
 use coder_k8s_engine::{
     apply::Owner,
@@ -42,7 +41,7 @@ use super::{
     targets::{Connections, TargetError, other_deployment},
 };
 use crate::controller::{
-    CoderResource, Context, children, finalizer,
+    CoderResource, Context, children,
     secrets::{self, NotWritable, ReadSecrets},
 };
 
@@ -386,7 +385,7 @@ impl<K: Managed> Reconciler<K> {
     }
 
     async fn add_finalizer(&mut self) -> Performed {
-        match finalizer::add(&*self.object, K::FINALIZER, &self.ctx).await {
+        match children::add_finalizer(&*self.object, K::FINALIZER, &self.ctx).await {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(failed) => {
                 (self.retry, self.object_written) = (failed, failed.is_none());

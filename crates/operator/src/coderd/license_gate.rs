@@ -9,11 +9,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use coder_k8s_api::CoderControlPlane;
 use coder_k8s_coderd::{CoderdError, ErrorKind, Server};
 use coder_k8s_core::{
-    entitlements::FeatureState,
     intervals::{ENTITLEMENT_FRESH, REQUEUE_ENTITLEMENT},
-    license_gate::{self, EntitlementAnswer, Feature, LicenseGate, Published},
+    license_gate::{self, EntitlementAnswer, Feature, FeatureState, LicenseGate, Published},
     object,
-    rollout::Rollout,
+    workload::Rollout,
 };
 use coder_k8s_engine::{cache::ObjectKey, queue::due_in};
 use kube::{Resource, ResourceExt};

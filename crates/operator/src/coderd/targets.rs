@@ -1,4 +1,5 @@
-//! The one factory of clients of coderd.
+//! The one factory of clients of coderd, and the session tokens that they use: an own one from `bootstrap`, else the operator
+//! token of the control plane.
 //!
 //! An address becomes a [`Server`], a server that answered which deployment it is becomes an [`IdentifiedServer`], and only that
 //! takes a credential, which must belong to its deployment. [`Connections`] does this for the targets of one reconcile and
@@ -6,7 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use coder_k8s_api::{CoderControlPlane, CredentialBinding, ProxyBootstrap, Reason, SecretKeyRef};
+use coder_k8s_api::{
+    CoderControlPlane, CoderProvisioner, CredentialBinding, ProxyBootstrap, Reason, SecretKeyRef,
+    condition::kind,
+};
 use coder_k8s_coderd::{
     BoundToken, CallLimits, Client, CoderdError, CredentialError, IdentifiedServer, Server, Target, is_https,
     is_same_server,
@@ -21,7 +25,7 @@ use coder_k8s_engine::secret::{self, SecretData};
 use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{blocker_of_secret, credentials};
+use super::blocker_of_secret;
 use crate::controller::{CoderResource, Context};
 
 /// Why a target cannot be used.
@@ -302,20 +306,20 @@ impl Connections {
         let recorded = target.credentials.as_ref().and_then(|credentials| credentials.secret.clone());
         let published = || {
             let reference = plane.as_ref()?.status.as_ref()?.operator_token_secret_ref.as_ref()?;
-            Some(SecretDataRef::of(reference, credentials::DEFAULT_TOKEN_KEY))
+            Some(SecretDataRef::of(reference, DEFAULT_TOKEN_KEY))
         };
         let Some(secret) = recorded.or_else(published) else {
             let message =
                 format!("waiting for the operator token of CoderControlPlane {}", target.control_plane);
             return Err(blocked(Blocker::new(Reason::OperatorAccessNotReady, message)));
         };
-        let Some(token) = credentials::read(&secret, &self.namespace, ctx).await? else {
+        let Some(token) = read_token(&secret, &self.namespace, ctx).await? else {
             let reason = if is_address {
                 Reason::CredentialsSecretUnavailable
             } else {
                 Reason::OperatorTokenSecretUnavailable
             };
-            return Err(blocked(credentials::missing(reason, &secret)));
+            return Err(blocked(missing_token(reason, &secret)));
         };
         let server = self.server(target, ctx).await?;
         let bound = match (target.credentials.as_ref().map(|credentials| credentials.kind), &plane) {
@@ -423,3 +427,114 @@ pub(crate) fn blocker_of_credential(error: CredentialError) -> Blocker {
         CredentialError::BadToken(bad) => Blocker::new(Reason::BadToken, bad.to_string()),
     }
 }
+
+/// The key in the Secret where neither spec nor status names one.
+pub(crate) const DEFAULT_TOKEN_KEY: &str = "token";
+
+/// Where the credentials of a pool are. Those of `bootstrap` are used alone, even if they do not work.
+pub(crate) fn credentials_of_pool(
+    object: &CoderProvisioner,
+    plane: Option<&CoderControlPlane>,
+) -> Result<Credentials, Blocker> {
+    if let Some(bootstrap) = &object.spec.bootstrap {
+        let reference = &bootstrap.credentials_secret_ref;
+        let key = reference.key.as_ref().map_or(DEFAULT_TOKEN_KEY, AsRef::as_ref).to_owned();
+        let secret = Some(SecretDataRef { name: reference.name.to_string(), key });
+        return Ok(Credentials { kind: CredentialsKind::Bootstrap, secret });
+    }
+    operator_token(object.spec.control_plane_ref.name.as_str(), plane)
+}
+
+/// Where the operator token of a control plane is, by its status. The control plane must report it as usable.
+pub(crate) fn operator_token(name: &str, plane: Option<&CoderControlPlane>) -> Result<Credentials, Blocker> {
+    let status = plane.and_then(|plane| plane.status.as_ref());
+    if status.is_none_or(|status| status.operator_access_ready != Some(true)) {
+        return Err(no_access(name, plane));
+    }
+    match status.and_then(|status| status.operator_token_secret_ref.as_ref()) {
+        None => {
+            let message = format!(
+                "status.operatorTokenSecretRef of CoderControlPlane {name} is not set; see its condition OperatorAccessReady"
+            );
+            Err(Blocker::new(Reason::OperatorTokenSecretRefMissing, message))
+        }
+        Some(reference) if reference.name.trim().is_empty() => {
+            let message = format!(
+                "status.operatorTokenSecretRef of CoderControlPlane {name} has an empty name; see its condition \
+                 OperatorAccessReady"
+            );
+            Err(Blocker::new(Reason::OperatorTokenSecretRefInvalid, message))
+        }
+        Some(reference) => {
+            let secret = Some(SecretDataRef::of(reference, DEFAULT_TOKEN_KEY));
+            Ok(Credentials { kind: CredentialsKind::Operator, secret })
+        }
+    }
+}
+
+/// The blocker for a control plane without operator access. One that is about to get it is waited for; why another one has
+/// none is told by its own condition.
+fn no_access(name: &str, plane: Option<&CoderControlPlane>) -> Blocker {
+    let conditions =
+        plane.iter().filter_map(|plane| plane.status.as_ref()).flat_map(|status| &status.workload.conditions);
+    let said = conditions.into_iter().find(|condition| condition.type_ == kind::OPERATOR_ACCESS_READY);
+    let reason = said.and_then(Reason::of);
+    match (plane, reason) {
+        (Some(_), None | Some(Reason::Pending)) => {
+            let message = format!(
+                "waiting for operator access of CoderControlPlane {name} (status.operatorAccessReady)"
+            );
+            Blocker::new(Reason::AwaitingControlPlane, message)
+        }
+        (None, _) => {
+            let message =
+                format!("CoderControlPlane {name} does not exist, so there is no status.operatorAccessReady");
+            Blocker::new(Reason::OperatorAccessNotReady, message)
+        }
+        (Some(_), Some(reason)) => {
+            let message = format!(
+                "CoderControlPlane {name} has no operator access (status.operatorAccessReady): {reason}; see its condition \
+                 OperatorAccessReady"
+            );
+            Blocker::new(Reason::OperatorAccessNotReady, message)
+        }
+    }
+}
+
+/// The token in a Secret. None: the Secret or its key does not exist, or the value is empty.
+pub(crate) async fn read_token(
+    secret: &SecretDataRef,
+    namespace: &str,
+    ctx: &Context,
+) -> Result<Option<SecretString>, Blocker> {
+    let unreadable = |blocker: Blocker| Blocker::new(Reason::SecretUnreadable, blocker.message);
+    let data = read_secret(namespace, &secret.name, ctx).await.map_err(unreadable)?;
+    Ok(data.and_then(|data| data.text(&secret.key)))
+}
+
+/// Whether the credentials are in their Secret. `reason` is that of the blocker if they are not, or cannot be read.
+pub(crate) async fn check_token(
+    credentials: &Credentials,
+    reason: Reason,
+    namespace: &str,
+    ctx: &Context,
+) -> Result<(), Blocker> {
+    let Some(secret) = &credentials.secret else { return Ok(()) };
+    let found = read_token(secret, namespace, ctx).await;
+    match found.map_err(|blocker| Blocker { reason, ..blocker })? {
+        Some(_) => Ok(()),
+        None => Err(missing_token(reason, secret)),
+    }
+}
+
+/// The blocker for a token that is not in its Secret.
+pub(crate) fn missing_token(reason: Reason, secret: &SecretDataRef) -> Blocker {
+    let message = format!(
+        "Secret {} does not exist, or its key {} is missing or empty: create it",
+        secret.name, secret.key
+    );
+    Blocker::new(reason, message)
+}
+
+#[cfg(test)]
+mod tests;

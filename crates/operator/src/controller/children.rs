@@ -1,28 +1,36 @@
-//! Applies and removes children of any kind.
+//! Writes what belongs to an object: its children of any kind, its exposure, and its finalizer.
 //!
 //! Nothing here decides: the desired object comes from `core`, and the existing one from a cache. A failure is noted in the
 //! [`ActResult`] and never stops the children that follow. A same-named object of somebody else is noted as foreign and left
 //! alone.
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
-use coder_k8s_api::Reason;
+use coder_k8s_api::{Reason, names::FIELD_MANAGER};
 use coder_k8s_core::{
-    account::Accounts,
-    exposure::DesiredExposure,
+    exposure::{
+        DesiredExposure, Exposure,
+        route::{Acceptance, HTTPRoute, acceptance},
+    },
     object,
-    outcome::{ActResult, Blocker},
-    rollout::Rollout,
+    outcome::{ActResult, Blocker, Retry},
+    workload::{Accounts, Rollout},
     sources::SourceContents,
 };
 use coder_k8s_engine::{
     apply::{Applied, NamespacedKind, Owner, OwnerMark, Part},
     client,
 };
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Service, policy::v1::PodDisruptionBudget};
-use kube::{Resource, ResourceExt};
+use k8s_openapi::api::{
+    apps::v1::Deployment, core::v1::Service, networking::v1::Ingress, policy::v1::PodDisruptionBudget,
+};
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
 
-use super::{Context, pods};
+use super::{Context, kinds::CoderResource, pods};
 
 /// The object as the controlling owner of its children. None: the object has no UID, because the API server never stored it.
 pub(crate) fn owner_of<K: Resource<DynamicType = ()>>(object: &K, component: &str) -> Option<Owner> {
@@ -170,4 +178,107 @@ pub(crate) async fn remove_obsolete_accounts(
     for account in &accounts.obsolete {
         remove(ctx, owner, &**account, done).await;
     }
+}
+
+/// Applies the Ingress or HTTPRoute that exposes an object, and replaces one by the other: an Ingress is removed only after
+/// the route is accepted by its Gateway, and a route only after the Ingress is written.
+///
+/// `ingress` and `route` are the cached children, of which at most one is still desired.
+pub(crate) async fn expose(
+    desired: &DesiredExposure,
+    ingress: Option<Arc<Ingress>>,
+    route: Option<Arc<HTTPRoute>>,
+    owner: &Owner,
+    ctx: &Context,
+    done: &mut ActResult,
+) -> Exposure {
+    if desired.gateway_api_missing {
+        return Exposure::GatewayApiMissing;
+    }
+    let failures = done.failures.len();
+    if let Some(desired) = &desired.ingress {
+        let written = apply(ctx, owner, desired.clone(), ingress, done).await;
+        if written.is_none() || done.failures.len() > failures {
+            return Exposure::Unwritten;
+        }
+        if let Some(route) = route {
+            remove(ctx, owner, &*route, done).await;
+        }
+        return Exposure::Ingress;
+    }
+    if let Some(desired) = &desired.route {
+        let written = apply(ctx, owner, desired.clone(), route, done).await;
+        let Some(written) = written.filter(|_| done.failures.len() == failures) else {
+            return Exposure::Unwritten;
+        };
+        // Until a Gateway accepts the route, the Ingress is the only way in.
+        let accepted = acceptance(&written);
+        if let (Acceptance::Accepted, Some(ingress)) = (&accepted, ingress) {
+            remove(ctx, owner, &*ingress, done).await;
+        }
+        return Exposure::Route(accepted);
+    }
+    if let Some(ingress) = ingress {
+        remove(ctx, owner, &*ingress, done).await;
+    }
+    if let Some(route) = route {
+        remove(ctx, owner, &*route, done).await;
+    }
+    Exposure::NotRequested
+}
+
+/// Adds or removes the finalizer, and changes nothing else. An object has it only while something outside its namespace, in
+/// coderd or in other namespaces, must be cleaned up: garbage collection removes everything else.
+///
+/// Continues if there is nothing to change. Breaks after a write,
+/// because what was observed is outdated then, and after a failure, which is noted in `done`.
+pub(crate) async fn set_finalizer<K>(
+    object: &K,
+    finalizer: &str,
+    desired: bool,
+    ctx: &Context,
+    done: &mut ActResult,
+) -> ControlFlow<FinalizerWrite>
+where
+    K: CoderResource,
+{
+    let Some(finalizers) = object::finalizers(object, finalizer, desired) else {
+        return ControlFlow::Continue(());
+    };
+    // A merge patch replaces the whole list: the version protects a finalizer that somebody else has added meanwhile.
+    let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "finalizers": finalizers}});
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let api: Api<K> = Api::namespaced(ctx.client.clone(), &object.namespace().unwrap_or_default());
+    match api.patch_metadata(&object.name_any(), &params, &Patch::Merge(&patch)).await {
+        Ok(_) => {
+            ctx.mark_stale(object);
+            ControlFlow::Break(FinalizerWrite::Yes)
+        }
+        Err(kube::Error::Api(status)) if status.is_not_found() => ControlFlow::Break(FinalizerWrite::Yes),
+        Err(error) => {
+            done.failures.push(client::blocker("write the finalizer", &error));
+            ControlFlow::Break(FinalizerWrite::Failed)
+        }
+    }
+}
+
+/// The outcome of a write of the finalizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FinalizerWrite {
+    /// The object was written, or no longer exists.
+    Yes,
+    /// The failure is in the [`ActResult`].
+    Failed,
+}
+
+/// Adds the finalizer before something is created outside the namespace, so that no crash leaves anything behind. Continues
+/// if the object has it; else the reconcile ends, and a failure says when to retry.
+pub(crate) async fn add_finalizer<K: CoderResource>(
+    object: &K,
+    finalizer: &str,
+    ctx: &Context,
+) -> ControlFlow<Option<Retry>> {
+    let mut done = ActResult::default();
+    let set = set_finalizer(object, finalizer, true, ctx, &mut done).await;
+    set.map_break(|_| done.failures.first().map(|failure| failure.retry))
 }

@@ -40,13 +40,13 @@ use tokio::time::Instant;
 
 use super::{
     cleanup::{CleanupAttempt, Cleanups},
-    kinds::{Caches, CoderKind, CoderResource},
+    kinds::{Caches, CoderResource},
     options::Options,
     referenced::ReferencedObjects,
     watches::Scope,
 };
 use crate::{
-    coderd::{license_gate::SharedAnswers, verify_schedule::VerifySchedule},
+    coderd::{license_gate::SharedAnswers, schedule::VerifySchedule},
     controlplane::{
         coderd_sync::{CoderdSync, Intervals},
         daemon_poll::DaemonPoller,
@@ -138,7 +138,7 @@ pub(crate) struct Context {
     pub(crate) cleanups: Cleanups,
     last_written: Mutex<HashMap<ObjectKey, LastWritten>>,
     /// Objects of which a child was deleted, and which may have been deleted as well.
-    perhaps_deleted: Mutex<HashSet<ObjectKey>>,
+    pub(super) perhaps_deleted: Mutex<HashSet<ObjectKey>>,
 }
 
 impl Context {
@@ -185,40 +185,9 @@ impl Context {
         }
     }
 
-    /// The queue of a kind. Reconciles of pools and proxies call coderd and wait for it, so that they have a wide queue of
-    /// their own.
-    pub(crate) fn queue_of(&self, kind: CoderKind) -> &Queue {
-        match kind {
-            CoderKind::ControlPlane => &self.queue,
-            CoderKind::Provisioner | CoderKind::WorkspaceProxy => &self.verify_schedule.schedule.queue,
-        }
-    }
-
-    /// Enqueues an object into the queue of its kind. Keys of other kinds than [`CoderKind`] are ignored.
-    pub(crate) fn enqueue(&self, key: ObjectKey) {
-        if let Some(kind) = CoderKind::named(key.kind) {
-            self.queue_of(kind).enqueue(key);
-        }
-    }
-
-    /// Enqueues an object that probably needs nothing behind those that do.
-    pub(super) fn enqueue_unhurried(&self, key: ObjectKey) {
-        if let Some(kind) = CoderKind::named(key.kind) {
-            self.queue_of(kind).enqueue_unhurried(key);
-        }
-    }
-
     #[expect(clippy::unused_self, reason = "time is part of what a reconcile is given")]
     pub(crate) fn now(&self) -> Timestamp {
         Timestamp::now()
-    }
-
-    /// Enqueues an object of which a child was deleted. If the object was deleted as well, the watch of its kind may tell
-    /// that later than the watch of the child does, and the child must not be created again. So the next reconcile reads the
-    /// object live.
-    pub(super) fn child_deleted(&self, owner: ObjectKey) {
-        self.perhaps_deleted.lock().insert(owner.clone());
-        self.enqueue(owner);
     }
 
     /// The object to reconcile, from the cache. The error is the requeue: the object no longer exists, or the cache is

@@ -7,7 +7,7 @@ use coder_k8s_api::{
     CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, Reason,
     condition::kind::{AUTOSCALING, DAEMONS_CONNECTED, HEALTHY, JOBS_RUNNABLE, OPERATOR_ACCESS_READY, READY},
 };
-use coder_k8s_core::{object, provisioner::names, rollout::Rollout};
+use coder_k8s_core::{object, provisioner::names, workload::Rollout};
 use coder_k8s_engine::cache::Cache;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use coder_k8s_api::names::{self, label};
-use coder_k8s_core::references::References;
+use coder_k8s_core::sources::References;
 use coder_k8s_engine::{
     apply::NamespacedKind,
     cache::Cache,
@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Context,
-    enqueue::{child_changed, coder_object_changed, enqueue_routed, referenced_changed},
+    dispatch::{child_changed, coder_object_changed, enqueue_routed, referenced_changed},
     kinds::{CoderKind, CoderResource, ReferencedKind},
 };
 

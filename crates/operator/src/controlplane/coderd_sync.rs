@@ -30,7 +30,7 @@ use coder_k8s_core::{
     license_gate::EntitlementAnswer,
     names, object,
     outcome::{Blocker, Retry},
-    rollout::Rollout,
+    workload::Rollout,
     verified::{self, Recorded},
 };
 use coder_k8s_engine::{apply::Owner, backoff::jitter, cache::ObjectKey, queue::Action, secret};

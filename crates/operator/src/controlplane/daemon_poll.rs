@@ -24,7 +24,7 @@ use coder_k8s_core::{
     object,
     outcome::{Blocker, Retry},
     provisioner::daemons::{self, DaemonHealth},
-    rollout::Rollout,
+    workload::Rollout,
 };
 use coder_k8s_engine::{
     backoff::jitter,

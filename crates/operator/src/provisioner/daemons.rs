@@ -22,7 +22,7 @@ use coder_k8s_core::{
         names,
         scaling::ObservedScaling,
     },
-    rollout::Rollout,
+    workload::Rollout,
 };
 use coder_k8s_engine::{apply::Owner, cache::ObjectKey, client};
 use jiff::SignedDuration;

@@ -18,13 +18,12 @@ use coder_k8s_core::{
     object::{self, Deletion},
     provisioner::{
         self, Observed,
-        deployment::{own_url, run_of},
         keys::{
             Blocker, CoderdTarget, Decision, DesiredKey, FoundKey, KeyContext, KeyIntent, KeyMarks, KeyQuery,
             KeyRecord, KeyRef, KeyScope, Keys, ListedKey, ObservedKeys, SecretDataRef, Version, decide,
             tags::Tags,
         },
-        names,
+        names, own_url, run_of,
     },
 };
 use coder_k8s_engine::{
@@ -39,8 +38,7 @@ use secrecy::SecretString;
 use crate::{
     coderd::{
         credential::{Interrupted, Managed, Performed, Reconciler, deployment_of, older_claimant, workload},
-        credentials,
-        targets::{Connections, other_deployment},
+        targets::{self, Connections, other_deployment},
     },
     controller::Context,
 };
@@ -362,6 +360,6 @@ fn target(pool: &Observed) -> Result<CoderdTarget, Blocker> {
         control_plane: plane.name_any(),
         url: provisioner::daemon_url(plane),
         deployment_id: pool.deployment_id.clone(),
-        credentials: Some(credentials::of_pool(&pool.object, Some(plane))?),
+        credentials: Some(targets::credentials_of_pool(&pool.object, Some(plane))?),
     })
 }

@@ -20,15 +20,13 @@ use coder_k8s_core::{
     provisioner::names::checksum,
     target::{CoderdTarget, SecretDataRef, Version},
     workspaceproxy::{
-        Observed, TOKEN,
-        deployment::{own_url, run_of},
-        primary_url,
+        Observed, TOKEN, own_url, primary_url,
         registration::{
             Decision, ListedProxy, ObservedRegistration, ProxyProfile, RegistrationContext,
             RegistrationEffect, RegistrationIntent, RegistrationMarks, RegistrationRecord, RegistrationRef,
             Registrations, SuppliedToken, TokenFacts, decide, token_id,
         },
-        wanted_registration,
+        run_of, wanted_registration,
     },
 };
 use coder_k8s_engine::{
@@ -39,12 +37,12 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::observe::ProxyTarget;
+use super::ProxyTarget;
 use crate::{
     coderd::{
         blocker_at,
         credential::{Interrupted, Managed, Performed, Reconciler, deployment_of, older_claimant, workload},
-        credentials,
+        targets,
     },
     controller::{Context, secrets},
 };
@@ -295,12 +293,12 @@ async fn given(
     };
     let data_key = reference.key.as_ref().map_or(TOKEN, AsRef::as_ref).to_owned();
     let place = SecretDataRef { name: reference.name.to_string(), key: data_key };
-    match credentials::read(&place, &key.namespace, ctx).await? {
+    match targets::read_token(&place, &key.namespace, ctx).await? {
         Some(text) => {
             let token = token(&text, &object.uid().unwrap_or_default());
             Ok(SuppliedToken { place, token })
         }
-        None => Err(credentials::missing(MISSING, &place)),
+        None => Err(targets::missing_token(MISSING, &place)),
     }
 }
 

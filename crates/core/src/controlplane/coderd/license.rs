@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 use super::{Basis, CoderdReport, access::Access, condition};
 use crate::{
     condition::{ConditionStatus, Conditions, Progress, Verdict, whole_seconds},
+    controlplane::coderd::Step,
     outcome::{Blocker, Retry},
-    steps::Step,
     verified,
 };
 

@@ -17,8 +17,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::access::{Access, Revocation};
 use crate::{
     condition::whole_seconds,
+    controlplane::coderd::Step,
     outcome::{Blocker, EventNote, Retry},
-    steps::Step,
 };
 
 /// What is known of the operator token. The options are filled in as [`decide`] asks for them.

@@ -11,9 +11,9 @@ use coder_k8s_api::{AccessMethod, OperatorTokenStatus, Reason};
 use super::access::Revocation;
 use crate::{
     cleanup::Cleanup,
+    controlplane::coderd::Step,
     intervals::REQUEUE_DEPENDENTS,
     outcome::{Blocker, EventNote, Retry},
-    steps::Step,
 };
 
 /// What is known of a token that is to be revoked.

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use crate::{
     daemon_listing::ListedDaemon,
     pod::find_variable,
-    provisioner::deployment::{CONTAINER, DAEMON_NAME},
+    provisioner::{CONTAINER, DAEMON_NAME},
 };
 
 /// The annotation by which a ReplicaSet chooses the pods to delete when it is scaled down: those with the lowest cost

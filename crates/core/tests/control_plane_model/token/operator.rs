@@ -15,7 +15,7 @@ use coder_k8s_core::{
         revocation::{self, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
     },
     outcome::{Blocker, Retry},
-    steps::Step,
+    controlplane::coderd::Step,
 };
 
 use super::{

@@ -10,17 +10,16 @@ use coder_k8s_coderd::{self as coderd, Client, ErrorKind};
 use coder_k8s_core::{
     condition::whole_seconds,
     controlplane::coderd::{
-        PresentInputs,
+        PresentInputs, Step,
         license::{
             self, InstalledLicense, License, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord,
             LicenseReport, LicenseText, ObservedLicense,
         },
         license_inputs,
     },
-    entitlements::Tier,
+    license_gate::Tier,
     outcome::{Blocker, Retry},
     sources,
-    steps::Step,
     verified::{self, Recorded},
 };
 use jiff::Timestamp;
@@ -28,7 +27,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{Exchange, Plane, SyncState};
-use crate::coderd::{blocker_of, driver, targets};
+use crate::coderd::{Protocol, blocker_of, run_protocol, targets};
 
 /// Whether the license of the spec is applied, by the last exchange or else by the status. True if the spec names none.
 pub(super) fn is_applied(state: &SyncState, object: &CoderControlPlane, present: &PresentInputs) -> bool {
@@ -105,7 +104,7 @@ pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option
         ..ObservedLicense::default()
     };
     let mut protocol = LicenseProtocol { observed, exchange, client, text: None, inputs: None };
-    let Some(report) = driver::run(&mut protocol).await else { return Some(Retry::Backoff) };
+    let Some(report) = run_protocol(&mut protocol).await else { return Some(Retry::Backoff) };
     let inputs = protocol.inputs;
     let LicenseReport { license, keeps, access, retry } = report;
     let known = &mut exchange.state.report;
@@ -152,7 +151,7 @@ struct LicenseProtocol<'a, 'e> {
     inputs: Option<String>,
 }
 
-impl driver::Protocol for LicenseProtocol<'_, '_> {
+impl Protocol for LicenseProtocol<'_, '_> {
     type Query = LicenseQuery;
     type Effect = LicenseEffect;
     type Done = LicenseReport;

@@ -10,11 +10,11 @@ use coder_k8s_coderd::{CallLimits, ErrorKind};
 use coder_k8s_core::{
     cleanup::Cleanup,
     controlplane::coderd::{
+        Step,
         access::{self, Revocation},
         revocation::{self, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
     },
     outcome::{Blocker, Retry},
-    steps::Step,
 };
 use coder_k8s_engine::{cache::ObjectKey, queue::Action};
 use jiff::{SignedDuration, Timestamp};
@@ -25,7 +25,7 @@ use super::{
     token::{StoredSecret, token_id},
 };
 use crate::{
-    coderd::{blocker_of, driver, targets},
+    coderd::{Protocol, blocker_of, run_protocol, targets},
     controller::{CleanupAttempt, CoderKind, Context},
 };
 
@@ -79,7 +79,7 @@ async fn revoke(state: &mut SyncState, deletion: Option<TokenDeletion>, plane: P
     };
     state.report.foreign = None;
     let mut protocol = RevocationProtocol { observed, plane };
-    let Some(report) = driver::run(&mut protocol).await else {
+    let Some(report) = run_protocol(&mut protocol).await else {
         return Action::RequeueAfter(ctx.coderd_sync.schedule.failed(key, Retry::Backoff));
     };
     let RevocationReport { revocation, retry, within, event } = report;
@@ -124,7 +124,7 @@ struct RevocationProtocol<'a> {
     plane: Plane<'a>,
 }
 
-impl driver::Protocol for RevocationProtocol<'_> {
+impl Protocol for RevocationProtocol<'_> {
     type Query = Infallible;
     type Effect = RevocationEffect;
     type Done = RevocationReport;

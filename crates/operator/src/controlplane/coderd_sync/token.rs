@@ -13,14 +13,13 @@ use coder_k8s_api::{
 use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, User};
 use coder_k8s_core::{
     controlplane::coderd::{
-        access,
+        Step, access,
         operator_token::{
             self, CreatedToken, ObservedToken, TokenCheck, TokenEffect, TokenQuery, TokenReport, TokenSecret,
         },
     },
     outcome::{Blocker, ForeignObject, Retry},
     sources,
-    steps::Step,
 };
 use coder_k8s_engine::secret::{self, SecretData, SecretEntry, SecretOwnership};
 use jiff::{SignedDuration, Timestamp};
@@ -28,7 +27,7 @@ use kube::ResourceExt;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{Exchange, Plane, database, first_user};
-use crate::coderd::{blocker_of, blocker_of_secret, driver, targets};
+use crate::coderd::{Protocol, blocker_of, blocker_of_secret, run_protocol, targets};
 
 /// How long a token lives unless `operatorAccess.tokenLifetimeDays` says otherwise.
 const DEFAULT_LIFETIME_DAYS: i64 = 365;
@@ -70,7 +69,7 @@ pub(super) async fn sync(
         ..ObservedToken::default()
     };
     let mut protocol = TokenProtocol { observed, exchange, server, secret: None, accepted: None };
-    let report = driver::run(&mut protocol)
+    let report = run_protocol(&mut protocol)
         .await
         .unwrap_or(TokenReport { retry: Some(Retry::Backoff), ..TokenReport::default() });
     (report, protocol.accepted.map(|(client, _)| client))
@@ -85,7 +84,7 @@ struct TokenProtocol<'a, 'e> {
     accepted: Option<(Client, User)>,
 }
 
-impl driver::Protocol for TokenProtocol<'_, '_> {
+impl Protocol for TokenProtocol<'_, '_> {
     type Query = TokenQuery;
     type Effect = TokenEffect;
     type Done = TokenReport;

@@ -19,7 +19,7 @@ use kube::ResourceExt;
 
 use super::{organization, plane_of, server};
 use crate::{
-    coderd::{blocker_of, credentials, retry_of, targets},
+    coderd::{blocker_of, retry_of, targets},
     controller::Context,
 };
 
@@ -166,7 +166,7 @@ async fn token(
             "waiting for a token: neither the control plane nor a pool has one",
         )
     };
-    let all = pools.iter().map(|pool| (pool, credentials::of_pool(pool, Some(plane))));
+    let all = pools.iter().map(|pool| (pool, targets::credentials_of_pool(pool, Some(plane))));
     let rank = |found: &Result<Credentials, Blocker>| match found {
         Ok(credentials) if credentials.kind == CredentialsKind::Operator => 0,
         Ok(_) => 1,
@@ -177,8 +177,8 @@ async fn token(
     };
     let found = found?;
     let Some(secret) = &found.secret else { return Err(no_token().into()) };
-    let token = credentials::read(secret, &plane.namespace().unwrap_or_default(), ctx).await?;
-    let missing = || credentials::missing(Reason::OperatorTokenSecretUnavailable, secret);
+    let token = targets::read_token(secret, &plane.namespace().unwrap_or_default(), ctx).await?;
+    let missing = || targets::missing_token(Reason::OperatorTokenSecretUnavailable, secret);
     let token = token.ok_or_else(missing)?;
     let recorded = match found.kind {
         CredentialsKind::Operator => plane.status.as_ref().and_then(|status| status.deployment_id.clone()),

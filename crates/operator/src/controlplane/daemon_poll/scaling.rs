@@ -16,7 +16,7 @@ use coder_k8s_core::{
         daemons::{DaemonPod, keys},
         names, scaling,
     },
-    rollout::{Rollout, RolloutStage},
+    workload::{Rollout, RolloutStage},
 };
 use coder_k8s_engine::{cache::ObjectKey, client};
 use kube::ResourceExt;

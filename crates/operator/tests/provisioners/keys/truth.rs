@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use coder_k8s_api::CoderProvisioner;
 use coder_k8s_scenes::pool::{PoolScene, SECRET, condition, is};
 use serde_json::json;
 
@@ -31,11 +32,12 @@ async fn an_edit_of_something_else_keeps_the_key_ready_while_coderd_is_away() {
     let pool = PoolScene::ready(&KEYS, "truth", json!({"tags": {"region": "eu"}})).await;
     pool.sim.stop().await;
     pool.edit(json!({"replicas": 2})).await;
+    // Time for a verification that fails.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let seen = pool
-        .until(|pool| pool.status.as_ref().unwrap().workload.observed_generation == pool.metadata.generation);
-    let seen = seen.await;
-    assert!(is(&seen, "Ready", "True", None), "{seen:?}");
+    let is_observed = |pool: &CoderProvisioner| {
+        pool.status.as_ref().unwrap().workload.observed_generation == pool.metadata.generation
+    };
+    let seen = pool.until(|pool| is_observed(pool) && is(pool, "Ready", "True", None)).await;
     let key = condition(&seen, "ProvisionerKeyReady").unwrap();
     assert_eq!(key.status, "True", "what was verified stays so");
 }

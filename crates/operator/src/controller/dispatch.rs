@@ -1,24 +1,73 @@
-//! Decides which objects a change enqueues.
+//! The way from a change to a reconcile: which objects a change enqueues, into which queue, and who reconciles them.
 //!
 //! Watches call this with each change. A change enqueues the object itself, its owner, and the objects that refer to it, each
 //! into the queue of its kind. A status that this process wrote enqueues nothing of its own, so that an object at rest stays
 //! at rest.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use coder_k8s_api::Expose;
 use coder_k8s_core::{
     condition::timeless,
-    references::{Reference, References},
+    sources::{Reference, References},
     workspace_access::served,
 };
-use coder_k8s_engine::{cache::ObjectKey, object_watch::ObjectEvent};
+use coder_k8s_engine::{
+    cache::ObjectKey,
+    object_watch::ObjectEvent,
+    queue::{Action, Queue},
+};
 use kube::{Resource, ResourceExt};
 
 use super::{
     Context,
     kinds::{CoderKind, CoderResource, ReferencedKind, controllers},
 };
+
+/// Reconciles one object of any kind. Whatever asks for a delay: a clean-up is continued within its deadline.
+pub(super) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
+    let (object, shared) = (key.clone(), ctx.clone());
+    let next = match CoderKind::named(key.kind) {
+        Some(CoderKind::ControlPlane) => crate::controlplane::reconcile(key, ctx).await,
+        Some(CoderKind::Provisioner) => Box::pin(crate::provisioner::reconcile(key, ctx)).await,
+        Some(CoderKind::WorkspaceProxy) => Box::pin(crate::workspaceproxy::reconcile(key, ctx)).await,
+        None => Action::AwaitChange,
+    };
+    shared.cleanups.bound(&object, next, shared.now())
+}
+
+impl Context {
+    /// The queue of a kind. Reconciles of pools and proxies call coderd and wait for it, so that they have a wide queue of
+    /// their own.
+    pub(crate) fn queue_of(&self, kind: CoderKind) -> &Queue {
+        match kind {
+            CoderKind::ControlPlane => &self.queue,
+            CoderKind::Provisioner | CoderKind::WorkspaceProxy => &self.verify_schedule.schedule.queue,
+        }
+    }
+
+    /// Enqueues an object into the queue of its kind. Keys of other kinds than [`CoderKind`] are ignored.
+    pub(crate) fn enqueue(&self, key: ObjectKey) {
+        if let Some(kind) = CoderKind::named(key.kind) {
+            self.queue_of(kind).enqueue(key);
+        }
+    }
+
+    /// Enqueues an object that probably needs nothing behind those that do.
+    pub(super) fn enqueue_unhurried(&self, key: ObjectKey) {
+        if let Some(kind) = CoderKind::named(key.kind) {
+            self.queue_of(kind).enqueue_unhurried(key);
+        }
+    }
+
+    /// Enqueues an object of which a child was deleted. If the object was deleted as well, the watch of its kind may tell
+    /// that later than the watch of the child does, and the child must not be created again. So the next reconcile reads the
+    /// object live.
+    pub(super) fn child_deleted(&self, owner: ObjectKey) {
+        self.perhaps_deleted.lock().insert(owner.clone());
+        self.enqueue(owner);
+    }
+}
 
 /// Enqueues every object with a route, because the Gateway API was installed or removed.
 pub(super) fn enqueue_routed(ctx: &Context) {
