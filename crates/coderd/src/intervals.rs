@@ -1,5 +1,6 @@
 //! Every fixed delay, time-out and bound of this crate in one table. Each is named after what it delays or bounds.
-//! Values that a user can set with a flag appear here as defaults.
+//! Defaults here are those of this crate alone: the operator sets them by its flags, whose defaults are in
+//! `operator/src/controller/options.rs`.
 
 use std::time::Duration;
 

@@ -39,6 +39,7 @@ pub use provisioning::{
 pub use proxies::{Proxy, ProxyHealth, ProxySettings, RegisteredProxy};
 pub use request::Call;
 pub use server::{
-    BadTarget, BoundToken, CredentialError, IdentifiedServer, Server, Target, is_https, is_same_server,
+    BadTarget, BoundToken, BuildInfo, CredentialError, IdentifiedServer, Server, Target, is_https,
+    is_same_server,
 };
-pub use users::{BuildInfo, FirstUser, IssuedToken, NewFirstUser, NewUser, Organization, Token, User};
+pub use users::{FirstUser, IssuedToken, NewFirstUser, NewUser, Organization, Token, User};

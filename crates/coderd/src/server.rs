@@ -11,13 +11,15 @@
 use std::{fmt, net::IpAddr};
 
 use secrecy::SecretString;
+use serde::Deserialize;
 use url::{Host, Url};
 
 use crate::{
+    answer,
     client::{CallLimits, Client},
     error::Result,
     license::Entitlements,
-    users::BuildInfo,
+    request::{Auth, Request},
 };
 
 /// Where a coderd is, and which certificates prove it. `Debug` shows scheme, host and port alone.
@@ -129,6 +131,27 @@ pub fn is_https(url: &str) -> bool {
 pub(crate) fn authority(url: &Url) -> Option<String> {
     let host = url.host_str()?;
     Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
+}
+
+/// Identity of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct BuildInfo {
+    /// Version with a leading `v`, such as `v2.30.0`.
+    #[serde(deserialize_with = "answer::word")]
+    pub version: String,
+    /// UUID of the deployment, stored in its database. Empty for a workspace proxy, which is no deployment.
+    #[serde(default, deserialize_with = "answer::word_or_empty")]
+    pub deployment_id: String,
+    /// Whether a workspace proxy answered instead of coderd.
+    #[serde(default, deserialize_with = "answer::or_default")]
+    pub workspace_proxy: bool,
+}
+
+impl Client {
+    /// Asks the server who it is. Sends no credential, so it is safe before the server is identified.
+    pub async fn build_info(&self) -> Result<BuildInfo> {
+        self.fetch(Request::get("get buildinfo", &["buildinfo"]).by(Auth::Nobody)).await
+    }
 }
 
 /// A coderd at an address. It is called without a credential.

@@ -1,4 +1,4 @@
-//! What a server tells about itself without a credential, its users and organizations, and the session tokens of users.
+//! The users and organizations of a server, and the session tokens of users.
 //!
 //! The expiry of a token never slides, and coderd by default limits it to a week for tokens of an owner.
 
@@ -15,20 +15,6 @@ use crate::{
     error::{Result, Unexpected},
     request::{Auth, Request, Surface},
 };
-
-/// Identity of a server.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct BuildInfo {
-    /// Version with a leading `v`, such as `v2.30.0`.
-    #[serde(deserialize_with = "answer::word")]
-    pub version: String,
-    /// UUID of the deployment, stored in its database. Empty for a workspace proxy, which is no deployment.
-    #[serde(default, deserialize_with = "answer::word_or_empty")]
-    pub deployment_id: String,
-    /// Whether a workspace proxy answered instead of coderd.
-    #[serde(default, deserialize_with = "answer::or_default")]
-    pub workspace_proxy: bool,
-}
 
 /// A user.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -161,11 +147,6 @@ struct CreatedSession {
 }
 
 impl Client {
-    /// Asks the server who it is. Sends no credential, so it is safe before the server is identified.
-    pub async fn build_info(&self) -> Result<BuildInfo> {
-        self.fetch(Request::get("get buildinfo", &["buildinfo"]).by(Auth::Nobody)).await
-    }
-
     /// Succeeds if the HTTP server of coderd runs. Says nothing about its database.
     pub async fn healthz(&self) -> Result<()> {
         let mut request = Request::get("get healthz", &[]).by(Auth::Nobody);

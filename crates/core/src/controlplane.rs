@@ -49,8 +49,8 @@ pub struct Observed {
     pub object: Arc<CoderControlPlane>,
     /// Its children, as far as they bear our label.
     pub children: Children,
-    /// The Deployment as the operator last wrote it, while `children` has an older one. An image that the operator has just
-    /// replaced must not look like one that somebody else set.
+    /// The Deployment as the operator last wrote it, or read it live, while `children` has an older one. An image that
+    /// the operator has just replaced must not look like one that somebody else set.
     pub newer_deployment: Option<Arc<Deployment>>,
     /// Secrets and ConfigMaps that the pods read, or why they could not be read.
     pub sources: Result<SourceContents, Blocker>,
@@ -159,8 +159,12 @@ fn desired(observed: &Observed) -> Desired {
     let tls = !spec.tls.secret_names.is_empty();
     let port = service::http_port(&spec.service, tls);
     let held = &observed.children.service_accounts;
-    let accounts =
-        workload::decide_accounts(&spec.service_account, &observed.service_account(), held, observed.has_moved());
+    let accounts = workload::decide_accounts(
+        &spec.service_account,
+        &observed.service_account(),
+        held,
+        observed.has_moved(),
+    );
     let handed_over = observed
         .children
         .deployment

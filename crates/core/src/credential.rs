@@ -67,7 +67,8 @@ pub trait CredentialKind: Clone + Debug + Eq + Hash {
 
     /// How soon to decide again while something is in use.
     const REQUEUE: Duration;
-    /// How long a stale credential stays on the list while there are no credentials to delete it with.
+    /// How long the record keeps a replaced key or registration that cannot be deleted, because neither the control
+    /// plane nor a session token exists any more.
     const ABANDON_AFTER: SignedDuration;
     /// The field of the spec that chooses another Secret.
     const SECRET_FIELD: &'static str;
@@ -209,7 +210,7 @@ pub enum NextStep<K: CredentialKind> {
 
 impl<K: CredentialKind> NextStep<K> {
     /// Whether another reconcile has something to do at once.
-    pub fn goes_on(&self) -> bool {
+    pub fn continues(&self) -> bool {
         matches!(self, Self::Record(_) | Self::Act(_) | Self::RemoveFinalizer)
     }
 }

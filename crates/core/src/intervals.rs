@@ -53,8 +53,9 @@ pub const QUEUE_UNKNOWN_KEEP: SignedDuration = SignedDuration::from_mins(15);
 /// How long a replaced key stays on the status when no credentials are left to delete it.
 pub const STALE_KEY_WITHOUT_CREDENTIALS: SignedDuration = SignedDuration::from_hours(1);
 
-/// How far the clocks of coderd and of the operator may differ. This is safe: a name is announced only after a listing showed
-/// that no credential has it, so that an older credential of that name cannot exist.
+/// How far the clocks of coderd and of the operator may differ. This is safe: a name is announced only after a listing
+/// showed that no credential has it, so that an older credential of that name cannot exist. One that is up to this
+/// much older than its announcement counts as made because of it.
 pub const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
 
 /// How far ahead of the clock a recorded time may be. A time that was lost from the status reads as the latest time there is;

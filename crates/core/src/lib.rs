@@ -1,7 +1,8 @@
 //! The decisions of coder-k8s.
 //!
-//! Pure: no client, no clock, no environment. What was observed and the time come in as arguments; plans and
-//! status go out as data. "Not ready yet" is a plan, not an error.
+//! Pure: no client, no clock, no environment. What was observed and the time come in as arguments; plans and status go
+//! out as data. "Not ready yet" is a plan, not an error. "The Go operator" is the operator of the same name and kinds
+//! that this one replaces: its objects are taken over as it leaves them.
 
 pub mod autoscaling;
 pub mod cleanup;

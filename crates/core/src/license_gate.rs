@@ -53,7 +53,7 @@ pub struct Published {
     pub checked: Option<Timestamp>,
     /// Whether the control plane refreshes it: it may ask, and its last query did not fail. Dependents then need no query of
     /// their own.
-    pub kept: bool,
+    pub is_refreshed: bool,
 }
 
 /// The answer of coderd itself.
@@ -156,7 +156,7 @@ pub fn decide(feature: Feature, published: &Published, now: Timestamp) -> Option
     let left = published.checked.and_then(|checked| fresh_for(checked, now));
     // What is no longer fresh counts if the control plane asks again by itself: it asks within seconds, and its answer
     // enqueues every dependent.
-    if left.is_none() && !published.kept {
+    if left.is_none() && !published.is_refreshed {
         return None;
     }
     let again = left.unwrap_or(REQUEUE_ENTITLEMENT);
@@ -166,11 +166,11 @@ pub fn decide(feature: Feature, published: &Published, now: Timestamp) -> Option
     match published.entitlement {
         state if state.is_granted() => {
             // While the control plane does not ask, nothing enqueues its dependents when the answer is no longer fresh.
-            let again = (left.is_none() || !published.kept).then_some(again);
+            let again = (left.is_none() || !published.is_refreshed).then_some(again);
             Some(LicenseGate { again, ..LicenseGate::open(feature) })
         }
         FeatureState::NotEntitled => Some(LicenseGate::closed(feature, again)),
-        _ if published.kept => {
+        _ if published.is_refreshed => {
             Some(LicenseGate::awaited("waiting for the control plane to ask coderd what its license covers"))
         }
         _ => None,
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(know(&published("not_entitled", 990), None).again, Some(Duration::from_secs(110)));
         assert_eq!(know(&published("not_entitled", 1200), None).again, Some(Duration::from_mins(2)));
         assert_eq!(know(&published("entitled", 990), None).again, Some(Duration::from_secs(110)));
-        assert_eq!(know(&Published { kept: true, ..published("entitled", 990) }, None).again, None);
+        assert_eq!(know(&Published { is_refreshed: true, ..published("entitled", 990) }, None).again, None);
     }
 
     #[test]
@@ -368,10 +368,10 @@ mod tests {
 
     #[test]
     fn a_server_without_licenses_is_told_apart_by_what_the_control_plane_publishes() {
-        for (checked, kept, is_known) in
+        for (checked, is_refreshed, is_known) in
             [(990, true, true), (990, false, true), (0, true, true), (0, false, false)]
         {
-            let agpl = Published { is_unsupported: true, kept, ..published("not_entitled", checked) };
+            let agpl = Published { is_unsupported: true, is_refreshed, ..published("not_entitled", checked) };
             let gate = decide(Feature::Provisioners, &agpl, at(1000));
             assert_eq!(gate.is_some(), is_known, "{agpl:?}");
             let Some(gate) = gate else { continue };
@@ -403,10 +403,11 @@ mod tests {
 
     #[test]
     fn a_control_plane_that_asks_by_itself_is_waited_for() {
-        let kept = |entitlement: &str, checked| Published { kept: true, ..published(entitlement, checked) };
-        assert!(know(&kept("entitled", 700), None).may_begin(), "known good lasts");
-        assert_eq!(know(&kept("not_entitled", 700), None).state, GateState::Closed);
-        let waits = know(&kept("unknown", 990), None);
+        let is_refreshed =
+            |entitlement: &str, checked| Published { is_refreshed: true, ..published(entitlement, checked) };
+        assert!(know(&is_refreshed("entitled", 700), None).may_begin(), "known good lasts");
+        assert_eq!(know(&is_refreshed("not_entitled", 700), None).state, GateState::Closed);
+        let waits = know(&is_refreshed("unknown", 990), None);
         assert_eq!((waits.state, waits.reason), (GateState::Unknown, Reason::AwaitingEntitlements));
     }
 

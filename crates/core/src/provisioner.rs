@@ -131,7 +131,7 @@ impl Observed {
 }
 
 /// The address that daemons connect to: the Service, by HTTP where it has a certificate of its own.
-pub fn daemon_url(plane: &CoderControlPlane) -> String {
+pub fn pods_url(plane: &CoderControlPlane) -> String {
     if plane.spec.tls.secret_names.is_empty() {
         access_url::cluster_url(plane)
     } else {

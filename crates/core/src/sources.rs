@@ -89,7 +89,7 @@ pub fn used(pod: &PodSettings, tls: &Tls) -> BTreeSet<Source> {
 }
 
 /// What is read of each source. `inspected` are variables whose definition by `envFrom` is asked for.
-pub fn desired(pod: &PodSettings, tls: &Tls, inspected: &[&str]) -> BTreeMap<Source, NeededKeys> {
+pub fn needed(pod: &PodSettings, tls: &Tls, inspected: &[&str]) -> BTreeMap<Source, NeededKeys> {
     let mut all: BTreeMap<Source, NeededKeys> = BTreeMap::new();
     for one in uses(pod, tls) {
         match one {
@@ -367,7 +367,7 @@ mod tests {
             "extraEnv": [{"name": "DB", "valueFrom": {"secretKeyRef": {"name": "db", "key": "url"}}}],
         }));
         let tls = Tls { secret_names: vec!["cert".into()] };
-        let all = desired(&pod, &tls, &[URL]);
+        let all = needed(&pod, &tls, &[URL]);
         let secret = |name: &str| &all[&Source::Secret(name.to_owned())];
         assert_eq!(secret("cert").keys, ["tls.crt".to_owned(), "tls.key".to_owned()].into());
         assert_eq!(secret("ca").keys, ["ca.crt".to_owned()].into());
@@ -388,7 +388,7 @@ mod tests {
                 {"prefix": URL, "configMapRef": {"name": "whole"}},
             ],
         }));
-        let all = desired(&pod, &Tls::default(), &[URL]);
+        let all = needed(&pod, &Tls::default(), &[URL]);
         assert_eq!(all.keys().cloned().collect::<Vec<_>>(), [Source::ConfigMap("settings".into())]);
         assert_eq!(checksum(&pod, &[(Source::ConfigMap("settings".into()), data(&[]))].into()), None);
     }

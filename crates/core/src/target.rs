@@ -10,7 +10,8 @@ const TOKEN: &str = "token";
 pub struct CoderdTarget {
     /// The control plane that leads there. Empty: the address alone does.
     pub control_plane: String,
-    /// Address that the operator and pods connect to.
+    /// Address that the pods connect to. The operator uses it only if the control plane is gone, and otherwise asks
+    /// `targets::server_of`.
     pub url: String,
     /// The ID that the coderd reports of itself. None: recorded by the Go operator, which did not ask.
     pub deployment_id: Option<String>,

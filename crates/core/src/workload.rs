@@ -52,7 +52,7 @@ pub struct Workload {
     pub settled: bool,
 }
 
-/// What pods run with.
+/// The Secret, checksum and URL in a pod template: which credential its pods use, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     /// Where they read their key or token.

@@ -34,7 +34,7 @@ use crate::{
     names, object,
     outcome::{ActResult, Blocker},
     pod::{self, Needs, Server, variable},
-    provisioner::daemon_url,
+    provisioner::pods_url,
     service,
     sources::SourceContents,
     target::SecretDataRef,
@@ -89,7 +89,9 @@ impl Observed {
 
     /// The name of the pods' ServiceAccount.
     pub fn service_account(&self) -> String {
-        workload::account_name(&self.object.spec.service_account, || names::proxy_child(&self.object.name_any()))
+        workload::account_name(&self.object.spec.service_account, || {
+            names::proxy_child(&self.object.name_any())
+        })
     }
 
     /// The image of the proxy. Without one in the spec it is the image that the control plane has rolled out. Until that is
@@ -114,7 +116,7 @@ pub fn primary_url(object: &CoderWorkspaceProxy, plane: Option<&CoderControlPlan
     let of_plane = || {
         let plane = plane.filter(|_| spec.control_plane_ref.is_some())?;
         let shown = plane.status.as_ref().and_then(|status| status.access_url.clone());
-        Some(shown.unwrap_or_else(|| daemon_url(plane)))
+        Some(shown.unwrap_or_else(|| pods_url(plane)))
     };
     given.or_else(of_bootstrap).or_else(of_plane)
 }

@@ -1,5 +1,6 @@
-//! Every fixed delay, timeout and period of the engine in one table. Each is named after what it delays or
-//! limits. Values that a user can set with a flag appear here as defaults.
+//! Every fixed delay, timeout and period of the engine in one table. Each is named after what it delays or limits.
+//! Defaults here are those of this crate alone: the operator sets them by its flags, whose defaults are in
+//! `operator/src/controller/options.rs`.
 
 use std::time::Duration;
 

@@ -3,8 +3,10 @@
 //! `core` decides about coderd: ask this, do this, or done. [`run_protocol`] drives the decisions about operator tokens and
 //! licenses; [`credential`] those about keys and registrations, which write the status and Secrets between two steps.
 //!
-//! Only [`targets`] makes clients. A credential can be attached only to a server that has answered which deployment it is
-//! (`coder_k8s_coderd::IdentifiedServer`), so that no caller can send one elsewhere by mistake.
+//! Only [`targets`] makes a server of an address. Tokens are attached in three places: by its `Connections`, by the
+//! sync of a control plane (`Plane::client`) and by the daemon poll (`query.rs`). A credential can be attached only to
+//! a server that has answered which deployment it is (`coder_k8s_coderd::IdentifiedServer`), so that no caller can
+//! send one elsewhere by mistake.
 
 pub(crate) mod credential;
 pub(crate) mod license_gate;

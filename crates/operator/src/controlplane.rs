@@ -19,9 +19,9 @@ use coder_k8s_core::{
     controlplane::{self, Children, Desired, Observed, Outcome, Plan, access_url, coderd::access, image},
     object,
     outcome::ActResult,
-    pod,
+    pod, service, sources,
     workload::Rollout,
-    service, sources, workspace_access,
+    workspace_access,
 };
 use coder_k8s_engine::{apply::Owner, cache::ObjectKey, client, queue::Action};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -75,7 +75,7 @@ async fn observe(
     let children = cached_children(key, &object, ctx);
     let newer_deployment = newer_deployment(key, &object, children.deployment.as_deref(), ctx).await;
     let inspected = access_url::inspected(&object);
-    let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
+    let desired = sources::needed(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
     let (consent, unknown_consent) = workspaces::consent(key, &*object, &object.spec.rbac, ctx).await;

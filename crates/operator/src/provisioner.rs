@@ -25,9 +25,9 @@ use coder_k8s_core::{
         names,
         scaling::ObservedScaling,
     },
-    workload::Rollout,
     sources,
     target::CredentialsKind,
+    workload::Rollout,
     workspace_access,
 };
 use coder_k8s_engine::{apply::Owner, cache::ObjectKey, client, queue::Action};
@@ -75,7 +75,7 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let next = ctx.finish(&key, &*observed.pool.object, &status, outcome.into_done(), started).await;
     ctx.daemon_poller.consider(&observed.pool.object, &health, ctx.now());
     let delays = [decision.again, observed.pool.gate.again, health.again()];
-    ctx.verify_schedule.requeue(&key, next, decision.next.goes_on(), 1.0, delays, retry)
+    ctx.verify_schedule.requeue(&key, next, decision.next.continues(), 1.0, delays, retry)
 }
 
 struct Observation {
@@ -101,7 +101,7 @@ async fn observe(
     let mut children = cached_children(key, &object, ctx);
     let plane = object.spec.control_plane_ref.name.as_str();
     let control_plane = ctx.caches.control_planes.get(&key.namespace, plane);
-    let desired = sources::desired(&object.spec.pod, &Tls::default(), &[]);
+    let desired = sources::needed(&object.spec.pod, &Tls::default(), &[]);
     let uid = object.uid().unwrap_or_default();
     let mut sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
     match daemons::current_deployment(key, &object, ctx).await {

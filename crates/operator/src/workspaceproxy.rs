@@ -24,7 +24,7 @@ use coder_k8s_core::{
     names, object,
     outcome::{ActResult, Blocker, Retry},
     pod,
-    provisioner::daemon_url,
+    provisioner::pods_url,
     service, sources,
     target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
     workload::Run,
@@ -79,7 +79,7 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let is_unhealthy = health.is_some_and(|health| health.status != "ok");
     let factor = if is_unhealthy && observed.object.spec.replicas > 0 { UNHEALTHY_FACTOR } else { 1.0 };
     let again = [decision.again, observed.gate.as_ref().and_then(|gate| gate.again)];
-    ctx.verify_schedule.requeue(&key, next, decision.next.goes_on(), factor, again, retry)
+    ctx.verify_schedule.requeue(&key, next, decision.next.continues(), factor, again, retry)
 }
 
 /// Observes the object, its children, the coderd that it registers with, what it refers to, and the Secrets with its token.
@@ -95,7 +95,7 @@ async fn observe(
     let verify_due = ctx.verify_schedule.is_due(key, &*object, kind::REGISTERED);
     let target = find_target(key, &object, verify_due, ctx).await;
     let inspected = addresses(&object).inspected(&object.spec.pod);
-    let desired = sources::desired(&object.spec.pod, &object.spec.tls, &inspected);
+    let desired = sources::needed(&object.spec.pod, &object.spec.tls, &inspected);
     let uid = object.uid().unwrap_or_default();
     let sources = ctx.referenced.sources(&ctx.client, key, &uid, desired).await;
     let observed = Observed {
@@ -181,14 +181,15 @@ async fn through_plane(
     };
     let credentials = async {
         let credentials = targets::operator_token(name, plane.as_deref())?;
-        targets::check_token(&credentials, Reason::OperatorTokenSecretUnavailable, &key.namespace, ctx).await?;
+        targets::check_token(&credentials, Reason::OperatorTokenSecretUnavailable, &key.namespace, ctx)
+            .await?;
         Ok(credentials)
     };
     let credentials = credentials.await;
     let usable = workspaceproxy::control_plane(name, plane.as_deref());
     let target = usable.and_then(|plane| {
         let deployment_id = plane.status.as_ref().and_then(|status| status.deployment_id.clone());
-        let (control_plane, url) = (name.to_owned(), daemon_url(plane));
+        let (control_plane, url) = (name.to_owned(), pods_url(plane));
         credentials.clone().map(|credentials| CoderdTarget {
             control_plane,
             url,
@@ -398,6 +399,8 @@ async fn remove_finalizer(
     if decision.next != NextStep::RemoveFinalizer {
         return false;
     }
-    let set = children::set_finalizer(&*observed.object, name::WORKSPACE_PROXY, false, ctx, &mut outcome.done).await;
+    let set =
+        children::set_finalizer(&*observed.object, name::WORKSPACE_PROXY, false, ctx, &mut outcome.done)
+            .await;
     set.break_value() == Some(children::FinalizerWrite::Yes)
 }

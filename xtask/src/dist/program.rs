@@ -57,8 +57,13 @@ fn flags(folders: &[(PathBuf, &str)]) -> Vec<String> {
     // No folder of this machine gets into the messages of the program. The last that fits wins.
     let renamed =
         folders.iter().map(|(folder, name)| format!("--remap-path-prefix={}={name}", folder.display()));
-    // Relocations take half a megabyte otherwise, all of which the start reads.
-    let fixed = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"];
+    // Relocations take half a megabyte otherwise, all of which the start reads. Functions that compile to the same code, as many
+    // generic ones do, are kept once.
+    let fixed = [
+        "-Ctarget-feature=+crt-static",
+        "-Clink-arg=-Wl,-z,pack-relative-relocs",
+        "-Clink-arg=-Wl,--icf=all",
+    ];
     fixed.map(str::to_owned).into_iter().chain(renamed).collect()
 }
 

@@ -97,7 +97,7 @@ pub fn cluster_url(object: &CoderControlPlane) -> String {
     if has_tls(object) { https_url(object) } else { http_url(object) }
 }
 
-/// The address at which the operator itself calls coderd: always HTTP.
+/// The Service by HTTP: what the operator calls unless the spec has `apiURL` or `caSecretRef`.
 pub fn http_url(object: &CoderControlPlane) -> String {
     let port = service::http_port(&object.spec.service, has_tls(object));
     format!("http://{}:{port}", service_host(object))

@@ -18,8 +18,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use self::{
-    access::{Access, Revocation, TransportWarning},
-    license::License,
+    access::{AccessVerdict, Revocation, TransportWarning},
+    license::LicenseVerdict,
 };
 use crate::{
     condition::{Conditions, whole_seconds},
@@ -47,7 +47,7 @@ pub struct CoderdReport {
     /// The deployment that accepted the operator's token.
     pub accepted_by: Option<String>,
     /// The operator's access.
-    pub access: Option<Access>,
+    pub access: Option<AccessVerdict>,
     /// The inputs that `access` is about. None: any, as of a server that does not answer.
     pub access_inputs: Option<String>,
     /// What an attacker on the network could do.
@@ -63,7 +63,7 @@ pub struct CoderdReport {
     /// A Secret that the operator does not own and that has the name of the token's Secret.
     pub foreign: Option<ForeignObject>,
     /// The license that the spec asks for.
-    pub license: Option<License>,
+    pub license: Option<LicenseVerdict>,
     /// The inputs that `license` is about. None: any.
     pub license_inputs: Option<String>,
     /// What the license allows.
@@ -105,7 +105,8 @@ impl Basis {
         let recorded = present
             .map_or(Recorded::Nothing, |present| verified::recorded(&status.verified, condition, present));
         match recorded {
-            // A verdict about any inputs (an outage) does not outweigh what was verified for exactly these.
+            // An outage says nothing about the token (`about` is None): what was verified for the present inputs stays
+            // valid.
             Recorded::Same if about.is_none() || !is_about_present => Self::Record,
             _ if has_verdict && is_about_present => Self::Verdict,
             Recorded::Same => Self::Record,

@@ -9,9 +9,7 @@ use coder_k8s_api::{CoderControlPlane, names::annotation};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
-use crate::{
-    workload::{self, Release, Rollout},
-};
+use crate::workload::{self, Release, Rollout};
 
 /// The image that the Deployment gets.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -78,12 +78,12 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
     }
 
     /// Adds the finalizer before anything is announced or made in coderd: without it the object could be deleted first.
-    pub(crate) fn needs_finalizer(&self) -> Flow<K, ()> {
+    pub(crate) fn ensure_finalizer(&self) -> Flow<K, ()> {
         if self.observed.has_finalizer { Ok(()) } else { Err(Stop::act(Effect::AddFinalizer)) }
     }
 
-    /// Stops if the status says something else than this.
-    pub(crate) fn is_recorded(&self, record: Record<K::Details>) -> Flow<K, ()> {
+    /// Makes the status say this: returns Ok if it does, and else stops with the write as the next step.
+    pub(crate) fn ensure_recorded(&self, record: Record<K::Details>) -> Flow<K, ()> {
         if record == *self.record { Ok(()) } else { Err(Stop::record(record)) }
     }
 
@@ -117,7 +117,7 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
     }
 
     /// Stops if the annotations of a Secret of ours do not identify its content.
-    pub(crate) fn is_annotated(&self, secret: &SecretDataRef, marks: K::Marks) -> Flow<K, ()> {
+    pub(crate) fn ensure_annotated(&self, secret: &SecretDataRef, marks: K::Marks) -> Flow<K, ()> {
         match self.observed.secrets.get(secret) {
             Some(Secret::Ours { marks: have, .. }) if have.as_ref() != Some(&marks) => {
                 let (secret, version) = (secret.clone(), self.writable(secret)?);
@@ -158,7 +158,7 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
             credential.target = target.clone();
         }
         let mut record = self.record.clone();
-        record.retire(Retired { credential, since: self.now, unused_since: None });
+        record.add_stale(Retired { credential, since: self.now, unused_since: None });
         record
     }
 
@@ -206,7 +206,7 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
 
     /// The verdict, which says that the Secret does not hold the credential any more if that is so: somebody deleted or emptied
     /// it after it was stored there. What is under way may take long.
-    pub(crate) fn unless_lost(
+    pub(crate) fn weighed_against_loss(
         &self,
         secret: &SecretDataRef,
         verdict: CredentialVerdict,

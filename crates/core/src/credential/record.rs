@@ -13,8 +13,8 @@ use crate::target::{CoderdTarget, Credentials, SecretDataRef, nonempty};
 
 /// What one kind of credential records beyond ID, name and coderd.
 pub trait Details: Clone + Debug + Eq + Hash {
-    /// Whether a second attempt at an announced credential makes another one. A key is made anew; a registration is kept
-    /// and gets another token.
+    /// Whether a retry creates a second credential under the announced name, so that one of unknown UUID may be left
+    /// behind, as of keys. A registration is used again, and gets another token.
     const MADE_ANEW: bool;
 
     /// Whether names are unique across the two. Keys of different organizations may have the same name.
@@ -137,16 +137,16 @@ impl<D: Details> Record<D> {
         let unused_since = None;
         let is_made = credential.id.as_ref().is_some_and(|id| !self.knows(id));
         if is_made {
-            self.retire(Retired { credential: credential.clone(), since, unused_since });
+            self.add_stale(Retired { credential: credential.clone(), since, unused_since });
         }
         if D::MADE_ANEW || credential.id.is_none() {
             let credential = CredentialRef { id: None, ..credential };
-            self.retire(Retired { credential, since, unused_since });
+            self.add_stale(Retired { credential, since, unused_since });
         }
     }
 
     /// Puts a credential on the list of those that are to go, once.
-    pub(crate) fn retire(&mut self, retired: Retired<D>) {
+    pub(crate) fn add_stale(&mut self, retired: Retired<D>) {
         let (id, new) = (&retired.credential.id, &retired.credential);
         self.stale.retain(|other| other.credential.id != *id || !other.credential.is_same(new));
         self.stale.push(retired);

@@ -84,9 +84,9 @@ impl CredentialVerdict {
         Self { in_place: Some(false), ..Self::stalled(reason, message) }
     }
 
-    /// An unknown state leaves an object as ready as it was; but not if its own record says that something else is wanted.
-    /// `is_intact`: the Secret holds what was verified.
-    pub(crate) fn unless_recorded(self, is_wanted_on_record: bool, is_intact: bool) -> Self {
+    /// Turns Unsure into Working if the recorded credential is not the one that the spec asks for, so that the object
+    /// is not reported ready. `is_intact`: the Secret holds what was verified.
+    pub(crate) fn weighed_against_record(self, is_wanted_on_record: bool, is_intact: bool) -> Self {
         match self.stage {
             CredentialProgress::Unsure if !is_wanted_on_record => {
                 let in_place = if is_intact { self.in_place } else { Some(false) };

@@ -93,7 +93,7 @@ pub fn checksum(uid: &str, material: &[u8]) -> String {
 }
 
 /// The checksum that the Go operator puts on pods.
-pub fn existing_checksum(material: &[u8]) -> String {
+pub fn go_operator_checksum(material: &[u8]) -> String {
     format!("{:08x}", fnv1a(material))
 }
 
@@ -175,8 +175,8 @@ mod tests {
 
     #[test]
     fn checksums_tell_a_change() {
-        assert_eq!(existing_checksum(b"provisioner-key-material"), "a7154bd1");
-        assert_eq!(existing_checksum(b"rotated-key-material"), "34ec9eaa");
+        assert_eq!(go_operator_checksum(b"provisioner-key-material"), "a7154bd1");
+        assert_eq!(go_operator_checksum(b"rotated-key-material"), "34ec9eaa");
         assert_ne!(checksum("u", b"a"), checksum("u", b"b"));
         assert_ne!(checksum("u", b"a"), checksum("v", b"a"), "salted");
     }

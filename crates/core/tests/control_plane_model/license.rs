@@ -11,15 +11,15 @@ use coder_k8s_api::{
 };
 use coder_k8s_core::{
     condition::Conditions,
+    controlplane::coderd::Step,
     controlplane::coderd::{
         self, CoderdReport,
         license::{
-            self, InstalledLicense, License, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord,
-            LicenseReport, LicenseText, ObservedLicense, rejection_mark,
+            self, InstalledLicense, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord, LicenseReport,
+            LicenseText, LicenseVerdict, ObservedLicense, rejection_mark,
         },
     },
     outcome::Blocker,
-    controlplane::coderd::Step,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -270,14 +270,14 @@ impl World {
     /// Puts the report on the status. None: nothing to write.
     fn reconcile(&self) -> Option<Self> {
         let license = self.known.map(|known| match known {
-            Known::Applied { text, installed: found } => License::Applied {
+            Known::Applied { text, installed: found } => LicenseVerdict::Applied {
                 uploaded: None,
                 hash: hash_of(text),
                 accepted: None,
                 installed: found.map(|(id, replaces)| installed(id, replaces)),
             },
-            Known::Blocked => License::Blocker(Blocker::new(Reason::Unreachable, "")),
-            Known::Rejected(text, version) => License::Refused {
+            Known::Blocked => LicenseVerdict::Blocker(Blocker::new(Reason::Unreachable, "")),
+            Known::Rejected(text, version) => LicenseVerdict::Refused {
                 blocker: Blocker::new(Reason::InvalidLicense, ""),
                 mark: mark((text, version)),
             },
@@ -410,14 +410,14 @@ impl World {
             return;
         }
         self.known = license.map(|license| match license {
-            License::Applied { installed, .. } => Known::Applied {
+            LicenseVerdict::Applied { installed, .. } => Known::Applied {
                 text,
                 installed: installed.and_then(|found| {
                     Some((number(found.uuid.as_deref()?), found.replaces.as_deref().map(number)))
                 }),
             },
-            License::Blocker(_) => Known::Blocked,
-            License::Refused { mark, .. } => {
+            LicenseVerdict::Blocker(_) => Known::Blocked,
+            LicenseVerdict::Refused { mark, .. } => {
                 unmark(&mark).map_or(Known::Blocked, |(text, version)| Known::Rejected(text, version))
             }
         });

@@ -15,7 +15,9 @@ use coder_k8s_api::{
     AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, OperatorTokenStatus,
     Reason, ReplacedToken, ReportedSecretRef, condition::kind, names::finalizer,
 };
-use coder_k8s_core::controlplane::coderd::access::{self, Access, Revocation, is_recorded, needs_cleaning};
+use coder_k8s_core::controlplane::coderd::access::{
+    self, AccessVerdict, Revocation, is_recorded, needs_cleaning,
+};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 

@@ -9,6 +9,7 @@ use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{Full, StreamBody};
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::client::ClientBuilder;
 use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchParams},

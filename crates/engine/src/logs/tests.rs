@@ -92,7 +92,9 @@ fn the_filter_changes_at_run_time() {
 
 #[test]
 fn an_invalid_filter_is_refused_with_the_valid_forms() {
-    for filter in ["", "  ", "inof", "3", "info,foo", "coder_k8s=loud", "info,,debug", "[{", "info,[reconcile]=debug"] {
+    for filter in
+        ["", "  ", "inof", "3", "info,foo", "coder_k8s=loud", "info,,debug", "[{", "info,[reconcile]=debug"]
+    {
         let error = parse(filter).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{filter:?} is not a log filter: ")), "{error}");
         assert!(error.contains("use one of off, error, warn"), "{error}");

@@ -170,8 +170,8 @@ impl<K: Managed> Reconciler<K> {
         Some(this)
     }
 
-    /// Whether coderd cannot hold anything that nobody knows the UUID of: this process announced a name, has not asked for it
-    /// yet, and nothing else was announced before.
+    /// Whether no creation can be under way: this process announced the pending name, has not sent the request yet,
+    /// and nothing else was announced before. Then there is nothing to wait for.
     fn is_unasked(&self) -> bool {
         let Record { pending, stale, .. } = &self.observed.record;
         let is_unasked = |pending: &Intent<K::Details>| {
@@ -225,7 +225,7 @@ impl<K: Managed> Reconciler<K> {
             pending.credential.id.is_none() && Some(*pending) != self.observed.record.pending.as_ref()
         });
         if let Some(new) = new {
-            self.ctx.verify_schedule.announce(&self.key, &new.credential.name);
+            self.ctx.verify_schedule.note_announced(&self.key, &new.credential.name);
         }
     }
 
@@ -363,7 +363,7 @@ impl<K: Managed> Reconciler<K> {
         match effect {
             Effect::AddFinalizer => {}
             Effect::Make { pending, settings, secret, version } => {
-                self.ctx.verify_schedule.ask(&self.key);
+                self.ctx.verify_schedule.note_asked(&self.key);
                 K::make(self, *pending, settings, &secret, &version).await?;
             }
             Effect::Delete { scope, name, id } => self.delete(&scope, &name, &id).await?,

@@ -103,8 +103,8 @@ pub(crate) async fn of_plane(
     let is_serving = Rollout::of(deployment.as_deref()).ready > 0;
     let asks = !plane.spec.operator_access.disabled && !object::is_paused(plane);
     let failure = ctx.coderd_sync.entitlements_failure(&key, plane.uid().as_ref()).filter(|_| asks);
-    let kept = asks && is_serving && failure.is_none();
-    if let Some(gate) = license_gate::decide(feature, &published(feature, plane, kept), ctx.now()) {
+    let is_refreshed = asks && is_serving && failure.is_none();
+    if let Some(gate) = license_gate::decide(feature, &published(feature, plane, is_refreshed), ctx.now()) {
         return gate;
     }
     if !is_serving && plane.spec.operator_access.api_url.is_none() {
@@ -155,8 +155,8 @@ pub(crate) fn failed_answer(error: &CoderdError) -> EntitlementAnswer {
 }
 
 /// What the status of a control plane publishes about a feature.
-fn published(feature: Feature, plane: &CoderControlPlane, kept: bool) -> Published {
-    let Some(status) = &plane.status else { return Published { kept, ..Published::default() } };
+fn published(feature: Feature, plane: &CoderControlPlane, is_refreshed: bool) -> Published {
+    let Some(status) = &plane.status else { return Published { is_refreshed, ..Published::default() } };
     let is_checked = status.entitlements_last_checked.is_some();
     let provisioners = status.external_provisioner_daemons_entitlement.as_deref();
     let provisioners = provisioners.map(FeatureState::parse).unwrap_or_default();
@@ -170,7 +170,7 @@ fn published(feature: Feature, plane: &CoderControlPlane, kept: bool) -> Publish
         }
         Feature::Proxies => FeatureState::Unknown,
     };
-    // The Go operator publishes no details either, but no version.
+    // A status without details is that of an AGPL server only if it has a version: the Go operator writes neither.
     let is_unsupported = is_checked
         && status.entitlements.is_none()
         && status.version.is_some()
@@ -179,6 +179,6 @@ fn published(feature: Feature, plane: &CoderControlPlane, kept: bool) -> Publish
         entitlement,
         is_unsupported,
         checked: status.entitlements_last_checked.as_ref().map(|time| time.0),
-        kept,
+        is_refreshed,
     }
 }

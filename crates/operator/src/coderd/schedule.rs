@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::controller::CoderResource;
 
 /// A call to coderd that repeats at an interval.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Task {
     /// Verify the operator token and license, the key, or the registration.
     Verify,
@@ -33,11 +33,27 @@ pub(crate) enum Task {
     Entitlements,
 }
 
+/// When each task of an object is due. None: it was never scheduled.
+#[derive(Clone, Copy, Debug, Default)]
+struct DueTimes {
+    verify: Option<Instant>,
+    entitlements: Option<Instant>,
+}
+
+impl DueTimes {
+    fn of(&mut self, task: Task) -> &mut Option<Instant> {
+        match task {
+            Task::Verify => &mut self.verify,
+            Task::Entitlements => &mut self.entitlements,
+        }
+    }
+}
+
 /// The schedule of one kind of work.
 pub(crate) struct Schedule {
     pub(crate) queue: Queue,
     failures: Failures,
-    due: Mutex<HashMap<ObjectKey, HashMap<Task, Instant>>>,
+    due: Mutex<HashMap<ObjectKey, DueTimes>>,
 }
 
 impl Schedule {
@@ -49,19 +65,19 @@ impl Schedule {
 
     /// Schedules a task after a delay; zero makes it due at once.
     pub(crate) fn set_due(&self, key: &ObjectKey, task: Task, delay: Duration) {
-        self.due.lock().entry(key.clone()).or_default().insert(task, due_in(delay));
+        *self.due.lock().entry(key.clone()).or_default().of(task) = Some(due_in(delay));
     }
 
     /// Whether a task is due. A task that was never scheduled is due.
     pub(crate) fn is_due(&self, key: &ObjectKey, task: Task) -> bool {
-        let due = self.due.lock();
-        due.get(key).and_then(|tasks| tasks.get(&task)).is_none_or(|at| *at <= Instant::now())
+        let mut due = self.due.lock();
+        due.get_mut(key).and_then(|times| *times.of(task)).is_none_or(|at| at <= Instant::now())
     }
 
     /// How long until the next task. None: nothing is scheduled.
     pub(crate) fn next_due(&self, key: &ObjectKey) -> Option<Duration> {
-        let due = self.due.lock();
-        let next = due.get(key)?.values().min().copied()?;
+        let DueTimes { verify, entitlements } = *self.due.lock().get(key)?;
+        let next = verify.into_iter().chain(entitlements).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -180,8 +196,9 @@ impl VerifySchedule {
         }
     }
 
-    /// Makes the verification due, because a Secret that the object refers to changed. Does not enqueue the object.
-    pub(crate) fn secret_changed(&self, key: &ObjectKey) {
+    /// Makes the verification due, because a Secret that the object refers to changed, or coderd no longer lists a
+    /// daemon. Does not enqueue the object.
+    pub(crate) fn make_due(&self, key: &ObjectKey) {
         self.changed.lock().insert(key.clone());
     }
 
@@ -189,7 +206,7 @@ impl VerifySchedule {
     /// missed nothing: else a restart would verify every object at once.
     pub(crate) fn watch_gap(&self, key: &ObjectKey) {
         if self.states.lock().contains_key(key) {
-            self.secret_changed(key);
+            self.make_due(key);
         }
     }
 
@@ -228,14 +245,14 @@ impl VerifySchedule {
     }
 
     /// Notes that this process announces a name on the status, before it asks coderd for it.
-    pub(crate) fn announce(&self, key: &ObjectKey, name: &str) {
+    pub(crate) fn note_announced(&self, key: &ObjectKey, name: &str) {
         if let Some(state) = self.states.lock().get_mut(key) {
             state.announced = Some(name.to_owned());
         }
     }
 
     /// Notes that coderd is asked for what was announced.
-    pub(crate) fn ask(&self, key: &ObjectKey) {
+    pub(crate) fn note_asked(&self, key: &ObjectKey) {
         if let Some(state) = self.states.lock().get_mut(key) {
             state.announced = None;
         }
@@ -341,7 +358,7 @@ mod tests {
         // Whatever enqueues it: it waits for the rest of the time, and its creations are not forgotten.
         let half = delay / 2;
         tokio::time::advance(half).await;
-        schedule.secret_changed(&key);
+        schedule.make_due(&key);
         schedule.is_due(&key, &object(1), kind::PROVISIONER_KEY_READY);
         let next = schedule.requeue(&key, Action::AwaitChange, true, 1.0, [None], None);
         assert!(

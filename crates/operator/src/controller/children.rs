@@ -14,8 +14,8 @@ use coder_k8s_core::{
     },
     object,
     outcome::{ActResult, Blocker, Retry},
-    workload::{Accounts, Rollout},
     sources::SourceContents,
+    workload::{Accounts, Rollout},
 };
 use coder_k8s_engine::{
     apply::{Applied, NamespacedKind, Owner, OwnerMark, Part},

@@ -226,7 +226,7 @@ pub(super) fn referenced_changed(ctx: &Context, kind: ReferencedKind, target: Op
                 ctx.coderd_sync.source_changed(referrer, target.map_or("", |target| &target.name));
             }
             (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::Secret) => match target {
-                Some(_) => ctx.verify_schedule.secret_changed(referrer),
+                Some(_) => ctx.verify_schedule.make_due(referrer),
                 None => ctx.verify_schedule.watch_gap(referrer),
             },
             (_, ReferencedKind::Namespace)

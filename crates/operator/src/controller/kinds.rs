@@ -1,7 +1,8 @@
 //! The kinds of the operator, the kinds that their objects refer to, and the caches of all that is watched in full.
 //!
-//! A new kind is a variant of [`CoderKind`]. All code that has to know the kinds matches on it without a wildcard, so that
-//! the compiler lists what a new kind needs.
+//! A new kind is a variant of [`CoderKind`]. Code of the controller that has to know the kinds matches on it without a
+//! wildcard, so that the compiler lists what a new kind needs. It does not list `KINDS` of `api/access.rs`, the
+//! permissions, the conditions of `core/condition.rs` and `gauges::all_objects`.
 
 use std::fmt::Debug;
 

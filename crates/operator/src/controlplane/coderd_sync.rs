@@ -24,14 +24,14 @@ use coder_k8s_coderd::{BoundToken, Client, CredentialError, ErrorKind, Identifie
 use coder_k8s_core::{
     controlplane::coderd::{
         self, CoderdReport, PresentInputs,
-        access::{self, Access, TransportWarning},
-        license::License,
+        access::{self, AccessVerdict, TransportWarning},
+        license::LicenseVerdict,
     },
     license_gate::EntitlementAnswer,
     names, object,
     outcome::{Blocker, Retry},
-    workload::Rollout,
     verified::{self, Recorded},
+    workload::Rollout,
 };
 use coder_k8s_engine::{apply::Owner, backoff::jitter, cache::ObjectKey, queue::Action, secret};
 use jiff::Timestamp;
@@ -63,7 +63,8 @@ pub(crate) struct Intervals {
 /// The sync of all control planes of the process.
 pub(crate) struct CoderdSync {
     pub(crate) schedule: Schedule,
-    states: Mutex<HashMap<ObjectKey, SyncState>>,
+    /// Boxed: a map of large values has as much room again that is empty.
+    states: Mutex<HashMap<ObjectKey, Box<SyncState>>>,
     /// Names of Secrets and ConfigMaps of each control plane that changed since its last exchange.
     changed: Mutex<HashMap<ObjectKey, BTreeSet<String>>>,
     intervals: Intervals,
@@ -216,7 +217,7 @@ impl CoderdSync {
         }
         let inputs = Inputs::of(object, deployment);
         let is_new = |state: &SyncState| state.uid != object.uid() || state.inputs != inputs;
-        if self.states.lock().get(key).is_none_or(is_new) {
+        if self.states.lock().get(key).is_none_or(|state| is_new(state)) {
             self.schedule.queue.enqueue(key.clone());
         }
     }
@@ -258,7 +259,7 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let changed = sync.changed.lock().remove(&key).unwrap_or_default();
     let before = sync.states.lock().get(&key).filter(|state| state.uid == object.uid()).cloned();
     let is_first = before.is_none();
-    let mut state = before.clone().unwrap_or_else(|| resume(&key, &object, &inputs, sync));
+    let mut state = before.clone().unwrap_or_else(|| Box::new(resume(&key, &object, &inputs, sync)));
     let has_changed = changed_by_others(&state, &changed, plane).await || state.inputs != inputs;
     if state.inputs.generation != inputs.generation {
         state.creations = Creations::default();
@@ -274,7 +275,7 @@ pub(crate) async fn run_due(key: ObjectKey, ctx: Arc<Context>) -> Action {
         sync_due(&mut state, has_changed, is_first, plane).await
     };
     let failed = |state: &SyncState| state.entitlements_failure.clone();
-    let fails_anew = before.as_ref().and_then(failed) != failed(&state);
+    let fails_anew = before.as_deref().and_then(failed) != failed(&state);
     let has_news = before.map(|before| before.report).unwrap_or_default() != state.report;
     sync.states.lock().insert(key.clone(), state);
     if fails_anew {
@@ -295,13 +296,13 @@ pub(crate) async fn present_inputs(
 ) -> PresentInputs {
     let uid = object.uid().unwrap_or_default();
     let digest = |(name, data_key)| ctx.referenced.secret_digest(&ctx.client, key, &uid, (name, data_key));
-    let access = match token::supplied(object) {
+    let access = match access::supplied_token(object) {
         None => Some(coderd::access_inputs(object, "")),
         Some(reference) => {
             digest(reference).await.ok().map(|content| coderd::access_inputs(object, &content))
         }
     };
-    let license = match license::reference(object) {
+    let license = match coderd::license::secret_key(object) {
         None => None,
         Some(reference) => {
             digest(reference).await.ok().map(|content| coderd::license_inputs(object, &content))
@@ -359,7 +360,7 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
 
 /// Whether the status records that the present inputs were verified. An earlier release recorded nothing: what it left is
 /// verified at once.
-fn is_recorded(object: &CoderControlPlane, present: &PresentInputs) -> bool {
+fn are_recorded(object: &CoderControlPlane, present: &PresentInputs) -> bool {
     let all = object.status.as_ref().map_or(&[][..], |status| &status.verified);
     let is_same = |type_, inputs: &Option<String>| {
         inputs.as_ref().is_none_or(|inputs| verified::recorded(all, type_, inputs) == Recorded::Same)
@@ -376,7 +377,7 @@ async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plan
     }
     // No watch shows a change that happened while the operator did not run.
     let present = present_inputs(key, plane.object, plane.ctx).await;
-    if has_changed || (is_first && !is_recorded(plane.object, &present)) {
+    if has_changed || (is_first && !are_recorded(plane.object, &present)) {
         schedule.set_due(key, Task::Verify, Duration::ZERO);
         schedule.set_due(key, Task::Entitlements, Duration::ZERO);
     }
@@ -386,7 +387,8 @@ async fn sync_due(state: &mut SyncState, has_changed: bool, is_first: bool, plan
         state.implies_binding = false;
     }
     // Re-verifies as soon as coderd answers after an outage, without waiting for the interval.
-    let is_degraded = matches!(state.report.access, Some(Access::Degraded(_) | Access::Overdue(_)));
+    let is_degraded =
+        matches!(state.report.access, Some(AccessVerdict::Degraded(_) | AccessVerdict::Overdue(_)));
     let verify = schedule.is_due(key, Task::Verify) || state.awaits_record || is_degraded;
     state.awaits_record = false;
     if !verify && !schedule.is_due(key, Task::Entitlements) {
@@ -430,13 +432,16 @@ impl Exchange<'_> {
         let (client, token_retry) = if verify {
             let identified = self.identify(&server).await?;
             self.verify_token(&identified).await
-        } else if license::is_pending(self.state, self.plane.object, &self.present) {
+        } else if coderd::license::is_pending(&self.state.report, self.plane.object, &self.present) {
             (self.reuse_token(&server).await?, None)
         } else {
             (None, None)
         };
         let license_retry = match &client {
-            Some(client) if verify || license::is_pending(self.state, self.plane.object, &self.present) => {
+            Some(client)
+                if verify
+                    || coderd::license::is_pending(&self.state.report, self.plane.object, &self.present) =>
+            {
                 license::sync(self, client).await
             }
             _ => None,
@@ -457,7 +462,7 @@ impl Exchange<'_> {
                 Err(blocker) if blocker.retry == Retry::OnChange => {
                     self.state.entitlements_failure =
                         Some(EntitlementAnswer::Failed(blocker.message.clone()));
-                    self.state.report.access = Some(Access::Refused(blocker));
+                    self.state.report.access = Some(AccessVerdict::Refused(blocker));
                     self.state.report.access_inputs.clone_from(&self.present.access);
                 }
                 Err(blocker) => {
@@ -489,7 +494,7 @@ impl Exchange<'_> {
     /// The inputs of `OperatorAccessReady` that this exchange verified: with the supplied token as it was read.
     fn verified_inputs(&self) -> String {
         let digest = self.state.supplied_digest.as_deref();
-        let digest = digest.filter(|_| token::supplied(self.plane.object).is_some());
+        let digest = digest.filter(|_| access::supplied_token(self.plane.object).is_some());
         coderd::access_inputs(self.plane.object, digest.unwrap_or_default())
     }
 
@@ -517,11 +522,11 @@ impl Exchange<'_> {
         }
         state.report.revocation = report.revocation.or(state.report.revocation.take());
         if let Some(access) = report.access {
-            if access == Access::Ready {
+            if access == AccessVerdict::Ready {
                 self.state.creations = Creations::default();
                 self.state.report.warnings = self.transport_warnings().await;
             }
-            if let (true, Access::Refused(blocker) | Access::Degraded(blocker)) =
+            if let (true, AccessVerdict::Refused(blocker) | AccessVerdict::Degraded(blocker)) =
                 (report.blocks_license, &access)
             {
                 let blocker = blocker.clone();
@@ -529,7 +534,7 @@ impl Exchange<'_> {
             }
             // An outage says nothing about the token.
             self.state.report.access_inputs =
-                (!matches!(access, Access::Degraded(_))).then(|| self.verified_inputs());
+                (!matches!(access, AccessVerdict::Degraded(_))).then(|| self.verified_inputs());
             self.state.report.access = Some(access);
         }
         for event in &report.events {
@@ -553,7 +558,7 @@ impl Exchange<'_> {
 
     /// A client with the token of the last verification, for a license that is still to be applied. None: coderd refused it.
     async fn reuse_token(&mut self, server: &Server) -> Result<Option<Client>, Retry> {
-        let is_refused = matches!(self.state.report.access, Some(Access::Refused(_)));
+        let is_refused = matches!(self.state.report.access, Some(AccessVerdict::Refused(_)));
         let Some(token) = self.state.token.clone().filter(|_| !is_refused) else { return Ok(None) };
         let identified = self.identify(server).await?;
         Ok(self.client(&identified, &token).ok())
@@ -562,7 +567,7 @@ impl Exchange<'_> {
     /// Reports that coderd does not answer. The token and the license stay as they are.
     fn unreachable(&mut self, blocker: &Blocker) -> Retry {
         if self.state.token.is_some() || access::has_token_source(self.plane.object) {
-            self.state.report.access = Some(Access::unreachable(blocker));
+            self.state.report.access = Some(AccessVerdict::unreachable(blocker));
             self.state.report.access_inputs = None;
             self.block_license(blocker);
         }
@@ -571,9 +576,9 @@ impl Exchange<'_> {
 
     fn block_license(&mut self, blocker: &Blocker) {
         if self.plane.object.spec.license_secret_ref.is_some()
-            && !license::is_applied(self.state, self.plane.object, &self.present)
+            && !coderd::license::is_applied(&self.state.report, self.plane.object, &self.present)
         {
-            self.state.report.license = Some(License::Blocker(blocker.clone()));
+            self.state.report.license = Some(LicenseVerdict::Blocker(blocker.clone()));
             self.state.report.license_inputs = None;
         }
     }

@@ -398,7 +398,7 @@ fn record(
     for (pool, vanished) in changed {
         if vanished {
             // A daemon disappears when its key is deleted in coderd, so that the key is verified at once.
-            ctx.verify_schedule.secret_changed(&pool);
+            ctx.verify_schedule.make_due(&pool);
         }
         ctx.verify_schedule.schedule.queue.enqueue(pool);
     }

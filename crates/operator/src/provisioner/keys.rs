@@ -56,7 +56,7 @@ pub(super) async fn begin(
 ) -> Option<KeyReconciler> {
     let object = &*pool.object;
     let plane = pool.control_plane.as_deref().filter(|_| own_url(object));
-    let own_url = plane.map(provisioner::daemon_url);
+    let own_url = plane.map(provisioner::pods_url);
     let observed = ObservedKeys {
         desired: desired(object),
         record: object.status.as_ref().map(KeyRecord::of).unwrap_or_default(),
@@ -112,7 +112,7 @@ impl Managed for Keys {
 
     fn held(data: &SecretData, key: &str, uid: &str) -> Option<[String; 2]> {
         let value = data.value(key).filter(|value| !value.is_empty())?;
-        Some([names::checksum(uid, value), names::existing_checksum(value)])
+        Some([names::checksum(uid, value), names::go_operator_checksum(value)])
     }
 
     fn data_keys(annotations: &BTreeMap<String, String>) -> BTreeSet<String> {
@@ -358,7 +358,7 @@ fn target(pool: &Observed) -> Result<CoderdTarget, Blocker> {
     let plane = provisioner::control_plane(pool)?;
     Ok(CoderdTarget {
         control_plane: plane.name_any(),
-        url: provisioner::daemon_url(plane),
+        url: provisioner::pods_url(plane),
         deployment_id: pool.deployment_id.clone(),
         credentials: Some(targets::credentials_of_pool(&pool.object, Some(plane))?),
     })

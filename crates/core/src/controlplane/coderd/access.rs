@@ -30,9 +30,20 @@ pub const DATABASE_AUTH: &str = "CODER_PG_AUTH";
 pub const NO_DATABASE: &str = "no database is configured: set CODER_PG_CONNECTION_URL in extraEnv or envFrom, \
      or choose another operatorAccess.method, or set operatorAccess.disabled";
 
+/// The key in the Secret of a token, unless the spec names another one.
+pub const TOKEN_KEY: &str = "token";
+
+/// The Secret with the token that a person supplies, and the key in it.
+pub fn supplied_token(object: &CoderControlPlane) -> Option<(&str, &str)> {
+    let access = &object.spec.operator_access;
+    let reference =
+        access.token_secret_ref.as_ref().filter(|_| access.method == AccessMethod::TokenSecret)?;
+    Some((reference.name.as_str(), reference.key.as_ref().map_or(TOKEN_KEY, AsRef::as_ref)))
+}
+
 /// The operator's access to coderd.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessVerdict {
     /// coderd accepts the token.
     Ready,
     /// coderd accepts the token, which should have been replaced by now.
@@ -85,7 +96,7 @@ pub enum Revocation {
     Abandoned,
 }
 
-impl Access {
+impl AccessVerdict {
     /// What a failed call means. A redirect and an address that is not allowed stay until a person names another one;
     /// everything else may pass.
     pub fn unreachable(blocker: &Blocker) -> Self {
@@ -260,18 +271,18 @@ pub fn set_conditions(
         None if worked || is_current => {}
         None if has_token_source(object) => set(false, Reason::Pending, "waiting for a ready pod of coderd"),
         None => set(false, Reason::DatabaseUrlMissing, NO_DATABASE),
-        Some(Access::Ready) => {
+        Some(AccessVerdict::Ready) => {
             set(true, Reason::TokenAccepted, &accepted(&report.warnings));
             status.operator_access_ready = Some(true);
             record(status, present);
         }
-        Some(Access::Overdue(Blocker { message, .. })) => {
+        Some(AccessVerdict::Overdue(Blocker { message, .. })) => {
             let message = format!("coderd accepts the operator token, which could not be renewed: {message}");
             set(true, Reason::RenewalFails, &message);
             status.operator_access_ready = Some(true);
             record(status, present);
         }
-        Some(Access::Degraded(blocker)) => {
+        Some(AccessVerdict::Degraded(blocker)) => {
             set(false, blocker.reason, &blocker.message);
             let recorded =
                 |inputs: &String| verified::recorded(&status.verified, kind::OPERATOR_ACCESS_READY, inputs);
@@ -279,7 +290,7 @@ pub fn set_conditions(
                 status.operator_access_ready = None;
             }
         }
-        Some(Access::Refused(blocker)) => {
+        Some(AccessVerdict::Refused(blocker)) => {
             set(false, blocker.reason, &blocker.message);
             status.operator_access_ready = None;
             forget(status);

@@ -9,17 +9,16 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sha2::{Digest, Sha256};
 
-use super::{Basis, CoderdReport, access::Access, condition};
+use super::{Basis, CoderdReport, PresentInputs, Step, access::AccessVerdict, condition};
 use crate::{
     condition::{ConditionStatus, Conditions, Progress, Verdict, whole_seconds},
-    controlplane::coderd::Step,
     outcome::{Blocker, Retry},
-    verified,
+    verified::{self, Recorded},
 };
 
 /// The license that the spec asks for.
 #[derive(Clone, Debug, PartialEq)]
-pub enum License {
+pub enum LicenseVerdict {
     /// coderd holds it.
     Applied {
         /// SHA-256 of it.
@@ -42,7 +41,7 @@ pub enum License {
     },
 }
 
-impl License {
+impl LicenseVerdict {
     /// The same verdict, with the time at which an earlier exchange had the same license accepted.
     #[must_use]
     pub fn keeping_time_of(self, before: Option<&Self>) -> Self {
@@ -54,6 +53,38 @@ impl License {
             (license, _) => license,
         }
     }
+}
+
+/// The Secret with the license, and the key in it. None: the spec names none.
+pub fn secret_key(object: &CoderControlPlane) -> Option<(&str, &str)> {
+    let reference = object.spec.license_secret_ref.as_ref()?;
+    Some((reference.name.as_str(), reference.key.as_ref().map_or("license", AsRef::as_ref)))
+}
+
+/// Whether the license of the spec is applied, by the last exchange or else by the status. True if the spec names none.
+pub fn is_applied(report: &CoderdReport, object: &CoderControlPlane, present: &PresentInputs) -> bool {
+    if object.spec.license_secret_ref.is_none() {
+        return true;
+    }
+    let (about, present) = (report.license_inputs.as_ref(), present.license.as_ref());
+    let is_about_present = about.is_none() || present.is_none() || about == present;
+    match report.license.as_ref().filter(|_| is_about_present) {
+        Some(LicenseVerdict::Applied { .. }) => true,
+        Some(LicenseVerdict::Blocker(_) | LicenseVerdict::Refused { .. }) => false,
+        None => object.status.as_ref().is_some_and(|status| {
+            let condition = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
+            let is_other = present.is_some_and(|inputs| {
+                verified::recorded(&status.verified, kind::LICENSE_APPLIED, inputs) == Recorded::Other
+            });
+            !is_other && condition.is_some_and(|c| c.status == "True")
+        }),
+    }
+}
+
+/// Whether an exchange between two verifications tries to apply the license. A license that coderd rejected waits for a
+/// change.
+pub fn is_pending(report: &CoderdReport, object: &CoderControlPlane, present: &PresentInputs) -> bool {
+    !is_applied(report, object, present) && !matches!(report.license, Some(LicenseVerdict::Refused { .. }))
 }
 
 /// What is known of the license. The options are filled in as [`decide`] asks for them.
@@ -117,6 +148,31 @@ pub struct LicenseRecord {
     pub refused: Option<String>,
 }
 
+impl LicenseRecord {
+    /// What earlier exchanges left: in this process, else on the status.
+    pub fn of(report: &CoderdReport, object: &CoderControlPlane) -> Self {
+        let status = object.status.as_ref();
+        let on_status = status.and_then(|status| status.license.as_ref());
+        let recorded = Self {
+            hash: status.and_then(|status| status.license_last_applied_hash.clone()),
+            uuid: on_status.and_then(|license| license.replaces.clone().or_else(|| license.uuid.clone())),
+            refused: on_status.and_then(|license| license.refused.clone()),
+        };
+        match &report.license {
+            Some(LicenseVerdict::Applied { hash, installed, .. }) => Self {
+                hash: Some(hash.clone()),
+                uuid: match installed {
+                    Some(installed) => installed.replaces.clone().or_else(|| installed.uuid.clone()),
+                    None => recorded.uuid,
+                },
+                refused: None,
+            },
+            Some(LicenseVerdict::Refused { mark, .. }) => Self { refused: Some(mark.clone()), ..recorded },
+            Some(LicenseVerdict::Blocker(_)) | None => recorded,
+        }
+    }
+}
+
 /// What [`decide`] needs to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LicenseQuery {
@@ -139,11 +195,11 @@ pub enum LicenseEffect {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LicenseReport {
     /// The new verdict. None: no license is asked for, or the earlier verdict stands (see `keeps`).
-    pub license: Option<License>,
+    pub license: Option<LicenseVerdict>,
     /// Whether the earlier verdict about the license stands.
     pub keeps: bool,
     /// The access, if a failed call shows that the token does not work. None: unchanged.
-    pub access: Option<Access>,
+    pub access: Option<AccessVerdict>,
     /// When to try again. None: at the next interval, or when something changes.
     pub retry: Option<Retry>,
 }
@@ -158,7 +214,7 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
         Some(Ok(None)) => return Step::Done(LicenseReport::default()),
         Some(Err(blocker)) => {
             let retry = blocker.timed_retry();
-            return Step::Done(LicenseReport { retry, ..verdict(License::Blocker(blocker.clone())) });
+            return Step::Done(LicenseReport { retry, ..verdict(LicenseVerdict::Blocker(blocker.clone())) });
         }
         Some(Ok(Some(text))) => text,
     };
@@ -238,14 +294,14 @@ impl ObservedLicense {
                     }
                     _ => rejection_mark(&text.hash, &self.server_version),
                 };
-                return verdict(License::Refused { blocker: blocker.clone(), mark });
+                return verdict(LicenseVerdict::Refused { blocker: blocker.clone(), mark });
             }
-            Reason::Unauthenticated => (Access::Refused(blocker.clone()), None),
-            Reason::Forbidden | Reason::Redirected => (Access::unreachable(blocker), None),
-            _ => (Access::Degraded(blocker.clone()), blocker.timed_retry().or(Some(Retry::Backoff))),
+            Reason::Unauthenticated => (AccessVerdict::Refused(blocker.clone()), None),
+            Reason::Forbidden | Reason::Redirected => (AccessVerdict::unreachable(blocker), None),
+            _ => (AccessVerdict::Degraded(blocker.clone()), blocker.timed_retry().or(Some(Retry::Backoff))),
         };
         LicenseReport {
-            license: (!is_same).then(|| License::Blocker(blocker.clone())),
+            license: (!is_same).then(|| LicenseVerdict::Blocker(blocker.clone())),
             keeps: is_same,
             access: (is_same || blocker.reason == Reason::Unauthenticated).then_some(access),
             retry,
@@ -253,7 +309,7 @@ impl ObservedLicense {
     }
 }
 
-fn verdict(license: License) -> LicenseReport {
+fn verdict(license: LicenseVerdict) -> LicenseReport {
     LicenseReport { license: Some(license), ..LicenseReport::default() }
 }
 
@@ -263,7 +319,7 @@ fn applied(
     accepted: Option<Timestamp>,
     uploaded: Option<Timestamp>,
 ) -> LicenseReport {
-    verdict(License::Applied { hash: text.hash.clone(), accepted, uploaded, installed })
+    verdict(LicenseVerdict::Applied { hash: text.hash.clone(), accepted, uploaded, installed })
 }
 
 /// How many days before its end a license is first warned about, and again.
@@ -302,16 +358,16 @@ pub(super) fn set_applied(
             let message = "waiting for operator access to coderd (condition OperatorAccessReady)";
             (False, Reason::Pending, message)
         }
-        Some(License::Blocker(blocker)) => {
+        Some(LicenseVerdict::Blocker(blocker)) => {
             forget(status, about);
             (False, blocker.reason, blocker.message.as_str())
         }
-        Some(License::Refused { blocker, mark }) => {
+        Some(LicenseVerdict::Refused { blocker, mark }) => {
             forget(status, about);
             status.license.get_or_insert_default().refused = Some(mark.clone());
             (False, blocker.reason, blocker.message.as_str())
         }
-        Some(License::Applied { hash, accepted, uploaded, installed }) => {
+        Some(LicenseVerdict::Applied { hash, accepted, uploaded, installed }) => {
             // The time is that of this license: another one's would be wrong after A, B and A again.
             let is_another = status.license_last_applied_hash.as_ref() != Some(hash);
             if is_another || status.license_last_applied.is_none() || accepted.is_some() {

@@ -14,7 +14,7 @@ use coder_k8s_api::{AccessMethod, OperatorTokenStatus, Reason, ReplacedToken};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::access::{Access, Revocation};
+use super::access::{AccessVerdict, Revocation};
 use crate::{
     condition::whole_seconds,
     controlplane::coderd::Step,
@@ -135,7 +135,7 @@ pub enum TokenEffect {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenReport {
     /// The new verdict. None: the earlier one stands.
-    pub access: Option<Access>,
+    pub access: Option<AccessVerdict>,
     /// Whether a license that is not applied is blocked by the same thing.
     pub blocks_license: bool,
     /// What to record about the token. None: the record stands.
@@ -245,7 +245,7 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
         None => Step::Ask(TokenQuery::Source),
         Some(Err(blocker)) => Step::Done(failed(blocker, works)),
         Some(Ok(())) => Step::Done(TokenReport {
-            access: works.then_some(Access::Ready),
+            access: works.then_some(AccessVerdict::Ready),
             grant: Some(OperatorTokenStatus {
                 method: observed.method,
                 replaces: observed.replaced.first().cloned(),
@@ -321,7 +321,7 @@ impl ObservedToken {
     /// coderd accepts the token. What it replaces is revoked before the exchange goes on.
     fn finish(&self, grant: Option<OperatorTokenStatus>) -> TokenStep {
         let ready = TokenReport {
-            access: Some(Access::Ready),
+            access: Some(AccessVerdict::Ready),
             grant: grant.clone(),
             is_usable: true,
             ..TokenReport::default()
@@ -360,7 +360,7 @@ impl ObservedToken {
 fn failed(blocker: &Blocker, works: bool) -> TokenReport {
     let retry = blocker.timed_retry();
     if works {
-        let access = Some(Access::Overdue(blocker.clone()));
+        let access = Some(AccessVerdict::Overdue(blocker.clone()));
         return TokenReport { access, is_usable: true, retry, ..TokenReport::default() };
     }
     TokenReport { retry, ..refused(blocker) }
@@ -368,7 +368,7 @@ fn failed(blocker: &Blocker, works: bool) -> TokenReport {
 
 /// There is no token that coderd accepts, until something changes.
 fn refused(blocker: &Blocker) -> TokenReport {
-    let access = Some(Access::Refused(blocker.clone()));
+    let access = Some(AccessVerdict::Refused(blocker.clone()));
     TokenReport { access, blocks_license: true, ..TokenReport::default() }
 }
 
@@ -382,7 +382,7 @@ fn unavailable(blocker: &Blocker) -> TokenReport {
 
 /// coderd gave no definite answer.
 fn unreachable(blocker: &Blocker) -> TokenReport {
-    let (access, retry) = (Some(Access::unreachable(blocker)), Some(blocker.retry));
+    let (access, retry) = (Some(AccessVerdict::unreachable(blocker)), Some(blocker.retry));
     TokenReport { access, blocks_license: true, retry, ..TokenReport::default() }
 }
 

@@ -45,9 +45,9 @@ fn applied(expires: i64) -> CoderdReport {
         ..LicenseStatus::default()
     };
     CoderdReport {
-        access: Some(Access::Ready),
+        access: Some(AccessVerdict::Ready),
         token: Some(ReportedSecretRef { name: "t".into(), key: Some("token".into()) }),
-        license: Some(License::Applied {
+        license: Some(LicenseVerdict::Applied {
             uploaded: None,
             hash: "h".into(),
             accepted: Some(at(100)),
@@ -83,7 +83,7 @@ fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
     let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
     assert_eq!(says(&well, kind::LICENSE_APPLIED), pair("True", Reason::Applied));
     assert_eq!(told(&licensed(), &well, &CoderdReport::default()), well, "a restart");
-    let away = CoderdReport { access: Some(Access::Degraded(blocker())), ..CoderdReport::default() };
+    let away = CoderdReport { access: Some(AccessVerdict::Degraded(blocker())), ..CoderdReport::default() };
     let degraded = told(&licensed(), &well, &away);
     assert_eq!(says(&degraded, kind::OPERATOR_ACCESS_READY), pair("False", Reason::Unreachable));
     assert_eq!(degraded.operator_access_ready, Some(true));
@@ -93,7 +93,7 @@ fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
 #[test]
 fn a_refused_token_is_withdrawn() {
     let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
-    let refused = CoderdReport { access: Some(Access::Refused(blocker())), ..CoderdReport::default() };
+    let refused = CoderdReport { access: Some(AccessVerdict::Refused(blocker())), ..CoderdReport::default() };
     let after = told(&licensed(), &well, &refused);
     assert_eq!(after.operator_access_ready, None);
     assert_eq!(after.operator_token_secret_ref.unwrap().name, "t");
@@ -133,7 +133,7 @@ fn the_end_of_a_license_is_warned_about_in_time() {
 #[test]
 fn a_refused_license_waits_for_a_person_and_is_remembered() {
     let refused =
-        License::Refused { blocker: Blocker::new(Reason::InvalidLicense, "no"), mark: "h@v1".into() };
+        LicenseVerdict::Refused { blocker: Blocker::new(Reason::InvalidLicense, "no"), mark: "h@v1".into() };
     let status = told(
         &licensed(),
         &CoderControlPlaneStatus::default(),

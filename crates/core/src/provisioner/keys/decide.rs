@@ -76,11 +76,12 @@ fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decis
         Ok(()) => ready(),
         Err(Stop::Wait(verdict)) => {
             let is_intact = facts.holds_what_pods_have(&facts.observed.desired.secret);
-            let verdict = verdict.unless_recorded(facts.is_wanted_on_record(), is_intact);
-            facts.unless_lost(&facts.observed.desired.secret, verdict)
+            let verdict = verdict.weighed_against_record(facts.is_wanted_on_record(), is_intact);
+            facts.weighed_against_loss(&facts.observed.desired.secret, verdict)
         }
         Err(Stop::NextStep(next)) => {
-            let verdict = facts.unless_lost(&facts.observed.desired.secret, progress(facts, live, &next));
+            let verdict =
+                facts.weighed_against_loss(&facts.observed.desired.secret, progress(facts, live, &next));
             let events = passed_over(facts, &next);
             return Decision { events, ..Decision::rest(run, verdict).then(*next) };
         }
@@ -91,18 +92,19 @@ fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decis
 /// The Secret holds the key that the spec asks for: the status says so, the Secret is the wanted one, and its annotations
 /// tell what is in it.
 fn settle(facts: &KeyFacts<'_>, live: &Live) -> Flow<()> {
-    facts.needs_finalizer()?;
-    facts.is_recorded(settled(facts, live)?)?;
+    facts.ensure_finalizer()?;
+    facts.ensure_recorded(settled(facts, live)?)?;
     let (desired, marks) = (&facts.observed.desired.secret, Keys::marks(&facts.as_recorded(&live.key)?));
     if live.secret != *desired {
         let (from, to, version) = (live.secret.clone(), desired.clone(), facts.writable(desired)?);
         return Err(Stop::act(Effect::CopySecret { from, to, version, marks }));
     }
-    facts.is_annotated(desired, marks)
+    facts.ensure_annotated(desired, marks)
 }
 
-/// The record of a key that is as wanted: named and placed as the spec does now, which may have other words for the
-/// same. A key that was announced and is not needed any more is to go.
+/// The record once the proven key fits the spec. The name of the organization and the hash of the tags are taken from
+/// the spec: they may be spelled otherwise than they were recorded. A key that was announced and is not needed any
+/// more is to go.
 fn settled(facts: &KeyFacts<'_>, live: &Live) -> Flow<KeyRecord> {
     let mut record = facts.record.clone();
     let mut key = facts.as_recorded(&live.key)?;
@@ -134,7 +136,7 @@ fn replace(facts: &KeyFacts<'_>, live: Option<&Live>, reason: Reason) -> Flow<()
             listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&pending.credential.name));
         match listed {
             None => {
-                facts.needs_finalizer()?;
+                facts.ensure_finalizer()?;
                 return Err(Stop::act(Effect::Make {
                     pending: Box::new(pending.clone()),
                     settings: desired.tags.clone(),
@@ -248,7 +250,7 @@ fn announce(facts: &KeyFacts<'_>, scope: &KeyScope, listing: &[ListedKey], reaso
             return Err(Stop::record(record));
         }
     };
-    facts.needs_finalizer()?;
+    facts.ensure_finalizer()?;
     let reason = match &facts.record.current {
         None => Reason::FirstKey,
         Some(current) if !current.target.is_same(&scope.target) => Reason::ControlPlaneChanged,

@@ -107,8 +107,8 @@ impl<'a> KeyFacts<'a> {
         }
     }
 
-    /// A credential is sent to no other deployment than its own, and the material of a key is one. Without annotations
-    /// it belongs to the current key, unless pods do not carry it and another one was announced.
+    /// Whether this material may be shown to the target: if its annotations name that deployment; without annotations,
+    /// if the current key is there, or if no pod has it and a key was announced there.
     fn is_of_target(&self, marks: Option<&KeyMarks>, checksums: &[String; 2]) -> Flow<bool> {
         let target = self.target()?;
         let marked = marks.and_then(|marks| marks.deployment_id.as_ref());

@@ -46,11 +46,11 @@ pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
         Ok(run) => retire(&facts, Decision::rest(run, ready())),
         Err(Stop::Wait(verdict)) => {
             let is_intact = facts.holds_what_pods_have(&desired.secret);
-            let verdict = verdict.unless_recorded(facts.is_wanted_on_record(), is_intact);
-            Decision::rest(facts.last_run(), facts.unless_lost(&desired.secret, verdict))
+            let verdict = verdict.weighed_against_record(facts.is_wanted_on_record(), is_intact);
+            Decision::rest(facts.last_run(), facts.weighed_against_loss(&desired.secret, verdict))
         }
         Err(Stop::NextStep(next)) => {
-            let verdict = facts.unless_lost(&desired.secret, progress(&facts));
+            let verdict = facts.weighed_against_loss(&desired.secret, progress(&facts));
             Decision::rest(facts.last_run(), verdict).then(*next)
         }
     }
@@ -96,7 +96,7 @@ impl<'a> RegistrationFacts<'a> {
         let Some(listed) = listing.iter().find(|listed| Some(&listed.id) == id) else {
             return self.find_or_register(desired, listing);
         };
-        self.needs_finalizer()?;
+        self.ensure_finalizer()?;
         let settings = settings(desired, Some(listed));
         if settings != profile(listed) {
             self.is_free(desired, listing, Some(&listed.id))?;
@@ -105,7 +105,7 @@ impl<'a> RegistrationFacts<'a> {
         }
         let current = reference(listed, target);
         let run = self.token_in_place(desired, &current, settings)?;
-        self.is_recorded(RegistrationRecord {
+        self.ensure_recorded(RegistrationRecord {
             current: Some(current),
             secret: Some(desired.secret.clone()),
             pending: None,
@@ -129,12 +129,12 @@ impl<'a> RegistrationFacts<'a> {
             Some(TokenProof::Is(())) => {}
             Some(_) => return Err(Stop::Wait(verdict)),
         }
-        self.needs_finalizer()?;
+        self.ensure_finalizer()?;
         let name = current.map_or_else(|| desired.name.clone(), |current| current.name.clone());
         let registration = RegistrationRef::new(Some(id.clone()), name, self.target()?.clone());
-        self.is_annotated(&desired.secret, Registrations::marks(&registration))?;
+        self.ensure_annotated(&desired.secret, Registrations::marks(&registration))?;
         let (current, secret) = (Some(registration), Some(desired.secret.clone()));
-        self.is_recorded(RegistrationRecord { current, secret, ..self.record.clone() })?;
+        self.ensure_recorded(RegistrationRecord { current, secret, ..self.record.clone() })?;
         Ok(self.run(&desired.secret, token))
     }
 
@@ -153,7 +153,7 @@ impl<'a> RegistrationFacts<'a> {
         } else if record.pending.as_ref().is_some_and(|pending| elsewhere(&pending.credential.target)) {
             record.drop_pending();
         }
-        self.is_recorded(record)
+        self.ensure_recorded(record)
     }
 
     /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if it
@@ -246,7 +246,7 @@ impl<'a> RegistrationFacts<'a> {
             record.drop_pending();
             return Err(if record == *self.record { conflict } else { Stop::record(record) });
         }
-        self.needs_finalizer()?;
+        self.ensure_finalizer()?;
         let wanted = RegistrationRef::new(None, desired.name.clone(), self.target()?.clone());
         let is_wanted = |pending: &&RegistrationIntent| pending.credential == wanted;
         if let Some(pending) = self.record.pending.as_ref().filter(is_wanted) {
@@ -295,7 +295,7 @@ impl<'a> RegistrationFacts<'a> {
         let marks = Registrations::marks(current);
         let reason = match self.stored_token(&desired.secret, current)? {
             Ok(token) => {
-                self.is_annotated(&desired.secret, marks)?;
+                self.ensure_annotated(&desired.secret, marks)?;
                 return Ok(self.run(&desired.secret, token));
             }
             Err(reason) => reason,

@@ -7,6 +7,7 @@ use std::{
 
 use coder_k8s_core::{
     condition::Conditions,
+    controlplane::coderd::Step,
     controlplane::coderd::{
         CoderdReport,
         operator_token::{
@@ -15,12 +16,11 @@ use coder_k8s_core::{
         revocation::{self, ObservedRevocation, RevocationEffect, RevocationReport, TokenDeletion},
     },
     outcome::{Blocker, Retry},
-    controlplane::coderd::Step,
 };
 
 use super::{
-    Access, AccessKind, Flaw, Material, Method, Phase, Process, Reason, Record, ReplacedToken, Revocation,
-    RevocationKind, Status, Successor, World, access, at, is_recorded, needs_cleaning, reference,
+    AccessKind, AccessVerdict, Flaw, Material, Method, Phase, Process, Reason, Record, ReplacedToken,
+    Revocation, RevocationKind, Status, Successor, World, access, at, is_recorded, needs_cleaning, reference,
 };
 
 /// An exchange that is about to perform an effect.
@@ -262,10 +262,10 @@ impl World {
         let Process { access, grant, revocation, reference: token, .. } = &self.process;
         CoderdReport {
             access: access.map(|(kind, reason)| match kind {
-                AccessKind::Ready => Access::Ready,
-                AccessKind::Overdue => Access::Overdue(blocker(reason)),
-                AccessKind::Degraded => Access::Degraded(blocker(reason)),
-                AccessKind::Refused => Access::Refused(blocker(reason)),
+                AccessKind::Ready => AccessVerdict::Ready,
+                AccessKind::Overdue => AccessVerdict::Overdue(blocker(reason)),
+                AccessKind::Degraded => AccessVerdict::Degraded(blocker(reason)),
+                AccessKind::Refused => AccessVerdict::Refused(blocker(reason)),
             }),
             grant: grant.map(Record::grant),
             revocation: revocation.map(|kind| match kind {
@@ -527,7 +527,7 @@ fn finish_sync(world: &mut World, observed: &ObservedToken, report: TokenReport)
         }
     }
     let process = &mut world.process;
-    if report.access == Some(Access::Ready) {
+    if report.access == Some(AccessVerdict::Ready) {
         process.awaits_delay = false;
     }
     if let Some(grant) = &report.grant {
@@ -542,10 +542,10 @@ fn finish_sync(world: &mut World, observed: &ObservedToken, report: TokenReport)
     }
     if let Some(access) = report.access {
         process.access = Some(match access {
-            Access::Ready => (AccessKind::Ready, Reason::TokenAccepted),
-            Access::Overdue(blocker) => (AccessKind::Overdue, blocker.reason),
-            Access::Degraded(blocker) => (AccessKind::Degraded, blocker.reason),
-            Access::Refused(blocker) => (AccessKind::Refused, blocker.reason),
+            AccessVerdict::Ready => (AccessKind::Ready, Reason::TokenAccepted),
+            AccessVerdict::Overdue(blocker) => (AccessKind::Overdue, blocker.reason),
+            AccessVerdict::Degraded(blocker) => (AccessKind::Degraded, blocker.reason),
+            AccessVerdict::Refused(blocker) => (AccessKind::Refused, blocker.reason),
         });
     }
 }

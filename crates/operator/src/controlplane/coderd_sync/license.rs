@@ -5,65 +5,32 @@
 
 use std::ops::ControlFlow;
 
-use coder_k8s_api::{CoderControlPlane, LicenseStatus, Reason, condition::kind};
+use coder_k8s_api::{LicenseStatus, Reason};
 use coder_k8s_coderd::{self as coderd, Client, ErrorKind};
 use coder_k8s_core::{
     condition::whole_seconds,
     controlplane::coderd::{
-        PresentInputs, Step,
+        Step,
         license::{
-            self, InstalledLicense, License, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord,
-            LicenseReport, LicenseText, ObservedLicense,
+            self, InstalledLicense, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord, LicenseReport,
+            LicenseText, LicenseVerdict, ObservedLicense,
         },
         license_inputs,
     },
     license_gate::Tier,
     outcome::{Blocker, Retry},
     sources,
-    verified::{self, Recorded},
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{Exchange, Plane, SyncState};
+use super::{Exchange, Plane};
 use crate::coderd::{Protocol, blocker_of, run_protocol, targets};
-
-/// Whether the license of the spec is applied, by the last exchange or else by the status. True if the spec names none.
-pub(super) fn is_applied(state: &SyncState, object: &CoderControlPlane, present: &PresentInputs) -> bool {
-    if object.spec.license_secret_ref.is_none() {
-        return true;
-    }
-    let (about, present) = (state.report.license_inputs.as_ref(), present.license.as_ref());
-    let is_about_present = about.is_none() || present.is_none() || about == present;
-    match state.report.license.as_ref().filter(|_| is_about_present) {
-        Some(License::Applied { .. }) => true,
-        Some(License::Blocker(_) | License::Refused { .. }) => false,
-        None => object.status.as_ref().is_some_and(|status| {
-            let condition = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
-            let is_other = present.is_some_and(|inputs| {
-                verified::recorded(&status.verified, kind::LICENSE_APPLIED, inputs) == Recorded::Other
-            });
-            !is_other && condition.is_some_and(|c| c.status == "True")
-        }),
-    }
-}
-
-/// Whether an exchange between two verifications should try to apply the license. A license that coderd rejected waits for a
-/// change.
-pub(super) fn is_pending(state: &SyncState, object: &CoderControlPlane, present: &PresentInputs) -> bool {
-    !is_applied(state, object, present) && !matches!(state.report.license, Some(License::Refused { .. }))
-}
-
-/// The Secret with the license, and the key in it.
-pub(super) fn reference(object: &CoderControlPlane) -> Option<(&str, &str)> {
-    let reference = object.spec.license_secret_ref.as_ref()?;
-    Some((reference.name.as_str(), reference.key.as_ref().map_or("license", AsRef::as_ref)))
-}
 
 /// Reads the license. None: the spec names no Secret. Besides, the digest of what was read, if it could be read.
 async fn read(plane: Plane<'_>) -> (Result<Option<SecretString>, Blocker>, Option<String>) {
-    let Some((name, key)) = reference(plane.object) else { return (Ok(None), None) };
+    let Some((name, key)) = license::secret_key(plane.object) else { return (Ok(None), None) };
     let data = match targets::read_secret(&plane.key.namespace, name, plane.ctx).await {
         Ok(data) => data,
         Err(blocker) => return (Err(blocker), None),
@@ -99,8 +66,8 @@ pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option
     let observed = ObservedLicense {
         server_version: server.map(|server| server.version.clone()).unwrap_or_default(),
         remove_replaced: object.spec.license.remove_replaced,
-        was_applied: is_applied(exchange.state, object, &exchange.present),
-        record: record(exchange.state, object),
+        was_applied: license::is_applied(&exchange.state.report, object, &exchange.present),
+        record: LicenseRecord::of(&exchange.state.report, object),
         ..ObservedLicense::default()
     };
     let mut protocol = LicenseProtocol { observed, exchange, client, text: None, inputs: None };
@@ -108,7 +75,7 @@ pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option
     let inputs = protocol.inputs;
     let LicenseReport { license, keeps, access, retry } = report;
     let known = &mut exchange.state.report;
-    if keeps && matches!(known.license, Some(License::Refused { .. })) {
+    if keeps && matches!(known.license, Some(LicenseVerdict::Refused { .. })) {
         // The same value under another name: coderd need not refuse it again.
         known.license_inputs = inputs;
     } else if !keeps {
@@ -117,29 +84,6 @@ pub(super) async fn sync(exchange: &mut Exchange<'_>, client: &Client) -> Option
     }
     known.access = access.or(known.access.take());
     retry
-}
-
-/// What is recorded of earlier exchanges: in this process, else on the status.
-fn record(state: &SyncState, object: &CoderControlPlane) -> LicenseRecord {
-    let status = object.status.as_ref();
-    let on_status = status.and_then(|status| status.license.as_ref());
-    let recorded = LicenseRecord {
-        hash: status.and_then(|status| status.license_last_applied_hash.clone()),
-        uuid: on_status.and_then(|license| license.replaces.clone().or_else(|| license.uuid.clone())),
-        refused: on_status.and_then(|license| license.refused.clone()),
-    };
-    match &state.report.license {
-        Some(License::Applied { hash, installed, .. }) => LicenseRecord {
-            hash: Some(hash.clone()),
-            uuid: match installed {
-                Some(installed) => installed.replaces.clone().or_else(|| installed.uuid.clone()),
-                None => recorded.uuid,
-            },
-            refused: None,
-        },
-        Some(License::Refused { mark, .. }) => LicenseRecord { refused: Some(mark.clone()), ..recorded },
-        Some(License::Blocker(_)) | None => recorded,
-    }
 }
 
 struct LicenseProtocol<'a, 'e> {

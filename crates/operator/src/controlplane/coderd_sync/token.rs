@@ -31,8 +31,6 @@ use crate::coderd::{Protocol, blocker_of, blocker_of_secret, run_protocol, targe
 
 /// How long a token lives unless `operatorAccess.tokenLifetimeDays` says otherwise.
 const DEFAULT_LIFETIME_DAYS: i64 = 365;
-/// The key in the token's Secret.
-const DATA_KEY: &str = "token";
 
 /// How long a new token is to live. coderd may allow less.
 pub(super) fn lifetime(object: &CoderControlPlane) -> SignedDuration {
@@ -44,14 +42,6 @@ pub(super) fn lifetime(object: &CoderControlPlane) -> SignedDuration {
 pub(super) fn token_id(token: &SecretString) -> &str {
     let text = token.expose_secret();
     text.split_once('-').map_or(text, |(id, _)| id)
-}
-
-/// The Secret with the token that a person supplies, and the key in it.
-pub(super) fn supplied(object: &CoderControlPlane) -> Option<(&str, &str)> {
-    let access = &object.spec.operator_access;
-    let reference =
-        access.token_secret_ref.as_ref().filter(|_| access.method == AccessMethod::TokenSecret)?;
-    Some((reference.name.as_str(), reference.key.as_ref().map_or(DATA_KEY, AsRef::as_ref)))
 }
 
 /// Runs the protocol. Returns the client with the token that coderd accepted, if it accepted one.
@@ -155,7 +145,7 @@ impl TokenProtocol<'_, '_> {
     async fn read_supplied(&mut self) -> Result<TokenSecret, Blocker> {
         const FIELD: &str = "operatorAccess.tokenSecretRef";
         let Plane { key, object, ctx, .. } = self.exchange.plane;
-        let Some((name, data_key)) = supplied(object) else {
+        let Some((name, data_key)) = access::supplied_token(object) else {
             let message = format!("{FIELD} is not set: name the Secret with the token there");
             return Err(Blocker::until_change(Reason::SecretMissing, message));
         };
@@ -329,12 +319,12 @@ impl StoredSecret {
 
     /// The token in the Secret of the spec.
     fn stored(&self) -> Option<SecretString> {
-        self.live.as_ref()?.text(DATA_KEY)
+        self.live.as_ref()?.text(access::TOKEN_KEY)
     }
 
     /// The token in either Secret.
     pub(super) fn token(&self) -> Option<SecretString> {
-        self.stored().or_else(|| self.earlier.as_ref()?.1.text(DATA_KEY))
+        self.stored().or_else(|| self.earlier.as_ref()?.1.text(access::TOKEN_KEY))
     }
 
     /// Whether the Secret of the spec holds the token and no earlier one is left.
@@ -344,7 +334,7 @@ impl StoredSecret {
 
     /// Where readers find the token.
     fn reference(&self) -> ReportedSecretRef {
-        ReportedSecretRef { name: self.name.clone(), key: Some(DATA_KEY.to_owned()) }
+        ReportedSecretRef { name: self.name.clone(), key: Some(access::TOKEN_KEY.to_owned()) }
     }
 
     /// Writes the token. Returns the new version. None: the Secret already holds it.
@@ -353,7 +343,8 @@ impl StoredSecret {
             return Ok(None);
         }
         let annotations = BTreeMap::new();
-        let entry = SecretEntry { name: &self.name, key: DATA_KEY, value: token, annotations: &annotations };
+        let entry =
+            SecretEntry { name: &self.name, key: access::TOKEN_KEY, value: token, annotations: &annotations };
         let written = secret::write(&plane.ctx.client, plane.owner, self.live.as_ref(), &entry).await;
         let Some(version) = written.map_err(blocker_of_secret)? else {
             let message = format!(

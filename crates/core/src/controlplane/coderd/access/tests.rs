@@ -54,13 +54,13 @@ fn what_is_awaited_is_named_before_anything_was_tried() {
 fn a_passing_trouble_withdraws_nothing() {
     let object = plane(with_url(json!({})), recorded("Postgres"));
     let access = |access| CoderdReport { access: Some(access), ..CoderdReport::default() };
-    let (status, reason) = status_after(&object, &access(Access::Degraded(blocker())));
+    let (status, reason) = status_after(&object, &access(AccessVerdict::Degraded(blocker())));
     assert_eq!(reason, "False DatabaseUnreachable");
     assert_eq!(status.operator_access_ready, Some(true));
     assert!(status.operator_token_secret_ref.is_some() && status.operator_token.is_some());
-    let (status, reason) = status_after(&object, &access(Access::Overdue(blocker())));
+    let (status, reason) = status_after(&object, &access(AccessVerdict::Overdue(blocker())));
     assert_eq!((reason.as_str(), status.operator_access_ready), ("True RenewalFails", Some(true)));
-    let (status, _) = status_after(&object, &access(Access::Refused(blocker())));
+    let (status, _) = status_after(&object, &access(AccessVerdict::Refused(blocker())));
     assert_eq!(status.operator_access_ready, None);
     assert!(status.operator_token.is_some(), "it may still be there");
 }
@@ -70,7 +70,7 @@ fn a_token_that_others_can_read_is_accepted_and_the_message_says_so() {
     let object = plane(with_url(json!({})), recorded("Postgres"));
     let message = |warnings: &[TransportWarning]| {
         let warnings = warnings.to_vec();
-        let report = CoderdReport { access: Some(Access::Ready), warnings, ..CoderdReport::default() };
+        let report = CoderdReport { access: Some(AccessVerdict::Ready), warnings, ..CoderdReport::default() };
         let (status, reason) = status_after(&object, &report);
         assert_eq!((reason.as_str(), status.operator_access_ready), ("True TokenAccepted", Some(true)));
         condition(&status, kind::OPERATOR_ACCESS_READY).unwrap().message.clone()
@@ -190,7 +190,7 @@ fn the_object_stays_until_the_token_is_gone_or_abandoned() {
 fn a_restart_says_nothing_new_about_the_same_spec() {
     let mut object = plane(with_url(json!({})), json!({}));
     object.metadata.generation = Some(1);
-    let report = CoderdReport { access: Some(Access::Refused(blocker())), ..CoderdReport::default() };
+    let report = CoderdReport { access: Some(AccessVerdict::Refused(blocker())), ..CoderdReport::default() };
     let (status, reason) = status_after(&object, &report);
     assert_eq!(reason, "False DatabaseUnreachable");
     object.status = Some(status.clone());

@@ -65,7 +65,7 @@ fn a_token_in_order_costs_questions_and_nothing_else() {
     let checked = ObservedToken { check: Some(accepted()), ..read };
     assert_eq!(step(&checked), Step::Ask(TokenQuery::Rights));
     let report = report(&steady());
-    assert_eq!((report.access, report.is_usable, report.grant), (Some(Access::Ready), true, None));
+    assert_eq!((report.access, report.is_usable, report.grant), (Some(AccessVerdict::Ready), true, None));
     // The first user is a person: its rights are not looked at.
     let person = ObservedToken { rights: None, method: AccessMethod::FirstUser, ..steady() };
     assert!(matches!(step(&person), Step::Done(_)));
@@ -83,7 +83,7 @@ fn nothing_is_created_before_it_is_announced() {
         ..new.clone()
     };
     let refused = report(&closed);
-    assert!(matches!(refused.access, Some(Access::Refused(_))) && refused.grant.is_none());
+    assert!(matches!(refused.access, Some(AccessVerdict::Refused(_))) && refused.grant.is_none());
     assert_eq!(refused.retry, None, "only a change helps");
     assert_eq!(step(&ObservedToken { is_recorded: true, ..new }), Step::Act(CREATE));
 }
@@ -94,11 +94,11 @@ fn a_token_that_expires_creates_its_successor_and_goes_on_working() {
     assert_eq!(step(&due), Step::Act(TokenEffect::Create { renews: true, is_refused: false }));
     let failing = ObservedToken { created: Some(Err(blocker())), ..due.clone() };
     let told = report(&failing);
-    assert!(matches!(told.access, Some(Access::Overdue(_))) && told.is_usable && told.retry.is_some());
+    assert!(matches!(told.access, Some(AccessVerdict::Overdue(_))) && told.is_usable && told.retry.is_some());
     // Not on record: recorded first, and the old one is used meanwhile.
     let unrecorded = ObservedToken { is_recorded: false, record: None, source: Some(Ok(())), ..steady() };
     let told = report(&unrecorded);
-    assert!(told.awaits_record && told.is_usable && told.access == Some(Access::Ready));
+    assert!(told.awaits_record && told.is_usable && told.access == Some(AccessVerdict::Ready));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_created_token_is_proven_before_the_others_go() {
     let made = ObservedToken { record: Some(grant(100)), created: Some(Ok(created.clone())), ..steady() };
     assert_eq!(step(&made), Step::Ask(TokenQuery::Proof));
     let unknown = ObservedToken { proof: Some(TokenCheck::Unknown(blocker())), ..made.clone() };
-    assert!(matches!(report(&unknown).access, Some(Access::Degraded(_))), "nothing is removed");
+    assert!(matches!(report(&unknown).access, Some(AccessVerdict::Degraded(_))), "nothing is removed");
     let proven = ObservedToken { proof: Some(accepted()), ..made.clone() };
     assert_eq!(step(&proven), Step::Act(TokenEffect::RemoveOthers));
     let settled = ObservedToken { others_removed: Some(Ok(())), ..proven };
@@ -129,7 +129,7 @@ fn a_refused_token_is_replaced_and_what_is_refused_again_after_a_delay() {
     };
     let told = report(&again);
     assert!(told.blocks_license && told.retry == Some(Retry::Backoff));
-    let Some(Access::Refused(why)) = &told.access else { panic!() };
+    let Some(AccessVerdict::Refused(why)) = &told.access else { panic!() };
     assert_eq!(why.reason, Reason::TokenRefused);
     let delay = Duration::from_secs(8);
     let meanwhile = report(&ObservedToken { creation_delay: Some(delay), ..refused });
@@ -152,12 +152,15 @@ fn an_answer_that_is_not_definite_changes_nothing() {
         ObservedToken { rights: Some(Err(blocker())), ..steady() },
     ] {
         let told = report(&observed);
-        assert!(matches!(told.access, Some(Access::Degraded(_))) && told.grant.is_none());
+        assert!(matches!(told.access, Some(AccessVerdict::Degraded(_))) && told.grant.is_none());
         assert_eq!(told.retry, Some(Retry::Backoff));
     }
     let redirected = Blocker::new(Reason::Redirected, "elsewhere");
     let observed = ObservedToken { check: Some(TokenCheck::Unknown(redirected)), ..steady() };
-    assert!(matches!(report(&observed).access, Some(Access::Refused(_))), "a person must say where to");
+    assert!(
+        matches!(report(&observed).access, Some(AccessVerdict::Refused(_))),
+        "a person must say where to"
+    );
 }
 
 #[test]
@@ -165,14 +168,14 @@ fn a_token_under_an_earlier_name_is_moved() {
     let moved = ObservedToken { secret: ours(true, false), ..steady() };
     assert_eq!(step(&moved), Step::Act(TokenEffect::Store));
     let failing = ObservedToken { stored: Some(Err(blocker())), ..moved.clone() };
-    assert!(matches!(report(&failing).access, Some(Access::Overdue(_))));
-    assert_eq!(report(&ObservedToken { stored: Some(Ok(())), ..moved }).access, Some(Access::Ready));
+    assert!(matches!(report(&failing).access, Some(AccessVerdict::Overdue(_))));
+    assert_eq!(report(&ObservedToken { stored: Some(Ok(())), ..moved }).access, Some(AccessVerdict::Ready));
 }
 
 #[test]
 fn a_foreign_secret_is_neither_read_nor_written() {
     let foreign = ObservedToken { secret: Some(Ok(TokenSecret::Foreign { name: "s".into() })), ..steady() };
-    let Some(Access::Refused(why)) = report(&foreign).access else { panic!() };
+    let Some(AccessVerdict::Refused(why)) = report(&foreign).access else { panic!() };
     assert_eq!(why.reason, Reason::ForeignObject);
 }
 
@@ -199,10 +202,10 @@ fn a_supplied_token_is_checked_and_never_created() {
     let supplied = ObservedToken { secret: ours(true, true), ..unasked(AccessMethod::TokenSecret) };
     assert_eq!(step(&supplied), Step::Ask(TokenQuery::Check));
     let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..supplied.clone() };
-    assert!(matches!(report(&refused).access, Some(Access::Refused(_))));
+    assert!(matches!(report(&refused).access, Some(AccessVerdict::Refused(_))));
     let missing = Blocker::until_change(Reason::SecretMissing, "absent");
     let told = report(&ObservedToken { secret: Some(Err(missing)), ..supplied.clone() });
-    assert!(matches!(told.access, Some(Access::Refused(_))) && !told.blocks_license);
+    assert!(matches!(told.access, Some(AccessVerdict::Refused(_))) && !told.blocks_license);
     let told = report(&ObservedToken { secret: Some(Err(blocker())), ..supplied.clone() });
     assert_eq!((told.access, told.retry), (None, Some(Retry::Backoff)), "unreadable is not refused");
     // It takes over from a token of ours.
@@ -256,7 +259,7 @@ fn a_text_that_cannot_be_a_token_counts_as_none() {
         ..unasked(AccessMethod::TokenSecret)
     };
     let told = report(&supplied);
-    assert!(matches!(told.access, Some(Access::Refused(_))) && !told.blocks_license);
+    assert!(matches!(told.access, Some(AccessVerdict::Refused(_))) && !told.blocks_license);
 }
 
 #[test]
@@ -264,5 +267,5 @@ fn a_user_without_every_right_gets_them_with_a_new_token() {
     let lacking = ObservedToken { rights: Some(Ok(false)), ..steady() };
     assert_eq!(step(&lacking), Step::Act(TokenEffect::Create { renews: true, is_refused: false }));
     let failing = ObservedToken { created: Some(Err(blocker())), ..lacking };
-    assert!(matches!(report(&failing).access, Some(Access::Overdue(_))), "the token still works");
+    assert!(matches!(report(&failing).access, Some(AccessVerdict::Overdue(_))), "the token still works");
 }
