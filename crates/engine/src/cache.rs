@@ -21,20 +21,20 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use packed::{Packed, Packer};
 
-/// Names one object. Two incarnations of an object under the same name have the same key.
+/// Names one object. Many are kept for each object, so that they are as small as can be. Two incarnations of an object under the same name have the same key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// The kind without its group, such as `Deployment`.
     pub kind: &'static str,
     /// Empty for a cluster-scoped kind.
-    pub namespace: String,
+    pub namespace: Box<str>,
     /// The object's `metadata.name`.
-    pub name: String,
+    pub name: Box<str>,
 }
 
 impl ObjectKey {
     /// Names an object that need not exist.
-    pub fn new(kind: &'static str, namespace: impl Into<String>, name: impl Into<String>) -> Self {
+    pub fn new(kind: &'static str, namespace: impl Into<Box<str>>, name: impl Into<Box<str>>) -> Self {
         Self { kind, namespace: namespace.into(), name: name.into() }
     }
 
@@ -180,7 +180,7 @@ impl<K: Resource> Cache<K> {
     /// Whether `predicate` holds for any object of a namespace.
     pub fn any_in(&self, namespace: &str, predicate: impl Fn(&K) -> bool) -> bool {
         let objects = self.objects.read();
-        let mut within = objects.by_key.iter().filter(|(key, _)| key.namespace == namespace);
+        let mut within = objects.by_key.iter().filter(|(key, _)| *key.namespace == *namespace);
         within.any(|(_, stored)| self.decoded(stored).is_some_and(|object| predicate(&object)))
     }
 
@@ -266,7 +266,7 @@ impl<K: Resource> Cache<K> {
     /// namespace.
     pub fn keys_except(&self, namespace: Option<&str>, listed: &HashSet<ObjectKey>) -> Vec<ObjectKey> {
         let (objects, unreadable) = (self.objects.read(), self.unreadable.read());
-        let within = |key: &&ObjectKey| namespace.is_none_or(|namespace| key.namespace == namespace);
+        let within = |key: &&ObjectKey| namespace.is_none_or(|namespace| *key.namespace == *namespace);
         objects
             .by_key
             .keys()

@@ -20,7 +20,7 @@ async fn run(queue: &Queue, time: Duration, each: Duration, next: Action) -> Vec
     let jobs = queue.run(2, stop.clone(), Duration::from_secs(10), |key| {
         let log = log.clone();
         async move {
-            log.lock().push((key.name, start.elapsed().as_millis()));
+            log.lock().push((key.name.to_string(), start.elapsed().as_millis()));
             tokio::time::sleep(each).await;
             next
         }
@@ -129,7 +129,7 @@ async fn a_slow_object_delays_no_other() {
     let jobs = queue.run(2, stop.clone(), Duration::ZERO, move |key| {
         let done = counted.clone();
         async move {
-            if key.name == "slow" {
+            if *key.name == *"slow" {
                 tokio::time::sleep(Duration::from_hours(1)).await;
             }
             done.fetch_add(1, Ordering::SeqCst);

@@ -50,7 +50,7 @@ fn asked(ctx: &Context) -> BTreeMap<String, Vec<ObjectKey>> {
     let mut all = BTreeMap::<String, Vec<ObjectKey>>::new();
     let mut add = |key: &ObjectKey, namespaces: Vec<String>| {
         for namespace in namespaces {
-            if namespace != key.namespace && ctx.policy.scope.includes(&namespace) {
+            if namespace != *key.namespace && ctx.policy.scope.includes(&namespace) {
                 all.entry(namespace).or_default().push(key.clone());
             }
         }

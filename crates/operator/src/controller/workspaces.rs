@@ -58,7 +58,7 @@ pub(crate) async fn consent<K: CoderResource>(
         return (all, unknown_consent);
     }
     for namespace in workspace_access::targets(rbac, &key.namespace) {
-        if namespace == key.namespace {
+        if namespace == *key.namespace {
             continue;
         }
         let consent = if ctx.policy.scope.includes(&namespace) {

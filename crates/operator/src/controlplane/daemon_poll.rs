@@ -228,8 +228,8 @@ impl DaemonPoller {
         let queues = listed.into_iter().flat_map(|(plane, organization, listing)| {
             let queues = jobs::queues(listing.jobs.as_deref().unwrap_or_default());
             queues.into_iter().map(move |queue| JobQueue {
-                namespace: plane.namespace.clone(),
-                name: plane.name.clone(),
+                namespace: plane.namespace.to_string(),
+                name: plane.name.to_string(),
                 organization: organization.clone(),
                 tags: queue.tags,
                 pending: queue.pending,
