@@ -322,10 +322,7 @@ pub fn paused(
     let mut status = object.status.clone().unwrap_or_default();
     let own = object.namespace().unwrap_or_default();
     workload::set_paused(&mut status.workload, object.metadata.generation, now, |conditions| {
-        // A read that failed is retried and says nothing about the grants.
-        if !lost.without_consent.is_empty() {
-            workspace_access::set_conditions(conditions, &own, lost, grant_blockers);
-        }
+        workspace_access::set_lost(conditions, &own, lost, grant_blockers);
     });
     status
 }

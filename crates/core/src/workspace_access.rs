@@ -455,6 +455,19 @@ fn rule_in_words(rule: &PolicyRule) -> String {
     format!("the rule for \"{resources}\" ({})", rule.verbs.join(","))
 }
 
+/// As [`set_conditions`], for a paused object that was granted access in other namespaces and has lost it (`lost`).
+pub fn set_lost(
+    conditions: &mut Conditions<'_>,
+    own: &str,
+    lost: &Plan,
+    grant_blockers: &[(String, Blocker)],
+) {
+    // A read that failed is retried and says nothing about the grants.
+    if !lost.without_consent.is_empty() {
+        set_conditions(conditions, own, lost, grant_blockers);
+    }
+}
+
 /// Sets the condition `WorkspaceAccess`. `grant_blockers` are grants that failed, with the namespace.
 pub fn set_conditions(
     conditions: &mut Conditions<'_>,

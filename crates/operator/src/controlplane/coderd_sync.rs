@@ -16,11 +16,8 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{
-    AccessMethod, CoderControlPlane, CredentialBinding, EntitlementsStatus, Reason, condition::kind,
-    names::component,
-};
-use coder_k8s_coderd::{BoundToken, Client, CredentialError, ErrorKind, IdentifiedServer, Server};
+use coder_k8s_api::{AccessMethod, CoderControlPlane, EntitlementsStatus, condition::kind, names::component};
+use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, Server};
 use coder_k8s_core::{
     controlplane::coderd::{
         self, CoderdReport, PresentInputs,
@@ -84,50 +81,6 @@ impl Plane<'_> {
     /// The name of the operator token in coderd.
     fn token_name(&self) -> String {
         names::operator_token(&self.key.namespace, &self.key.name)
-    }
-
-    /// A client with a token. One that a deployment accepted before is sent to that deployment alone, whatever was edited;
-    /// one that nobody has accepted yet may make first contact with the server that the spec names. `bindings` are those that
-    /// the status does not show yet. `implied`: a token without any binding is that of an earlier release.
-    fn client(
-        &self,
-        server: &IdentifiedServer,
-        token: &SecretString,
-        bindings: &[CredentialBinding],
-        implied: bool,
-    ) -> Result<Client, Blocker> {
-        let client = match self.deployment_of(token, bindings, implied) {
-            Some(deployment) => server.authenticate(&BoundToken::new(token.clone(), deployment)),
-            None => server.first_contact(token),
-        };
-        client.map_err(|error| match error {
-            CredentialError::OtherDeployment => Blocker::until_change(
-                Reason::DeploymentChanged,
-                "another deployment answers than the one that the operator token belongs to, and the token was not sent: \
-                 correct the address, or supply a token of this deployment",
-            ),
-            CredentialError::BadToken(bad) => Blocker::until_change(Reason::BadToken, bad.to_string()),
-        })
-    }
-
-    fn deployment_of(
-        &self,
-        token: &SecretString,
-        bindings: &[CredentialBinding],
-        implied: bool,
-    ) -> Option<String> {
-        let (content, status) = (self.content(token), self.object.status.as_ref()?);
-        let all = || bindings.iter().chain(&status.workload.credential_bindings);
-        let found = verified::deployment_of(all(), &content);
-        let is_implied = implied && all().next().is_none() && status.operator_access_ready == Some(true);
-        let implied = status.deployment_id.clone().filter(|_| is_implied);
-        found.map(str::to_owned).or(implied)
-    }
-
-    /// The fingerprint of a token, by which a binding names it.
-    fn content(&self, token: &SecretString) -> String {
-        let uid = self.object.metadata.uid.as_deref().unwrap_or_default();
-        targets::token_content(uid, token)
     }
 }
 
@@ -496,18 +449,6 @@ impl Exchange<'_> {
         let digest = self.state.supplied_digest.as_deref();
         let digest = digest.filter(|_| access::supplied_token(self.plane.object).is_some());
         coderd::access_inputs(self.plane.object, digest.unwrap_or_default())
-    }
-
-    /// A client with the token of the Secret, see [`Plane::client`].
-    fn client(&self, server: &IdentifiedServer, token: &SecretString) -> Result<Client, Blocker> {
-        self.plane.client(server, token, &self.state.report.bindings, self.state.implies_binding)
-    }
-
-    /// Records that the server accepted a token.
-    fn bind(&mut self, server: &IdentifiedServer, token: &SecretString) {
-        let content = self.plane.content(token);
-        verified::bind(&mut self.state.report.bindings, &content, server.deployment_id());
-        self.state.report.accepted_by = Some(server.deployment_id().to_owned());
     }
 
     /// Runs the token's protocol. Returns a client if coderd accepts the token, and when to retry.

@@ -8,9 +8,10 @@
 use std::{collections::BTreeMap, ops::ControlFlow};
 
 use coder_k8s_api::{
-    AccessMethod, CoderControlPlane, Reason, ReplacedToken, ReportedSecretRef, names::annotation,
+    AccessMethod, CoderControlPlane, CredentialBinding, Reason, ReplacedToken, ReportedSecretRef,
+    names::annotation,
 };
-use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, User};
+use coder_k8s_coderd::{BoundToken, Client, CredentialError, ErrorKind, IdentifiedServer, User};
 use coder_k8s_core::{
     controlplane::coderd::{
         Step, access,
@@ -19,7 +20,7 @@ use coder_k8s_core::{
         },
     },
     outcome::{Blocker, ForeignObject, Retry},
-    sources,
+    sources, verified,
 };
 use coder_k8s_engine::secret::{self, SecretData, SecretEntry, SecretOwnership};
 use jiff::{SignedDuration, Timestamp};
@@ -42,6 +43,66 @@ pub(super) fn lifetime(object: &CoderControlPlane) -> SignedDuration {
 pub(super) fn token_id(token: &SecretString) -> &str {
     let text = token.expose_secret();
     text.split_once('-').map_or(text, |(id, _)| id)
+}
+
+impl Plane<'_> {
+    /// A client with a token. One that a deployment accepted before is sent to that deployment alone, whatever was edited;
+    /// one that nobody has accepted yet may make first contact with the server that the spec names. `bindings` are those that
+    /// the status does not show yet. `implied`: a token without any binding is that of an earlier release.
+    pub(super) fn client(
+        &self,
+        server: &IdentifiedServer,
+        token: &SecretString,
+        bindings: &[CredentialBinding],
+        implied: bool,
+    ) -> Result<Client, Blocker> {
+        let client = match self.deployment_of(token, bindings, implied) {
+            Some(deployment) => server.authenticate(&BoundToken::new(token.clone(), deployment)),
+            None => server.first_contact(token),
+        };
+        client.map_err(|error| match error {
+            CredentialError::OtherDeployment => Blocker::until_change(
+                Reason::DeploymentChanged,
+                "another deployment answers than the one that the operator token belongs to, and the token was not sent: \
+                 correct the address, or supply a token of this deployment",
+            ),
+            CredentialError::BadToken(bad) => Blocker::until_change(Reason::BadToken, bad.to_string()),
+        })
+    }
+
+    pub(super) fn deployment_of(
+        &self,
+        token: &SecretString,
+        bindings: &[CredentialBinding],
+        implied: bool,
+    ) -> Option<String> {
+        let (content, status) = (self.content(token), self.object.status.as_ref()?);
+        let all = || bindings.iter().chain(&status.workload.credential_bindings);
+        let found = verified::deployment_of(all(), &content);
+        let is_implied = implied && all().next().is_none() && status.operator_access_ready == Some(true);
+        let implied = status.deployment_id.clone().filter(|_| is_implied);
+        found.map(str::to_owned).or(implied)
+    }
+
+    /// The fingerprint of a token, by which a binding names it.
+    pub(super) fn content(&self, token: &SecretString) -> String {
+        let uid = self.object.metadata.uid.as_deref().unwrap_or_default();
+        targets::token_content(uid, token)
+    }
+}
+
+impl Exchange<'_> {
+    /// A client with the token of the Secret, see [`Plane::client`].
+    pub(super) fn client(&self, server: &IdentifiedServer, token: &SecretString) -> Result<Client, Blocker> {
+        self.plane.client(server, token, &self.state.report.bindings, self.state.implies_binding)
+    }
+
+    /// Records that the server accepted a token.
+    pub(super) fn bind(&mut self, server: &IdentifiedServer, token: &SecretString) {
+        let content = self.plane.content(token);
+        verified::bind(&mut self.state.report.bindings, &content, server.deployment_id());
+        self.state.report.accepted_by = Some(server.deployment_id().to_owned());
+    }
 }
 
 /// Runs the protocol. Returns the client with the token that coderd accepted, if it accepted one.
