@@ -33,6 +33,8 @@ use crate::{
 
 /// After a burst, before memory is read.
 pub(crate) const SETTLE: Duration = Duration::from_secs(5);
+/// After a creation, before memory is read: connections that it opened are closed by then.
+const SETTLE_CREATED: Duration = Duration::from_secs(12);
 /// Starts beside fewer objects than this are timed only after the last size.
 const RESTARTED_FROM: usize = 200;
 
@@ -181,7 +183,7 @@ impl<'a> Bench<'a> {
                 "",
             );
         }
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(SETTLE_CREATED).await;
         if let Some(probes) = operator.probes.filter(|_| size == count) {
             let kept = process::gauge(probes, "coder_k8s_cache_bytes{").await?;
             self.report.count("bytes kept for each control plane", kept / as_f64(count), "bytes");

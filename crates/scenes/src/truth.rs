@@ -33,7 +33,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 
 /// How long after a version was written it is judged.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_secs(2);
 /// How long a Secret's former content may still be what a condition speaks of.
 const NOTICE: Duration = Duration::from_secs(5);
 /// What a condition may be late by, beyond the interval at which the operator looks.
