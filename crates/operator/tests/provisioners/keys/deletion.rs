@@ -101,7 +101,7 @@ async fn without_the_operator_token_a_deletion_ends_in_time_and_names_the_key() 
     pool.scene.delete::<Secret>("token").await;
     delete(&pool).await;
     let deleted = Instant::now();
-    // Somebody may put the token back: the deletion waits for it until `--cleanup-timeout`, 6 s here.
+    // Somebody may put the token back: the deletion waits for it until `--cleanup-timeout`, 9 s here.
     let object = pool.now().await;
     assert!(object.metadata.deletion_timestamp.is_some());
     gone(&pool).await;
