@@ -68,12 +68,17 @@ async fn an_edit_of_something_else_changes_nothing_while_coderd_is_away() {
     let after = coder.scene.until_observed("coder").await;
     for type_ in ["LicenseApplied", "OperatorAccessReady"] {
         let (before, after) = (condition(&before, type_).unwrap(), condition(&after, type_).unwrap());
+        // A server that was asked meanwhile and is away is worth a condition. That is no doubt about the token.
+        if type_ == "OperatorAccessReady" && after.reason == "Unreachable" {
+            continue;
+        }
         assert_eq!(
             (&*after.status, &after.last_transition_time),
             ("True", &before.last_transition_time),
-            "{type_}"
+            "{after:?}, before: {before:?}"
         );
     }
+    assert_eq!(status(&after).operator_access_ready, Some(true), "what was verified stays so");
 }
 
 #[tokio::test]
