@@ -169,7 +169,7 @@ fn program(built: Built) -> Option<Program> {
 fn run_all(programs: Vec<Program>, lanes: usize, report: &Path) -> Vec<Outcome> {
     let cores = thread::available_parallelism().map_or(2, std::num::NonZero::get);
     // Most tests wait for something most of the time.
-    let threads = std::env::var(THREADS).unwrap_or_else(|_| (4 * cores / lanes).to_string());
+    let threads = std::env::var(THREADS).unwrap_or_else(|_| (3 * cores / lanes).to_string());
     let (queue, outcomes) = (Mutex::new(programs), Mutex::new(Vec::new()));
     let next = || queue.lock().ok()?.pop();
     thread::scope(|scope| {

@@ -33,7 +33,7 @@ use crate::{
 
 /// After a burst, before memory is read.
 pub(crate) const SETTLE: Duration = Duration::from_secs(5);
-/// After a creation, before memory is read: connections that it opened are closed by then.
+/// After a creation, before memory is read.
 const SETTLE_CREATED: Duration = Duration::from_secs(12);
 /// Starts beside fewer objects than this are timed only after the last size.
 const RESTARTED_FROM: usize = 200;

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time after which a connection to the API server that no call uses is closed. Bursts open many, and each has buffers.
-pub const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+pub const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Default deadline of one call to the API server, response body included.
 pub const API_CALL_DEADLINE: Duration = Duration::from_secs(30);

@@ -37,7 +37,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// How long a Secret's former content may still be what a condition speaks of.
 const NOTICE: Duration = Duration::from_secs(5);
 /// What a condition may be late by, beyond the interval at which the operator looks.
-const SLACK: Duration = Duration::from_secs(10);
+const SLACK: Duration = Duration::from_secs(15);
 /// How often the present state is judged.
 const TICK: Duration = Duration::from_millis(250);
 

@@ -49,14 +49,14 @@ mod load {
 use coder_k8s_scenes::Installation;
 
 /// The operator of the tests of keys. Time is scaled: entitlements every 2 s, verification every 8 s, and clean-up gives
-/// up after 9 s.
+/// up after 12 s.
 static KEYS: Installation = Installation::new(&[
     "--log-level=info,coder_k8s=debug",
     "--entitlements-interval=2s",
     "--verify-interval=8s",
     "--coderd-timeout=3s",
     "--database-timeout=2s",
-    "--cleanup-timeout=9s",
+    "--cleanup-timeout=12s",
 ]);
 
 /// The operator of the tests of daemons. Time is scaled: coderd is asked every second, for scaled pools twice in a second
