@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    CoderKind,
     names::{GROUP, label},
     pod::yes,
     schema::{defaults, role_rules},
@@ -48,12 +49,11 @@ impl Default for WorkspaceRbac {
     }
 }
 
-const KINDS: [&str; 3] = ["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"];
-
 /// The ClusterRoles for people. Kubernetes aggregates them into its built-in roles `view`, `edit` and `admin`.
 pub fn user_roles() -> Vec<ClusterRole> {
-    let every =
-        |subresource: &str| KINDS.iter().map(|kind| format!("{kind}{subresource}")).collect::<Vec<_>>();
+    let every = |subresource: &str| {
+        CoderKind::RESOURCES.iter().map(|name| format!("{name}{subresource}")).collect::<Vec<_>>()
+    };
     let read = ["get", "list", "watch"];
     let write = ["create", "delete", "deletecollection", "patch", "update"];
     vec![

@@ -6,6 +6,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::CoderKind::{self, ControlPlane, Provisioner, WorkspaceProxy};
 use serde_with::skip_serializing_none;
 
 /// The part of a status that all kinds have in common. It is flattened: its fields are at the top level of the
@@ -56,22 +58,17 @@ pub struct ConditionType {
     /// As conditions carry it.
     pub name: &'static str,
     /// The kinds that have it.
-    pub on: &'static [&'static str],
+    pub on: &'static [CoderKind],
     /// The status of an object that needs nobody: `True` or `False`.
     pub good: &'static str,
     /// What True means, in Markdown without line breaks.
     pub sentence: &'static str,
 }
 
-const EVERY_KIND: &[&str] = &[PLANE, POOL, PROXY];
-const PLANE: &str = "CoderControlPlane";
-const POOL: &str = "CoderProvisioner";
-const PROXY: &str = "CoderWorkspaceProxy";
-
 macro_rules! conditions {
     ($($constant:ident $name:literal $good:literal $on:expr, $sentence:literal;)+) => {
         /// Condition types.
-        pub mod kind {
+        pub mod condition_type {
             $(#[doc = $sentence] pub const $constant: &str = $name;)+
         }
 
@@ -82,55 +79,55 @@ macro_rules! conditions {
 }
 
 conditions! {
-    READY "Ready" "True" EVERY_KIND, "The object is as its spec asks.";
-    RECONCILING "Reconciling" "False" EVERY_KIND,
+    READY "Ready" "True" CoderKind::ALL, "The object is as its spec asks.";
+    RECONCILING "Reconciling" "False" CoderKind::ALL,
         "The operator works on the object or waits for something. Follows kstatus.";
-    STALLED "Stalled" "False" EVERY_KIND,
+    STALLED "Stalled" "False" CoderKind::ALL,
         "The object makes no progress until a person changes something. Follows kstatus.";
-    DEPLOYMENT_READY "DeploymentReady" "True" EVERY_KIND,
+    DEPLOYMENT_READY "DeploymentReady" "True" CoderKind::ALL,
         "The Deployment has rolled out. For a pool, one ready pod is enough.";
-    CONFLICT "Conflict" "False" EVERY_KIND,
+    CONFLICT "Conflict" "False" CoderKind::ALL,
         "An object that the operator does not own has the name of a child. The message names it, and the annotation that \
          hands it over.";
-    PAUSED "Paused" "False" EVERY_KIND,
+    PAUSED "Paused" "False" CoderKind::ALL,
         "The annotation `coder.com/paused` stops the operator from writing. Present only while True.";
-    OPERATOR_ACCESS_READY "OperatorAccessReady" "True" &[PLANE, POOL],
+    OPERATOR_ACCESS_READY "OperatorAccessReady" "True" &[ControlPlane, Provisioner],
         "coderd accepts the operator token. On a pool: the control plane offers that token.";
-    LICENSE_APPLIED "LicenseApplied" "True" &[PLANE], "coderd holds the license of `licenseSecretRef`.";
-    LICENSE_EXPIRING "LicenseExpiring" "False" &[PLANE], "The license expires within 30 days, or has expired.";
-    ENTITLEMENTS_HEALTHY "EntitlementsHealthy" "True" &[PLANE],
+    LICENSE_APPLIED "LicenseApplied" "True" &[ControlPlane], "coderd holds the license of `licenseSecretRef`.";
+    LICENSE_EXPIRING "LicenseExpiring" "False" &[ControlPlane], "The license expires within 30 days, or has expired.";
+    ENTITLEMENTS_HEALTHY "EntitlementsHealthy" "True" &[ControlPlane],
         "coderd reports neither errors nor warnings about its license. Never affects `Ready`.";
-    EXPOSED "Exposed" "True" &[PLANE, PROXY], "The Ingress is written, or a Gateway accepts the HTTPRoute.";
-    WORKSPACE_ACCESS "WorkspaceAccess" "True" &[PLANE, POOL],
+    EXPOSED "Exposed" "True" &[ControlPlane, WorkspaceProxy], "The Ingress is written, or a Gateway accepts the HTTPRoute.";
+    WORKSPACE_ACCESS "WorkspaceAccess" "True" &[ControlPlane, Provisioner],
         "Workspace RBAC is in place in every namespace that the spec names. Never affects `Ready`.";
-    JOBS_RUNNABLE "JobsRunnable" "True" &[PLANE],
+    JOBS_RUNNABLE "JobsRunnable" "True" &[ControlPlane],
         "Every pending provisioner job has a daemon that can run it. Only while pools have a key here; never affects \
          `Ready`.";
-    DOWNGRADE "Downgrade" "False" &[PLANE],
+    DOWNGRADE "Downgrade" "False" &[ControlPlane],
         "The image is older than the release that last ran on the database. Present only while True.";
-    CONTROL_PLANE_READY "ControlPlaneReady" "True" &[POOL, PROXY],
+    CONTROL_PLANE_READY "ControlPlaneReady" "True" &[Provisioner, WorkspaceProxy],
         "The control plane that a pool or proxy refers to can be used.";
-    BOOTSTRAP_SECRET_READY "BootstrapSecretReady" "True" &[POOL],
+    BOOTSTRAP_SECRET_READY "BootstrapSecretReady" "True" &[Provisioner],
         "The Secret of a pool's `bootstrap` holds a token. Only with `bootstrap`.";
-    EXTERNAL_PROVISIONERS_ENTITLED "ExternalProvisionersEntitled" "True" &[POOL],
+    EXTERNAL_PROVISIONERS_ENTITLED "ExternalProvisionersEntitled" "True" &[Provisioner],
         "The license covers external provisioners.";
-    PROVISIONER_KEY_READY "ProvisionerKeyReady" "True" &[POOL],
+    PROVISIONER_KEY_READY "ProvisionerKeyReady" "True" &[Provisioner],
         "coderd knows the provisioner key, with the organization and tags of the spec.";
-    PROVISIONER_KEY_SECRET_READY "ProvisionerKeySecretReady" "True" &[POOL],
+    PROVISIONER_KEY_SECRET_READY "ProvisionerKeySecretReady" "True" &[Provisioner],
         "The Secret holds the provisioner key.";
-    DAEMONS_CONNECTED "DaemonsConnected" "True" &[POOL],
+    DAEMONS_CONNECTED "DaemonsConnected" "True" &[Provisioner],
         "The daemon of every ready pod of the pool is connected to coderd. Never affects `Ready`.";
-    AUTOSCALING "Autoscaling" "True" &[POOL],
+    AUTOSCALING "Autoscaling" "True" &[Provisioner],
         "The pool has the daemons that its jobs need. Only with `spec.autoscaling`; never affects `Ready`.";
-    SCALE_IGNORED "ScaleIgnored" "False" &[POOL],
+    SCALE_IGNORED "ScaleIgnored" "False" &[Provisioner],
         "Somebody else sets the replicas of a pool with `spec.autoscaling`, which ignores them. Present only while True.";
-    CREDENTIALS_READY "CredentialsReady" "True" &[PROXY],
+    CREDENTIALS_READY "CredentialsReady" "True" &[WorkspaceProxy],
         "The operator has credentials to register the workspace proxy with, and may send them to its coderd.";
-    ENTITLED "Entitled" "True" &[PROXY], "The license covers workspace proxies.";
-    REGISTERED "Registered" "True" &[PROXY], "The workspace proxy is registered in coderd.";
-    TOKEN_SECRET_READY "TokenSecretReady" "True" &[PROXY], "The Secret holds the token of the workspace proxy.";
-    SERVICE_READY "ServiceReady" "True" &[PROXY], "The Service of the workspace proxy is written.";
-    HEALTHY "Healthy" "True" &[PROXY], "coderd reaches the workspace proxy. Never affects `Ready`.";
+    ENTITLED "Entitled" "True" &[WorkspaceProxy], "The license covers workspace proxies.";
+    REGISTERED "Registered" "True" &[WorkspaceProxy], "The workspace proxy is registered in coderd.";
+    TOKEN_SECRET_READY "TokenSecretReady" "True" &[WorkspaceProxy], "The Secret holds the token of the workspace proxy.";
+    SERVICE_READY "ServiceReady" "True" &[WorkspaceProxy], "The Service of the workspace proxy is written.";
+    HEALTHY "Healthy" "True" &[WorkspaceProxy], "coderd reaches the workspace proxy. Never affects `Ready`.";
 }
 
 #[cfg(test)]

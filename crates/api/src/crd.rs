@@ -13,20 +13,27 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-use crate::{CoderControlPlane, CoderControlPlaneSpec, CoderProvisioner, CoderWorkspaceProxy};
+use crate::{CoderControlPlane, CoderControlPlaneSpec, CoderKind, CoderProvisioner, CoderWorkspaceProxy};
 
 /// The CRDs of all kinds, ready to be applied.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    let mut control_plane = CoderControlPlane::crd();
-    for root in roots(&mut control_plane) {
-        make_spec_optional(root);
-    }
-    let mut crds = vec![control_plane, CoderProvisioner::crd(), CoderWorkspaceProxy::crd()];
-    for root in crds.iter_mut().flat_map(roots) {
+    CoderKind::ALL.iter().copied().map(crd).collect()
+}
+
+fn crd(kind: CoderKind) -> CustomResourceDefinition {
+    let mut crd = match kind {
+        CoderKind::ControlPlane => CoderControlPlane::crd(),
+        CoderKind::Provisioner => CoderProvisioner::crd(),
+        CoderKind::WorkspaceProxy => CoderWorkspaceProxy::crd(),
+    };
+    for root in roots(&mut crd) {
+        if kind == CoderKind::ControlPlane {
+            make_spec_optional(root);
+        }
         refuse_nulls(root);
         hide_defaults("", root);
     }
-    crds
+    crd
 }
 
 /// The fields whose defaults the API server stores, so that `kubectl get -o yaml` shows them. The paths are the same for

@@ -9,6 +9,7 @@ pub mod access;
 pub mod condition;
 mod controlplane;
 mod crd;
+mod kind;
 pub mod names;
 mod network;
 mod pod;
@@ -28,6 +29,7 @@ pub use controlplane::{
     Scaling, Tls, VerifiedInputs,
 };
 pub use crd::{crds, crds_json, field_paths, fields, own_field_paths};
+pub use kind::CoderKind;
 pub use network::{
     Expose, GatewayExposure, GatewayRef, IngressExposure, IngressTls, Scheme, ServiceSettings, ServiceType,
     SessionAffinity, TrafficPolicy,

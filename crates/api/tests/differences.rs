@@ -7,20 +7,20 @@
     reason = "a test that cannot go on says so and stops"
 )]
 
-use coder_k8s_api::{Reason, condition::kind};
+use coder_k8s_api::{Reason, condition::condition_type};
 
 const DIFFERENCES: &str = include_str!("../../../docs/differences.md");
 
 /// The condition types of this operator that the Go operator has as well.
 const SHARED_TYPES: &[&str] = &[
-    kind::LICENSE_APPLIED,
-    kind::CONTROL_PLANE_READY,
-    kind::OPERATOR_ACCESS_READY,
-    kind::BOOTSTRAP_SECRET_READY,
-    kind::EXTERNAL_PROVISIONERS_ENTITLED,
-    kind::PROVISIONER_KEY_READY,
-    kind::PROVISIONER_KEY_SECRET_READY,
-    kind::DEPLOYMENT_READY,
+    condition_type::LICENSE_APPLIED,
+    condition_type::CONTROL_PLANE_READY,
+    condition_type::OPERATOR_ACCESS_READY,
+    condition_type::BOOTSTRAP_SECRET_READY,
+    condition_type::EXTERNAL_PROVISIONERS_ENTITLED,
+    condition_type::PROVISIONER_KEY_READY,
+    condition_type::PROVISIONER_KEY_SECRET_READY,
+    condition_type::DEPLOYMENT_READY,
 ];
 
 const CONTROL_PLANE: &str = "CoderControlPlane";

@@ -120,7 +120,7 @@ pub struct Ensured {
     pub made: bool,
     /// Whether this is the only token. If not, the existing one still works: store the new token, prove it against
     /// coderd, and call again with it, which removes the old one.
-    pub settled: bool,
+    pub is_only_one: bool,
     /// UUID of the deployment. `None` if coderd has not written it yet.
     pub deployment_id: Option<String>,
     /// What was written. Empty if nothing had to change.

@@ -1,6 +1,6 @@
 //! Conditions: every reconcile computes all of them. `lastTransitionTime` changes only when a status flips.
 
-use coder_k8s_api::{Reason, condition::kind, shortened};
+use coder_k8s_api::{Reason, condition::condition_type, shortened};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::Value;
@@ -100,13 +100,13 @@ impl<'a> Conditions<'a> {
         let working = failed.clone().or_else(|| is_working.then(|| verdict.clone()));
         // kstatus reports an object as failed only if it is Stalled and not Reconciling.
         let working = working.filter(|_| stalled.is_none());
-        self.set_present(kind::RECONCILING, working, "nothing is left to do");
+        self.set_present(condition_type::RECONCILING, working, "nothing is left to do");
         match foreign.clone().or(failed) {
-            Some((reason, message)) => self.set(kind::READY, false, reason, message),
-            None => self.set(kind::READY, ready.ready, verdict.0, verdict.1),
+            Some((reason, message)) => self.set(condition_type::READY, false, reason, message),
+            None => self.set(condition_type::READY, ready.ready, verdict.0, verdict.1),
         }
-        self.set_present(kind::STALLED, stalled, "nothing waits for a person to act");
-        self.set_present(kind::CONFLICT, foreign, "no object of others has the name of a child");
+        self.set_present(condition_type::STALLED, stalled, "nothing waits for a person to act");
+        self.set_present(condition_type::CONFLICT, foreign, "no object of others has the name of a child");
     }
 
     /// Sets a condition to True for a cause, or to False.
@@ -184,18 +184,18 @@ pub fn timeless(mut status: Value) -> Value {
 
 /// Conditions whose transitions become events, besides `Ready`, with the reason for one that was removed.
 const EVENT_CONDITIONS: [(&str, Reason); 12] = [
-    (kind::AUTOSCALING, Reason::NotAutoscaling),
-    (kind::DAEMONS_CONNECTED, Reason::NotDaemonsConnected),
-    (kind::DOWNGRADE, Reason::NotDowngrade),
-    (kind::ENTITLEMENTS_HEALTHY, Reason::NotEntitlementsHealthy),
-    (kind::EXPOSED, Reason::NotExposed),
-    (kind::JOBS_RUNNABLE, Reason::NotJobsRunnable),
-    (kind::LICENSE_APPLIED, Reason::NotLicenseApplied),
-    (kind::LICENSE_EXPIRING, Reason::NotLicenseExpiring),
-    (kind::OPERATOR_ACCESS_READY, Reason::NotOperatorAccessReady),
-    (kind::PAUSED, Reason::NotPaused),
-    (kind::SCALE_IGNORED, Reason::NotScaleIgnored),
-    (kind::WORKSPACE_ACCESS, Reason::NotWorkspaceAccess),
+    (condition_type::AUTOSCALING, Reason::NotAutoscaling),
+    (condition_type::DAEMONS_CONNECTED, Reason::NotDaemonsConnected),
+    (condition_type::DOWNGRADE, Reason::NotDowngrade),
+    (condition_type::ENTITLEMENTS_HEALTHY, Reason::NotEntitlementsHealthy),
+    (condition_type::EXPOSED, Reason::NotExposed),
+    (condition_type::JOBS_RUNNABLE, Reason::NotJobsRunnable),
+    (condition_type::LICENSE_APPLIED, Reason::NotLicenseApplied),
+    (condition_type::LICENSE_EXPIRING, Reason::NotLicenseExpiring),
+    (condition_type::OPERATOR_ACCESS_READY, Reason::NotOperatorAccessReady),
+    (condition_type::PAUSED, Reason::NotPaused),
+    (condition_type::SCALE_IGNORED, Reason::NotScaleIgnored),
+    (condition_type::WORKSPACE_ACCESS, Reason::NotWorkspaceAccess),
 ];
 
 /// The events after a reconcile: what became of `Ready` ([`ready_event`]), and which of [`EVENT_CONDITIONS`] turned bad or
@@ -203,8 +203,8 @@ const EVENT_CONDITIONS: [(&str, Reason); 12] = [
 pub fn transitions(before: &[Condition], after: &[Condition]) -> Vec<EventNote> {
     let find = |all: &[Condition], type_: &str| all.iter().find(|c| c.type_ == type_).cloned();
     let mut events: Vec<EventNote> = Vec::new();
-    if let Some(now) = find(after, kind::READY) {
-        events.extend(ready_event(find(before, kind::READY).as_ref(), now));
+    if let Some(now) = find(after, condition_type::READY) {
+        events.extend(ready_event(find(before, condition_type::READY).as_ref(), now));
     }
     for (type_, removed) in EVENT_CONDITIONS {
         let (then, now) = (find(before, type_), find(after, type_));
@@ -313,9 +313,10 @@ const EXPECTED_REASONS: [Reason; 10] = [
 /// Whether a condition other than `Ready` is a problem that a person should know of.
 fn is_bad(condition: &Condition) -> bool {
     match &*condition.type_ {
-        kind::DOWNGRADE | kind::LICENSE_EXPIRING | kind::PAUSED | kind::SCALE_IGNORED => {
-            condition.status == "True"
-        }
+        condition_type::DOWNGRADE
+        | condition_type::LICENSE_EXPIRING
+        | condition_type::PAUSED
+        | condition_type::SCALE_IGNORED => condition.status == "True",
         _ => {
             condition.status == "False"
                 && !Reason::of(condition).is_some_and(|reason| EXPECTED_REASONS.contains(&reason))

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
     CoderControlPlane, CoderControlPlaneStatus, Reason, Scaling, WorkspaceRbac,
-    condition::kind,
+    condition::condition_type,
     names::{annotation, component},
 };
 use jiff::Timestamp;
@@ -107,7 +107,7 @@ impl Observed {
 
     /// For whom workspaces are granted access.
     pub fn grantee(&self) -> Grantee {
-        Grantee::of(&*self.object, workspace_access::Kind::ControlPlane, self.service_account())
+        Grantee::of(&*self.object, workspace_access::GranteeKind::ControlPlane, self.service_account())
     }
 
     /// Whether the object is being deleted.
@@ -280,17 +280,17 @@ pub fn status(
     next.applied_image = image::applied(object, &image, outcome.deployment.as_deref());
     let downgrade = image::downgrade(object.spec.image.as_str(), &image, next.version.as_deref());
     let kept = downgrade.clone().filter(|_| matches!(image, image::Image::Kept(_)));
-    let verdict = verdict(object, outcome, &rollout, kept, conditions.said(kind::LICENSE_APPLIED));
+    let verdict = verdict(object, outcome, &rollout, kept, conditions.said(condition_type::LICENSE_APPLIED));
     conditions.set_common(&outcome.done, verdict);
     workload::set_deployment_ready(&mut conditions, &rollout, outcome.pod_message.as_deref());
     outcome.exposure.set_conditions(object.spec.expose.as_ref(), &mut conditions);
     let own = object.namespace().unwrap_or_default();
     workspace_access::set_conditions(&mut conditions, &own, &plan.workspaces, &outcome.grant_blockers);
     observed.jobs.set_conditions(&mut conditions);
-    conditions.clear(kind::PAUSED);
+    conditions.clear(condition_type::PAUSED);
     match downgrade {
-        Some(why) => conditions.set(kind::DOWNGRADE, true, Reason::OlderThanDatabase, why),
-        None => conditions.clear(kind::DOWNGRADE),
+        Some(why) => conditions.set(condition_type::DOWNGRADE, true, Reason::OlderThanDatabase, why),
+        None => conditions.clear(condition_type::DOWNGRADE),
     }
     let workload = workload::status(
         &next.workload,
@@ -335,8 +335,8 @@ fn verdict(
     kept_image: Option<String>,
     license: Option<&Condition>,
 ) -> Verdict {
-    if !rollout.is_settled() {
-        return workload::unsettled(rollout, outcome.pod_message.as_deref());
+    if !rollout.is_rolled_out() {
+        return workload::still_rolling_out(rollout, outcome.pod_message.as_deref());
     }
     if let Some(message) = kept_image {
         let (progress, reason) = (Progress::Stalled, Reason::OlderThanDatabase);
@@ -364,8 +364,8 @@ fn set_deleting(conditions: &mut Conditions<'_>, observed: &Observed, outcome: &
         }
         (None, _) => (Reason::Deleting, "the object is being deleted".to_owned()),
     };
-    conditions.set(kind::READY, false, Reason::Deleting, "the object is being deleted");
-    conditions.set(kind::RECONCILING, true, reason, message);
+    conditions.set(condition_type::READY, false, Reason::Deleting, "the object is being deleted");
+    conditions.set(condition_type::RECONCILING, true, reason, message);
 }
 
 #[cfg(test)]

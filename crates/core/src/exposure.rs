@@ -2,7 +2,9 @@
 
 pub mod route;
 
-use coder_k8s_api::{Expose, GatewayExposure, IngressExposure, ObjectName, Reason, Scheme, condition::kind};
+use coder_k8s_api::{
+    Expose, GatewayExposure, IngressExposure, ObjectName, Reason, Scheme, condition::condition_type,
+};
 use k8s_openapi::api::networking::v1::{
     HTTPIngressPath, HTTPIngressRuleValue, Ingress, IngressBackend, IngressRule, IngressServiceBackend,
     IngressSpec, IngressTLS, ServiceBackendPort,
@@ -207,7 +209,7 @@ impl Exposure {
                 (ConditionStatus::False, Reason::GatewayApiMissing, GATEWAY_API_MISSING.to_owned())
             }
         };
-        conditions.set(kind::EXPOSED, state, reason, message);
+        conditions.set(condition_type::EXPOSED, state, reason, message);
     }
 }
 

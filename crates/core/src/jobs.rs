@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coder_k8s_api::{Reason, condition::kind};
+use coder_k8s_api::{Reason, condition::condition_type};
 use jiff::Timestamp;
 
 use crate::{
@@ -84,7 +84,7 @@ pub enum JobsVerdict {
 impl JobsVerdict {
     /// Sets the condition `JobsRunnable`.
     pub fn set_conditions(&self, conditions: &mut Conditions<'_>) {
-        let type_ = kind::JOBS_RUNNABLE;
+        let type_ = condition_type::JOBS_RUNNABLE;
         match self {
             Self::NotRequested => conditions.clear(type_),
             Self::NotPolledYet => {}

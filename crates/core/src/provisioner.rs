@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
     CoderControlPlane, CoderProvisioner, CoderProvisionerStatus, Reason, WorkspaceRbac,
-    condition::kind,
+    condition::condition_type,
     names::{annotation, component},
 };
 use jiff::Timestamp;
@@ -103,7 +103,7 @@ impl Observed {
 
     /// For whom workspaces are granted access.
     pub fn grantee(&self) -> Grantee {
-        Grantee::of(&*self.object, workspace_access::Kind::Provisioner, self.service_account())
+        Grantee::of(&*self.object, workspace_access::GranteeKind::Provisioner, self.service_account())
     }
 
     /// How many pods are to run.
@@ -282,9 +282,15 @@ pub fn status(
     credential::set_control_plane_ready(&mut conditions, plane, control_plane(observed));
     set_credentials_ready(&mut conditions, observed);
     let license_gate::LicenseGate { reason: why, message, .. } = &observed.gate;
-    conditions.set(kind::EXTERNAL_PROVISIONERS_ENTITLED, observed.gate.state(), *why, message.clone());
+    conditions.set(
+        condition_type::EXTERNAL_PROVISIONERS_ENTITLED,
+        observed.gate.state(),
+        *why,
+        message.clone(),
+    );
     key.verdict.set_conditions(&mut conditions, &CONDITIONS);
-    let said_ready = conditions.said(kind::PROVISIONER_KEY_READY).is_some_and(|c| c.status == "True");
+    let said_ready =
+        conditions.said(condition_type::PROVISIONER_KEY_READY).is_some_and(|c| c.status == "True");
     let standing = CredentialStanding {
         verdict: &key.verdict,
         said_good: said_ready,
@@ -304,7 +310,7 @@ pub fn status(
         scaling::set_conditions(&mut conditions, object, scaling, &observed.gate, is_plane_paused, decided);
     let own = object.namespace().unwrap_or_default();
     workspace_access::set_conditions(&mut conditions, &own, &plan.workspaces, &outcome.grant_blockers);
-    conditions.clear(kind::PAUSED);
+    conditions.clear(condition_type::PAUSED);
     let workload =
         workload::status(&before.workload, generation, outcome.deployment.as_deref(), &rollout, conditions);
     CoderProvisionerStatus { workload, ..next }
@@ -348,7 +354,12 @@ pub fn control_plane(observed: &Observed) -> Result<&CoderControlPlane, Blocker>
 fn set_deployment_ready(conditions: &mut Conditions<'_>, rollout: &Rollout, pod_message: Option<&str>) {
     let ready = rollout.ready > 0;
     let reason = if ready { Reason::MinimumReplicasReady } else { Reason::NoReplicasReady };
-    conditions.set(kind::DEPLOYMENT_READY, ready, reason, workload::with_words(rollout, pod_message));
+    conditions.set(
+        condition_type::DEPLOYMENT_READY,
+        ready,
+        reason,
+        workload::with_words(rollout, pod_message),
+    );
 }
 
 fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
@@ -356,9 +367,9 @@ fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
         (Reason::BootstrapSecretAvailable, "the Secret of bootstrap.credentialsSecretRef holds a token");
     let operator = (Reason::OperatorAccessReady, "the pool uses the operator token of its control plane");
     let (type_, other, ready) = if observed.object.spec.bootstrap.is_some() {
-        (kind::BOOTSTRAP_SECRET_READY, kind::OPERATOR_ACCESS_READY, bootstrap)
+        (condition_type::BOOTSTRAP_SECRET_READY, condition_type::OPERATOR_ACCESS_READY, bootstrap)
     } else {
-        (kind::OPERATOR_ACCESS_READY, kind::BOOTSTRAP_SECRET_READY, operator)
+        (condition_type::OPERATOR_ACCESS_READY, condition_type::BOOTSTRAP_SECRET_READY, operator)
     };
     conditions.clear(other);
     credential::set_credentials_ready(conditions, type_, &observed.credentials, ready);

@@ -51,7 +51,7 @@ pub fn record(all: &mut Vec<VerifiedInputs>, condition: &str, inputs: &str) {
 }
 
 /// The deployment that accepted a content. None: the content is bound to none.
-pub fn deployment_of<'a>(
+pub fn deployment_id_of<'a>(
     bindings: impl IntoIterator<Item = &'a CredentialBinding>,
     content: &str,
 ) -> Option<&'a str> {
@@ -102,13 +102,13 @@ mod tests {
         let mut all = Vec::new();
         bind(&mut all, "a", "one");
         bind(&mut all, "b", "two");
-        assert_eq!((deployment_of(&all, "a"), deployment_of(&all, "c")), (Some("one"), None));
+        assert_eq!((deployment_id_of(&all, "a"), deployment_id_of(&all, "c")), (Some("one"), None));
         bind(&mut all, "a", "two");
-        assert_eq!(deployment_of(&all, "a"), Some("two"), "a restored database accepts an old token");
+        assert_eq!(deployment_id_of(&all, "a"), Some("two"), "a restored database accepts an old token");
         for content in ["c", "d", "e"] {
             bind(&mut all, content, "two");
         }
         assert_eq!(all.len(), MAX_BINDINGS);
-        assert_eq!(deployment_of(&all, "b"), None);
+        assert_eq!(deployment_id_of(&all, "b"), None);
     }
 }

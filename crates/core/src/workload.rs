@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use coder_k8s_api::{
-    CoderControlPlane, Reason, ServiceAccountSettings, WorkloadStatus, condition::kind, names::annotation,
+    CoderControlPlane, CoderKind, Reason, ServiceAccountSettings, WorkloadStatus, condition::condition_type,
+    names::annotation,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::{
@@ -17,11 +18,14 @@ use kube::{ResourceExt, core::ObjectMeta};
 
 use crate::{
     condition::{Conditions, Progress, Verdict},
+    controlplane,
     exposure::route::HTTPRoute,
     object,
     pod::some_map,
+    provisioner,
     target::SecretDataRef,
     workspace_access::Existing,
+    workspaceproxy,
 };
 
 /// The children of an object of any kind, as the caches have them. A kind leaves out those that it never has.
@@ -49,7 +53,7 @@ pub struct Workload {
     /// What its pods run with.
     pub run: Run,
     /// Whether its rollout is complete, or no pod is asked for and none is left.
-    pub settled: bool,
+    pub is_rolled_out: bool,
 }
 
 /// The Secret, checksum and URL in a pod template: which credential its pods use, and where.
@@ -95,7 +99,7 @@ pub fn status(
     rollout: &Rollout,
     conditions: Conditions<'_>,
 ) -> WorkloadStatus {
-    let image = deployment.filter(|_| rollout.is_settled()).and_then(image);
+    let image = deployment.filter(|_| rollout.is_rolled_out()).and_then(image);
     let next = WorkloadStatus {
         observed_generation: generation,
         replicas: Some(rollout.replicas),
@@ -111,17 +115,17 @@ pub fn status(
     };
     // The mere number of pods in the middle of a rollout is not worth a write: it is written with the next change.
     let as_before = WorkloadStatus { replicas: before.replicas, ..next.clone() };
-    if !rollout.is_settled() && as_before == *before { as_before } else { next }
+    if !rollout.is_rolled_out() && as_before == *before { as_before } else { next }
 }
 
 /// Sets the condition `DeploymentReady`.
 pub fn set_deployment_ready(conditions: &mut Conditions<'_>, rollout: &Rollout, pod_message: Option<&str>) {
     let message = with_words(rollout, pod_message);
-    conditions.set(kind::DEPLOYMENT_READY, rollout.is_settled(), rollout.reason(), message);
+    conditions.set(condition_type::DEPLOYMENT_READY, rollout.is_rolled_out(), rollout.reason(), message);
 }
 
 /// The verdict about an object whose pods have not rolled out.
-pub fn unsettled(rollout: &Rollout, pod_message: Option<&str>) -> Verdict {
+pub fn still_rolling_out(rollout: &Rollout, pod_message: Option<&str>) -> Verdict {
     let progress = if rollout.is_stalled() { Progress::Stalled } else { Progress::Working };
     Verdict { ready: false, progress, reason: rollout.reason(), message: with_words(rollout, pod_message) }
 }
@@ -136,7 +140,7 @@ pub fn set_paused(
     let before = std::mem::take(&mut status.conditions);
     let mut conditions = Conditions::new(&before, generation, now);
     let message = format!("the annotation {} stops the operator: remove it to resume", annotation::PAUSED);
-    conditions.set(kind::PAUSED, true, Reason::Annotated, message);
+    conditions.set(condition_type::PAUSED, true, Reason::Annotated, message);
     set_others(&mut conditions);
     status.conditions = conditions.into_vec();
 }
@@ -173,8 +177,14 @@ impl Release {
     }
 }
 
-/// The names of the main containers of our kinds.
-const MAIN: [&str; 3] = ["coder", "provisioner", "workspace-proxy"];
+/// The name of the container in which a kind runs coder.
+const fn main_container(kind: CoderKind) -> &'static str {
+    match kind {
+        CoderKind::ControlPlane => controlplane::CONTAINER,
+        CoderKind::Provisioner => provisioner::CONTAINER,
+        CoderKind::WorkspaceProxy => workspaceproxy::CONTAINER,
+    }
+}
 
 /// The image that a control plane has rolled out. Until that is known, the one that the pods already have.
 pub(crate) fn followed_image(
@@ -188,7 +198,8 @@ pub(crate) fn followed_image(
 /// The image of the main container.
 pub(crate) fn image(deployment: &Deployment) -> Option<String> {
     let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
-    pod.containers.iter().find(|container| MAIN.contains(&container.name.as_str()))?.image.clone()
+    let is_main = |name: &str| CoderKind::ALL.iter().any(|kind| name == main_container(*kind));
+    pod.containers.iter().find(|container| is_main(&container.name))?.image.clone()
 }
 
 fn selector(deployment: &Deployment) -> Option<String> {
@@ -288,7 +299,7 @@ impl Rollout {
     }
 
     /// Whether there is nothing left to wait for.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_rolled_out(&self) -> bool {
         matches!(self.stage, RolloutStage::Complete | RolloutStage::ScaledToZero | RolloutStage::Scaling)
     }
 
@@ -448,5 +459,5 @@ pub fn have_moved(deployment: Option<&Deployment>, account: &str) -> bool {
     let Some(deployment) = deployment else { return false };
     let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let runs_as = pod.and_then(|pod| pod.service_account_name.as_deref());
-    runs_as == Some(account) && Rollout::of(Some(deployment)).is_settled()
+    runs_as == Some(account) && Rollout::of(Some(deployment)).is_rolled_out()
 }

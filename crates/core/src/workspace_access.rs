@@ -14,8 +14,8 @@ use std::{
 };
 
 use coder_k8s_api::{
-    Reason, WorkspaceRbac,
-    condition::kind,
+    CoderKind, Reason, WorkspaceRbac,
+    condition::condition_type,
     names::{GROUP, annotation, label},
 };
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
@@ -42,21 +42,31 @@ pub struct Grantee {
     /// The ServiceAccount of its pods.
     pub service_account: String,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: GranteeKind,
 }
 
 /// The kinds whose pods run workspaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum GranteeKind {
     /// CoderControlPlane
     ControlPlane,
     /// CoderProvisioner
     Provisioner,
 }
 
-impl Kind {
-    /// Both kinds.
-    pub const ALL: [Self; 2] = [Self::ControlPlane, Self::Provisioner];
+impl GranteeKind {
+    /// None: the pods of the kind run no workspaces.
+    const fn of(kind: CoderKind) -> Option<Self> {
+        match kind {
+            CoderKind::ControlPlane => Some(Self::ControlPlane),
+            CoderKind::Provisioner => Some(Self::Provisioner),
+            CoderKind::WorkspaceProxy => None,
+        }
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        CoderKind::ALL.iter().copied().filter_map(Self::of)
+    }
 
     /// The labels with the name and the namespace of the object that a Role or RoleBinding serves.
     pub const fn labels(self) -> (&'static str, &'static str) {
@@ -77,7 +87,7 @@ impl Kind {
 /// namespace than that object.
 pub fn served<K: Resource>(object: &K) -> Option<String> {
     let labels = object.labels();
-    Kind::ALL.into_iter().find_map(|kind| {
+    GranteeKind::all().find_map(|kind| {
         let (name, namespace) = kind.labels();
         Some(kind.group(labels.get(namespace)?, labels.get(name)?))
     })
@@ -118,7 +128,7 @@ pub struct GrantPolicy {
 
 impl GrantPolicy {
     /// Whether a grant is kept for one release in a namespace that does not consent: the Go operator wrote it and this
-    /// operator has not changed it since, or an earlier release wrote it in a watched namespace. This operator marks all
+    /// operator has not changed it since, or an earlier release wrote it in a watched namespace. This operator origin all
     /// it writes.
     fn tolerates<K: Resource>(self, object: &K) -> bool {
         let has = |mark: &str| object.annotations().contains_key(mark);
@@ -200,7 +210,7 @@ impl Plan {
         &self,
         object: &K,
         is_desired: impl Fn(&K, &WorkspaceGrant) -> bool,
-        settled: bool,
+        have_all_moved: bool,
         policy: GrantPolicy,
     ) -> bool {
         let namespace = object.namespace().unwrap_or_default();
@@ -208,7 +218,7 @@ impl Plan {
         let tolerated = |(asked, given, kept): &(String, Consent, bool)| {
             *kept && *given != Consent::NoNamespace && *asked == namespace
         };
-        grant.is_some_and(|grant| is_desired(object, grant) || !settled)
+        grant.is_some_and(|grant| is_desired(object, grant) || !have_all_moved)
             || self.unknown_consent.contains(&namespace)
             || (policy.tolerates(object) && self.without_consent.iter().any(tolerated))
     }
@@ -227,13 +237,13 @@ pub fn targets(rbac: &WorkspaceRbac, own: &str) -> Vec<String> {
 
 /// Decides what is to be done.
 ///
-/// `settled`: whether all pods use the ServiceAccount of `grantee`, so that what an earlier one needed can be removed.
+/// `have_all_moved`: whether all pods use the ServiceAccount of `grantee`, so that what an earlier one needed can be removed.
 pub fn decide(
     rbac: &WorkspaceRbac,
     grantee: &Grantee,
     consent: &BTreeMap<String, Consent>,
     existing: &Existing,
-    settled: bool,
+    have_all_moved: bool,
     policy: GrantPolicy,
 ) -> Plan {
     let mut plan = Plan::default();
@@ -261,17 +271,17 @@ pub fn decide(
     let roles = existing.roles.iter().filter(|role| grantee.made(&***role) || grantee.left_role(role));
     let is_desired = |role: &Role, grant: &WorkspaceGrant| role.name_any() == grant.role.name_any();
     plan.obsolete_roles =
-        roles.filter(|role| !plan.keeps(&***role, is_desired, settled, policy)).cloned().collect();
+        roles.filter(|role| !plan.keeps(&***role, is_desired, have_all_moved, policy)).cloned().collect();
     let bindings = existing.bindings.iter().filter(|b| grantee.made(&***b) || grantee.left_binding(b));
     let is_desired = |b: &RoleBinding, grant: &WorkspaceGrant| b.name_any() == grant.binding.name_any();
     plan.obsolete_bindings =
-        bindings.filter(|b| !plan.keeps(&***b, is_desired, settled, policy)).cloned().collect();
+        bindings.filter(|b| !plan.keeps(&***b, is_desired, have_all_moved, policy)).cloned().collect();
     plan
 }
 
 impl Grantee {
     /// For an object whose pods run as `service_account`.
-    pub fn of<K: Resource>(object: &K, kind: Kind, service_account: String) -> Self {
+    pub fn of<K: Resource>(object: &K, kind: GranteeKind, service_account: String) -> Self {
         Self {
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
@@ -330,7 +340,7 @@ impl Grantee {
 
     /// The names of the Role and of the RoleBinding in a namespace.
     fn names_in(&self, namespace: &str) -> (String, String) {
-        if self.kind == Kind::Provisioner && namespace == self.namespace {
+        if self.kind == GranteeKind::Provisioner && namespace == self.namespace {
             let name = provisioner::names::deployment(&self.name);
             return (name.clone(), name);
         }
@@ -500,17 +510,17 @@ pub fn set_conditions(
     }));
     if let Some((reason, _)) = blockers.first() {
         let all: Vec<_> = blockers.iter().map(|(_, what)| what.as_str()).collect();
-        conditions.set(kind::WORKSPACE_ACCESS, false, *reason, all.join("; "));
+        conditions.set(condition_type::WORKSPACE_ACCESS, false, *reason, all.join("; "));
         return;
     }
     if grants.is_empty() {
         let message = "the spec asks for no workspace RBAC";
-        conditions.set(kind::WORKSPACE_ACCESS, false, Reason::Disabled, message);
+        conditions.set(condition_type::WORKSPACE_ACCESS, false, Reason::Disabled, message);
         return;
     }
     let all: Vec<_> = grants.iter().map(|grant| grant.namespace.as_str()).collect();
     let message = format!("workspaces may run in {}", all.join(", "));
-    conditions.set(kind::WORKSPACE_ACCESS, true, Reason::Granted, message);
+    conditions.set(condition_type::WORKSPACE_ACCESS, true, Reason::Granted, message);
 }
 
 #[cfg(test)]

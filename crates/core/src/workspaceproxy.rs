@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use coder_k8s_api::{
     CoderControlPlane, CoderWorkspaceProxy, CoderWorkspaceProxyStatus, DEFAULT_IMAGE, Reason, Registration,
-    condition::kind,
+    condition::condition_type,
     names::{annotation, component},
 };
 use jiff::Timestamp;
@@ -254,7 +254,7 @@ fn environment(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: b
         // Replicas relay for each other by the addresses of their pods. Set for one too, so that scaling restarts no pod.
         all.extend(pod::relay(ipv6, HTTP));
     }
-    all.extend(addresses(&observed.object).settled(&spec.pod, sources).env);
+    all.extend(addresses(&observed.object).resolved(&spec.pod, sources).env);
     all
 }
 
@@ -333,13 +333,13 @@ pub fn status(
     } else {
         (Reason::Pending, "waiting for the Service to be written")
     };
-    conditions.set(kind::SERVICE_READY, outcome.service, reason, message);
+    conditions.set(condition_type::SERVICE_READY, outcome.service, reason, message);
     workload::set_deployment_ready(&mut conditions, &rollout, outcome.pod_message.as_deref());
     outcome.exposure.set_conditions(object.spec.expose.as_ref(), &mut conditions);
     set_health(&mut conditions, &mut next, observed, health, rollout.ready > 0, now);
-    conditions.clear(kind::PAUSED);
+    conditions.clear(condition_type::PAUSED);
     if let Ok(found) = &observed.sources {
-        next.access_url = addresses(object).settled(&object.spec.pod, found).shown;
+        next.access_url = addresses(object).resolved(&object.spec.pod, found).shown;
     }
     let deployment = outcome.deployment.as_deref();
     let workload = workload::status(&before.workload, generation, deployment, &rollout, conditions);
@@ -355,7 +355,7 @@ pub fn paused(object: &CoderWorkspaceProxy, now: Timestamp) -> CoderWorkspacePro
 
 fn set_control_plane_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
     let Some(reference) = &observed.object.spec.control_plane_ref else {
-        return conditions.clear(kind::CONTROL_PLANE_READY);
+        return conditions.clear(condition_type::CONTROL_PLANE_READY);
     };
     let name = reference.name.as_str();
     let usable = control_plane(name, observed.control_plane.as_deref());
@@ -373,18 +373,20 @@ pub fn control_plane<'a>(
 
 fn set_credentials_ready(conditions: &mut Conditions<'_>, observed: &Observed) {
     match &observed.credentials {
-        None => conditions.clear(kind::CREDENTIALS_READY),
+        None => conditions.clear(condition_type::CREDENTIALS_READY),
         Some(found) => {
             let ready = (Reason::CredentialsAvailable, "the operator has a token to register the proxy with");
-            credential::set_credentials_ready(conditions, kind::CREDENTIALS_READY, found, ready);
+            credential::set_credentials_ready(conditions, condition_type::CREDENTIALS_READY, found, ready);
         }
     }
 }
 
 fn set_entitled(conditions: &mut Conditions<'_>, observed: &Observed) {
     match &observed.gate {
-        None => conditions.clear(kind::ENTITLED),
-        Some(gate) => conditions.set(kind::ENTITLED, gate.state(), gate.reason, gate.message.clone()),
+        None => conditions.clear(condition_type::ENTITLED),
+        Some(gate) => {
+            conditions.set(condition_type::ENTITLED, gate.state(), gate.reason, gate.message.clone());
+        }
     }
 }
 
@@ -393,19 +395,26 @@ fn set_registered(conditions: &mut Conditions<'_>, observed: &Observed, decision
     let verdict = &decision.verdict;
     if observed.gate.is_some() {
         verdict.set_conditions(conditions, &CONDITIONS);
-        return conditions.said(kind::REGISTERED).is_some_and(|said| said.status == "True");
+        return conditions.said(condition_type::REGISTERED).is_some_and(|said| said.status == "True");
     }
-    conditions.clear(kind::REGISTERED);
-    conditions.set(kind::TOKEN_SECRET_READY, verdict.is_ready(), verdict.reason, verdict.message.clone());
+    conditions.clear(condition_type::REGISTERED);
+    conditions.set(
+        condition_type::TOKEN_SECRET_READY,
+        verdict.is_ready(),
+        verdict.reason,
+        verdict.message.clone(),
+    );
     false
 }
 
 /// Reports that an edit may not have reached coderd yet. The status does not record what coderd shows of a proxy, so that only
 /// coderd can tell.
 fn set_unsure(conditions: &mut Conditions<'_>, verdict: &CredentialVerdict, generation: Option<i64>) {
-    let edited = conditions.said(kind::REGISTERED).is_some_and(|said| said.observed_generation != generation);
+    let edited = conditions
+        .said(condition_type::REGISTERED)
+        .is_some_and(|said| said.observed_generation != generation);
     if verdict.stage == CredentialProgress::Unsure && edited {
-        conditions.set(kind::RECONCILING, true, verdict.reason, verdict.message.clone());
+        conditions.set(condition_type::RECONCILING, true, verdict.reason, verdict.message.clone());
     }
 }
 
@@ -420,7 +429,7 @@ fn set_health(
     now: Timestamp,
 ) {
     if observed.gate.is_none() {
-        conditions.clear(kind::HEALTHY);
+        conditions.clear(condition_type::HEALTHY);
         (next.health, next.health_last_checked, next.version) = (None, None, None);
         return;
     }
@@ -428,9 +437,10 @@ fn set_health(
         // Pods that became ready, or no longer are, change what a proxy that never reported waits for.
         if next.health.as_deref() == Some(UNREGISTERED) {
             let (reason, message) = unreported(any_pod_ready);
-            let is_said = conditions.said(kind::HEALTHY).is_some_and(|said| Reason::of(said) == Some(reason));
+            let is_said =
+                conditions.said(condition_type::HEALTHY).is_some_and(|said| Reason::of(said) == Some(reason));
             if !is_said {
-                conditions.set(kind::HEALTHY, false, reason, message);
+                conditions.set(condition_type::HEALTHY, false, reason, message);
             }
         }
         return;
@@ -456,7 +466,7 @@ fn set_health(
         }
         _ => (ConditionStatus::Unknown, (Reason::Unknown, "waiting for coderd to check the proxy")),
     };
-    conditions.set(kind::HEALTHY, state, reason, message);
+    conditions.set(condition_type::HEALTHY, state, reason, message);
 }
 
 /// What coderd calls a registration whose proxy has never run: no pod has told it its address and version.

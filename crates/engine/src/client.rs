@@ -28,7 +28,7 @@ use tower::{BoxError, Service, ServiceBuilder};
 
 use crate::{
     fence::Fence,
-    intervals::{API_CALL_DEADLINE, CONNECT_TIMEOUT, CONNECTION_IDLE_TIMEOUT},
+    intervals::{API_CALL_DEADLINE, CONNECT_TIMEOUT, CONNECTION_IDLE_TIMEOUT, MAX_IDLE_CONNECTIONS},
     metrics::Metrics,
     outage::Outage,
 };
@@ -156,6 +156,7 @@ fn connections(
     Ok(legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(CONNECTION_IDLE_TIMEOUT)
+        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
         .build(connector))
 }
 

@@ -255,7 +255,7 @@ impl ReadyCheck {
     }
 
     /// Whether there is nothing to wait for: the check passed, or only a permission can make it pass.
-    pub fn settled(&self) -> bool {
+    pub fn is_decided(&self) -> bool {
         self.passed() || self.forbidden.load(Ordering::SeqCst)
     }
 

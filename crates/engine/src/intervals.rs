@@ -10,6 +10,9 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time after which a connection to the API server that no call uses is closed. Bursts open many, and each has buffers.
 pub const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How many unused connections to the API server are kept at most. A burst opens one for each of its calls at a time.
+pub const MAX_IDLE_CONNECTIONS: usize = 8;
+
 /// Default deadline of one call to the API server, response body included.
 pub const API_CALL_DEADLINE: Duration = Duration::from_secs(30);
 

@@ -52,7 +52,7 @@ pub(crate) use cleanup::CleanupAttempt;
 pub(crate) use context::Context;
 #[cfg(test)]
 pub(crate) use gauges::exported_conditions;
-pub(crate) use kinds::{CoderKind, CoderResource};
+pub(crate) use kinds::CoderResource;
 use options::ADMIN_ADDR;
 pub(crate) use options::Options;
 

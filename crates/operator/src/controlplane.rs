@@ -42,7 +42,7 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         Err(requeue) => return requeue,
     };
     if object::is_paused(&*object) {
-        let (kind, component) = (workspace_access::Kind::ControlPlane, component::CONTROL_PLANE);
+        let (kind, component) = (workspace_access::GranteeKind::ControlPlane, component::CONTROL_PLANE);
         let (lost, blockers) = workspaces::review_paused(&key, &*object, kind, component, &ctx).await;
         let status = controlplane::paused(&object, &lost, &blockers, ctx.now());
         let done = workspaces::failures(blockers);
@@ -123,7 +123,7 @@ fn cached_children(key: &ObjectKey, object: &CoderControlPlane, ctx: &Context) -
         route: caches.routes.get(namespace, name),
         budget: caches.budgets.get(namespace, name),
         service_accounts: caches.service_accounts.of_group(&object.uid().unwrap_or_default()),
-        rbac: workspaces::existing(workspace_access::Kind::ControlPlane, key, ctx),
+        rbac: workspaces::existing(workspace_access::GranteeKind::ControlPlane, key, ctx),
     }
 }
 

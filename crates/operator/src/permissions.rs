@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
+use coder_k8s_api::CoderKind;
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
 /// Where a permission is needed.
@@ -44,7 +45,7 @@ const fn watched(
     Permission { group, resources, verbs, only: None, within: Within::Watched, why }
 }
 
-const KINDS: &[&str] = &["codercontrolplanes", "coderprovisioners", "coderworkspaceproxies"];
+const KINDS: &[&str] = CoderKind::RESOURCES;
 const READ: &[&str] = &["get", "list", "watch"];
 const MANAGE: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 /// What workspaces do with their own objects. RBAC lets nobody grant what they do not have themselves.
@@ -65,19 +66,10 @@ pub const PERMISSIONS: [Permission; 21] = [
         &["get"],
         "reading the object live before something is created or deleted in coderd",
     ),
+    watched("coder.com", CoderKind::STATUSES, &["update"], "writing their status"),
     watched(
         "coder.com",
-        &["codercontrolplanes/status", "coderprovisioners/status", "coderworkspaceproxies/status"],
-        &["update"],
-        "writing their status",
-    ),
-    watched(
-        "coder.com",
-        &[
-            "codercontrolplanes/finalizers",
-            "coderprovisioners/finalizers",
-            "coderworkspaceproxies/finalizers",
-        ],
+        CoderKind::FINALIZERS,
         &["update"],
         "creating children that block the deletion of their owner, in clusters that check this permission",
     ),
@@ -202,11 +194,7 @@ const NEVER_USED: &[(&[&str], &[&str], &str)] = &[
     ),
     (
         &["update"],
-        &[
-            "codercontrolplanes/finalizers",
-            "coderprovisioners/finalizers",
-            "coderworkspaceproxies/finalizers",
-        ],
+        CoderKind::FINALIZERS,
         "clusters that check it ask for it where a child blocks the deletion of its owner",
     ),
 ];

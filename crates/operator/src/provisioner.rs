@@ -9,8 +9,8 @@ pub(crate) mod keys;
 use std::{ops::ControlFlow, sync::Arc};
 
 use coder_k8s_api::{
-    CoderControlPlane, CoderProvisioner, CredentialBinding, Reason, Tls,
-    condition::kind,
+    CoderControlPlane, CoderKind, CoderProvisioner, CredentialBinding, Reason, Tls,
+    condition::condition_type,
     names::{component, finalizer as name},
 };
 use coder_k8s_core::{
@@ -40,7 +40,7 @@ use crate::{
         license_gate,
         targets::{self, Connections},
     },
-    controller::{CoderKind, Context, children, workspaces},
+    controller::{Context, children, workspaces},
 };
 
 pub(crate) use self::daemons::{KnownGenerations, ListedPods, current_deployment, current_pods};
@@ -53,7 +53,7 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
         Err(requeue) => return requeue,
     };
     if object::is_paused(&*object) {
-        let (kind, component) = (workspace_access::Kind::Provisioner, component::PROVISIONER);
+        let (kind, component) = (workspace_access::GranteeKind::Provisioner, component::PROVISIONER);
         let (lost, blockers) = workspaces::review_paused(&key, &*object, kind, component, &ctx).await;
         let status = provisioner::paused(&object, &lost, &blockers, ctx.now());
         let done = workspaces::failures(blockers);
@@ -94,7 +94,7 @@ async fn observe(
     object: Arc<CoderProvisioner>,
     ctx: &Arc<Context>,
 ) -> Option<(Observation, KeyReconciler)> {
-    let verify_due = ctx.verify_schedule.is_due(key, &*object, kind::PROVISIONER_KEY_READY);
+    let verify_due = ctx.verify_schedule.is_due(key, &*object, condition_type::PROVISIONER_KEY_READY);
     let record = object.status.as_ref().map(KeyRecord::of).unwrap_or_default();
     let recorded = record.current.as_ref().map(|key| &key.target);
     let mut connections = Connections::new(&*object, recorded, None);
@@ -149,7 +149,7 @@ fn cached_children(key: &ObjectKey, object: &CoderProvisioner, ctx: &Context) ->
         deployment: caches.deployments.get(namespace, &deployment),
         budget: caches.budgets.get(namespace, &deployment),
         service_accounts: caches.service_accounts.of_group(&object.uid().unwrap_or_default()),
-        rbac: workspaces::existing(workspace_access::Kind::Provisioner, key, ctx),
+        rbac: workspaces::existing(workspace_access::GranteeKind::Provisioner, key, ctx),
         ..Children::default()
     }
 }

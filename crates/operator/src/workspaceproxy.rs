@@ -15,8 +15,8 @@ use std::{
 };
 
 use coder_k8s_api::{
-    CoderControlPlane, CoderWorkspaceProxy, CredentialBinding, ProxyBootstrap, Reason, condition::kind,
-    names::finalizer as name,
+    CoderControlPlane, CoderWorkspaceProxy, CredentialBinding, ProxyBootstrap, Reason,
+    condition::condition_type, names::finalizer as name,
 };
 use coder_k8s_coderd::Server;
 use coder_k8s_core::{
@@ -92,7 +92,7 @@ async fn observe(
     object: Arc<CoderWorkspaceProxy>,
     ctx: &Arc<Context>,
 ) -> Option<(Observed, RegistrationReconciler)> {
-    let verify_due = ctx.verify_schedule.is_due(key, &*object, kind::REGISTERED);
+    let verify_due = ctx.verify_schedule.is_due(key, &*object, condition_type::REGISTERED);
     let target = find_target(key, &object, verify_due, ctx).await;
     let inspected = addresses(&object).inspected(&object.spec.pod);
     let desired = sources::needed(&object.spec.pod, &object.spec.tls, &inspected);
@@ -262,7 +262,8 @@ fn refusal(url: &str) -> Blocker {
 /// verification; in between the condition on status counts.
 async fn license(object: &CoderWorkspaceProxy, server: &Server, verify_due: bool) -> LicenseGate {
     let conditions = object.status.iter().flat_map(|status| &status.workload.conditions);
-    let was_entitled = conditions.into_iter().any(|c| c.type_ == kind::ENTITLED && c.status == "True");
+    let was_entitled =
+        conditions.into_iter().any(|c| c.type_ == condition_type::ENTITLED && c.status == "True");
     if (was_entitled && !verify_due) || object::is_deleting(object) {
         return LicenseGate::open(Feature::Proxies);
     }

@@ -1,6 +1,6 @@
 //! Control planes without a scene, for tests with a cluster or an operator of their own.
 
-use coder_k8s_api::{CoderControlPlane, CoderControlPlaneSpec, condition::kind};
+use coder_k8s_api::{CoderControlPlane, CoderControlPlaneSpec, condition::condition_type};
 use coder_k8s_testbed::eventually;
 use kube::{Api, Client};
 
@@ -33,7 +33,7 @@ pub async fn ready_is(client: &Client, namespace: &str, name: &str, reason: &str
     let found = eventually(PATIENCE, || async {
         let object = api.get(name).await.map_err(|error| error.to_string())?;
         let all = object.status.as_ref().map_or(&[][..], |status| &status.workload.conditions);
-        if all.iter().any(|c| c.type_ == kind::READY && c.reason == reason) {
+        if all.iter().any(|c| c.type_ == condition_type::READY && c.reason == reason) {
             Ok(object)
         } else {
             Err(format!("{all:?}"))

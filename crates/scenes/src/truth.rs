@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coder_k8s_api::{condition::kind, names::annotation};
+use coder_k8s_api::{condition::condition_type, names::annotation};
 use coder_k8s_testbed::codersim::{SimView, When, report};
 use futures::{StreamExt, stream};
 use kube::{
@@ -43,14 +43,14 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// The conditions that a monitor can judge, and which of the intervals brings them up to date.
 const JUDGED: &[(&str, Interval)] = &[
-    (kind::LICENSE_APPLIED, Interval::Verify),
-    (kind::OPERATOR_ACCESS_READY, Interval::Verify),
-    (kind::PROVISIONER_KEY_READY, Interval::Verify),
-    (kind::PROVISIONER_KEY_SECRET_READY, Interval::Verify),
-    (kind::REGISTERED, Interval::Verify),
-    (kind::TOKEN_SECRET_READY, Interval::Verify),
-    (kind::EXTERNAL_PROVISIONERS_ENTITLED, Interval::Entitlements),
-    (kind::DEPLOYMENT_READY, Interval::Watch),
+    (condition_type::LICENSE_APPLIED, Interval::Verify),
+    (condition_type::OPERATOR_ACCESS_READY, Interval::Verify),
+    (condition_type::PROVISIONER_KEY_READY, Interval::Verify),
+    (condition_type::PROVISIONER_KEY_SECRET_READY, Interval::Verify),
+    (condition_type::REGISTERED, Interval::Verify),
+    (condition_type::TOKEN_SECRET_READY, Interval::Verify),
+    (condition_type::EXTERNAL_PROVISIONERS_ENTITLED, Interval::Entitlements),
+    (condition_type::DEPLOYMENT_READY, Interval::Watch),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -293,15 +293,19 @@ impl World {
 
     /// `Ready` depends on what the spec asks for.
     fn judge_ready(&mut self, (kind, name): &Id, object: &Value) {
-        if !self.claims_true(object, kind::READY) {
+        if !self.claims_true(object, condition_type::READY) {
             return;
         }
         let needed: &[&str] = match *kind {
-            "CoderControlPlane" if object["spec"]["licenseSecretRef"].is_object() => &[kind::LICENSE_APPLIED],
+            "CoderControlPlane" if object["spec"]["licenseSecretRef"].is_object() => {
+                &[condition_type::LICENSE_APPLIED]
+            }
             "CoderControlPlane" => &[],
-            "CoderProvisioner" => &[kind::PROVISIONER_KEY_READY, kind::PROVISIONER_KEY_SECRET_READY],
+            "CoderProvisioner" => {
+                &[condition_type::PROVISIONER_KEY_READY, condition_type::PROVISIONER_KEY_SECRET_READY]
+            }
             _ if object["spec"]["proxySessionTokenSecretRef"].is_object() => &[],
-            _ => &[kind::REGISTERED, kind::TOKEN_SECRET_READY],
+            _ => &[condition_type::REGISTERED, condition_type::TOKEN_SECRET_READY],
         };
         for needed in needed {
             if !condition_of(object, needed).is_some_and(|found| found["status"] == "True") {
@@ -368,26 +372,30 @@ impl World {
     /// Compares a condition with the world as it is. With `since`, with what it ever was, and contents that a Secret had
     /// after that time count too.
     fn judge(&self, id: &Id, object: &Value, condition: &str, since: Option<Instant>) -> (String, Judgement) {
-        if condition == kind::DEPLOYMENT_READY {
+        if condition == condition_type::DEPLOYMENT_READY {
             return (String::new(), self.rolled_out(object));
         }
         let Some(server) = self.server(id, object) else { return (String::new(), Judgement::Unknown) };
         let (spec, status) = (&object["spec"], &object["status"]);
         let deployment = server.deployment_id();
         let when = if since.is_some() { When::Ever } else { When::Now };
-        if condition == kind::EXTERNAL_PROVISIONERS_ENTITLED {
+        if condition == condition_type::EXTERNAL_PROVISIONERS_ENTITLED {
             let holds = server.entitles("external_provisioner_daemons", when);
             let why = "the license does not cover external provisioners";
             return (deployment, if holds { Judgement::Holds } else { Judgement::Fails(why.to_owned()) });
         }
         let (reference, default_key): (&Value, &str) = match condition {
-            kind::LICENSE_APPLIED => (&spec["licenseSecretRef"], "license"),
-            kind::OPERATOR_ACCESS_READY if id.0 == "CoderControlPlane" => match &spec["operatorAccess"] {
-                access if access["method"] == "TokenSecret" => (&access["tokenSecretRef"], "token"),
-                _ => (&status["operatorTokenSecretRef"], "token"),
-            },
-            kind::OPERATOR_ACCESS_READY => (&spec["bootstrap"]["credentialsSecretRef"], "token"),
-            kind::PROVISIONER_KEY_READY | kind::PROVISIONER_KEY_SECRET_READY => (&status["secretRef"], "key"),
+            condition_type::LICENSE_APPLIED => (&spec["licenseSecretRef"], "license"),
+            condition_type::OPERATOR_ACCESS_READY if id.0 == "CoderControlPlane" => {
+                match &spec["operatorAccess"] {
+                    access if access["method"] == "TokenSecret" => (&access["tokenSecretRef"], "token"),
+                    _ => (&status["operatorTokenSecretRef"], "token"),
+                }
+            }
+            condition_type::OPERATOR_ACCESS_READY => (&spec["bootstrap"]["credentialsSecretRef"], "token"),
+            condition_type::PROVISIONER_KEY_READY | condition_type::PROVISIONER_KEY_SECRET_READY => {
+                (&status["secretRef"], "key")
+            }
             _ if spec["proxySessionTokenSecretRef"].is_object() => (&Value::Null, ""),
             _ => (&status["proxyTokenSecretRef"], "token"),
         };
@@ -403,9 +411,9 @@ impl World {
         let holds = |content: &String| {
             let secret = SecretString::from(content.trim().to_owned());
             match condition {
-                kind::LICENSE_APPLIED => server.holds_license(content.trim(), when),
-                kind::OPERATOR_ACCESS_READY => server.accepts(&secret, when),
-                kind::PROVISIONER_KEY_READY | kind::PROVISIONER_KEY_SECRET_READY => {
+                condition_type::LICENSE_APPLIED => server.holds_license(content.trim(), when),
+                condition_type::OPERATOR_ACCESS_READY => server.accepts(&secret, when),
+                condition_type::PROVISIONER_KEY_READY | condition_type::PROVISIONER_KEY_SECRET_READY => {
                     server.has_key(&secret, &tags_of(&spec["tags"]), when)
                 }
                 _ => server.has_proxy(&secret, status["proxyName"].as_str().unwrap_or_default(), when),

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use coder_k8s_api::{
-    Reason,
+    CoderKind, Reason,
     condition::{ConditionType, TYPES},
     reason::Advice,
 };
@@ -25,7 +25,8 @@ pub(crate) fn types() -> String {
         | Condition | Kinds | Good | Meaning of True |\n|---|---|---|---|\n"
         .to_owned();
     for ConditionType { name, on, good, sentence } in TYPES {
-        let kinds = if on.len() == 3 { "every kind".to_owned() } else { on.join(", ") };
+        let names = || on.iter().map(|kind| kind.as_str()).collect::<Vec<_>>().join(", ");
+        let kinds = if *on == CoderKind::ALL { "every kind".to_owned() } else { names() };
         let _ = writeln!(page, "| `{name}` | {kinds} | {good} | {} |", cell(sentence));
     }
     page

@@ -33,9 +33,9 @@ pub(super) async fn ensure(
         Some(id) => kept(&observed, id, request)?,
         None => write(rows, request, plan.account == AccountPlan::Make, &mut changes).await?,
     };
-    let CurrentToken { token, expires, renew_at, settled } = current;
+    let CurrentToken { token, expires, renew_at, is_only_one } = current;
     let (made, written) = (changes.contains(&Change::TokenMade), !changes.is_empty());
-    Ok((Ensured { token, expires, renew_at, made, settled, deployment_id, changes }, written))
+    Ok((Ensured { token, expires, renew_at, made, is_only_one, deployment_id, changes }, written))
 }
 
 /// The token that the operator uses from now on. See [`Ensured`].
@@ -43,7 +43,7 @@ struct CurrentToken {
     token: SecretString,
     expires: Timestamp,
     renew_at: Timestamp,
-    settled: bool,
+    is_only_one: bool,
 }
 
 /// Revokes the tokens with both names. A database without the tables and columns of an operator's token is not an error:
@@ -64,7 +64,7 @@ fn kept(observed: &ObservedAccount, id: &str, request: &DatabaseTokenRequest<'_>
     // A Secret that a person created may end with a newline, which a header cannot contain.
     let token = SecretString::from(existing.expose_secret().trim());
     let renew_at = row.renew_at(request.lifetime);
-    Ok(CurrentToken { token, expires: row.expires, renew_at, settled: true })
+    Ok(CurrentToken { token, expires: row.expires, renew_at, is_only_one: true })
 }
 
 async fn write(
@@ -114,7 +114,7 @@ async fn write(
             rows.insert_token(&account, &token, &name, (expires, lifetime)).await?;
             changes.push(Change::TokenMade);
             let renew_at = plan::renew_at(rows.now, lifetime);
-            Ok(CurrentToken { token, expires, renew_at, settled: !keeps_existing })
+            Ok(CurrentToken { token, expires, renew_at, is_only_one: !keeps_existing })
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens over time: kept, renewed, settled, replaced, revoked, and what happens in between.
+//! Tokens over time: kept, renewed, is_only_one, replaced, revoked, and what happens in between.
 
 use std::sync::Arc;
 
@@ -42,11 +42,11 @@ async fn an_expired_token_is_replaced_and_the_last_microsecond_still_counts() {
     let first = scene.ensure(None).await.unwrap();
     scene.now = first.expires;
     let next = scene.ensure(Some(&first.token)).await.unwrap();
-    assert!(next.made && next.settled, "what does not work any more is not kept");
+    assert!(next.made && next.is_only_one, "what does not work any more is not kept");
     assert_eq!(scene.token_names().await, [NAME]);
     scene.now = next.expires - SignedDuration::from_micros(1);
     let after = scene.ensure(Some(&next.token)).await.unwrap();
-    assert!(after.made && !after.settled, "what still works is kept until the new one is proven");
+    assert!(after.made && !after.is_only_one, "what still works is kept until the new one is proven");
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn a_shorter_life_makes_a_token_due_and_a_longer_one_does_not() {
     assert!(!scene.ensure_as(&longer).await.unwrap().made);
     let shorter = DatabaseTokenRequest { lifetime: DAY, ..scene.wanted(Some(&first.token)) };
     let next = scene.ensure_as(&shorter).await.unwrap();
-    assert!(next.made && !next.settled);
+    assert!(next.made && !next.is_only_one);
     assert_eq!(next.expires, scene.now + DAY);
 }
 
@@ -79,7 +79,7 @@ async fn a_token_that_coderd_refuses_is_replaced_while_the_old_one_stays() {
     let first = scene.ensure(None).await.unwrap();
     let replaced = DatabaseTokenRequest { replace: true, ..scene.wanted(Some(&first.token)) };
     let next = scene.ensure_as(&replaced).await.unwrap();
-    assert!(next.made && !next.settled);
+    assert!(next.made && !next.is_only_one);
     assert_eq!(scene.token_names().await, [NAME.to_owned(), format!("{NAME}-next")]);
     assert!(scene.accepts(&first.token).await && scene.accepts(&next.token).await);
 }
@@ -91,7 +91,7 @@ async fn a_token_that_may_not_do_everything_is_replaced() {
     for change in ["scopes = '{api_key:read}'", "scopes = '{coder:all}', allow_list = '{template:*}'"] {
         scene.sql(&format!("UPDATE api_keys SET {change} WHERE token_name = '{NAME}'")).await;
         let next = scene.ensure(Some(&first.token)).await.unwrap();
-        assert!(next.made && !next.settled, "{change}");
+        assert!(next.made && !next.is_only_one, "{change}");
     }
 }
 
@@ -103,7 +103,7 @@ async fn a_renewal_that_was_cut_short_anywhere_ends_with_one_token() {
     for stored in [true, false, true, true, false, false, true] {
         scene.now += LIFETIME - DAY;
         let next = scene.ensure(Some(&held)).await.unwrap();
-        assert!(next.made && !next.settled);
+        assert!(next.made && !next.is_only_one);
         assert!(scene.accepts(&held).await && scene.accepts(&next.token).await);
         if stored {
             held = next.token;
@@ -113,8 +113,8 @@ async fn a_renewal_that_was_cut_short_anywhere_ends_with_one_token() {
             assert!(again.made && !scene.accepts(&next.token).await && scene.accepts(&held).await);
             held = again.token;
         }
-        let settled = scene.ensure(Some(&held)).await.unwrap();
-        assert!(!settled.made && settled.settled);
+        let is_only_one = scene.ensure(Some(&held)).await.unwrap();
+        assert!(!is_only_one.made && is_only_one.is_only_one);
         assert_eq!(scene.token_names().await, [NAME]);
         assert!(scene.accepts(&held).await);
     }
@@ -128,7 +128,7 @@ async fn a_second_token_that_is_due_before_it_was_settled_changes_places() {
     let second = scene.ensure(Some(&first)).await.unwrap().token;
     scene.now += LIFETIME - DAY;
     let third = scene.ensure(Some(&second)).await.unwrap();
-    assert!(third.made && !third.settled);
+    assert!(third.made && !third.is_only_one);
     assert_eq!(scene.token_names().await, [NAME.to_owned(), format!("{NAME}-next")]);
     assert!(
         !scene.accepts(&first).await && scene.accepts(&second).await && scene.accepts(&third.token).await
@@ -147,7 +147,7 @@ async fn what_is_no_token_of_ours_is_replaced() {
     {
         let before = scene.tokens().await;
         let next = scene.ensure(Some(&SecretString::from(text))).await.unwrap();
-        assert!(next.made && next.settled, "{text}");
+        assert!(next.made && next.is_only_one, "{text}");
         let after = scene.tokens().await;
         assert_eq!(after.len(), 1, "{text}");
         assert_ne!(before, after, "{text}");
@@ -289,7 +289,7 @@ async fn operators_that_start_at_once_all_get_a_token_and_one_account() {
     });
     for call in futures::future::join_all(calls).await {
         let ensured = call.unwrap().unwrap();
-        assert!(ensured.settled && scene.accepts(&ensured.token).await);
+        assert!(ensured.is_only_one && scene.accepts(&ensured.token).await);
     }
     assert_eq!(scene.token_names().await, names);
     assert_eq!(scene.list("SELECT id::text FROM users WHERE username = 'coder-k8s-operator'").await.len(), 1);
@@ -325,7 +325,7 @@ async fn renewals_at_once_leave_the_old_token_alone() {
         tokio::spawn(async move { scene.ensure(Some(&first)).await })
     });
     for call in futures::future::join_all(calls).await {
-        assert!(!call.unwrap().unwrap().settled);
+        assert!(!call.unwrap().unwrap().is_only_one);
     }
     assert!(scene.accepts(&first).await);
     assert_eq!(scene.tokens().await.len(), 2);

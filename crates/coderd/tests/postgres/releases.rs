@@ -19,23 +19,23 @@ async fn whole_life(release: Option<u32>) {
     let mut scene = Scene::at(release).await;
     let begun = scene.now;
     let first = scene.ensure(None).await.unwrap_or_else(|error| panic!("{release:?}: {error}"));
-    assert!(first.made && first.settled, "{release:?}");
+    assert!(first.made && first.is_only_one, "{release:?}");
     assert_eq!(first.changes, [Change::AccountMade, Change::Joined(1), Change::TokenMade], "{release:?}");
     assert!(scene.accepts(&first.token).await, "{release:?}");
     assert_eq!(first.renew_at.duration_since(begun).as_hours(), 24 * 20, "{release:?}");
 
     let before = scene.fingerprint().await;
     let same = scene.ensure(Some(&first.token)).await.unwrap();
-    assert!(!same.made && same.settled && same.changes.is_empty(), "{release:?}: {:?}", same.changes);
+    assert!(!same.made && same.is_only_one && same.changes.is_empty(), "{release:?}: {:?}", same.changes);
     assert_eq!((same.expires, same.renew_at), (first.expires, first.renew_at), "{release:?}");
     assert_eq!(scene.fingerprint().await, before, "{release:?}");
 
     scene.now += LIFETIME - DAY;
     let renewed = scene.ensure(Some(&first.token)).await.unwrap();
-    assert!(renewed.made && !renewed.settled, "{release:?}");
+    assert!(renewed.made && !renewed.is_only_one, "{release:?}");
     assert!(scene.accepts(&first.token).await && scene.accepts(&renewed.token).await, "{release:?}");
-    let settled = scene.ensure(Some(&renewed.token)).await.unwrap();
-    assert_eq!(settled.changes, [Change::TokensRemoved(1), Change::TokenRenamed], "{release:?}");
+    let is_only_one = scene.ensure(Some(&renewed.token)).await.unwrap();
+    assert_eq!(is_only_one.changes, [Change::TokensRemoved(1), Change::TokenRenamed], "{release:?}");
     assert!(!scene.accepts(&first.token).await && scene.accepts(&renewed.token).await, "{release:?}");
     assert_eq!(scene.token_names().await, [NAME], "{release:?}");
 

@@ -44,7 +44,7 @@ async fn the_token_of_the_existing_operator_is_accepted_without_a_write() {
     let token = SecretString::from(TOKEN);
     let before = scene.fingerprint().await;
     let ensured = scene.ensure_as(&wanted(&scene, &token)).await.unwrap();
-    assert!(!ensured.made && ensured.settled);
+    assert!(!ensured.made && ensured.is_only_one);
     assert_eq!(ensured.changes, []);
     assert_eq!(ensured.expires, "2027-11-15T20:37:40.773128Z".parse().unwrap());
     assert_eq!(ensured.deployment_id.as_deref(), Some("f19d2b54-3a49-4267-8df5-3be47b39effe"));

@@ -42,43 +42,48 @@ fn a_time_moves_only_when_a_status_flips() {
     let second = pass(&first, &ActResult::default(), 20);
     assert_eq!(first, second);
     let third = pass(&second, &failed(), 30);
-    let ready = third.iter().find(|c| c.type_ == kind::READY).unwrap();
+    let ready = third.iter().find(|c| c.type_ == condition_type::READY).unwrap();
     assert_eq!(ready.last_transition_time, Time(at(30)));
-    let stalled = third.iter().find(|c| c.type_ == kind::STALLED).unwrap();
+    let stalled = third.iter().find(|c| c.type_ == condition_type::STALLED).unwrap();
     assert_eq!(stalled.last_transition_time, Time(at(10)));
 }
 
 #[test]
 fn a_failure_is_worked_on_and_a_conflict_waits_for_a_person() {
     let failing = pass(&[], &failed(), 1);
-    assert_eq!(status(&failing, kind::READY), ("False".into(), "Forbidden".into()));
-    assert_eq!(status(&failing, kind::RECONCILING).0, "True");
-    assert_eq!(status(&failing, kind::STALLED).0, "False");
+    assert_eq!(status(&failing, condition_type::READY), ("False".into(), "Forbidden".into()));
+    assert_eq!(status(&failing, condition_type::RECONCILING).0, "True");
+    assert_eq!(status(&failing, condition_type::STALLED).0, "False");
     let conflict = pass(&[], &in_the_way(), 1);
-    assert_eq!(status(&conflict, kind::READY), ("False".into(), Reason::ForeignObject.to_string()));
-    assert_eq!(status(&conflict, kind::RECONCILING).0, "False");
-    assert_eq!(status(&conflict, kind::STALLED).0, "True");
-    assert_eq!(status(&conflict, kind::CONFLICT).0, "True");
+    assert_eq!(status(&conflict, condition_type::READY), ("False".into(), Reason::ForeignObject.to_string()));
+    assert_eq!(status(&conflict, condition_type::RECONCILING).0, "False");
+    assert_eq!(status(&conflict, condition_type::STALLED).0, "True");
+    assert_eq!(status(&conflict, condition_type::CONFLICT).0, "True");
 }
 
 #[test]
 fn what_a_pass_says_last_counts() {
     let mut conditions = Conditions::new(&[], Some(1), at(5));
-    conditions.set(kind::RECONCILING, false, Reason::Reconciled, "nothing is left to do");
-    conditions.set(kind::READY, true, Reason::RolledOut, "it runs");
-    conditions.set(kind::RECONCILING, true, Reason::Redirected, "an edit is not known to be done");
+    conditions.set(condition_type::RECONCILING, false, Reason::Reconciled, "nothing is left to do");
+    conditions.set(condition_type::READY, true, Reason::RolledOut, "it runs");
+    conditions.set(condition_type::RECONCILING, true, Reason::Redirected, "an edit is not known to be done");
     let all = conditions.into_vec();
     assert_eq!(all.len(), 2, "{all:?}");
-    assert_eq!(status(&all, kind::RECONCILING), ("True".into(), Reason::Redirected.to_string()));
+    assert_eq!(status(&all, condition_type::RECONCILING), ("True".into(), Reason::Redirected.to_string()));
 }
 
 #[test]
 fn what_a_pass_says_nothing_about_stays() {
     let mut others = Conditions::new(&[], Some(1), at(5));
-    others.set(kind::LICENSE_APPLIED, ConditionStatus::Unknown, Reason::Pending, "no license is asked for");
+    others.set(
+        condition_type::LICENSE_APPLIED,
+        ConditionStatus::Unknown,
+        Reason::Pending,
+        "no license is asked for",
+    );
     let others = others.into_vec();
     let after = pass(&others, &ActResult::default(), 9);
-    assert_eq!(status(&after, kind::LICENSE_APPLIED), ("Unknown".into(), "Pending".into()));
+    assert_eq!(status(&after, condition_type::LICENSE_APPLIED), ("Unknown".into(), "Pending".into()));
     assert_eq!(pass(&after, &ActResult::default(), 10), after);
 }
 
@@ -122,7 +127,7 @@ fn a_new_object_on_its_way_is_no_news() {
 /// `Ready` with this reason: True if it is that of a rollout that is complete.
 fn ready_with(reason: Reason) -> Vec<Condition> {
     let mut conditions = Conditions::new(&[], Some(1), at(1));
-    conditions.set(kind::READY, reason == Reason::RolledOut, reason, "m");
+    conditions.set(condition_type::READY, reason == Reason::RolledOut, reason, "m");
     conditions.into_vec()
 }
 
@@ -173,9 +178,14 @@ fn ordinary_progress_is_no_warning_and_waiting_is_no_event() {
 #[test]
 fn one_cause_in_two_conditions_is_told_once() {
     let mut conditions = Conditions::new(&[], Some(1), at(1));
-    conditions.set(kind::READY, false, Reason::Unauthenticated, "the token is refused");
-    conditions.set(kind::OPERATOR_ACCESS_READY, false, Reason::Unauthenticated, "the token is refused");
-    conditions.set(kind::LICENSE_APPLIED, false, Reason::Unauthenticated, "another sentence");
+    conditions.set(condition_type::READY, false, Reason::Unauthenticated, "the token is refused");
+    conditions.set(
+        condition_type::OPERATOR_ACCESS_READY,
+        false,
+        Reason::Unauthenticated,
+        "the token is refused",
+    );
+    conditions.set(condition_type::LICENSE_APPLIED, false, Reason::Unauthenticated, "another sentence");
     let told = transitions(&[], &conditions.into_vec());
     assert_eq!(told.len(), 2, "{told:?}");
 }
@@ -184,7 +194,7 @@ fn one_cause_in_two_conditions_is_told_once() {
 fn bad_news_of_a_part_is_told_once_and_so_is_its_end() {
     let with = |state: ConditionStatus, reason: Reason| {
         let mut conditions = Conditions::new(&[], Some(1), at(1));
-        conditions.set(kind::WORKSPACE_ACCESS, state, reason, "m");
+        conditions.set(condition_type::WORKSPACE_ACCESS, state, reason, "m");
         conditions.into_vec()
     };
     let (fine, bad) =
@@ -200,26 +210,31 @@ fn bad_news_of_a_part_is_told_once_and_so_is_its_end() {
 fn what_the_api_server_refuses_waits_for_a_person() {
     let failure = Blocker::new(Reason::Invalid, "no");
     let refused = pass(&[], &ActResult { failures: vec![failure], ..ActResult::default() }, 1);
-    assert_eq!(status(&refused, kind::STALLED), ("True".into(), "Invalid".into()));
-    assert_eq!(status(&refused, kind::RECONCILING).0, "False");
-    assert_eq!(status(&refused, kind::READY), ("False".into(), "Invalid".into()));
+    assert_eq!(status(&refused, condition_type::STALLED), ("True".into(), "Invalid".into()));
+    assert_eq!(status(&refused, condition_type::RECONCILING).0, "False");
+    assert_eq!(status(&refused, condition_type::READY), ("False".into(), "Invalid".into()));
 }
 
 #[test]
 fn what_was_cleared_is_gone() {
     let mut conditions = Conditions::new(&[], None, at(1));
-    conditions.set(kind::PAUSED, true, Reason::Annotated, "m");
+    conditions.set(condition_type::PAUSED, true, Reason::Annotated, "m");
     let before = conditions.into_vec();
     let mut conditions = Conditions::new(&before, None, at(2));
-    conditions.clear(kind::PAUSED);
+    conditions.clear(condition_type::PAUSED);
     assert_eq!(conditions.into_vec(), []);
 }
 
 #[test]
 fn a_message_that_a_server_chose_is_cut() {
     let mut conditions = Conditions::new(&[], None, at(1));
-    conditions.set(kind::ENTITLEMENTS_HEALTHY, false, Reason::Errors, "ä".repeat(MAX_CONDITION_BYTES));
-    conditions.set(kind::READY, true, Reason::RolledOut, "short");
+    conditions.set(
+        condition_type::ENTITLEMENTS_HEALTHY,
+        false,
+        Reason::Errors,
+        "ä".repeat(MAX_CONDITION_BYTES),
+    );
+    conditions.set(condition_type::READY, true, Reason::RolledOut, "short");
     let all = conditions.into_vec();
     assert!(all[0].message.len() <= MAX_CONDITION_BYTES && all[0].message.ends_with('…'));
     assert_eq!(all[1].message, "short");

@@ -34,7 +34,7 @@ pub fn inspected(object: &CoderControlPlane) -> Vec<&'static str> {
 
 /// The addresses, given what the sources of the environment say.
 pub fn addresses(object: &CoderControlPlane, found: &SourceContents) -> Addresses {
-    defaults(object).settled(&object.spec.pod, found)
+    defaults(object).resolved(&object.spec.pod, found)
 }
 
 fn defaults(object: &CoderControlPlane) -> Defaults {
@@ -69,7 +69,7 @@ impl Defaults {
     }
 
     /// The addresses, given what the sources of the environment say.
-    pub fn settled(self, pod: &PodSettings, found: &SourceContents) -> Addresses {
+    pub fn resolved(self, pod: &PodSettings, found: &SourceContents) -> Addresses {
         let mut env = Vec::new();
         let mut settle = |name: &str, default: Option<String>| {
             if let Some(entry) = find_variable(&pod.extra_env, name) {

@@ -12,7 +12,7 @@ pub mod revocation;
 
 use coder_k8s_api::{
     AccessMethod, CoderControlPlane, CoderControlPlaneStatus, CredentialBinding, EntitlementsStatus,
-    OperatorAccess, OperatorTokenStatus, Reason, ReportedSecretRef, SecretKeyRef, condition::kind,
+    OperatorAccess, OperatorTokenStatus, Reason, ReportedSecretRef, SecretKeyRef, condition::condition_type,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -57,7 +57,7 @@ pub struct CoderdReport {
     /// Where the operator's token is.
     pub token: Option<ReportedSecretRef>,
     /// The token that the operator has made, or is about to make.
-    pub grant: Option<OperatorTokenStatus>,
+    pub token_record: Option<OperatorTokenStatus>,
     /// The progress of a revocation.
     pub revocation: Option<Revocation>,
     /// A Secret that the operator does not own and that has the name of the token's Secret.
@@ -126,7 +126,7 @@ pub fn access_inputs(object: &CoderControlPlane, content: &str) -> String {
     inputs(
         object,
         &[
-            kind::OPERATOR_ACCESS_READY,
+            condition_type::OPERATOR_ACCESS_READY,
             &format!("{method:?}"),
             &part(supplied.map(shown)),
             &part(api_url.as_ref().map(ToString::to_string)),
@@ -140,7 +140,7 @@ pub fn access_inputs(object: &CoderControlPlane, content: &str) -> String {
 pub fn license_inputs(object: &CoderControlPlane, content: &str) -> String {
     let reference = object.spec.license_secret_ref.as_ref().map(shown).unwrap_or_default();
     let address = object.spec.operator_access.api_url.as_ref().map(ToString::to_string).unwrap_or_default();
-    inputs(object, &[kind::LICENSE_APPLIED, &reference, &address, content])
+    inputs(object, &[condition_type::LICENSE_APPLIED, &reference, &address, content])
 }
 
 fn inputs(object: &CoderControlPlane, parts: &[&str]) -> String {
@@ -244,7 +244,7 @@ fn set_entitlements(
     }
     status.license_summary = Some(summary(status));
     let Some(known) = &status.entitlements else {
-        conditions.clear(kind::ENTITLEMENTS_HEALTHY);
+        conditions.clear(condition_type::ENTITLEMENTS_HEALTHY);
         return;
     };
     let (state, reason, message) = if !known.errors.is_empty() {
@@ -258,7 +258,7 @@ fn set_entitlements(
     } else {
         (true, Reason::Healthy, "coderd reports no warnings or errors".to_owned())
     };
-    conditions.set(kind::ENTITLEMENTS_HEALTHY, state, reason, message);
+    conditions.set(condition_type::ENTITLEMENTS_HEALTHY, state, reason, message);
 }
 
 /// Tier of the license and days until it expires, as a column of `kubectl get` shows them.

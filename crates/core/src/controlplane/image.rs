@@ -30,7 +30,7 @@ pub(super) fn decide(object: &CoderControlPlane, live: Option<&Deployment>) -> I
         let kept_before = deployment.annotations().get(annotation::KEPT_IMAGE);
         let ran = reported.max(kept_before.and_then(|image| Release::of_image(image)));
         let rollout = Rollout::of(Some(deployment));
-        let has_run = rollout.is_settled() && rollout.ready > 0;
+        let has_run = rollout.is_rolled_out() && rollout.ready > 0;
         let is_newer = match has {
             Some(has) => has > asked && (has_run || ran > Some(asked)),
             None => ran > Some(asked),

@@ -1,4 +1,4 @@
-use coder_k8s_api::{Reason, condition::kind};
+use coder_k8s_api::{Reason, condition::condition_type};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -187,17 +187,17 @@ fn ready_means_rolled_out_and_exposed() {
     let outcome =
         |exposure| Outcome { deployment: Some(rolled_out(&observed)), exposure, ..Outcome::default() };
     let all = conditions(&observed, &outcome(Exposure::Route(Acceptance::Pending)));
-    is(&all, kind::READY, "True", Reason::RolledOut);
-    is(&all, kind::RECONCILING, "False", Reason::Reconciled);
-    is(&all, kind::EXPOSED, "Unknown", Reason::Pending);
-    is(&all, kind::DEPLOYMENT_READY, "True", Reason::RolledOut);
-    is(&all, kind::WORKSPACE_ACCESS, "True", Reason::Granted);
+    is(&all, condition_type::READY, "True", Reason::RolledOut);
+    is(&all, condition_type::RECONCILING, "False", Reason::Reconciled);
+    is(&all, condition_type::EXPOSED, "Unknown", Reason::Pending);
+    is(&all, condition_type::DEPLOYMENT_READY, "True", Reason::RolledOut);
+    is(&all, condition_type::WORKSPACE_ACCESS, "True", Reason::Granted);
     let all = conditions(&observed, &outcome(Exposure::GatewayApiMissing));
-    is(&all, kind::READY, "False", Reason::GatewayApiMissing);
-    is(&all, kind::RECONCILING, "True", Reason::GatewayApiMissing);
+    is(&all, condition_type::READY, "False", Reason::GatewayApiMissing);
+    is(&all, condition_type::RECONCILING, "True", Reason::GatewayApiMissing);
     let all = conditions(&observed, &outcome(Exposure::Route(Acceptance::Refused("no".into()))));
-    is(&all, kind::EXPOSED, "False", Reason::RouteNotAccepted);
-    is(&all, kind::READY, "True", Reason::RolledOut);
+    is(&all, condition_type::EXPOSED, "False", Reason::RouteNotAccepted);
+    is(&all, condition_type::READY, "True", Reason::RolledOut);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn no_pods_asked_for_is_a_settled_state() {
     let observed = observed(json!({"replicas": 0}));
     let all =
         conditions(&observed, &Outcome { deployment: Some(rolled_out(&observed)), ..Outcome::default() });
-    is(&all, kind::READY, "True", Reason::ScaledToZero);
+    is(&all, condition_type::READY, "True", Reason::ScaledToZero);
 }
 
 #[test]
@@ -213,8 +213,8 @@ fn a_license_that_is_asked_for_must_be_applied() {
     let observed = observed(json!({"licenseSecretRef": {"name": "license"}}));
     let all =
         conditions(&observed, &Outcome { deployment: Some(rolled_out(&observed)), ..Outcome::default() });
-    is(&all, kind::READY, "False", Reason::Pending);
-    is(&all, kind::LICENSE_APPLIED, "False", Reason::Pending);
+    is(&all, condition_type::READY, "False", Reason::Pending);
+    is(&all, condition_type::LICENSE_APPLIED, "False", Reason::Pending);
 }
 
 #[test]
@@ -223,10 +223,11 @@ fn a_missing_consent_holds_nothing_up() {
     observed.consent.insert("dev".into(), Consent::Missing);
     let outcome = Outcome { deployment: Some(rolled_out(&observed)), ..Outcome::default() };
     let all = conditions(&observed, &outcome);
-    is(&all, kind::WORKSPACE_ACCESS, "False", Reason::ConsentMissing);
-    is(&all, kind::READY, "True", Reason::RolledOut);
+    is(&all, condition_type::WORKSPACE_ACCESS, "False", Reason::ConsentMissing);
+    is(&all, condition_type::READY, "True", Reason::RolledOut);
     let status = status(&observed, &decide(&observed), &outcome, Timestamp::UNIX_EPOCH);
-    let said = status.workload.conditions.iter().find(|c| c.type_ == kind::WORKSPACE_ACCESS).unwrap();
+    let said =
+        status.workload.conditions.iter().find(|c| c.type_ == condition_type::WORKSPACE_ACCESS).unwrap();
     assert!(
         said.message.contains("kubectl label namespace dev workspaces.coder.com/ns=allow"),
         "{}",
@@ -262,7 +263,12 @@ fn a_downgrade_is_warned_about() {
     let ran =
         coder_k8s_api::CoderControlPlaneStatus { version: Some("v2.31.0".into()), ..Default::default() };
     Arc::make_mut(&mut observed.object).status = Some(ran);
-    is(&conditions(&observed, &Outcome::default()), kind::DOWNGRADE, "True", Reason::OlderThanDatabase);
+    is(
+        &conditions(&observed, &Outcome::default()),
+        condition_type::DOWNGRADE,
+        "True",
+        Reason::OlderThanDatabase,
+    );
 }
 
 #[test]
@@ -282,7 +288,7 @@ fn a_pause_says_so_and_leaves_the_rest() {
         ..workspace_access::Plan::default()
     };
     let without = paused(object, &lost, &[], Timestamp::UNIX_EPOCH).workload.conditions;
-    let said = without.iter().find(|condition| condition.type_ == kind::WORKSPACE_ACCESS).unwrap();
+    let said = without.iter().find(|condition| condition.type_ == condition_type::WORKSPACE_ACCESS).unwrap();
     assert_eq!((&*said.status, &*said.reason), ("False", Reason::ConsentMissing.as_str()));
     object.status = Some(during);
     assert_eq!(

@@ -1,6 +1,6 @@
 //! What the conditions report about a credential in coderd, and about an object that needs one.
 
-use coder_k8s_api::{CoderControlPlane, Reason, WorkloadStatus, condition::kind};
+use coder_k8s_api::{CoderControlPlane, Reason, WorkloadStatus, condition::condition_type};
 
 use crate::{
     condition::{Conditions, Progress, Verdict},
@@ -161,7 +161,7 @@ impl CredentialStanding<'_> {
             let (progress, reason) = (Progress::Working, Reason::Pending);
             return Some(Verdict { ready: false, progress, reason, message });
         }
-        (!self.rollout.is_settled()).then(|| workload::unsettled(self.rollout, self.pod_message))
+        (!self.rollout.is_rolled_out()).then(|| workload::still_rolling_out(self.rollout, self.pod_message))
     }
 
     /// The verdict about an object that is ready.
@@ -183,8 +183,8 @@ pub fn deleting(
         Some(failure) => (failure.reason, failure.message.clone()),
         None => (verdict.reason, verdict.message.clone()),
     };
-    conditions.set(kind::READY, false, Reason::Deleting, "the object is being deleted");
-    conditions.set(kind::RECONCILING, true, reason, message);
+    conditions.set(condition_type::READY, false, Reason::Deleting, "the object is being deleted");
+    conditions.set(condition_type::RECONCILING, true, reason, message);
     WorkloadStatus { observed_generation: generation, conditions: conditions.into_vec(), ..before.clone() }
 }
 
@@ -228,5 +228,5 @@ pub fn set_control_plane_ready<T>(conditions: &mut Conditions<'_>, name: &str, u
         }
         Err(Blocker { reason, message, .. }) => (false, reason, message),
     };
-    conditions.set(kind::CONTROL_PLANE_READY, ready, reason, message);
+    conditions.set(condition_type::CONTROL_PLANE_READY, ready, reason, message);
 }

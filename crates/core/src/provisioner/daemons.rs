@@ -7,7 +7,7 @@ mod pod;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use coder_k8s_api::{CoderProvisionerStatus, DaemonStatus, DaemonsStatus, Reason, condition::kind};
+use coder_k8s_api::{CoderProvisionerStatus, DaemonStatus, DaemonsStatus, Reason, condition::condition_type};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::apps::v1::Deployment,
@@ -100,7 +100,7 @@ pub fn judge(
     };
     let rollout = Rollout::of(deployment);
     let condition = |type_: &str| status.workload.conditions.iter().find(|c| c.type_ == type_);
-    let entitled = match condition(kind::EXTERNAL_PROVISIONERS_ENTITLED) {
+    let entitled = match condition(condition_type::EXTERNAL_PROVISIONERS_ENTITLED) {
         Some(before) if before.status == "True" => Some(before.last_transition_time.0),
         // This reconcile sets the condition to True.
         Some(_) if observed.gate.state == GateState::Open => Some(now),
@@ -117,7 +117,7 @@ pub fn judge(
         entitled,
         key: &key.verdict,
         server: observed.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.version.as_deref()),
-        before: condition(kind::DAEMONS_CONNECTED),
+        before: condition(condition_type::DAEMONS_CONNECTED),
         now,
     };
     facts.judge()
@@ -352,7 +352,7 @@ impl DaemonHealth {
     /// Sets the condition `DaemonsConnected`.
     pub fn set_conditions(&self, conditions: &mut Conditions<'_>) {
         if let Some(Finding { status, reason, message, .. }) = &self.finding {
-            conditions.set(kind::DAEMONS_CONNECTED, *status, *reason, message.clone());
+            conditions.set(condition_type::DAEMONS_CONNECTED, *status, *reason, message.clone());
         }
     }
 

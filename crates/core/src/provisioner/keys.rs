@@ -24,7 +24,7 @@ pub mod tags;
 
 use std::time::Duration;
 
-use coder_k8s_api::{self as api, CoderProvisionerStatus, Reason, condition::kind};
+use coder_k8s_api::{self as api, CoderProvisionerStatus, Reason, condition::condition_type};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -51,8 +51,8 @@ pub use crate::{
 
 /// The conditions that report the key.
 pub const CONDITIONS: CredentialConditions = CredentialConditions {
-    known: kind::PROVISIONER_KEY_READY,
-    in_place: kind::PROVISIONER_KEY_SECRET_READY,
+    known: condition_type::PROVISIONER_KEY_READY,
+    in_place: condition_type::PROVISIONER_KEY_SECRET_READY,
     held: "the Secret holds the key",
 };
 

@@ -6,7 +6,7 @@
 
 use coder_k8s_api::{
     Autoscaling, AutoscalingStatus, CoderProvisioner, IdleTime, Reason, ScalingWindow, TimeOfDay,
-    TimeZoneName, Weekday, condition::kind,
+    TimeZoneName, Weekday, condition::condition_type,
 };
 use jiff::{SignedDuration, Timestamp, civil, tz::TimeZone};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time};
@@ -102,7 +102,7 @@ fn day(day: Weekday) -> civil::Weekday {
 /// Whether a pool is scaled now: its spec asks for it, and the last known state of the license does not make daemons useless.
 pub fn is_scaled(pool: &CoderProvisioner) -> bool {
     let conditions = pool.status.iter().flat_map(|status| &status.workload.conditions);
-    let mut entitled = conditions.filter(|c| c.type_ == kind::EXTERNAL_PROVISIONERS_ENTITLED);
+    let mut entitled = conditions.filter(|c| c.type_ == condition_type::EXTERNAL_PROVISIONERS_ENTITLED);
     let unknown = [Reason::EntitlementsQueryFailed, Reason::AwaitingEntitlements];
     let is_closed = entitled
         .any(|c| c.status == "False" && !Reason::of(c).is_some_and(|reason| unknown.contains(&reason)));
@@ -119,13 +119,13 @@ pub(super) fn set_conditions(
     before: Option<&AutoscalingStatus>,
 ) -> Option<AutoscalingStatus> {
     let Some(scaling) = scaling else {
-        conditions.clear(kind::AUTOSCALING);
-        conditions.clear(kind::SCALE_IGNORED);
+        conditions.clear(condition_type::AUTOSCALING);
+        conditions.clear(condition_type::SCALE_IGNORED);
         return None;
     };
     match writer_of_replicas(pool.managed_fields()) {
         Some(manager) => conditions.set(
-            kind::SCALE_IGNORED,
+            condition_type::SCALE_IGNORED,
             true,
             Reason::ScaledByOthers,
             format!(
@@ -133,26 +133,26 @@ pub(super) fn set_conditions(
                  the two"
             ),
         ),
-        None => conditions.clear(kind::SCALE_IGNORED),
+        None => conditions.clear(condition_type::SCALE_IGNORED),
     }
     if gate.state == GateState::Closed {
-        conditions.set(kind::AUTOSCALING, false, gate.reason, gate.message.clone());
+        conditions.set(condition_type::AUTOSCALING, false, gate.reason, gate.message.clone());
         return None;
     }
     if is_plane_paused {
         let message =
             "the control plane is paused, so that its jobs are not listed: the pool keeps its daemons";
-        conditions.set(kind::AUTOSCALING, ConditionStatus::Unknown, Reason::QueueUnknown, message);
+        conditions.set(condition_type::AUTOSCALING, ConditionStatus::Unknown, Reason::QueueUnknown, message);
         return before.cloned();
     }
     let Some(decision) = &scaling.decision else {
         // After a restart of the operator the last decision stays until the next poll.
-        let is_said = conditions.said(kind::AUTOSCALING).is_some();
+        let is_said = conditions.said(condition_type::AUTOSCALING).is_some();
         let is_same_spec = pool.status.as_ref().and_then(|status| status.workload.observed_generation)
             == pool.metadata.generation;
         if !is_said || !is_same_spec {
             let message = "waiting for coderd to list the jobs";
-            conditions.set(kind::AUTOSCALING, ConditionStatus::Unknown, Reason::Pending, message);
+            conditions.set(condition_type::AUTOSCALING, ConditionStatus::Unknown, Reason::Pending, message);
         }
         return before.cloned();
     };
@@ -163,7 +163,7 @@ pub(super) fn set_conditions(
         (status, reason) = (ConditionStatus::False, Reason::TimeZoneUnknown);
         message = format!("the operator does not know the time zone {zone}, and ignores the window with it");
     }
-    conditions.set(kind::AUTOSCALING, status, reason, message);
+    conditions.set(condition_type::AUTOSCALING, status, reason, message);
     // While nobody knows which jobs wait, the last known number stays.
     let is_unknown = decision.reason == ScaleReason::QueueUnknown;
     let pending = before.filter(|_| is_unknown).map_or(number(decision.pending), |before| before.pending);

@@ -12,28 +12,28 @@ use coder_k8s_api::{
 };
 use kube::{Resource, ResourceExt};
 
-use super::{Consent, Existing, GrantPolicy, Grantee, Kind, Plan};
+use super::{Consent, Existing, GrantPolicy, Grantee, GranteeKind, Plan};
 use crate::outcome::{Blocker, EventNote};
 
 /// What a Role or RoleBinding in another namespace says about the object that it was written for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Marks {
+pub struct GrantOrigin {
     /// Kind of the object.
-    pub kind: Kind,
+    pub kind: GranteeKind,
     /// Namespace of the object.
     pub source: String,
     /// UID of the object.
     pub uid: String,
 }
 
-impl Marks {
-    /// The marks of a grant. None: it is somebody else's, or in the namespace of its object, where the garbage collector
+impl GrantOrigin {
+    /// The origin of a grant. None: it is somebody else's, or in the namespace of its object, where the garbage collector
     /// removes it.
     pub fn of<K: Resource>(grant: &K) -> Option<Self> {
         let labels = grant.labels();
         labels.get(label::MANAGED_BY).filter(|manager| *manager == label::MANAGER)?;
         let uid = grant.annotations().get(annotation::WORKSPACE_RBAC_OWNER_UID)?.clone();
-        let (kind, source) = Kind::ALL.into_iter().find_map(|kind| {
+        let (kind, source) = GranteeKind::all().find_map(|kind| {
             let (name, namespace) = kind.labels();
             labels.get(name).and(labels.get(namespace)).map(|source| (kind, source.clone()))
         })?;
@@ -67,12 +67,13 @@ impl Loss {
 
     /// The event on a grant that was removed. It is read by those who may read the namespace of the grant, so that it names
     /// no object of another.
-    pub fn event(self, what: &str, marks: &Marks) -> EventNote {
+    pub fn event(self, what: &str, origin: &GrantOrigin) -> EventNote {
         let (reason, why) = match self {
             Self::Owner => (Reason::OwnerGone, "the object that it was written for no longer exists"),
             Self::Consent => (Reason::ConsentMissing, "the namespace does not consent any more"),
         };
-        let message = format!("removed {what}, which let workspaces of namespace {} in: {why}", marks.source);
+        let message =
+            format!("removed {what}, which let workspaces of namespace {} in: {why}", origin.source);
         EventNote { warning: false, reason, message }
     }
 }
@@ -163,20 +164,20 @@ mod tests {
 
     #[test]
     fn only_what_bears_our_mark_in_another_namespace_counts() {
-        let marks = |existing: &Existing| Marks::of(&*existing.bindings[0]);
-        let (kind, source, uid) = (Kind::ControlPlane, "coder".to_owned(), "uid-1".to_owned());
+        let origin = |existing: &Existing| GrantOrigin::of(&*existing.bindings[0]);
+        let (kind, source, uid) = (GranteeKind::ControlPlane, "coder".to_owned(), "uid-1".to_owned());
         let mut elsewhere = standing("dev", "uid-1", true);
         let binding = std::sync::Arc::make_mut(&mut elsewhere.bindings[0]);
-        assert_eq!(Marks::of(binding), None, "without the label of the operator");
+        assert_eq!(GrantOrigin::of(binding), None, "without the label of the operator");
         binding.labels_mut().insert(label::MANAGED_BY.into(), label::MANAGER.into());
-        assert_eq!(marks(&elsewhere), Some(Marks { kind, source, uid }));
+        assert_eq!(origin(&elsewhere), Some(GrantOrigin { kind, source, uid }));
         let binding = std::sync::Arc::make_mut(&mut elsewhere.bindings[0]);
         binding.annotations_mut().remove(annotation::WORKSPACE_RBAC_OWNER_UID);
-        assert_eq!(marks(&elsewhere), None, "labelled by hand");
+        assert_eq!(origin(&elsewhere), None, "labelled by hand");
         let mut at_home = standing("coder", "uid-1", true);
         let binding = std::sync::Arc::make_mut(&mut at_home.bindings[0]);
         binding.labels_mut().insert(label::MANAGED_BY.into(), label::MANAGER.into());
-        assert_eq!(marks(&at_home), None);
+        assert_eq!(origin(&at_home), None);
     }
 
     #[test]
@@ -201,8 +202,9 @@ mod tests {
 
     #[test]
     fn an_event_on_a_removed_grant_names_no_object_of_another_namespace() {
-        let marks = Marks { kind: Kind::ControlPlane, source: "team-a".into(), uid: "uid-1".into() };
-        let event = Loss::Owner.event("RoleBinding coder-84e8e53b", &marks);
+        let origin =
+            GrantOrigin { kind: GranteeKind::ControlPlane, source: "team-a".into(), uid: "uid-1".into() };
+        let event = Loss::Owner.event("RoleBinding coder-84e8e53b", &origin);
         assert_eq!(event.reason, Reason::OwnerGone);
         assert_eq!(
             event.message,

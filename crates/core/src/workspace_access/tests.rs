@@ -8,7 +8,7 @@ fn rbac(spec: Value) -> WorkspaceRbac {
 
 pub(super) fn grantee() -> Grantee {
     Grantee {
-        kind: Kind::ControlPlane,
+        kind: GranteeKind::ControlPlane,
         namespace: "coder".into(),
         name: "coder".into(),
         uid: "uid-1".into(),
@@ -141,8 +141,8 @@ fn a_name_and_the_label_that_it_is_shortened_to_belong_together() {
     let long = Grantee { name: "a".repeat(80), ..grantee() };
     let mut role = Role::default();
     role.metadata.labels = Some(long.labels());
-    assert_eq!(served(&role), Some(Kind::ControlPlane.group("coder", &long.name)));
-    assert_ne!(served(&role), Some(Kind::Provisioner.group("coder", &long.name)));
+    assert_eq!(served(&role), Some(GranteeKind::ControlPlane.group("coder", &long.name)));
+    assert_ne!(served(&role), Some(GranteeKind::Provisioner.group("coder", &long.name)));
 }
 
 #[test]

@@ -20,7 +20,7 @@ mod decide;
 
 use std::{convert::Infallible, slice, time::Duration};
 
-use coder_k8s_api::{self as api, CoderWorkspaceProxyStatus, Reason, condition::kind};
+use coder_k8s_api::{self as api, CoderWorkspaceProxyStatus, Reason, condition::condition_type};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -39,8 +39,8 @@ pub use crate::credential::{CredentialProgress, CredentialVerdict};
 
 /// The conditions that report the registration.
 pub const CONDITIONS: CredentialConditions = CredentialConditions {
-    known: kind::REGISTERED,
-    in_place: kind::TOKEN_SECRET_READY,
+    known: condition_type::REGISTERED,
+    in_place: condition_type::TOKEN_SECRET_READY,
     held: "the Secret holds the token",
 };
 

@@ -7,7 +7,8 @@
 use std::hash::{Hash, Hasher};
 
 use coder_k8s_api::{
-    CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, LicenseStatus, Reason, condition::kind,
+    CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, LicenseStatus, Reason,
+    condition::condition_type,
 };
 use coder_k8s_core::{
     condition::Conditions,
@@ -16,7 +17,7 @@ use coder_k8s_core::{
         self, CoderdReport,
         license::{
             self, InstalledLicense, LicenseEffect, LicenseList, LicenseQuery, LicenseRecord, LicenseReport,
-            LicenseText, LicenseVerdict, ObservedLicense, rejection_mark,
+            LicenseText, LicenseVerdict, ObservedLicense, rejection_id,
         },
     },
     outcome::Blocker,
@@ -151,7 +152,7 @@ fn number(text: &str) -> u8 {
 }
 
 fn mark((text, version): (u8, u8)) -> String {
-    rejection_mark(&hash_of(text), &format!("v{version}"))
+    rejection_id(&hash_of(text), &format!("v{version}"))
 }
 
 fn unmark(mark: &str) -> Option<(u8, u8)> {
@@ -279,7 +280,7 @@ impl World {
             Known::Blocked => LicenseVerdict::Blocker(Blocker::new(Reason::Unreachable, "")),
             Known::Rejected(text, version) => LicenseVerdict::Refused {
                 blocker: Blocker::new(Reason::InvalidLicense, ""),
-                mark: mark((text, version)),
+                rejection_id: mark((text, version)),
             },
         });
         let report = CoderdReport { license, ..CoderdReport::default() };
@@ -417,8 +418,8 @@ impl World {
                 }),
             },
             LicenseVerdict::Blocker(_) => Known::Blocked,
-            LicenseVerdict::Refused { mark, .. } => {
-                unmark(&mark).map_or(Known::Blocked, |(text, version)| Known::Rejected(text, version))
+            LicenseVerdict::Refused { rejection_id, .. } => {
+                unmark(&rejection_id).map_or(Known::Blocked, |(text, version)| Known::Rejected(text, version))
             }
         });
     }
@@ -532,14 +533,16 @@ impl Status {
             id: license.and_then(|license| license.uuid.as_deref()).map(number),
             replaces: license.and_then(|license| license.replaces.as_deref()).map(number),
             rejected: license.and_then(|license| license.refused.as_deref()).and_then(unmark),
-            condition: conditions.find(|c| c.type_ == kind::LICENSE_APPLIED).map(|c| c.status == "True"),
+            condition: conditions
+                .find(|c| c.type_ == condition_type::LICENSE_APPLIED)
+                .map(|c| c.status == "True"),
         }
     }
 }
 
 fn applied_condition(is_true: bool) -> Condition {
     Condition {
-        type_: kind::LICENSE_APPLIED.to_owned(),
+        type_: condition_type::LICENSE_APPLIED.to_owned(),
         status: if is_true { "True" } else { "False" }.to_owned(),
         reason: Reason::Applied.to_string(),
         message: String::new(),

@@ -13,7 +13,7 @@ mod operator;
 
 use coder_k8s_api::{
     AccessMethod, CoderControlPlane, CoderControlPlaneSpec, CoderControlPlaneStatus, OperatorTokenStatus,
-    Reason, ReplacedToken, ReportedSecretRef, condition::kind, names::finalizer,
+    Reason, ReplacedToken, ReportedSecretRef, condition::condition_type, names::finalizer,
 };
 use coder_k8s_core::controlplane::coderd::access::{
     self, AccessVerdict, Revocation, is_recorded, needs_cleaning,
@@ -152,7 +152,7 @@ pub struct Status {
 pub struct Process {
     pub generation: u8,
     pub access: Option<(AccessKind, Reason)>,
-    pub grant: Option<Record>,
+    pub token_record: Option<Record>,
     pub revocation: Option<RevocationKind>,
     pub reference: Option<bool>,
     /// Whether a token was created that coderd has not accepted yet, so that the next one waits.
@@ -359,8 +359,8 @@ pub fn reference(is_generated: bool) -> ReportedSecretRef {
 }
 
 impl Record {
-    pub fn of_grant(grant: &OperatorTokenStatus) -> Self {
-        let OperatorTokenStatus { method, user_id, expires: _, renew_after, replaces } = grant;
+    pub fn of_status(token_record: &OperatorTokenStatus) -> Self {
+        let OperatorTokenStatus { method, user_id, expires: _, renew_after, replaces } = token_record;
         Self {
             method: Method::of(*method),
             knows_user: user_id.is_some(),
@@ -369,7 +369,7 @@ impl Record {
         }
     }
 
-    pub fn grant(self) -> OperatorTokenStatus {
+    pub fn status(self) -> OperatorTokenStatus {
         let token = |(method, knows_user): (Method, bool)| ReplacedToken {
             method: method.access(),
             user_id: knows_user.then(|| method.user().to_owned()),
@@ -393,7 +393,7 @@ fn unit(renew_after: Timestamp) -> u8 {
 impl Status {
     fn written(&self) -> CoderControlPlaneStatus {
         let mut status = CoderControlPlaneStatus::default();
-        status.operator_token = self.record.map(Record::grant);
+        status.operator_token = self.record.map(Record::status);
         status.operator_token_secret_ref = self.reference.map(reference);
         status.operator_access_ready = self.ready.then_some(true);
         status.workload.conditions = self.condition.into_iter().map(condition).collect();
@@ -401,9 +401,10 @@ impl Status {
     }
 
     pub fn read(status: &CoderControlPlaneStatus) -> Self {
-        let found = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY);
+        let found =
+            status.workload.conditions.iter().find(|c| c.type_ == condition_type::OPERATOR_ACCESS_READY);
         Self {
-            record: status.operator_token.as_ref().map(Record::of_grant),
+            record: status.operator_token.as_ref().map(Record::of_status),
             reference: status.operator_token_secret_ref.as_ref().map(|reference| reference.name == GENERATED),
             ready: status.operator_access_ready == Some(true),
             condition: found.and_then(|c| {
@@ -416,7 +417,7 @@ impl Status {
 
 fn condition((is_true, reason, generation): (bool, Reason, u8)) -> Condition {
     Condition {
-        type_: kind::OPERATOR_ACCESS_READY.to_owned(),
+        type_: condition_type::OPERATOR_ACCESS_READY.to_owned(),
         status: if is_true { "True" } else { "False" }.to_owned(),
         reason: reason.to_string(),
         message: String::new(),

@@ -271,7 +271,7 @@ impl<K: Managed> Reconciler<K> {
             Err(blocker) => return Proof::Unknown(blocker.unwrap_or_else(other_deployment)),
         };
         // Material that annotations bind to another deployment is not shown to this one, which cannot know it.
-        let bound = self.deployment_of(place);
+        let bound = self.deployment_id_of(place);
         if bound.is_some_and(|bound| bound != server.deployment_id()) {
             return Proof::Refused;
         }
@@ -284,7 +284,7 @@ impl<K: Managed> Reconciler<K> {
     }
 
     /// The deployment that issued the material in a Secret, by its annotations.
-    fn deployment_of(&self, place: &SecretDataRef) -> Option<String> {
+    fn deployment_id_of(&self, place: &SecretDataRef) -> Option<String> {
         match self.observed.secrets.get(place)? {
             Secret::Ours { marks, .. } => K::marked(marks.as_ref()?).target.deployment_id,
             Secret::Absent | Secret::Blocked(_) | Secret::Unknown(_) => None,
@@ -565,7 +565,7 @@ pub(crate) fn older_claimant<K: CoderResource>(
 }
 
 /// The deployment that an object belongs to: that of the control plane which it names, or else the recorded one.
-pub(crate) fn deployment_of<K: CoderResource>(
+pub(crate) fn deployment_id_of<K: CoderResource>(
     object: &K,
     plane: Option<&str>,
     recorded: Option<&String>,
@@ -588,5 +588,5 @@ pub(crate) fn workload(
     if let Some(url) = own_url {
         run.url = url;
     }
-    Some(Workload { run, settled: Rollout::of(Some(deployment)).is_settled() })
+    Some(Workload { run, is_rolled_out: Rollout::of(Some(deployment)).is_rolled_out() })
 }

@@ -327,7 +327,7 @@ impl VerifySchedule {
 
 #[cfg(test)]
 mod tests {
-    use coder_k8s_api::{CoderProvisioner, condition::kind};
+    use coder_k8s_api::{CoderProvisioner, condition::condition_type};
     use serde_json::json;
 
     use super::*;
@@ -348,7 +348,7 @@ mod tests {
             VerifySchedule::new(Metrics::new(), Duration::from_mins(5)),
             ObjectKey::new("Pool", "ns", "pool"),
         );
-        schedule.is_due(&key, &object(1), kind::PROVISIONER_KEY_READY);
+        schedule.is_due(&key, &object(1), condition_type::PROVISIONER_KEY_READY);
         // A failure that created nothing delays no creation.
         schedule.failed(&key, Retry::Backoff);
         assert_eq!(schedule.creation_backoff(&key), None);
@@ -359,7 +359,7 @@ mod tests {
         let half = delay / 2;
         tokio::time::advance(half).await;
         schedule.make_due(&key);
-        schedule.is_due(&key, &object(1), kind::PROVISIONER_KEY_READY);
+        schedule.is_due(&key, &object(1), condition_type::PROVISIONER_KEY_READY);
         let next = schedule.requeue(&key, Action::AwaitChange, true, 1.0, [None], None);
         assert!(
             matches!(next, Action::RequeueAfter(left) if left.abs_diff(half) < TICK),
@@ -371,7 +371,7 @@ mod tests {
         // The delay grows with each further one.
         schedule.created(&key);
         assert!(schedule.creation_backoff(&key).is_some_and(|longer| longer > delay));
-        schedule.is_due(&key, &object(2), kind::PROVISIONER_KEY_READY);
+        schedule.is_due(&key, &object(2), condition_type::PROVISIONER_KEY_READY);
         assert_eq!(schedule.creation_backoff(&key), None, "an edit is tried at once");
         schedule.created(&key);
         schedule.accepted(&key);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use coder_k8s_api::{
     CoderControlPlane, CoderProvisioner, CredentialBinding, ProxyBootstrap, Reason, SecretKeyRef,
-    condition::kind,
+    condition::condition_type,
 };
 use coder_k8s_coderd::{
     BoundToken, CallLimits, Client, CoderdError, CredentialError, IdentifiedServer, Server, Target, is_https,
@@ -323,8 +323,8 @@ impl Connections {
         };
         let server = self.server(target, ctx).await?;
         let bound = match (target.credentials.as_ref().map(|credentials| credentials.kind), &plane) {
-            (Some(CredentialsKind::Bootstrap), _) => self.tokens.deployment_of(&token, target),
-            (_, Some(plane)) => OwnTokens::new(&**plane, None).deployment_of(&token, target),
+            (Some(CredentialsKind::Bootstrap), _) => self.tokens.deployment_id_of(&token, target),
+            (_, Some(plane)) => OwnTokens::new(&**plane, None).deployment_id_of(&token, target),
             (_, None) => None,
         };
         let is_bound = bound.is_some();
@@ -377,8 +377,8 @@ impl OwnTokens {
     }
 
     /// The deployment that a token belongs to. None: no deployment has accepted it yet.
-    fn deployment_of(&self, token: &SecretString, target: &CoderdTarget) -> Option<String> {
-        let bound = verified::deployment_of(&self.bindings, &self.content(token)).map(str::to_owned);
+    fn deployment_id_of(&self, token: &SecretString, target: &CoderdTarget) -> Option<String> {
+        let bound = verified::deployment_id_of(&self.bindings, &self.content(token)).map(str::to_owned);
         let implied = self.implied.as_ref().filter(|(known, _)| Some(known) == target.credentials.as_ref());
         bound.or_else(|| implied.map(|(_, deployment_id)| deployment_id.clone()))
     }
@@ -387,7 +387,7 @@ impl OwnTokens {
         let Some(credentials) = &target.credentials else { return };
         let Some((token, deployment_id)) = self.presented.remove(target) else { return };
         let content = self.content(&token);
-        let is_known = verified::deployment_of(&self.bindings, &content) == Some(&*deployment_id);
+        let is_known = verified::deployment_id_of(&self.bindings, &content) == Some(&*deployment_id);
         if credentials.kind == CredentialsKind::Bootstrap && !is_known {
             verified::bind(&mut self.bindings, &content, &deployment_id);
         }
@@ -477,7 +477,8 @@ pub(crate) fn operator_token(name: &str, plane: Option<&CoderControlPlane>) -> R
 fn no_access(name: &str, plane: Option<&CoderControlPlane>) -> Blocker {
     let conditions =
         plane.iter().filter_map(|plane| plane.status.as_ref()).flat_map(|status| &status.workload.conditions);
-    let said = conditions.into_iter().find(|condition| condition.type_ == kind::OPERATOR_ACCESS_READY);
+    let said =
+        conditions.into_iter().find(|condition| condition.type_ == condition_type::OPERATOR_ACCESS_READY);
     let reason = said.and_then(Reason::of);
     match (plane, reason) {
         (Some(_), None | Some(Reason::Pending)) => {

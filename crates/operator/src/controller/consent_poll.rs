@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use coder_k8s_api::CoderKind;
 use coder_k8s_core::workspace_access::{self, Consent};
 use coder_k8s_engine::cache::ObjectKey;
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, Scope, kinds::CoderKind, referenced};
+use super::{Context, Scope, referenced};
 use crate::coderd::schedule::jittered;
 
 /// Polls until `stop`. Ends at once if the whole cluster is watched.

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use coder_k8s_api::Expose;
+use coder_k8s_api::{CoderKind, Expose};
 use coder_k8s_core::{
     condition::timeless,
     sources::{Reference, References},
@@ -21,7 +21,7 @@ use kube::{Resource, ResourceExt};
 
 use super::{
     Context,
-    kinds::{CoderKind, CoderResource, ReferencedKind, controllers},
+    kinds::{CoderResource, ReferencedKind, controllers},
 };
 
 /// Reconciles one object of any kind. Whatever asks for a delay: a clean-up is continued within its deadline.
@@ -104,7 +104,7 @@ pub(super) fn coder_object_changed<K: CoderResource + References>(
             let key = ObjectKey::of(kind.as_str(), *now);
             if before.is_none_or(|before| is_edited(before, now)) {
                 ctx.references.set(&key, referenced(*now, &key.namespace));
-                if before.is_none() && is_settled(*now) {
+                if before.is_none() && is_observed(*now) {
                     // Found at a start.
                     ctx.references.of(&key).into_iter().for_each(|key| ctx.enqueue_unhurried(key));
                     ctx.enqueue_unhurried(key);
@@ -144,7 +144,7 @@ fn claimants<K: CoderResource>(ctx: &Context, gone: &K) -> Vec<ObjectKey> {
 }
 
 /// Whether an operator has already written a status for the object as it is.
-fn is_settled<K: CoderResource>(object: &K) -> bool {
+fn is_observed<K: CoderResource>(object: &K) -> bool {
     let meta = object.meta();
     let observed = object.status().and_then(|status| K::workload(status).observed_generation);
     meta.deletion_timestamp.is_none() && observed.is_some() && observed == meta.generation
@@ -203,12 +203,13 @@ fn served_elsewhere<K: Resource>(ctx: &Context, child: &K) -> Vec<ObjectKey> {
     let Some(group) = served(child).filter(|_| child.owner_references().is_empty()) else {
         return Vec::new();
     };
-    let planes = ctx.caches.control_planes.of_group(&group);
-    let planes = planes.iter().map(|plane| ObjectKey::of(CoderKind::ControlPlane.as_str(), &**plane));
-    // A proxy has no children in other namespaces.
-    let pools = ctx.caches.provisioners.of_group(&group);
-    let pools = pools.iter().map(|pool| ObjectKey::of(CoderKind::Provisioner.as_str(), &**pool));
-    planes.chain(pools).collect()
+    let keys = |kind: &CoderKind| match kind {
+        CoderKind::ControlPlane => ctx.caches.control_planes.keys_of_group(&group),
+        CoderKind::Provisioner => ctx.caches.provisioners.keys_of_group(&group),
+        // A proxy has no children in other namespaces.
+        CoderKind::WorkspaceProxy => Vec::new(),
+    };
+    CoderKind::ALL.iter().flat_map(keys).collect()
 }
 
 /// Forgets what is known of a referenced object that changed, and enqueues the objects that refer to it. `target` is None if
@@ -245,7 +246,7 @@ fn referenced<K: References>(object: &K, namespace: &str) -> BTreeSet<ObjectKey>
         Reference::Secret(name) => ReferencedKind::Secret.key(namespace, &name),
         Reference::ConfigMap(name) => ReferencedKind::ConfigMap.key(namespace, &name),
         Reference::Namespace(name) => ReferencedKind::Namespace.key("", &name),
-        Reference::ControlPlane(name) => CoderKind::ControlPlane.key(namespace, &name),
+        Reference::ControlPlane(name) => ObjectKey::new(CoderKind::ControlPlane.as_str(), namespace, name),
     };
     object.references().into_iter().map(key).collect()
 }

@@ -4,8 +4,10 @@
 //! objects: a standby does not poll daemons and jobs, and two instances would report each object twice.
 
 use coder_k8s_api::{
-    CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, Reason,
-    condition::kind::{AUTOSCALING, DAEMONS_CONNECTED, HEALTHY, JOBS_RUNNABLE, OPERATOR_ACCESS_READY, READY},
+    CoderControlPlane, CoderKind, CoderProvisioner, Reason,
+    condition::condition_type::{
+        AUTOSCALING, DAEMONS_CONNECTED, HEALTHY, JOBS_RUNNABLE, OPERATOR_ACCESS_READY, READY,
+    },
 };
 use coder_k8s_core::{object, provisioner::names, workload::Rollout};
 use coder_k8s_engine::cache::Cache;
@@ -13,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
-use super::{CoderKind, CoderResource, Context};
+use super::{CoderResource, Context};
 use crate::metrics::{CoderMetrics, ConditionSeries, DaemonSeries, ObjectSeries};
 
 /// The conditions that have a series, by kind. `Ready` always has one, the others only while the status has them.
@@ -69,15 +71,19 @@ fn condition<'a, K: CoderResource>(object: &'a K, type_: &str) -> Option<&'a Con
 
 fn all_objects(ctx: &Context) -> Vec<ObjectSeries> {
     let (mut all, now) = (Vec::new(), ctx.now());
-    ctx.caches.control_planes.each(|plane| all.push(of_plane(plane, now)));
-    ctx.caches.provisioners.each(|pool| {
-        let name = names::deployment(&pool.name_any());
-        let deployment = ctx.caches.deployments.get(&pool.namespace().unwrap_or_default(), &name);
-        let desired = deployment.map(|deployment| Rollout::of(Some(&deployment)).desired);
-        let queue = ctx.daemon_poller.queue_of(pool, now);
-        all.push(ObjectSeries { queue, ..of_pool(pool, desired) });
-    });
-    ctx.caches.workspace_proxies.each(|proxy: &CoderWorkspaceProxy| all.push(of_any(proxy)));
+    for kind in CoderKind::ALL {
+        match kind {
+            CoderKind::ControlPlane => ctx.caches.control_planes.each(|plane| all.push(of_plane(plane, now))),
+            CoderKind::Provisioner => ctx.caches.provisioners.each(|pool| {
+                let name = names::deployment(&pool.name_any());
+                let deployment = ctx.caches.deployments.get(&pool.namespace().unwrap_or_default(), &name);
+                let desired = deployment.map(|deployment| Rollout::of(Some(&deployment)).desired);
+                let queue = ctx.daemon_poller.queue_of(pool, now);
+                all.push(ObjectSeries { queue, ..of_pool(pool, desired) });
+            }),
+            CoderKind::WorkspaceProxy => ctx.caches.workspace_proxies.each(|proxy| all.push(of_any(proxy))),
+        }
+    }
     all
 }
 

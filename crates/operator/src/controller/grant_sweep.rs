@@ -15,8 +15,8 @@ use coder_k8s_api::{CoderControlPlane, CoderProvisioner};
 use coder_k8s_core::{
     object,
     workspace_access::{
-        Consent, Kind, served,
-        stray::{Loss, Marks},
+        Consent, GranteeKind, served,
+        stray::{GrantOrigin, Loss},
     },
 };
 use coder_k8s_engine::{
@@ -60,24 +60,24 @@ async fn sweep(seen: usize, ctx: &Context) -> usize {
 }
 
 /// The grants whose object is not cached. Those of a paused object are left to it: it is enqueued, and reviews them.
-fn strays<K: NamespacedKind>(cache: &Cache<K>, ctx: &Context) -> Vec<(Arc<K>, Marks)> {
+fn strays<K: NamespacedKind>(cache: &Cache<K>, ctx: &Context) -> Vec<(Arc<K>, GrantOrigin)> {
     let found = cache.filter(|grant| {
-        let marks = Marks::of(grant).filter(|marks| ctx.policy.scope.includes(&marks.source));
+        let origin = GrantOrigin::of(grant).filter(|origin| ctx.policy.scope.includes(&origin.source));
         let group = served(grant).unwrap_or_default();
-        marks.is_some_and(|marks| match marks.kind {
-            Kind::ControlPlane => is_stray(&ctx.caches.control_planes, &group, &marks, ctx),
-            Kind::Provisioner => is_stray(&ctx.caches.provisioners, &group, &marks, ctx),
+        origin.is_some_and(|origin| match origin.kind {
+            GranteeKind::ControlPlane => is_stray(&ctx.caches.control_planes, &group, &origin, ctx),
+            GranteeKind::Provisioner => is_stray(&ctx.caches.provisioners, &group, &origin, ctx),
         })
     });
-    let marked = found.into_iter().filter_map(|grant| Marks::of(&*grant).map(|marks| (grant, marks)));
+    let marked = found.into_iter().filter_map(|grant| GrantOrigin::of(&*grant).map(|origin| (grant, origin)));
     let mut strays: Vec<_> = marked.collect();
     strays.sort_by_key(|(grant, _)| (grant.namespace(), grant.name_any()));
     strays
 }
 
-fn is_stray<O: CoderResource>(owners: &Cache<O>, group: &str, marks: &Marks, ctx: &Context) -> bool {
+fn is_stray<O: CoderResource>(owners: &Cache<O>, group: &str, origin: &GrantOrigin, ctx: &Context) -> bool {
     let cached = owners.of_group(group);
-    let owner = cached.iter().find(|owner| owner.uid().as_ref() == Some(&marks.uid));
+    let owner = cached.iter().find(|owner| owner.uid().as_ref() == Some(&origin.uid));
     if let Some(paused) = owner.filter(|owner| object::is_paused(&***owner)) {
         ctx.enqueue(ObjectKey::of(O::KIND.as_str(), &**paused));
     }
@@ -85,7 +85,7 @@ fn is_stray<O: CoderResource>(owners: &Cache<O>, group: &str, marks: &Marks, ctx
 }
 
 async fn sweep_kind<K: NamespacedKind>(
-    mut strays: Vec<(Arc<K>, Marks)>,
+    mut strays: Vec<(Arc<K>, GrantOrigin)>,
     seen: usize,
     owners: &mut LiveOwners,
     ctx: &Context,
@@ -95,9 +95,9 @@ async fn sweep_kind<K: NamespacedKind>(
         strays.rotate_left(start);
     }
     strays.truncate(MAX_IN_ROUND);
-    for (grant, marks) in &strays {
-        if let Some(loss) = loss(&**grant, marks, owners, ctx).await {
-            remove(&**grant, marks, loss, ctx).await;
+    for (grant, origin) in &strays {
+        if let Some(loss) = loss(&**grant, origin, owners, ctx).await {
+            remove(&**grant, origin, loss, ctx).await;
         }
     }
     strays.len()
@@ -106,25 +106,25 @@ async fn sweep_kind<K: NamespacedKind>(
 /// Why a grant without a cached object ends. None: it does not, or that could not be read.
 async fn loss<K: NamespacedKind>(
     grant: &K,
-    marks: &Marks,
+    origin: &GrantOrigin,
     owners: &mut LiveOwners,
     ctx: &Context,
 ) -> Option<Loss> {
-    let exists = owners.contain(marks, ctx).await?;
+    let exists = owners.contain(origin, ctx).await?;
     let consent = if exists {
         // An object that cannot be parsed is not reconciled.
-        read_consent(&ctx.client, &grant.namespace()?, &marks.source).await.ok()?
+        read_consent(&ctx.client, &grant.namespace()?, &origin.source).await.ok()?
     } else {
         Consent::Unknown
     };
     Loss::of(grant, exists, consent, ctx.policy.grants)
 }
 
-async fn remove<K: NamespacedKind>(grant: &K, marks: &Marks, loss: Loss, ctx: &Context) {
+async fn remove<K: NamespacedKind>(grant: &K, origin: &GrantOrigin, loss: Loss, ctx: &Context) {
     let what = format!("{} {}", K::kind(&()), grant.name_any());
     match ctx.applier.remove_stray(grant).await {
         Ok(true) => {
-            let event = loss.event(&what, marks);
+            let event = loss.event(&what, origin);
             let namespace = grant.namespace().unwrap_or_default();
             tracing::info!(reason = %event.reason, namespace, "{}", event.message);
             ctx.events.publish(&grant.object_ref(&()), &event).await;
@@ -144,21 +144,21 @@ async fn remove<K: NamespacedKind>(grant: &K, marks: &Marks, loss: Loss, ctx: &C
 /// The UIDs of the objects of a kind in a namespace, each read once in a round. None: they could not be read.
 #[derive(Default)]
 struct LiveOwners {
-    read: HashMap<(Kind, String), Option<HashSet<String>>>,
+    read: HashMap<(GranteeKind, String), Option<HashSet<String>>>,
 }
 
 impl LiveOwners {
     /// Whether the object of a grant exists. By its UID, because its label may hold but a part of its name.
-    async fn contain(&mut self, marks: &Marks, ctx: &Context) -> Option<bool> {
-        let key = (marks.kind, marks.source.clone());
+    async fn contain(&mut self, origin: &GrantOrigin, ctx: &Context) -> Option<bool> {
+        let key = (origin.kind, origin.source.clone());
         if !self.read.contains_key(&key) {
-            let read = match marks.kind {
-                Kind::ControlPlane => uids::<CoderControlPlane>(&marks.source, ctx).await,
-                Kind::Provisioner => uids::<CoderProvisioner>(&marks.source, ctx).await,
+            let read = match origin.kind {
+                GranteeKind::ControlPlane => uids::<CoderControlPlane>(&origin.source, ctx).await,
+                GranteeKind::Provisioner => uids::<CoderProvisioner>(&origin.source, ctx).await,
             };
             self.read.insert(key.clone(), read);
         }
-        self.read.get(&key)?.as_ref().map(|uids| uids.contains(&marks.uid))
+        self.read.get(&key)?.as_ref().map(|uids| uids.contains(&origin.uid))
     }
 }
 

@@ -1,15 +1,11 @@
-//! The kinds of the operator, the kinds that their objects refer to, and the caches of all that is watched in full.
-//!
-//! A new kind is a variant of [`CoderKind`]. Code of the controller that has to know the kinds matches on it without a
-//! wildcard, so that the compiler lists what a new kind needs. It does not list `KINDS` of `api/access.rs`, the
-//! permissions, the conditions of `core/condition.rs` and `gauges::all_objects`.
+//! What the reconcilers of all kinds share, the kinds that our objects refer to, and the caches of all that is watched in full.
 
 use std::fmt::Debug;
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, WorkloadStatus};
+use coder_k8s_api::{CoderControlPlane, CoderKind, CoderProvisioner, CoderWorkspaceProxy, WorkloadStatus};
 use coder_k8s_core::{
     exposure::route::HTTPRoute,
-    workspace_access::{Kind, served},
+    workspace_access::{GranteeKind, served},
 };
 use coder_k8s_engine::{
     apply::NamespacedKind,
@@ -29,45 +25,6 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 
 use crate::{controlplane::daemon_poll::plane_of, provisioner::keys, workspaceproxy::registration};
-
-/// The enum with its list, so that a variant that is missing in the list does not compile.
-macro_rules! coder_kinds {
-    ($($kind:ident = $name:literal,)+) => {
-        /// A kind whose objects the operator reconciles.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum CoderKind {
-            $($kind,)+
-        }
-
-        impl CoderKind {
-            pub(crate) const ALL: &[Self] = &[$(Self::$kind,)+];
-
-            /// The `kind` of its objects, which is also the kind of their [`ObjectKey`].
-            pub(crate) const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$kind => $name,)+
-                }
-            }
-        }
-    };
-}
-
-coder_kinds! {
-    ControlPlane = "CoderControlPlane",
-    Provisioner = "CoderProvisioner",
-    WorkspaceProxy = "CoderWorkspaceProxy",
-}
-
-impl CoderKind {
-    /// The inverse of [`Self::as_str`].
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.as_str() == name)
-    }
-
-    pub(crate) fn key(self, namespace: &str, name: &str) -> ObjectKey {
-        ObjectKey::new(self.as_str(), namespace, name)
-    }
-}
 
 /// A kind that our objects refer to and that others own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,11 +154,11 @@ impl Default for Caches {
     fn default() -> Self {
         Self {
             control_planes: Cache::grouped(CoderKind::ControlPlane.as_str(), |plane| {
-                served_by_grants(Kind::ControlPlane, plane).into_iter().collect()
+                served_by_grants(GranteeKind::ControlPlane, plane).into_iter().collect()
             })
             .compact(),
             provisioners: Cache::grouped(CoderKind::Provisioner.as_str(), |pool| {
-                let served = served_by_grants(Kind::Provisioner, pool);
+                let served = served_by_grants(GranteeKind::Provisioner, pool);
                 served.into_iter().chain([plane_of(pool).to_string(), keys::claim(pool)]).collect()
             })
             .compact(),
@@ -224,7 +181,7 @@ impl Default for Caches {
 }
 
 /// The group of an object whose pods run workspaces, which is that of its Roles and RoleBindings.
-fn served_by_grants<K: Resource>(kind: Kind, object: &K) -> Option<String> {
+fn served_by_grants<K: Resource>(kind: GranteeKind, object: &K) -> Option<String> {
     Some(kind.group(&object.namespace()?, &object.name_any()))
 }
 
@@ -237,7 +194,7 @@ pub(crate) fn controllers<K: Resource>(child: &K) -> impl Iterator<Item = Object
     let controls = child.owner_references().iter().filter(|owner| owner.controller == Some(true));
     controls.filter_map(|owner| {
         let kind = CoderKind::named(&owner.kind)?;
-        Some(kind.key(&child.namespace().unwrap_or_default(), &owner.name))
+        Some(ObjectKey::new(kind.as_str(), child.namespace().unwrap_or_default(), &*owner.name))
     })
 }
 

@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use coder_k8s_api::CoderKind;
 use coder_k8s_api::names::{self, label};
 use coder_k8s_core::sources::References;
 use coder_k8s_engine::{
@@ -32,7 +33,7 @@ use tokio::task::JoinSet;
 use super::{
     Context,
     dispatch::{child_changed, coder_object_changed, enqueue_routed, referenced_changed},
-    kinds::{CoderKind, CoderResource, ReferencedKind},
+    kinds::{CoderResource, ReferencedKind},
 };
 
 /// CRDs of others that children may need, with the version that is used.
@@ -92,8 +93,8 @@ impl Synced {
         let waived =
             |crd: &str| matches!(crds.state(crd), Served::Absent | Served::Pending | Served::Older(_));
         let mut changes = readiness.changes();
-        while !(self.checks.iter().all(ReadyCheck::settled)
-            && self.kinds.iter().all(|(crd, check)| check.settled() || waived(crd)))
+        while !(self.checks.iter().all(ReadyCheck::is_decided)
+            && self.kinds.iter().all(|(crd, check)| check.is_decided() || waived(crd)))
         {
             // An error is impossible: the registry of checks lives as long as the controller.
             let _ = changes.changed().await;

@@ -14,7 +14,7 @@ use coder_k8s_core::{
     cleanup::Cleanup,
     object,
     outcome::{ActResult, Blocker, ForeignObject, Retry},
-    workspace_access::{self, Consent, Existing, Grantee, Kind, Plan, WorkspaceGrant, stray},
+    workspace_access::{self, Consent, Existing, Grantee, GranteeKind, Plan, WorkspaceGrant, stray},
 };
 use coder_k8s_engine::{
     apply::{NamespacedKind, Owner},
@@ -40,7 +40,7 @@ const GRANTS_AT_A_TIME: usize = 8;
 pub(crate) type GrantBlockers = Vec<(String, Blocker)>;
 
 /// The cached Roles and RoleBindings of an object, in all namespaces.
-pub(crate) fn existing(kind: Kind, key: &ObjectKey, ctx: &Context) -> Existing {
+pub(crate) fn existing(kind: GranteeKind, key: &ObjectKey, ctx: &Context) -> Existing {
     let group = kind.group(&key.namespace, &key.name);
     Existing { roles: ctx.caches.roles.of_group(&group), bindings: ctx.caches.bindings.of_group(&group) }
 }
@@ -83,7 +83,7 @@ fn known(namespace: String, consent: Result<Consent, Blocker>, blockers: &mut Gr
 pub(crate) async fn review_paused<K: CoderResource>(
     key: &ObjectKey,
     object: &K,
-    kind: Kind,
+    kind: GranteeKind,
     component: &str,
     ctx: &Context,
 ) -> (Plan, GrantBlockers) {

@@ -16,7 +16,9 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{AccessMethod, CoderControlPlane, EntitlementsStatus, condition::kind, names::component};
+use coder_k8s_api::{
+    AccessMethod, CoderControlPlane, EntitlementsStatus, condition::condition_type, names::component,
+};
 use coder_k8s_coderd::{Client, ErrorKind, IdentifiedServer, Server};
 use coder_k8s_core::{
     controlplane::coderd::{
@@ -124,7 +126,7 @@ struct Inputs {
 impl Inputs {
     fn of(object: &CoderControlPlane, deployment: Option<&Deployment>) -> Self {
         let rollout = Rollout::of(deployment);
-        let complete = deployment.filter(|_| rollout.is_settled());
+        let complete = deployment.filter(|_| rollout.is_rolled_out());
         Self {
             generation: object.metadata.generation,
             is_serving: rollout.ready > 0,
@@ -279,7 +281,7 @@ impl SyncState {
     /// Drops what an earlier `operatorAccess.method` reported.
     fn drop_reports_of_other_methods(&mut self, object: &CoderControlPlane) {
         let method = object.spec.operator_access.method;
-        self.report.grant.take_if(|grant| grant.method != method);
+        self.report.token_record.take_if(|grant| grant.method != method);
         if access::replaced_tokens(object).is_empty() {
             self.report.revocation = None;
         }
@@ -300,8 +302,9 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     let age = checked.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
     let renewal = status.and_then(|status| status.operator_token.as_ref()?.renew_after.as_ref());
     let needs_no_renewal = renewal.is_none_or(|at| at.0 > Timestamp::now());
-    let licensed = object.spec.license_secret_ref.is_none() || is_verified(object, kind::LICENSE_APPLIED);
-    let has_access = needs_no_renewal && is_verified(object, kind::OPERATOR_ACCESS_READY);
+    let licensed =
+        object.spec.license_secret_ref.is_none() || is_verified(object, condition_type::LICENSE_APPLIED);
+    let has_access = needs_no_renewal && is_verified(object, condition_type::OPERATOR_ACCESS_READY);
     let is_steady = licensed && has_access && age.is_some();
     let intervals = sync.intervals;
     let verify_in = if is_steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };
@@ -318,7 +321,8 @@ fn are_recorded(object: &CoderControlPlane, present: &PresentInputs) -> bool {
     let is_same = |type_, inputs: &Option<String>| {
         inputs.as_ref().is_none_or(|inputs| verified::recorded(all, type_, inputs) == Recorded::Same)
     };
-    is_same(kind::OPERATOR_ACCESS_READY, &present.access) && is_same(kind::LICENSE_APPLIED, &present.license)
+    is_same(condition_type::OPERATOR_ACCESS_READY, &present.access)
+        && is_same(condition_type::LICENSE_APPLIED, &present.license)
 }
 
 /// Runs an exchange if one is due, and returns when the next one is.
@@ -456,8 +460,8 @@ impl Exchange<'_> {
         let (report, client) = token::sync(self, server).await;
         let state = &mut *self.state;
         state.awaits_record = report.awaits_record;
-        if let Some(grant) = report.grant {
-            state.report.grant = Some(grant);
+        if let Some(grant) = report.token_record {
+            state.report.token_record = Some(grant);
             // An earlier revocation says nothing about a token that was created after it.
             state.report.revocation = None;
         }

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, Reason, condition};
+use coder_k8s_api::{CoderControlPlane, CoderKind, CoderProvisioner, Reason, condition};
 use coder_k8s_coderd::{BoundToken, IdentifiedServer, Server};
 use coder_k8s_core::{
     autoscaling::{DaemonTimes, ScaleReason},
@@ -46,7 +46,7 @@ use crate::{
         schedule::{Schedule, jittered},
         targets,
     },
-    controller::{CoderKind, Context},
+    controller::Context,
     metrics::JobQueue,
 };
 
@@ -185,7 +185,8 @@ impl DaemonPoller {
         }
         drop(all);
         let conditions = pool.status.iter().flat_map(|status| &status.workload.conditions);
-        let was_polled = conditions.into_iter().any(|c| c.type_ == condition::kind::DAEMONS_CONNECTED);
+        let was_polled =
+            conditions.into_iter().any(|c| c.type_ == condition::condition_type::DAEMONS_CONNECTED);
         match (is_new, health.is_expecting()) {
             (true, false) if was_polled => {
                 let interval = if is_scaled { self.scaling_interval } else { self.interval };
@@ -492,7 +493,7 @@ fn pools(plane: &ObjectKey, ctx: &Context) -> PoolsByOrganization {
 /// The control plane of a pool.
 pub(crate) fn plane_of(pool: &CoderProvisioner) -> ObjectKey {
     let namespace = pool.namespace().unwrap_or_default();
-    CoderKind::ControlPlane.key(&namespace, pool.spec.control_plane_ref.name.as_str())
+    ObjectKey::new(CoderKind::ControlPlane.as_str(), namespace, pool.spec.control_plane_ref.name.as_str())
 }
 
 /// The UUID of the organization in which a pool has a key of its present control plane. None: it has no such key.

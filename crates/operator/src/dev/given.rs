@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use coder_k8s_api::CoderKind;
 use coder_k8s_api::samples::{SAMPLES, Sample};
 use kube::{
     Api, Client, ResourceExt,
@@ -16,7 +17,6 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{console::Console, world::Id};
-use crate::controller::CoderKind;
 
 /// An object to apply.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use coder_k8s_api::samples::SAMPLES;
+use coder_k8s_api::{CoderKind, samples::SAMPLES};
 use coder_k8s_coderd::Resolve;
 use coder_k8s_testbed::{
     Node, Postgres, Program, Resolver,
@@ -31,7 +31,7 @@ use super::{
     story::Login,
     styled::{Line, Style},
 };
-use crate::{controller::CoderKind, intervals::DEV_POLL_PERIOD};
+use crate::intervals::DEV_POLL_PERIOD;
 
 const SAMPLE: &str = "controlplane.yaml";
 const NAME: &str = "coder";

@@ -3,7 +3,7 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use coder_k8s_api::{CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy, names::label};
+use coder_k8s_api::{CoderControlPlane, CoderKind, CoderProvisioner, CoderWorkspaceProxy, names::label};
 use futures::{
     StreamExt,
     future::{BoxFuture, join_all},
@@ -26,15 +26,16 @@ use super::{
     console::Console,
     world::{self, Child, Happened, Id, Shown, Simulated, World},
 };
-use crate::controller::CoderKind;
 
 /// Runs until it is dropped.
 pub(super) async fn everything(client: &Client, world: &Arc<World>, simulated: Simulated, console: &Console) {
     let watch = Watch { client, world, simulated, console };
-    join_all([
-        watch.objects::<CoderControlPlane>(),
-        watch.objects::<CoderProvisioner>(),
-        watch.objects::<CoderWorkspaceProxy>(),
+    let objects = CoderKind::ALL.iter().map(|kind| match kind {
+        CoderKind::ControlPlane => watch.objects::<CoderControlPlane>(),
+        CoderKind::Provisioner => watch.objects::<CoderProvisioner>(),
+        CoderKind::WorkspaceProxy => watch.objects::<CoderWorkspaceProxy>(),
+    });
+    let others = [
         watch.children::<Deployment>(|deployment| {
             let ready = deployment.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
             let desired = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
@@ -47,8 +48,8 @@ pub(super) async fn everything(client: &Client, world: &Arc<World>, simulated: S
         watch.children::<Role>(|_| String::new()),
         watch.children::<RoleBinding>(|_| String::new()),
         watch.events(),
-    ])
-    .await;
+    ];
+    join_all(objects.chain(others)).await;
 }
 
 struct Watch<'a> {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use coder_k8s_api::{
     CoderControlPlane, CoderProvisioner, CoderWorkspaceProxy,
-    condition::kind::{DAEMONS_CONNECTED, HEALTHY, LICENSE_APPLIED, OPERATOR_ACCESS_READY, READY},
+    condition::condition_type::{DAEMONS_CONNECTED, HEALTHY, LICENSE_APPLIED, OPERATOR_ACCESS_READY, READY},
 };
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::{Resource, ResourceExt};

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coder_k8s_api::Reason;
+use coder_k8s_api::{CoderKind, Reason};
 use coder_k8s_testbed::{
     metrics_lint::{lint, samples},
     observability::{Alert, Panel, alerts as read_alerts, label_variables, panels, substituted},
@@ -16,7 +16,7 @@ use coder_k8s_testbed::{
 use serde_json::Value;
 
 use super::example;
-use crate::controller::{CoderKind, exported_conditions};
+use crate::controller::exported_conditions;
 
 /// Labels that Prometheus adds to what it scrapes. `cluster` is for those who have it.
 const TARGET_LABELS: [&str; 5] = ["cluster", "namespace", "job", "instance", "pod"];

@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use coder_k8s_api::{CoderProvisioner, Reason};
+use coder_k8s_api::{CoderKind, CoderProvisioner, Reason};
 use coder_k8s_core::{
     autoscaling::ScaleReason,
     daemon_listing::ListedDaemon,
@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::{
-    controller::{CoderKind, Context, children},
+    controller::{Context, children},
     controlplane::daemon_poll::{daemons_now, organization, plane_of},
 };
 
@@ -244,21 +244,21 @@ pub(super) async fn prepare_scale_down(
     let listed = pods.as_ref().map(|pods| pods.as_slice());
     let busy = daemons.as_ref().map(|daemons| busy_daemons(listed, daemons, &keys));
     let least = decision.shrink(u32::try_from(current).unwrap_or(0), busy);
-    let marks = match (&pods, &daemons) {
-        _ if decision.busy == 0 && busy == Some(0) => Marks::Needless,
+    let costs = match (&pods, &daemons) {
+        _ if decision.busy == 0 && busy == Some(0) => DeletionCosts::Needless,
         (Some(pods), Some(daemons)) => mark_busy(&key, observed, pods, daemons, ctx).await,
         // coderd is away for long: only pods leave that are not ready, which a ReplicaSet deletes first.
-        (_, None) if decision.reason == ScaleReason::QueueUnknown => Marks::Needless,
-        _ => Marks::Failed,
+        (_, None) if decision.reason == ScaleReason::QueueUnknown => DeletionCosts::Needless,
+        _ => DeletionCosts::Failed,
     };
-    let may_shrink = match marks {
-        Marks::Needless => true,
-        Marks::Set { changed } => !ctx.daemon_poller.postpone(&observed.object, changed),
-        Marks::Failed => {
+    let may_shrink = match costs {
+        DeletionCosts::Needless => true,
+        DeletionCosts::Set { changed } => !ctx.daemon_poller.postpone(&observed.object, changed),
+        DeletionCosts::Failed => {
             ctx.daemon_poller.postpone(&observed.object, true);
             false
         }
-        Marks::Impossible => false,
+        DeletionCosts::Impossible => false,
     };
     let replicas = if may_shrink { i32::try_from(least).unwrap_or(current) } else { current };
     if let Some(spec) = &mut desired.spec {
@@ -267,7 +267,7 @@ pub(super) async fn prepare_scale_down(
 }
 
 /// Whether the deletion costs of pods say which daemons are busy.
-enum Marks {
+enum DeletionCosts {
     /// None is busy, or no pod with a daemon leaves.
     Needless,
     /// They do, and whether some had to be changed for it.
@@ -285,13 +285,13 @@ async fn mark_busy(
     pods: &[DaemonPod],
     daemons: &[ListedDaemon],
     ctx: &Context,
-) -> Marks {
+) -> DeletionCosts {
     // A cost in the spec is the user's own order.
     if observed.object.spec.pod.pod_annotations.contains_key(DELETION_COST) {
-        return Marks::Impossible;
+        return DeletionCosts::Impossible;
     }
     let is_named = pods.iter().all(|pod| pod.is_deleting || pod.daemon.is_some());
-    let mut marks = if is_named { Marks::Set { changed: false } } else { Marks::Impossible };
+    let mut costs = if is_named { DeletionCosts::Set { changed: false } } else { DeletionCosts::Impossible };
     for DeletionCost { pod, uid, cost } in deletion_costs(pods, daemons) {
         // The API server rejects another UID, so that a pod that has taken the name since is left alone.
         let patch = json!({"metadata": {"uid": uid, "annotations": {DELETION_COST: cost}}});
@@ -301,7 +301,7 @@ async fn mark_busy(
                 tracing::info!(
                     "set the deletion cost of pod {pod}, whose daemon is {state}, before the pool shrinks"
                 );
-                if let Marks::Set { changed } = &mut marks {
+                if let DeletionCosts::Set { changed } = &mut costs {
                     *changed = true;
                 }
             }
@@ -309,14 +309,14 @@ async fn mark_busy(
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(error) => {
                 if is_named {
-                    marks = Marks::Failed;
+                    costs = DeletionCosts::Failed;
                 }
                 tracing::warn!("cannot set the deletion cost of pod {pod}: {}", client::describe(&error));
             }
         }
         ctx.listed_pods.forget(key);
     }
-    marks
+    costs
 }
 
 /// Removes the Deployment of a pool that is being deleted. Some: not all of its daemons have stopped yet, or that is not known,

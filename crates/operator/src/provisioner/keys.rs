@@ -37,7 +37,9 @@ use secrecy::SecretString;
 
 use crate::{
     coderd::{
-        credential::{Interrupted, Managed, Performed, Reconciler, deployment_of, older_claimant, workload},
+        credential::{
+            Interrupted, Managed, Performed, Reconciler, deployment_id_of, older_claimant, workload,
+        },
         targets::{self, Connections, other_deployment},
     },
     controller::Context,
@@ -338,7 +340,8 @@ fn name_conflict(object: &CoderProvisioner, pool: &Observed, ctx: &Context) -> O
         let recorded = other.status.as_ref().and_then(|status| status.deployment_id.as_ref());
         theirs.name.name == own.name.name
             && theirs.organization == own.organization
-            && deployment_of(other, Some(&theirs.control_plane), recorded, ctx).as_ref() == Some(deployment)
+            && deployment_id_of(other, Some(&theirs.control_plane), recorded, ctx).as_ref()
+                == Some(deployment)
     })
 }
 

@@ -41,7 +41,9 @@ use super::ProxyTarget;
 use crate::{
     coderd::{
         blocker_at,
-        credential::{Interrupted, Managed, Performed, Reconciler, deployment_of, older_claimant, workload},
+        credential::{
+            Interrupted, Managed, Performed, Reconciler, deployment_id_of, older_claimant, workload,
+        },
         targets,
     },
     controller::{Context, secrets},
@@ -318,6 +320,6 @@ fn name_conflict(object: &CoderWorkspaceProxy, target: &CoderdTarget, ctx: &Cont
     older_claimant(object, &ctx.caches.workspace_proxies, &claim, |other| {
         let plane = other.spec.control_plane_ref.as_ref().map(|plane| plane.name.as_str());
         let recorded = other.status.as_ref().and_then(|status| status.deployment_id.as_ref());
-        deployment_of(other, plane, recorded, ctx).as_ref() == Some(deployment)
+        deployment_id_of(other, plane, recorded, ctx).as_ref() == Some(deployment)
     })
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coder_k8s::manifests::Install;
-use coder_k8s_api::{condition::kind, crds};
+use coder_k8s_api::{condition::condition_type, crds};
 use coder_k8s_testbed::{Memory, eventually, memory::Kinds};
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -34,9 +34,9 @@ async fn a_foreign_service_account_is_a_conflict_until_it_is_handed_over() {
     operator.until_leading().await;
     planes(client, namespace).create(&PostParams::default(), &control_plane("coder")).await.unwrap();
     let object = ready_is(client, namespace, "coder", "ForeignObject").await;
-    assert_eq!(condition(&object, kind::CONFLICT).0, "True");
-    assert_eq!(condition(&object, kind::STALLED).0, "True");
-    let (_, _, message) = condition(&object, kind::READY);
+    assert_eq!(condition(&object, condition_type::CONFLICT).0, "True");
+    assert_eq!(condition(&object, condition_type::STALLED).0, "True");
+    let (_, _, message) = condition(&object, condition_type::READY);
     assert!(
         message.contains("ServiceAccount coder exists")
             && message.contains("coder.com/adopt-by=CoderControlPlane/coder"),
@@ -159,7 +159,7 @@ async fn a_status_of_the_go_operator_is_taken_over_and_then_costs_nothing() {
     let mut first = scene.start(&[]);
     first.until_leading().await;
     let taken = ready_is(client, namespace, "coder", "Progressing").await;
-    assert_eq!(condition(&taken, kind::LICENSE_APPLIED).1, "Pending");
+    assert_eq!(condition(&taken, condition_type::LICENSE_APPLIED).1, "Pending");
     assert_eq!(taken.status.unwrap().workload.phase.as_deref(), Some("Pending"), "its Deployment is new");
     first.signal(rustix::process::Signal::TERM);
     first.exit_code().await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coder_k8s::manifests::Install;
-use coder_k8s_api::{CoderControlPlane, condition::kind, crds};
+use coder_k8s_api::{CoderControlPlane, condition::condition_type, crds};
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::{
     Api,
@@ -41,9 +41,9 @@ async fn a_missing_right_is_a_condition_and_a_line_and_never_a_crash() {
     operator.until_leading().await;
     planes(&client, "default").create(&PostParams::default(), &control_plane("coder")).await.unwrap();
     let object = ready_is(&client, "default", "coder", "Forbidden").await;
-    let (_, _, message) = condition(&object, kind::READY);
+    let (_, _, message) = condition(&object, condition_type::READY);
     assert!(message.contains(r#"cannot create resource "serviceaccounts""#), "{message}");
-    assert_eq!(condition(&object, kind::RECONCILING).0, "True");
+    assert_eq!(condition(&object, condition_type::RECONCILING).0, "True");
     assert!(operator.runs());
 
     apply(&client, role("none", "none")).await;
@@ -86,7 +86,7 @@ async fn an_install_for_some_namespaces_works_there_and_nowhere_else() {
     planes(client, team_a).patch("coder", &PatchParams::default(), &Patch::Merge(&spread)).await.unwrap();
     let told = coder_k8s_testbed::eventually(coder_k8s_scenes::PATIENCE, || async {
         let plane = planes(client, team_a).get("coder").await.unwrap();
-        let (_, reason, message) = condition(&plane, kind::WORKSPACE_ACCESS);
+        let (_, reason, message) = condition(&plane, condition_type::WORKSPACE_ACCESS);
         let command = format!("kubectl label namespace {team_b} workspaces.coder.com/{team_a}=allow");
         if message.contains(&format!("does not watch namespace {team_c}")) && message.contains(&command) {
             Ok(reason)
@@ -153,7 +153,7 @@ async fn in_an_install_for_some_namespaces_the_label_counts_and_is_read_at_an_in
     let _next = scene.start(&QUICK);
     scene
         .until("coder", |plane: &CoderControlPlane| {
-            let (_, _, message) = condition(plane, kind::WORKSPACE_ACCESS);
+            let (_, _, message) = condition(plane, condition_type::WORKSPACE_ACCESS);
             message.contains("what an earlier operator granted there is kept")
         })
         .await;

@@ -7,7 +7,7 @@ use std::iter;
 
 use coder_k8s_api::{
     AccessMethod, CoderControlPlane, CoderControlPlaneStatus, OperatorTokenStatus, PodSettings, Reason,
-    ReplacedToken, condition::kind, names::finalizer,
+    ReplacedToken, condition::condition_type, names::finalizer,
 };
 use k8s_openapi::{api::core::v1::EnvFromSource, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::ResourceExt;
@@ -156,8 +156,8 @@ pub fn proven_record(object: &CoderControlPlane) -> Option<OperatorTokenStatus> 
 pub fn needs_cleaning(object: &CoderControlPlane, report: &CoderdReport) -> bool {
     let over = matches!(report.revocation, Some(Revocation::Done | Revocation::Abandoned));
     let one_is_wanted = !object.spec.operator_access.disabled && object.metadata.deletion_timestamp.is_none();
-    let any = minted_token(object).is_some() || report.grant.is_some();
-    any && (!over || (one_is_wanted && report.grant.is_some()))
+    let any = minted_token(object).is_some() || report.token_record.is_some();
+    any && (!over || (one_is_wanted && report.token_record.is_some()))
 }
 
 /// Whether the status says that the access is disabled and no token is left.
@@ -172,7 +172,7 @@ pub fn is_revoked(object: &CoderControlPlane) -> bool {
 }
 
 fn access_condition(object: &CoderControlPlane) -> Option<&Condition> {
-    condition(object.status.as_ref()?, kind::OPERATOR_ACCESS_READY)
+    condition(object.status.as_ref()?, condition_type::OPERATOR_ACCESS_READY)
 }
 
 /// Whether the spec names a source for a token.
@@ -211,7 +211,7 @@ pub fn set_conditions(
     status: &mut CoderControlPlaneStatus,
 ) {
     let mut set = |state: bool, reason: Reason, message: &str| {
-        conditions.set(kind::OPERATOR_ACCESS_READY, state, reason, message);
+        conditions.set(condition_type::OPERATOR_ACCESS_READY, state, reason, message);
     };
     if object.spec.operator_access.disabled {
         status.operator_access_ready = None;
@@ -240,21 +240,21 @@ pub fn set_conditions(
         }
         status.operator_token_secret_ref = Some(token.clone());
     }
-    match (&report.grant, &report.revocation) {
+    match (&report.token_record, &report.revocation) {
         (Some(grant), _) => status.operator_token = Some(grant.clone()),
         (None, Some(Revocation::Done)) => status.operator_token = None,
         (None, _) => {}
     }
     let present = present.access.as_ref();
     let (has_verdict, about) = (report.access.is_some(), report.access_inputs.as_ref());
-    let basis = Basis::of(has_verdict, about, present, status, kind::OPERATOR_ACCESS_READY);
+    let basis = Basis::of(has_verdict, about, present, status, condition_type::OPERATOR_ACCESS_READY);
     if basis == Basis::Unverified {
         let message = "waiting for coderd to verify the operator token of the present spec and Secret";
         set(false, Reason::Pending, message);
         status.operator_access_ready = None;
         return;
     }
-    let said = condition(status, kind::OPERATOR_ACCESS_READY);
+    let said = condition(status, condition_type::OPERATOR_ACCESS_READY);
     let is_pending = said.is_some_and(|c| Reason::of(c) == Some(Reason::Pending));
     let is_current = said.is_some_and(|c| c.observed_generation == object.metadata.generation) && !is_pending;
     // An outage is a statement about the server, which is worth a condition whatever the token is.
@@ -284,8 +284,9 @@ pub fn set_conditions(
         }
         Some(AccessVerdict::Degraded(blocker)) => {
             set(false, blocker.reason, &blocker.message);
-            let recorded =
-                |inputs: &String| verified::recorded(&status.verified, kind::OPERATOR_ACCESS_READY, inputs);
+            let recorded = |inputs: &String| {
+                verified::recorded(&status.verified, condition_type::OPERATOR_ACCESS_READY, inputs)
+            };
             if present.map(recorded) == Some(Recorded::Other) {
                 status.operator_access_ready = None;
             }
@@ -300,12 +301,12 @@ pub fn set_conditions(
 
 /// Drops the record: no inputs are known to be accepted any more.
 fn forget(status: &mut CoderControlPlaneStatus) {
-    status.verified.retain(|verified| verified.type_ != kind::OPERATOR_ACCESS_READY);
+    status.verified.retain(|verified| verified.type_ != condition_type::OPERATOR_ACCESS_READY);
 }
 
 fn record(status: &mut CoderControlPlaneStatus, inputs: Option<&String>) {
     if let Some(inputs) = inputs {
-        verified::record(&mut status.verified, kind::OPERATOR_ACCESS_READY, inputs);
+        verified::record(&mut status.verified, condition_type::OPERATOR_ACCESS_READY, inputs);
     }
 }
 

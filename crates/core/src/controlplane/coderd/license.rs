@@ -4,7 +4,9 @@
 //! when the list does not show it, and sends a value that a server has rejected no second time to that server. A replaced
 //! license of ours is removed only when the spec asks for it, and only once the list shows its successor.
 
-use coder_k8s_api::{CoderControlPlane, CoderControlPlaneStatus, LicenseStatus, Reason, condition::kind};
+use coder_k8s_api::{
+    CoderControlPlane, CoderControlPlaneStatus, LicenseStatus, Reason, condition::condition_type,
+};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sha2::{Digest, Sha256};
@@ -37,7 +39,7 @@ pub enum LicenseVerdict {
         /// Why.
         blocker: Blocker,
         /// Which value on which server was refused.
-        mark: String,
+        rejection_id: String,
     },
 }
 
@@ -72,9 +74,11 @@ pub fn is_applied(report: &CoderdReport, object: &CoderControlPlane, present: &P
         Some(LicenseVerdict::Applied { .. }) => true,
         Some(LicenseVerdict::Blocker(_) | LicenseVerdict::Refused { .. }) => false,
         None => object.status.as_ref().is_some_and(|status| {
-            let condition = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
+            let condition =
+                status.workload.conditions.iter().find(|c| c.type_ == condition_type::LICENSE_APPLIED);
             let is_other = present.is_some_and(|inputs| {
-                verified::recorded(&status.verified, kind::LICENSE_APPLIED, inputs) == Recorded::Other
+                verified::recorded(&status.verified, condition_type::LICENSE_APPLIED, inputs)
+                    == Recorded::Other
             });
             !is_other && condition.is_some_and(|c| c.status == "True")
         }),
@@ -144,7 +148,7 @@ pub struct LicenseRecord {
     pub hash: Option<String>,
     /// UUID of the license that was ours last.
     pub uuid: Option<String>,
-    /// The value and server version that did not go together, as [`rejection_mark`] writes them.
+    /// The value and server version that did not go together, as [`rejection_id`] writes them.
     pub refused: Option<String>,
 }
 
@@ -167,7 +171,9 @@ impl LicenseRecord {
                 },
                 refused: None,
             },
-            Some(LicenseVerdict::Refused { mark, .. }) => Self { refused: Some(mark.clone()), ..recorded },
+            Some(LicenseVerdict::Refused { rejection_id, .. }) => {
+                Self { refused: Some(rejection_id.clone()), ..recorded }
+            }
             Some(LicenseVerdict::Blocker(_)) | None => recorded,
         }
     }
@@ -265,8 +271,8 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
     if !text.is_recognisable && is_recorded && !list.all.is_empty() {
         return Step::Done(applied(text, None, None, None));
     }
-    let mark = rejection_mark(&text.hash, &observed.server_version);
-    if observed.record.refused.as_ref() == Some(&mark) {
+    let rejection_id = rejection_id(&text.hash, &observed.server_version);
+    if observed.record.refused.as_ref() == Some(&rejection_id) {
         return Step::Done(LicenseReport { keeps: true, ..LicenseReport::default() });
     }
     Step::Act(LicenseEffect::Send)
@@ -286,15 +292,15 @@ impl ObservedLicense {
         let is_same = self.was_applied && self.record.hash.as_ref() == Some(&text.hash);
         let (access, retry) = match blocker.reason {
             Reason::InvalidLicense | Reason::NotSupported => {
-                let mark = match blocker.reason {
+                let rejection_id = match blocker.reason {
                     // The AGPL build has no licenses and reports the same version as the enterprise build, which would take
-                    // the license: this mark stops nothing, it only says what was refused.
+                    // the license: this stops nothing, it only says what was refused.
                     Reason::NotSupported => {
-                        format!("{}+agpl", rejection_mark(&text.hash, &self.server_version))
+                        format!("{}+agpl", rejection_id(&text.hash, &self.server_version))
                     }
-                    _ => rejection_mark(&text.hash, &self.server_version),
+                    _ => rejection_id(&text.hash, &self.server_version),
                 };
-                return verdict(LicenseVerdict::Refused { blocker: blocker.clone(), mark });
+                return verdict(LicenseVerdict::Refused { blocker: blocker.clone(), rejection_id });
             }
             Reason::Unauthenticated => (AccessVerdict::Refused(blocker.clone()), None),
             Reason::Forbidden | Reason::Redirected => (AccessVerdict::unreachable(blocker), None),
@@ -337,7 +343,7 @@ pub(super) fn set_applied(
     use ConditionStatus::{False, True, Unknown};
     const HELD: &str = "coderd holds the license of the Secret";
     let (verdict, about) = (report.license.as_ref(), report.license_inputs.as_ref());
-    let basis = Basis::of(verdict.is_some(), about, present, status, kind::LICENSE_APPLIED);
+    let basis = Basis::of(verdict.is_some(), about, present, status, condition_type::LICENSE_APPLIED);
     let (state, reason, message) = match verdict.filter(|_| basis == Basis::Verdict) {
         _ if object.spec.license_secret_ref.is_none() => {
             (Unknown, Reason::Pending, "spec.licenseSecretRef is not set")
@@ -353,7 +359,9 @@ pub(super) fn set_applied(
             "waiting for coderd to verify the license of the present spec and Secret",
         ),
         // Keeps the condition of an earlier process, unless it is from before the spec named a license.
-        None if condition(status, kind::LICENSE_APPLIED).is_some_and(|c| c.status != "Unknown") => return,
+        None if condition(status, condition_type::LICENSE_APPLIED).is_some_and(|c| c.status != "Unknown") => {
+            return;
+        }
         None => {
             let message = "waiting for operator access to coderd (condition OperatorAccessReady)";
             (False, Reason::Pending, message)
@@ -362,9 +370,9 @@ pub(super) fn set_applied(
             forget(status, about);
             (False, blocker.reason, blocker.message.as_str())
         }
-        Some(LicenseVerdict::Refused { blocker, mark }) => {
+        Some(LicenseVerdict::Refused { blocker, rejection_id }) => {
             forget(status, about);
-            status.license.get_or_insert_default().refused = Some(mark.clone());
+            status.license.get_or_insert_default().refused = Some(rejection_id.clone());
             (False, blocker.reason, blocker.message.as_str())
         }
         Some(LicenseVerdict::Applied { hash, accepted, uploaded, installed }) => {
@@ -374,7 +382,7 @@ pub(super) fn set_applied(
                 status.license_last_applied = accepted.or(*uploaded).map(|at| Time(whole_seconds(at)));
             }
             if let Some(inputs) = present {
-                verified::record(&mut status.verified, kind::LICENSE_APPLIED, inputs);
+                verified::record(&mut status.verified, condition_type::LICENSE_APPLIED, inputs);
             }
             status.license_last_applied_hash = Some(hash.clone());
             match installed {
@@ -385,13 +393,13 @@ pub(super) fn set_applied(
             (True, Reason::Applied, HELD)
         }
     };
-    conditions.set(kind::LICENSE_APPLIED, state, reason, message);
+    conditions.set(condition_type::LICENSE_APPLIED, state, reason, message);
 }
 
 /// Drops the record after a negative verdict about exactly these inputs: they are no longer known to be applied.
 fn forget(status: &mut CoderControlPlaneStatus, about: Option<&String>) {
     if about.is_some() {
-        status.verified.retain(|verified| verified.type_ != kind::LICENSE_APPLIED);
+        status.verified.retain(|verified| verified.type_ != condition_type::LICENSE_APPLIED);
     }
 }
 
@@ -401,7 +409,7 @@ pub(super) fn set_expiring(
     license: Option<&mut LicenseStatus>,
     now: Timestamp,
 ) {
-    conditions.clear(kind::LICENSE_EXPIRING);
+    conditions.clear(condition_type::LICENSE_EXPIRING);
     let Some(license) = license else { return };
     license.days_left = None;
     let Some(expires) = license.expires.as_ref().map(|time| time.0) else { return };
@@ -420,7 +428,7 @@ pub(super) fn set_expiring(
         let advice = if due.is_some() { ": renew it" } else { "" };
         (due.is_some(), reason, format!("the license expires on {date}{advice}"))
     };
-    conditions.set(kind::LICENSE_EXPIRING, is_expiring, reason, message);
+    conditions.set(condition_type::LICENSE_EXPIRING, is_expiring, reason, message);
 }
 
 /// Why a license that is asked for stands in the way of readiness. None: it does not.
@@ -458,7 +466,7 @@ pub fn hash(license: &str) -> String {
 }
 
 /// Names a value and a server version, to remember that they do not go together.
-pub fn rejection_mark(hash: &str, version: &str) -> String {
+pub fn rejection_id(hash: &str, version: &str) -> String {
     format!("{hash}@{version}")
 }
 

@@ -139,7 +139,7 @@ pub struct TokenReport {
     /// Whether a license that is not applied is blocked by the same thing.
     pub blocks_license: bool,
     /// What to record about the token. None: the record stands.
-    pub grant: Option<OperatorTokenStatus>,
+    pub token_record: Option<OperatorTokenStatus>,
     /// Whether the token can be created only once `grant` is on the status.
     pub awaits_record: bool,
     /// Set when a token of another method was revoked and no record of ours remains.
@@ -246,7 +246,7 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
         Some(Err(blocker)) => Step::Done(failed(blocker, works)),
         Some(Ok(())) => Step::Done(TokenReport {
             access: works.then_some(AccessVerdict::Ready),
-            grant: Some(OperatorTokenStatus {
+            token_record: Some(OperatorTokenStatus {
                 method: observed.method,
                 replaces: observed.replaced.first().cloned(),
                 ..OperatorTokenStatus::default()
@@ -319,10 +319,10 @@ fn after_creation(observed: &ObservedToken, created: &Result<CreatedToken, Block
 
 impl ObservedToken {
     /// coderd accepts the token. What it replaces is revoked before the exchange goes on.
-    fn finish(&self, grant: Option<OperatorTokenStatus>) -> TokenStep {
+    fn finish(&self, token_record: Option<OperatorTokenStatus>) -> TokenStep {
         let ready = TokenReport {
             access: Some(AccessVerdict::Ready),
-            grant: grant.clone(),
+            token_record: token_record.clone(),
             is_usable: true,
             ..TokenReport::default()
         };
@@ -331,11 +331,13 @@ impl ObservedToken {
         }
         let successor = match self.method {
             AccessMethod::TokenSecret => None,
-            AccessMethod::Postgres | AccessMethod::FirstUser => match grant.or_else(|| self.record.clone()) {
-                Some(successor) => Some(OperatorTokenStatus { replaces: None, ..successor }),
-                // Only a token that is on record counts as a successor.
-                None => return Step::Done(ready),
-            },
+            AccessMethod::Postgres | AccessMethod::FirstUser => {
+                match token_record.or_else(|| self.record.clone()) {
+                    Some(successor) => Some(OperatorTokenStatus { replaces: None, ..successor }),
+                    // Only a token that is on record counts as a successor.
+                    None => return Step::Done(ready),
+                }
+            }
         };
         if let Some(next) = self.replaced.get(self.replaced_revoked.len()) {
             return Step::Act(TokenEffect::RevokeReplaced(next.clone()));
@@ -352,7 +354,7 @@ impl ObservedToken {
         // No token of ours remains beside a supplied one.
         let revocation = successor.is_none().then_some(Revocation::Done);
         let events = events.collect();
-        Step::Done(TokenReport { events, grant: successor, revocation, ..ready })
+        Step::Done(TokenReport { events, token_record: successor, revocation, ..ready })
     }
 }
 

@@ -68,12 +68,15 @@ fn blocker() -> Blocker {
 #[test]
 fn nothing_known_says_so_and_nothing_more() {
     let fresh = told(&plane(json!({})), &CoderControlPlaneStatus::default(), &CoderdReport::default());
-    assert_eq!(says(&fresh, kind::OPERATOR_ACCESS_READY), pair("False", Reason::DatabaseUrlMissing));
-    assert_eq!(says(&fresh, kind::LICENSE_APPLIED), pair("Unknown", Reason::Pending));
+    assert_eq!(
+        says(&fresh, condition_type::OPERATOR_ACCESS_READY),
+        pair("False", Reason::DatabaseUrlMissing)
+    );
+    assert_eq!(says(&fresh, condition_type::LICENSE_APPLIED), pair("Unknown", Reason::Pending));
     assert_eq!(fresh.license_tier.as_deref(), Some("unknown"));
     let off = plane(json!({"operatorAccess": {"disabled": true}}));
     assert_eq!(
-        says(&told(&off, &fresh, &CoderdReport::default()), kind::OPERATOR_ACCESS_READY),
+        says(&told(&off, &fresh, &CoderdReport::default()), condition_type::OPERATOR_ACCESS_READY),
         pair("False", Reason::Disabled)
     );
 }
@@ -81,13 +84,13 @@ fn nothing_known_says_so_and_nothing_more() {
 #[test]
 fn a_restart_or_a_server_that_is_away_withdraws_nothing() {
     let well = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(200));
-    assert_eq!(says(&well, kind::LICENSE_APPLIED), pair("True", Reason::Applied));
+    assert_eq!(says(&well, condition_type::LICENSE_APPLIED), pair("True", Reason::Applied));
     assert_eq!(told(&licensed(), &well, &CoderdReport::default()), well, "a restart");
     let away = CoderdReport { access: Some(AccessVerdict::Degraded(blocker())), ..CoderdReport::default() };
     let degraded = told(&licensed(), &well, &away);
-    assert_eq!(says(&degraded, kind::OPERATOR_ACCESS_READY), pair("False", Reason::Unreachable));
+    assert_eq!(says(&degraded, condition_type::OPERATOR_ACCESS_READY), pair("False", Reason::Unreachable));
     assert_eq!(degraded.operator_access_ready, Some(true));
-    assert_eq!(says(&degraded, kind::LICENSE_APPLIED), pair("True", Reason::Applied));
+    assert_eq!(says(&degraded, condition_type::LICENSE_APPLIED), pair("True", Reason::Applied));
 }
 
 #[test]
@@ -108,10 +111,10 @@ fn a_license_is_recorded_with_what_coderd_lists_of_it() {
         (Some(7), Some("acme"), Some(300))
     );
     assert_eq!(well.license_last_applied_hash.as_deref(), Some("h"));
-    assert_eq!(says(&well, kind::LICENSE_EXPIRING), pair("False", Reason::Valid));
+    assert_eq!(says(&well, condition_type::LICENSE_EXPIRING), pair("False", Reason::Valid));
     // The reference is removed: the license stays, and so does what is known of it.
     let without = told(&plane(json!({})), &well, &CoderdReport::default());
-    assert_eq!(says(&without, kind::LICENSE_APPLIED), pair("Unknown", Reason::Pending));
+    assert_eq!(says(&without, condition_type::LICENSE_APPLIED), pair("Unknown", Reason::Pending));
     assert_eq!(without.license_last_applied_hash.as_deref(), Some("h"));
 }
 
@@ -125,22 +128,24 @@ fn the_end_of_a_license_is_warned_about_in_time() {
         (-1, "True", Reason::Expired),
     ] {
         let status = told(&licensed(), &CoderControlPlaneStatus::default(), &applied(100 + days));
-        assert_eq!(says(&status, kind::LICENSE_EXPIRING), pair(state, reason), "{days} days");
+        assert_eq!(says(&status, condition_type::LICENSE_EXPIRING), pair(state, reason), "{days} days");
         assert_eq!(status.license.unwrap().days_left, Some(days));
     }
 }
 
 #[test]
 fn a_refused_license_waits_for_a_person_and_is_remembered() {
-    let refused =
-        LicenseVerdict::Refused { blocker: Blocker::new(Reason::InvalidLicense, "no"), mark: "h@v1".into() };
+    let refused = LicenseVerdict::Refused {
+        blocker: Blocker::new(Reason::InvalidLicense, "no"),
+        rejection_id: "h@v1".into(),
+    };
     let status = told(
         &licensed(),
         &CoderControlPlaneStatus::default(),
         &CoderdReport { license: Some(refused), ..CoderdReport::default() },
     );
     assert_eq!(status.license.as_ref().unwrap().refused.as_deref(), Some("h@v1"));
-    let said = status.workload.conditions.iter().find(|c| c.type_ == kind::LICENSE_APPLIED);
+    let said = status.workload.conditions.iter().find(|c| c.type_ == condition_type::LICENSE_APPLIED);
     assert_eq!(license::unready(&licensed(), said).unwrap().progress, Progress::Stalled);
     assert_eq!(license::unready(&licensed(), None).unwrap().progress, Progress::Working);
     assert!(license::unready(&plane(json!({})), said).is_none());
@@ -165,7 +170,7 @@ fn what_coderd_complains_about_is_shown() {
     };
     let of = |spec, report: &CoderdReport| {
         let status = told(&plane(spec), &CoderControlPlaneStatus::default(), report);
-        (says(&status, kind::ENTITLEMENTS_HEALTHY), status.license_tier.unwrap())
+        (says(&status, condition_type::ENTITLEMENTS_HEALTHY), status.license_tier.unwrap())
     };
     assert_eq!(
         of(json!({}), &entitlements(&[], &[], &[])),
@@ -185,5 +190,5 @@ fn what_coderd_complains_about_is_shown() {
 fn access_of_an_earlier_release_is_used_until_it_is_verified() {
     let before = CoderControlPlaneStatus { operator_access_ready: Some(true), ..Default::default() };
     let status = told(&plane(json!({})), &before, &CoderdReport::default());
-    assert_eq!(says(&status, kind::OPERATOR_ACCESS_READY), pair("True", Reason::Kept));
+    assert_eq!(says(&status, condition_type::OPERATOR_ACCESS_READY), pair("True", Reason::Kept));
 }

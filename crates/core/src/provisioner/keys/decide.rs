@@ -93,7 +93,7 @@ fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decis
 /// tell what is in it.
 fn settle(facts: &KeyFacts<'_>, live: &Live) -> Flow<()> {
     facts.ensure_finalizer()?;
-    facts.ensure_recorded(settled(facts, live)?)?;
+    facts.ensure_recorded(fitting_record(facts, live)?)?;
     let (desired, marks) = (&facts.observed.desired.secret, Keys::marks(&facts.as_recorded(&live.key)?));
     if live.secret != *desired {
         let (from, to, version) = (live.secret.clone(), desired.clone(), facts.writable(desired)?);
@@ -105,7 +105,7 @@ fn settle(facts: &KeyFacts<'_>, live: &Live) -> Flow<()> {
 /// The record once the proven key fits the spec. The name of the organization and the hash of the tags are taken from
 /// the spec: they may be spelled otherwise than they were recorded. A key that was announced and is not needed any
 /// more is to go.
-fn settled(facts: &KeyFacts<'_>, live: &Live) -> Flow<KeyRecord> {
+fn fitting_record(facts: &KeyFacts<'_>, live: &Live) -> Flow<KeyRecord> {
     let mut record = facts.record.clone();
     let mut key = facts.as_recorded(&live.key)?;
     key.details = KeyDetails {
@@ -331,12 +331,13 @@ fn retire(facts: &KeyFacts<'_>, live: Option<&Live>, rest: Decision) -> Decision
     let Some(is_clear) = is_clear(facts, live) else {
         return rest.then(NextStep::Ask(Query::Own(KeyQuery::Pods)));
     };
-    let is_unmarked = |stale: &RetiredKey| stale.credential.id.is_some() && stale.unused_since.is_none();
+    let lacks_unused_since =
+        |stale: &RetiredKey| stale.credential.id.is_some() && stale.unused_since.is_none();
     if is_clear {
         if let Some(removal) = leftover {
             return rest.then(NextStep::Act(Box::new(removal)));
         }
-        if facts.record.stale.iter().any(is_unmarked) {
+        if facts.record.stale.iter().any(lacks_unused_since) {
             return rest.then(NextStep::Record(Box::new(unused(facts.record, facts.now))));
         }
     }
@@ -392,7 +393,7 @@ fn is_clear(facts: &KeyFacts<'_>, live: Option<&Live>) -> Option<bool> {
     let Some(live) = live else { return Some(false) };
     let run = facts.run(live);
     let rolled = facts.observed.workload.as_ref().is_some_and(|workload| {
-        workload.settled
+        workload.is_rolled_out
             && Some(&workload.run) == run.as_ref()
             && live.secret == facts.observed.desired.secret
     });

@@ -129,7 +129,7 @@ fn running() -> ObservedKeys {
         may_make: Ok(()),
         target: Ok(place("coder")),
         secrets: [(secret_at("s"), secret("k1", "pool"))].into(),
-        workload: Some(Workload { run, settled: true }),
+        workload: Some(Workload { run, is_rolled_out: true }),
         name_conflict: None,
         deletion: None,
         proofs: BTreeMap::new(),

@@ -139,7 +139,7 @@ fn a_decision_for_another_spec_is_not_said_to_hold() {
     assert_eq!(shown.unwrap().desired, 7, "the last decision stays, because its replicas do");
 
     let mut before = Conditions::new(&[], Some(2), now());
-    before.set(kind::AUTOSCALING, true, Reason::Steady, "fine");
+    before.set(condition_type::AUTOSCALING, true, Reason::Steady, "fine");
     let before = before.into_vec();
     let (conditions, _) = conditions_of(&pool, None, &open, &before);
     assert_eq!(conditions, said("Steady", "True"), "a restart of the operator changes nothing");
@@ -183,7 +183,7 @@ fn who_else_scales_is_named_and_goes_with_the_field() {
     assert!(conditions.contains(&ignored), "{conditions:?}");
 
     pool.spec.autoscaling = None;
-    let before = [kind::AUTOSCALING, kind::SCALE_IGNORED].map(|type_| {
+    let before = [condition_type::AUTOSCALING, condition_type::SCALE_IGNORED].map(|type_| {
         let mut conditions = Conditions::new(&[], Some(2), now());
         conditions.set(type_, true, Reason::Steady, "");
         conditions.into_vec()

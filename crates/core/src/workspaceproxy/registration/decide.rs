@@ -383,7 +383,7 @@ fn retire(facts: &RegistrationFacts<'_>, rest: Decision) -> Decision {
         return rest;
     }
     let workload = facts.observed.workload.as_ref();
-    if !workload.is_some_and(|workload| workload.settled && Some(&workload.run) == rest.run.as_ref()) {
+    if !workload.is_some_and(|workload| workload.is_rolled_out && Some(&workload.run) == rest.run.as_ref()) {
         return rest.wait();
     }
     let decision = credential::retire(facts, true, rest);

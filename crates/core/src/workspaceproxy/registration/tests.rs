@@ -106,7 +106,7 @@ fn well() -> ObservedRegistration {
     observed.secrets = [(secret_at("s"), secret(ID))].into();
     observed.proofs = [(secret_at("s"), TokenProof::Is(()))].into();
     observed.listings = [(place("coder"), Listing::Known(vec![listed(ID, "eu")]))].into();
-    observed.workload = Some(Workload { run: run(ID), settled: true });
+    observed.workload = Some(Workload { run: run(ID), is_rolled_out: true });
     observed
 }
 
@@ -346,7 +346,7 @@ fn a_renamed_secret_is_copied_and_the_old_one_goes_when_nothing_reads_it() {
     observed.record.secret = Some(secret_at("new"));
     let decision = decide(&observed, at(NOW));
     assert_eq!((decision.next, decision.run.clone().unwrap().secret), (NextStep::Done, secret_at("new")));
-    observed.workload = Some(Workload { run: decision.run.unwrap(), settled: true });
+    observed.workload = Some(Workload { run: decision.run.unwrap(), is_rolled_out: true });
     assert!(matches!(step(&observed), Effect::RemoveSecret { secret, .. } if secret == secret_at("s")));
 }
 
@@ -368,7 +368,7 @@ fn another_deployment_means_another_registration_and_the_old_one_goes_last() {
     observed.listings.insert(place("other"), Listing::Known(vec![listed(OTHER, "eu")]));
     let decision = decide(&observed, at(NOW));
     assert_eq!(decision.next, NextStep::Done, "pods run with the old one");
-    observed.workload = Some(Workload { run: decision.run.unwrap(), settled: true });
+    observed.workload = Some(Workload { run: decision.run.unwrap(), is_rolled_out: true });
     assert!(matches!(step(&observed), Effect::Delete { id, .. } if id == ID));
     observed.listings.insert(place("coder"), Listing::Gone);
     let decision = decide(&observed, at(NOW));

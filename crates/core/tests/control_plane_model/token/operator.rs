@@ -64,7 +64,8 @@ impl Hash for SyncExchange {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let ObservedToken { method, is_recorded, record, replaced, creation_delay, .. } = &self.observed;
         (self.generation, self.secret, self.created, self.client).hash(state);
-        (Method::of(*method), is_recorded, creation_delay, record.as_ref().map(Record::of_grant)).hash(state);
+        (Method::of(*method), is_recorded, creation_delay, record.as_ref().map(Record::of_status))
+            .hash(state);
         for token in replaced {
             (Method::of(token.method), token.user_id.is_some()).hash(state);
         }
@@ -99,7 +100,7 @@ impl Hash for RevokeExchange {
         let Self { observed, effect } = self;
         (effect, &observed.done, observed.deletion.is_some_and(|deletion| deletion.cleanup.is_over()))
             .hash(state);
-        observed.recorded.as_ref().map(Record::of_grant).hash(state);
+        observed.recorded.as_ref().map(Record::of_status).hash(state);
         observed.deletion.is_some().hash(state);
     }
 }
@@ -259,7 +260,7 @@ impl World {
 
     fn report(&self) -> CoderdReport {
         let blocker = |reason: Reason| Blocker::new(reason, "");
-        let Process { access, grant, revocation, reference: token, .. } = &self.process;
+        let Process { access, token_record, revocation, reference: token, .. } = &self.process;
         CoderdReport {
             access: access.map(|(kind, reason)| match kind {
                 AccessKind::Ready => AccessVerdict::Ready,
@@ -267,7 +268,7 @@ impl World {
                 AccessKind::Degraded => AccessVerdict::Degraded(blocker(reason)),
                 AccessKind::Refused => AccessVerdict::Refused(blocker(reason)),
             }),
-            grant: grant.map(Record::grant),
+            token_record: token_record.map(Record::status),
             revocation: revocation.map(|kind| match kind {
                 RevocationKind::Done => Revocation::Done,
                 RevocationKind::Failing => Revocation::Failing(blocker(Reason::Unreachable)),
@@ -354,7 +355,7 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
                 return next;
             }
         } else {
-            (process.access, process.grant, process.reference) = (None, None, None);
+            (process.access, process.token_record, process.reference) = (None, None, None);
             if access::is_revoked(&object) || process.revocation == Some(RevocationKind::Done) {
                 return next;
             }
@@ -384,7 +385,7 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
         };
         return continue_revocation(next, observed);
     }
-    process.grant.take_if(|grant| grant.method != world.spec.method);
+    process.token_record.take_if(|token_record| token_record.method != world.spec.method);
     let mut replaced = access::replaced_tokens(&object);
     if replaced.is_empty() {
         process.revocation = None;
@@ -424,7 +425,7 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
 }
 
 fn replaced_on(status: &Status) -> Option<ReplacedToken> {
-    status.record.and_then(|record| record.grant().replaces)
+    status.record.and_then(|record| record.status().replaces)
 }
 
 /// Decides and answers until the next effect or the end.
@@ -530,8 +531,8 @@ fn finish_sync(world: &mut World, observed: &ObservedToken, report: TokenReport)
     if report.access == Some(AccessVerdict::Ready) {
         process.awaits_delay = false;
     }
-    if let Some(grant) = &report.grant {
-        process.grant = Some(Record::of_grant(grant));
+    if let Some(token_record) = &report.token_record {
+        process.token_record = Some(Record::of_status(token_record));
         if world.flaw != Some(Flaw::KeepsOldRevocation) {
             // Whatever was revoked before, this token is not.
             process.revocation = None;

@@ -66,8 +66,8 @@ pub(super) async fn create(
                        was not sent there: correct operatorAccess.apiURL or the database";
         return Err(Blocker::until_change(Reason::DeploymentChanged, message));
     }
-    let Ensured { token, expires, renew_at, settled, .. } = ensured;
-    Ok((token, CreatedToken { expires, renew_after: renew_at, is_only_one: settled }))
+    let Ensured { token, expires, renew_at, is_only_one, .. } = ensured;
+    Ok((token, CreatedToken { expires, renew_after: renew_at, is_only_one }))
 }
 
 /// Removes every other token of this control plane.

@@ -45,7 +45,7 @@ async fn renew(
 /// The password, if this deployment accepted it before.
 async fn accepted_password(plane: Plane<'_>, server: &IdentifiedServer) -> Option<SecretString> {
     let password = read(plane).await.ok()?.password;
-    let bound = plane.deployment_of(&password, &[], false);
+    let bound = plane.deployment_id_of(&password, &[], false);
     Some(password).filter(|_| bound.as_deref() == Some(server.deployment_id()))
 }
 
@@ -154,7 +154,7 @@ async fn log_in(
     // At the control plane's own Service another deployment is a database that was replaced, and its first user is made anew.
     // Elsewhere a password that a deployment accepted is sent to no other.
     let is_elsewhere = plane.object.spec.operator_access.api_url.is_some();
-    let bound = plane.deployment_of(&user.password, &[], false).filter(|_| is_elsewhere);
+    let bound = plane.deployment_id_of(&user.password, &[], false).filter(|_| is_elsewhere);
     if bound.is_some_and(|bound| bound != server.deployment_id()) {
         let message = "another deployment answers at operatorAccess.apiURL than the one that accepted the password of \
                        operatorAccess.firstUserSecretRef, and the password was not sent: correct the address, or supply \

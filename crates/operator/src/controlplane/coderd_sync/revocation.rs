@@ -5,7 +5,7 @@
 
 use std::{convert::Infallible, ops::ControlFlow, time::Duration};
 
-use coder_k8s_api::{Reason, names::finalizer};
+use coder_k8s_api::{CoderKind, Reason, names::finalizer};
 use coder_k8s_coderd::{CallLimits, ErrorKind};
 use coder_k8s_core::{
     cleanup::Cleanup,
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     coderd::{Protocol, blocker_of, run_protocol, targets},
-    controller::{CleanupAttempt, CoderKind, Context},
+    controller::{CleanupAttempt, Context},
 };
 
 /// How long after the control plane its dependents may be deleted and still find the token: one `kubectl delete` of a

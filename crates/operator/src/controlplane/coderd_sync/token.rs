@@ -56,7 +56,7 @@ impl Plane<'_> {
         bindings: &[CredentialBinding],
         implied: bool,
     ) -> Result<Client, Blocker> {
-        let client = match self.deployment_of(token, bindings, implied) {
+        let client = match self.deployment_id_of(token, bindings, implied) {
             Some(deployment) => server.authenticate(&BoundToken::new(token.clone(), deployment)),
             None => server.first_contact(token),
         };
@@ -70,7 +70,7 @@ impl Plane<'_> {
         })
     }
 
-    pub(super) fn deployment_of(
+    pub(super) fn deployment_id_of(
         &self,
         token: &SecretString,
         bindings: &[CredentialBinding],
@@ -78,7 +78,7 @@ impl Plane<'_> {
     ) -> Option<String> {
         let (content, status) = (self.content(token), self.object.status.as_ref()?);
         let all = || bindings.iter().chain(&status.workload.credential_bindings);
-        let found = verified::deployment_of(all(), &content);
+        let found = verified::deployment_id_of(all(), &content);
         let is_implied = implied && all().next().is_none() && status.operator_access_ready == Some(true);
         let implied = status.deployment_id.clone().filter(|_| is_implied);
         found.map(str::to_owned).or(implied)

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use coder_k8s_api::CoderProvisioner;
+use coder_k8s_api::{CoderKind, CoderProvisioner};
 use coder_k8s_core::{
     autoscaling::{self, DaemonTimes, ObservedPool, ScaleDecision, ScaleReason, ScalingPolicy, poll_delay},
     daemon_listing::DaemonTags,
@@ -23,11 +23,7 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{DaemonPoller, PolledOrganization, PoolsByOrganization, organization, plane_of};
-use crate::{
-    controller::{CoderKind, Context},
-    metrics::QueueSeries,
-    provisioner,
-};
+use crate::{controller::Context, metrics::QueueSeries, provisioner};
 
 /// A decision, and the part of the spec that it is for.
 pub(super) struct PoolDecision {

@@ -24,7 +24,8 @@ fn status_after(object: &CoderControlPlane, report: &CoderdReport) -> (CoderCont
     let mut status = before.clone();
     set_conditions(object, report, &PresentInputs::default(), &mut conditions, &mut status);
     status.workload.conditions = conditions.into_vec();
-    let said = status.workload.conditions.iter().find(|c| c.type_ == kind::OPERATOR_ACCESS_READY).unwrap();
+    let said =
+        status.workload.conditions.iter().find(|c| c.type_ == condition_type::OPERATOR_ACCESS_READY).unwrap();
     let reason = format!("{} {}", said.status, said.reason);
     (status, reason)
 }
@@ -73,7 +74,7 @@ fn a_token_that_others_can_read_is_accepted_and_the_message_says_so() {
         let report = CoderdReport { access: Some(AccessVerdict::Ready), warnings, ..CoderdReport::default() };
         let (status, reason) = status_after(&object, &report);
         assert_eq!((reason.as_str(), status.operator_access_ready), ("True TokenAccepted", Some(true)));
-        condition(&status, kind::OPERATOR_ACCESS_READY).unwrap().message.clone()
+        condition(&status, condition_type::OPERATOR_ACCESS_READY).unwrap().message.clone()
     };
     assert_eq!(message(&[]), "coderd accepts the operator token");
     let both = message(&[TransportWarning::PlainHttp, TransportWarning::UnverifiedDatabase]);
@@ -182,7 +183,8 @@ fn the_object_stays_until_the_token_is_gone_or_abandoned() {
     assert!(!needs(&object, Some(Revocation::Done)));
     assert!(!needs(&object, Some(Revocation::Abandoned)));
     assert!(!needs(&plane(json!({}), json!({})), None), "nothing was made");
-    let intent = CoderdReport { grant: Some(OperatorTokenStatus::default()), ..CoderdReport::default() };
+    let intent =
+        CoderdReport { token_record: Some(OperatorTokenStatus::default()), ..CoderdReport::default() };
     assert!(needs_cleaning(&plane(json!({}), json!({})), &intent), "it is about to be made");
 }
 

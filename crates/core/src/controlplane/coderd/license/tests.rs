@@ -103,7 +103,7 @@ fn a_removal_that_fails_is_remembered_and_retried() {
 
 #[test]
 fn a_value_that_a_server_rejected_is_not_sent_to_it_again() {
-    let refused = LicenseRecord { refused: Some(rejection_mark("h", "v1")), ..LicenseRecord::default() };
+    let refused = LicenseRecord { refused: Some(rejection_id("h", "v1")), ..LicenseRecord::default() };
     let rejected = observed(refused, list(None, &[]));
     assert!(report(&rejected).keeps);
     let upgraded = ObservedLicense { server_version: "v2".into(), ..rejected.clone() };
@@ -205,10 +205,10 @@ fn an_unreadable_secret_is_retried_and_a_missing_one_waits() {
 fn plane(condition: &str, verified: Option<&str>) -> CoderControlPlane {
     let spec = serde_json::json!({"licenseSecretRef": {"name": "license"}});
     let mut plane = CoderControlPlane::new("coder", serde_json::from_value(spec).unwrap());
-    let condition = serde_json::json!({"type": kind::LICENSE_APPLIED, "status": condition, "reason": "Applied",
+    let condition = serde_json::json!({"type": condition_type::LICENSE_APPLIED, "status": condition, "reason": "Applied",
         "message": "", "lastTransitionTime": "2026-11-01T00:00:00Z"});
     let verified: Vec<_> = verified
-        .map(|inputs| serde_json::json!({"type": kind::LICENSE_APPLIED, "inputs": inputs}))
+        .map(|inputs| serde_json::json!({"type": condition_type::LICENSE_APPLIED, "inputs": inputs}))
         .into_iter()
         .collect();
     let status = serde_json::json!({"conditions": [condition], "verified": verified});
@@ -221,7 +221,7 @@ fn a_license_is_pending_until_it_is_applied_or_refused_for_its_present_inputs() 
     let blocker = || Blocker::new(Reason::Pending, "");
     let applied =
         LicenseVerdict::Applied { hash: "h".into(), accepted: None, uploaded: None, installed: None };
-    let refused = LicenseVerdict::Refused { blocker: blocker(), mark: "m".into() };
+    let refused = LicenseVerdict::Refused { blocker: blocker(), rejection_id: "m".into() };
     let said = |license: &LicenseVerdict, about: Option<&str>| CoderdReport {
         license: Some(license.clone()),
         license_inputs: about.map(str::to_owned),
@@ -259,13 +259,16 @@ fn what_this_process_learned_outweighs_the_record_on_the_status() {
     let mut object = plane("True", None);
     let status = object.status.as_mut().unwrap();
     status.license_last_applied_hash = Some("old".into());
-    status.license = Some(LicenseStatus { refused: Some("mark".into()), ..installed("a") });
+    status.license = Some(LicenseStatus { refused: Some("rejection_id".into()), ..installed("a") });
     let of = |license: Option<LicenseVerdict>| {
         let report = CoderdReport { license, ..CoderdReport::default() };
         LicenseRecord::of(&report, &object)
     };
-    let on_status =
-        LicenseRecord { hash: Some("old".into()), uuid: Some("a".into()), refused: Some("mark".into()) };
+    let on_status = LicenseRecord {
+        hash: Some("old".into()),
+        uuid: Some("a".into()),
+        refused: Some("rejection_id".into()),
+    };
     assert_eq!(of(None), on_status);
     assert_eq!(of(Some(LicenseVerdict::Blocker(Blocker::new(Reason::Pending, "")))), on_status);
     let applied =
@@ -276,6 +279,6 @@ fn what_this_process_learned_outweighs_the_record_on_the_status() {
         assert_eq!(of(Some(applied(found))), expected);
     }
     let refused =
-        LicenseVerdict::Refused { blocker: Blocker::new(Reason::Pending, ""), mark: "again".into() };
+        LicenseVerdict::Refused { blocker: Blocker::new(Reason::Pending, ""), rejection_id: "again".into() };
     assert_eq!(of(Some(refused)), LicenseRecord { refused: Some("again".into()), ..on_status });
 }

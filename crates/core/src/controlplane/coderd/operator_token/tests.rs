@@ -17,7 +17,7 @@ fn ours(has_token: bool, in_place: bool) -> Option<Result<TokenSecret, Blocker>>
     Some(Ok(TokenSecret::Ours { has_token, in_place }))
 }
 
-fn grant(renew_after: i64) -> OperatorTokenStatus {
+fn token_record(renew_after: i64) -> OperatorTokenStatus {
     OperatorTokenStatus {
         method: AccessMethod::Postgres,
         user_id: Some("u".into()),
@@ -35,7 +35,7 @@ fn unasked(method: AccessMethod) -> ObservedToken {
 fn steady() -> ObservedToken {
     ObservedToken {
         is_recorded: true,
-        record: Some(grant(600)),
+        record: Some(token_record(600)),
         secret: ours(true, true),
         check: Some(accepted()),
         rights: Some(Ok(true)),
@@ -65,7 +65,10 @@ fn a_token_in_order_costs_questions_and_nothing_else() {
     let checked = ObservedToken { check: Some(accepted()), ..read };
     assert_eq!(step(&checked), Step::Ask(TokenQuery::Rights));
     let report = report(&steady());
-    assert_eq!((report.access, report.is_usable, report.grant), (Some(AccessVerdict::Ready), true, None));
+    assert_eq!(
+        (report.access, report.is_usable, report.token_record),
+        (Some(AccessVerdict::Ready), true, None)
+    );
     // The first user is a person: its rights are not looked at.
     let person = ObservedToken { rights: None, method: AccessMethod::FirstUser, ..steady() };
     assert!(matches!(step(&person), Step::Done(_)));
@@ -77,20 +80,20 @@ fn nothing_is_created_before_it_is_announced() {
     assert_eq!(step(&new), Step::Ask(TokenQuery::Source));
     let open = ObservedToken { source: Some(Ok(())), ..new.clone() };
     let announced = report(&open);
-    assert!(announced.awaits_record && announced.grant.is_some() && !announced.is_usable);
+    assert!(announced.awaits_record && announced.token_record.is_some() && !announced.is_usable);
     let closed = ObservedToken {
         source: Some(Err(Blocker::until_change(Reason::DatabaseUrlMissing, "none"))),
         ..new.clone()
     };
     let refused = report(&closed);
-    assert!(matches!(refused.access, Some(AccessVerdict::Refused(_))) && refused.grant.is_none());
+    assert!(matches!(refused.access, Some(AccessVerdict::Refused(_))) && refused.token_record.is_none());
     assert_eq!(refused.retry, None, "only a change helps");
     assert_eq!(step(&ObservedToken { is_recorded: true, ..new }), Step::Act(CREATE));
 }
 
 #[test]
 fn a_token_that_expires_creates_its_successor_and_goes_on_working() {
-    let due = ObservedToken { record: Some(grant(100)), ..steady() };
+    let due = ObservedToken { record: Some(token_record(100)), ..steady() };
     assert_eq!(step(&due), Step::Act(TokenEffect::Create { renews: true, is_refused: false }));
     let failing = ObservedToken { created: Some(Err(blocker())), ..due.clone() };
     let told = report(&failing);
@@ -104,17 +107,18 @@ fn a_token_that_expires_creates_its_successor_and_goes_on_working() {
 #[test]
 fn a_created_token_is_proven_before_the_others_go() {
     let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: false };
-    let made = ObservedToken { record: Some(grant(100)), created: Some(Ok(created.clone())), ..steady() };
+    let made =
+        ObservedToken { record: Some(token_record(100)), created: Some(Ok(created.clone())), ..steady() };
     assert_eq!(step(&made), Step::Ask(TokenQuery::Proof));
     let unknown = ObservedToken { proof: Some(TokenCheck::Unknown(blocker())), ..made.clone() };
     assert!(matches!(report(&unknown).access, Some(AccessVerdict::Degraded(_))), "nothing is removed");
     let proven = ObservedToken { proof: Some(accepted()), ..made.clone() };
     assert_eq!(step(&proven), Step::Act(TokenEffect::RemoveOthers));
     let settled = ObservedToken { others_removed: Some(Ok(())), ..proven };
-    assert_eq!(report(&settled).grant, Some(grant(600)));
+    assert_eq!(report(&settled).token_record, Some(token_record(600)));
     let alone = CreatedToken { is_only_one: true, ..created };
     let alone = ObservedToken { created: Some(Ok(alone)), proof: Some(accepted()), ..made };
-    assert_eq!(report(&alone).grant, Some(grant(600)));
+    assert_eq!(report(&alone).token_record, Some(token_record(600)));
 }
 
 #[test]
@@ -140,7 +144,7 @@ fn a_refused_token_is_replaced_and_what_is_refused_again_after_a_delay() {
 #[test]
 fn a_token_that_works_is_used_while_its_successor_waits() {
     let delay = Duration::from_secs(8);
-    let due = ObservedToken { record: Some(grant(100)), creation_delay: Some(delay), ..steady() };
+    let due = ObservedToken { record: Some(token_record(100)), creation_delay: Some(delay), ..steady() };
     let told = report(&due);
     assert_eq!((told.access, told.retry, told.is_usable), (None, Some(Retry::After(delay)), true));
 }
@@ -152,7 +156,7 @@ fn an_answer_that_is_not_definite_changes_nothing() {
         ObservedToken { rights: Some(Err(blocker())), ..steady() },
     ] {
         let told = report(&observed);
-        assert!(matches!(told.access, Some(AccessVerdict::Degraded(_))) && told.grant.is_none());
+        assert!(matches!(told.access, Some(AccessVerdict::Degraded(_))) && told.token_record.is_none());
         assert_eq!(told.retry, Some(Retry::Backoff));
     }
     let redirected = Blocker::new(Reason::Redirected, "elsewhere");
@@ -187,14 +191,14 @@ fn a_replaced_token_is_revoked_only_after_its_successor_works() {
     let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..replacing.clone() };
     assert!(!matches!(step(&refused), Step::Act(TokenEffect::RevokeReplaced(_))));
     let revoked = ObservedToken { replaced_revoked: vec![Ok(())], ..replacing.clone() };
-    assert_eq!(report(&revoked).grant, Some(grant(600)), "the record no longer names it");
+    assert_eq!(report(&revoked).token_record, Some(token_record(600)), "the record no longer names it");
     let later = ObservedToken { replaced_revoked: vec![Err(blocker())], ..replacing.clone() };
     let told = report(&later);
     assert!(told.retry == Some(Retry::Backoff) && told.is_usable && told.events.is_empty());
     let never = Blocker::until_change(Reason::DatabaseUrlMissing, "gone");
     let abandoned = report(&ObservedToken { replaced_revoked: vec![Err(never)], ..replacing });
     assert_eq!(abandoned.events.len(), 1);
-    assert_eq!(abandoned.grant, Some(grant(600)));
+    assert_eq!(abandoned.token_record, Some(token_record(600)));
 }
 
 #[test]
@@ -213,7 +217,7 @@ fn a_supplied_token_is_checked_and_never_created() {
     let takes_over = ObservedToken { replaced: vec![old], check: Some(accepted()), ..supplied };
     assert!(matches!(step(&takes_over), Step::Act(TokenEffect::RevokeReplaced(_))));
     let told = report(&ObservedToken { replaced_revoked: vec![Ok(())], ..takes_over });
-    assert_eq!((told.revocation, told.grant), (Some(Revocation::Done), None));
+    assert_eq!((told.revocation, told.token_record), (Some(Revocation::Done), None));
 }
 
 #[test]

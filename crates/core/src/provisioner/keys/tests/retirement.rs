@@ -24,7 +24,7 @@ fn an_old_key_goes_when_no_pod_and_no_daemon_uses_it() {
 #[test]
 fn an_old_key_stays_while_anything_may_use_it() {
     let mut rolling = replaced(None);
-    rolling.workload.as_mut().unwrap().settled = false;
+    rolling.workload.as_mut().unwrap().is_rolled_out = false;
     let mut unrolled = replaced(None);
     unrolled.workload.as_mut().unwrap().run.checksum = "sum-k0".into();
     let mut missing = replaced(None);

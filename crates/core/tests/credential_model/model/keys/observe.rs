@@ -103,7 +103,7 @@ fn observed(world: &World, how: Circumstances) -> ObservedKeys {
     let hasty = how.flaw == Some(Flaw::DeletesBeforeRollout);
     let workload = world.deployment.as_ref().map(|run| {
         let settled = !world.pods.is_empty() && world.pods.iter().all(|pod| pod.run == *run);
-        Workload { run: run.clone(), settled: settled || hasty }
+        Workload { run: run.clone(), is_rolled_out: settled || hasty }
     });
     ObservedKeys {
         desired,
