@@ -14,8 +14,8 @@ use coder_k8s_api::CredentialBinding;
 use coder_k8s_coderd::{Client, CoderdError, ErrorKind, IdentifiedServer};
 use coder_k8s_core::{
     credential::{
-        CredentialKind, Decision, Effect, Intent, Listed as _, Listing, NameConflict, NextStep, Observed,
-        Proof, Query, Record, Secret,
+        CredentialKind, CredentialRef, Decision, Effect, Intent, Listed as _, Listing, NameConflict,
+        NextStep, Observed, Proof, Query, Record, Secret,
     },
     object::{self, Deletion},
     outcome::{Blocker, EventNote, Retry},
@@ -58,6 +58,15 @@ pub(crate) struct Interrupted(pub(crate) Option<Blocker>);
 
 /// The result of an effect.
 pub(crate) type Performed = Result<(), Interrupted>;
+
+/// A credential that coderd has made.
+pub(crate) struct Made<K: CredentialKind> {
+    pub(crate) credential: CredentialRef<K::Details>,
+    /// The record with its UUID.
+    pub(crate) record: Record<K::Details>,
+    /// coderd shows it this once.
+    pub(crate) material: SecretString,
+}
 
 /// What the operator does differently for each kind of credential.
 pub(crate) trait Managed: CredentialKind {
@@ -109,14 +118,14 @@ pub(crate) trait Managed: CredentialKind {
     async fn delete(client: &Client, scope: &Self::Scope, name: &str, id: &str) -> Result<(), CoderdError>;
     /// Answers a query of this kind alone, and notes the answer. A failure is an answer too.
     async fn ask(this: &mut Reconciler<Self>, query: Self::Query);
-    /// Makes what was announced, records its UUID and stores its material.
+    /// Makes what was announced. The material is to be stored in this Secret, which was decided on in this version.
     async fn make(
         this: &mut Reconciler<Self>,
         pending: Intent<Self::Details>,
         settings: Self::Settings,
         secret: &SecretDataRef,
         version: &Version,
-    ) -> Performed;
+    ) -> Result<Made<Self>, Interrupted>;
     /// Performs an effect of this kind alone.
     async fn act(this: &mut Reconciler<Self>, effect: Self::Effect) -> Performed;
 }
@@ -364,7 +373,13 @@ impl<K: Managed> Reconciler<K> {
             Effect::AddFinalizer => {}
             Effect::Make { pending, settings, secret, version } => {
                 self.ctx.verify_schedule.note_asked(&self.key);
-                K::make(self, *pending, settings, &secret, &version).await?;
+                let made = K::make(self, *pending, settings, &secret, &version).await?;
+                let Made { credential, record, material } = made;
+                // The UUID goes to the status first, which makes the credential ours beyond doubt.
+                if record != self.observed.record {
+                    self.record(&record).await?;
+                }
+                self.store(&secret, &version, Some(&material), &K::marks(&credential)).await?;
             }
             Effect::Delete { scope, name, id } => self.delete(&scope, &name, &id).await?,
             Effect::Own(effect) => K::act(self, effect).await?,

@@ -14,7 +14,7 @@ use coder_k8s_coderd::{
     Client, CoderdError, Daemon, DaemonFilter, ErrorKind, IdentifiedServer, ListedProvisionerKey,
 };
 use coder_k8s_core::{
-    credential::{CredentialKind as _, NameConflict},
+    credential::NameConflict,
     object::{self, Deletion},
     provisioner::{
         self, Observed,
@@ -38,7 +38,7 @@ use secrecy::SecretString;
 use crate::{
     coderd::{
         credential::{
-            Interrupted, Managed, Performed, Reconciler, deployment_id_of, older_claimant, workload,
+            Interrupted, Made, Managed, Performed, Reconciler, deployment_id_of, older_claimant, workload,
         },
         targets::{self, Connections, other_deployment},
     },
@@ -208,9 +208,9 @@ impl Managed for Keys {
         this: &mut KeyReconciler,
         pending: KeyIntent,
         tags: Tags,
-        place: &SecretDataRef,
-        version: &Version,
-    ) -> Performed {
+        _: &SecretDataRef,
+        _: &Version,
+    ) -> Result<Made<Self>, Interrupted> {
         let key = pending.credential;
         let client = this.maker(&key.target).await?;
         let organization = key.details.organization.word();
@@ -219,8 +219,18 @@ impl Managed for Keys {
         tracing::info!("created provisioner key {} in coderd", key.name);
         this.ctx.verify_schedule.created(&this.key);
         this.observed.listings.clear();
+        // coderd answers with the material alone.
         let listed = client.provisioner_keys(organization).await;
-        store_made(this, key, &material, listed, place, version).await
+        let listed = listed.map_err(|error| Interrupted(Some(this.failed(&error))))?;
+        let Some(made) = listed.into_iter().find(|made| made.name == key.name) else {
+            return Err(this.outdated());
+        };
+        let credential = KeyRef { id: Some(made.id), ..key };
+        let mut record = this.observed.record.clone();
+        if let Some(pending) = &mut record.pending {
+            pending.credential.id.clone_from(&credential.id);
+        }
+        Ok(Made { credential, record, material })
     }
 
     async fn act(_: &mut KeyReconciler, effect: Infallible) -> Performed {
@@ -241,29 +251,6 @@ async fn organization(this: &mut KeyReconciler) -> Result<Option<String>, Blocke
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(this.failed(&error)),
     }
-}
-
-/// Stores a key that was made. Its UUID comes from a listing: coderd answers with the material alone. The UUID goes to the
-/// status first, which makes the key ours beyond doubt.
-async fn store_made(
-    this: &mut KeyReconciler,
-    key: KeyRef,
-    material: &SecretString,
-    listed: Result<Vec<ListedProvisionerKey>, CoderdError>,
-    place: &SecretDataRef,
-    version: &Version,
-) -> Performed {
-    let listed = listed.map_err(|error| Interrupted(Some(this.failed(&error))))?;
-    let Some(made) = listed.into_iter().find(|made| made.name == key.name) else {
-        return Err(this.outdated());
-    };
-    let mut record = this.observed.record.clone();
-    if let Some(pending) = &mut record.pending {
-        pending.credential.id = Some(made.id.clone());
-    }
-    this.record(&record).await?;
-    let marks = Keys::marks(&KeyRef { id: Some(made.id), ..key });
-    this.store(place, version, Some(material), &marks).await
 }
 
 /// Data keys as the annotation lists them.

@@ -14,7 +14,7 @@ use coder_k8s_coderd::{
     Client, CoderdError, ErrorKind, IdentifiedServer, Proxy, ProxySettings, RegisteredProxy,
 };
 use coder_k8s_core::{
-    credential::{CredentialKind as _, NameConflict},
+    credential::NameConflict,
     object::{self, Deletion},
     outcome::Blocker,
     provisioner::names::checksum,
@@ -42,7 +42,7 @@ use crate::{
     coderd::{
         blocker_at,
         credential::{
-            Interrupted, Managed, Performed, Reconciler, deployment_id_of, older_claimant, workload,
+            Interrupted, Made, Managed, Performed, Reconciler, deployment_id_of, older_claimant, workload,
         },
         targets,
     },
@@ -179,14 +179,14 @@ impl Managed for Registrations {
         match query {}
     }
 
-    /// Registers the proxy as announced, or gives it another token, and stores the token.
+    /// Registers the proxy as announced, or gives it another token.
     async fn make(
         this: &mut RegistrationReconciler,
         pending: RegistrationIntent,
         settings: ProxyProfile,
         place: &SecretDataRef,
         version: &Version,
-    ) -> Performed {
+    ) -> Result<Made<Self>, Interrupted> {
         let RegistrationRef { id: known, name, target, details: _ } = &pending.credential;
         let client = this.maker(target).await?;
         // Another token ends the one in the Secret, which must still be the Secret that was decided on.
@@ -216,16 +216,12 @@ impl Managed for Registrations {
         let Some(token) = token else { return Err(this.outdated()) };
         tracing::info!("coderd gave a token for workspace proxy {}", proxy.name);
         let id = Some(proxy.id.to_ascii_lowercase());
-        let current = RegistrationRef::new(id.clone(), proxy.name, target.clone());
-        store_made(
-            this,
-            current,
-            RegistrationIntent { credential: RegistrationRef { id, ..pending.credential }, ..pending },
-            &token,
-            place,
-            version,
-        )
-        .await
+        let credential = RegistrationRef::new(id.clone(), proxy.name, target.clone());
+        let pending =
+            RegistrationIntent { credential: RegistrationRef { id, ..pending.credential }, ..pending };
+        let (current, pending) = (Some(credential.clone()), Some(pending));
+        let record = RegistrationRecord { current, pending, ..this.observed.record.clone() };
+        Ok(Made { credential, record, material: token })
     }
 
     /// Changes what a registration is called.
@@ -238,24 +234,6 @@ impl Managed for Registrations {
         tracing::info!("updated workspace proxy {} in coderd", updated.proxy.name);
         Ok(())
     }
-}
-
-/// Stores a token. The UUID of its registration goes to the status first.
-async fn store_made(
-    this: &mut RegistrationReconciler,
-    current: RegistrationRef,
-    pending: RegistrationIntent,
-    token: &SecretString,
-    place: &SecretDataRef,
-    version: &Version,
-) -> Performed {
-    let marks = Registrations::marks(&current);
-    let (current, pending) = (Some(current), Some(pending));
-    let record = RegistrationRecord { current, pending, ..this.observed.record.clone() };
-    if record != this.observed.record {
-        this.record(&record).await?;
-    }
-    this.store(place, version, Some(token), &marks).await
 }
 
 async fn is_unchanged(this: &RegistrationReconciler, place: &SecretDataRef, version: &Version) -> bool {

@@ -310,7 +310,10 @@ impl TokenProtocol<'_, '_> {
                 first_user::remove_tokens(plane, client, "me", Some(token_id(token))).await
             }
             (AccessMethod::Postgres, _, Some(token)) => database::keep_only(plane, token).await,
-            _ => Ok(()),
+            // No token was created, or none was accepted.
+            (AccessMethod::FirstUser | AccessMethod::Postgres, _, _) | (AccessMethod::TokenSecret, _, _) => {
+                Ok(())
+            }
         }
     }
 
