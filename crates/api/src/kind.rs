@@ -42,3 +42,17 @@ impl CoderKind {
         Self::ALL.iter().copied().find(|kind| kind.as_str() == name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_of_the_crds() {
+        let crds = crate::crds();
+        let kinds: Vec<_> = crds.iter().map(|crd| crd.spec.names.kind.as_str()).collect();
+        let resources: Vec<_> = crds.iter().map(|crd| crd.spec.names.plural.as_str()).collect();
+        assert_eq!(kinds, CoderKind::ALL.iter().map(|kind| kind.as_str()).collect::<Vec<_>>());
+        assert_eq!(resources, CoderKind::RESOURCES);
+    }
+}

@@ -6,7 +6,8 @@ pub const GROUP: &str = "coder.com";
 /// API version of the three kinds. There is no other.
 pub const VERSION: &str = "v1alpha1";
 
-/// Field manager of every server-side apply. Never another one, so that a field that is no longer applied is removed.
+/// Field manager of every server-side apply but one, so that a field that is no longer applied is removed: `<this>-scaling`
+/// takes over the replicas of a Deployment that an autoscaler is to own.
 pub const FIELD_MANAGER: &str = "coder-k8s";
 /// Name of the Lease of the leading instance. The Go operator uses the same, so that the two never run at the same
 /// time.
@@ -53,7 +54,7 @@ pub mod component {
 pub mod finalizer {
     /// Guards workspace RBAC in other namespaces and the operator token in coderd.
     pub const CONTROL_PLANE: &str = "coder.com/workspace-rbac-cleanup";
-    /// Guards the provisioner keys of a pool in coderd.
+    /// Guards the provisioner keys of a pool in coderd, and its workspace RBAC in other namespaces.
     pub const PROVISIONER: &str = "coder.com/provisioner-key-cleanup";
     /// Guards the registration of a workspace proxy in coderd.
     pub const WORKSPACE_PROXY: &str = "coder.com/workspace-proxy-cleanup";
@@ -67,7 +68,8 @@ pub mod annotation {
     /// On an object that the operator does not own: hands it over to the object that the value names as
     /// `<kind>/<name>`.
     pub const ADOPT_BY: &str = "coder.com/adopt-by";
-    /// On one of the three kinds: `true` stops all writes for this object.
+    /// On one of the three kinds: `true` stops all writes for this object, but for its status and the end of
+    /// workspace RBAC that lost its consent.
     pub const PAUSED: &str = "coder.com/paused";
     /// On pods: checksum of the Secrets and ConfigMaps that they read at their start. A change rolls the pods.
     pub const CONFIG_CHECKSUM: &str = "coder.com/config-checksum";

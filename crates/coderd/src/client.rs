@@ -26,7 +26,7 @@ use crate::{
     error::{CoderdError, ErrorKind, Outage, Result},
     request::{Auth, Call, Request},
     request_budget::{BudgetKey, CallOutcome, Permit, RequestBudget},
-    server::{BadTarget, Origin, Target},
+    server::{BadEndpoint, Endpoint, Origin},
 };
 
 const SESSION_TOKEN: &str = "coder-session-token";
@@ -79,7 +79,7 @@ impl fmt::Debug for Client {
 
 impl Client {
     /// A client without a token. Sends nothing.
-    pub(crate) fn anonymous(shared: &Arc<Shared>, target: &Target) -> Result<Self, BadTarget> {
+    pub(crate) fn anonymous(shared: &Arc<Shared>, target: &Endpoint) -> Result<Self, BadEndpoint> {
         let origin = Origin::parse(&target.url)?;
         let pool = shared.pool(&origin, target.ca.as_deref())?;
         let budget = shared.budgets.get(BudgetKey::new(target, &origin));
@@ -98,15 +98,15 @@ impl Client {
         self.limits.timeout.map_or(deadline, |timeout| timeout.min(deadline))
     }
 
-    pub(crate) fn with_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
+    pub(crate) fn with_token(&self, token: &SecretString) -> Result<Self, BadEndpoint> {
         let token: SecretString = token.expose_secret().trim().into();
-        header_value(&token).ok_or(BadTarget::Token)?;
+        header_value(&token).ok_or(BadEndpoint::Token)?;
         Ok(Self { token: Some(token), bypass_refused: Arc::default(), ..self.clone() })
     }
 
     /// The same server with any token that a test likes, whoever the server is.
     #[cfg(feature = "test-util")]
-    pub fn with_any_token(&self, token: &SecretString) -> Result<Self, BadTarget> {
+    pub fn with_any_token(&self, token: &SecretString) -> Result<Self, BadEndpoint> {
         self.with_token(token)
     }
 

@@ -33,7 +33,7 @@ use crate::{
     },
     request::Call,
     request_budget::RequestBudgets,
-    server::{BadTarget, Origin, Server, Target},
+    server::{BadEndpoint, Endpoint, Origin, Server},
 };
 
 const USER_AGENT: &str = concat!("coder-k8s/", env!("CARGO_PKG_VERSION"));
@@ -172,7 +172,7 @@ impl Connector {
     }
 
     /// The server at an address. Sends nothing.
-    pub fn server(&self, target: &Target) -> Result<Server, BadTarget> {
+    pub fn server(&self, target: &Endpoint) -> Result<Server, BadEndpoint> {
         Client::anonymous(&self.shared, target).map(Server::new)
     }
 
@@ -180,9 +180,9 @@ impl Connector {
     #[cfg(feature = "test-util")]
     pub fn client(
         &self,
-        target: &Target,
+        target: &Endpoint,
         token: Option<&secrecy::SecretString>,
-    ) -> Result<Client, BadTarget> {
+    ) -> Result<Client, BadEndpoint> {
         let client = Client::anonymous(&self.shared, target)?;
         token.map_or(Ok(client.clone()), |token| client.with_token(token))
     }
@@ -205,7 +205,11 @@ struct PoolKey {
 
 impl Shared {
     /// Returns the connection pool for an origin and a CA as PEM. Fails if the CA cannot be used.
-    pub(crate) fn pool(&self, origin: &Origin, ca: Option<&[u8]>) -> Result<Arc<reqwest::Client>, BadTarget> {
+    pub(crate) fn pool(
+        &self,
+        origin: &Origin,
+        ca: Option<&[u8]>,
+    ) -> Result<Arc<reqwest::Client>, BadEndpoint> {
         let ca = ca.filter(|_| origin.https);
         let Settings { addresses, resolver, .. } = self.settings.clone();
         let resolver = CheckedResolver { addresses, resolver, port: origin.port };
@@ -219,8 +223,8 @@ fn build_pool(
     https: bool,
     ca: Option<&[u8]>,
     resolver: CheckedResolver,
-) -> Result<reqwest::Client, BadTarget> {
-    let unusable = |error: reqwest::Error| BadTarget::Authorities(answer::cause(&error));
+) -> Result<reqwest::Client, BadEndpoint> {
+    let unusable = |error: reqwest::Error| BadEndpoint::Authorities(answer::cause(&error));
     // The roots of the system are loaded here, for the first server that needs them, and never at the start: an operator
     // whose servers all have a CA of their own, or none, runs without any.
     let uses_system_roots = https && ca.is_none();
@@ -239,7 +243,8 @@ fn build_pool(
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS);
     builder = match ca {
         Some(pem) => {
-            let all = authorities::certificates(pem).map_err(|why| BadTarget::Authorities(why.to_owned()))?;
+            let all =
+                authorities::certificates(pem).map_err(|why| BadEndpoint::Authorities(why.to_owned()))?;
             let all: Result<Vec<_>, _> = all.iter().map(|one| Certificate::from_der(one)).collect();
             builder.tls_certs_only(all.map_err(unusable)?)
         }
@@ -248,7 +253,7 @@ fn build_pool(
     };
     builder.build().map_err(|error| {
         if uses_system_roots {
-            BadTarget::NoSystemAuthorities(answer::cause(&error))
+            BadEndpoint::NoSystemAuthorities(answer::cause(&error))
         } else {
             unusable(error)
         }

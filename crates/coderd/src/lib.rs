@@ -39,7 +39,7 @@ pub use provisioning::{
 pub use proxies::{Proxy, ProxyHealth, ProxySettings, RegisteredProxy};
 pub use request::Call;
 pub use server::{
-    BadTarget, BoundToken, BuildInfo, CredentialError, IdentifiedServer, Server, Target, is_https,
+    BadEndpoint, BoundToken, BuildInfo, CredentialError, Endpoint, IdentifiedServer, Server, is_https,
     is_same_server,
 };
 pub use users::{FirstUser, IssuedToken, NewFirstUser, NewUser, Organization, Token, User};

@@ -25,7 +25,7 @@ use crate::{
         MAX_IDLE_BUDGETS, MAX_REQUESTS_IN_FLIGHT, PROBE_DELAY, RATE_LIMIT_DELAY_MAX, UNREACHABLE_DELAY_MAX,
         UNREACHABLE_DELAY_MIN,
     },
-    server::{Origin, Target},
+    server::{Endpoint, Origin},
 };
 
 /// What a budget is for.
@@ -40,7 +40,7 @@ pub(crate) struct BudgetKey {
 }
 
 impl BudgetKey {
-    pub(crate) fn new(target: &Target, origin: &Origin) -> Self {
+    pub(crate) fn new(target: &Endpoint, origin: &Origin) -> Self {
         let ca = target.ca.as_deref().filter(|_| origin.https);
         Self {
             tenant: target.tenant.clone(),
@@ -241,7 +241,7 @@ mod tests {
 
     fn key(tenant: &str, url: &str, ca: Option<&str>) -> BudgetKey {
         let ca = ca.map(|pem| pem.as_bytes().to_vec());
-        let target = Target { url: url.to_owned(), ca, tenant: tenant.to_owned() };
+        let target = Endpoint { url: url.to_owned(), ca, tenant: tenant.to_owned() };
         BudgetKey::new(&target, &Origin::parse(url).unwrap())
     }
 

@@ -24,7 +24,7 @@ use crate::{
 
 /// Where a coderd is, and which certificates prove it. `Debug` shows scheme, host and port alone.
 #[derive(Clone)]
-pub struct Target {
+pub struct Endpoint {
     /// `http` or `https`, host and port. A path is left out: coderd has none.
     pub url: String,
     /// Certificate authorities as PEM. With them, only they are trusted; without, those of the system.
@@ -34,15 +34,15 @@ pub struct Target {
     pub tenant: String,
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { url, ca, tenant: _ } = self;
         let url = Origin::parse(url).map_or_else(|bad| format!("({bad})"), |origin| origin.url.to_string());
-        f.debug_struct("Target").field("url", &url).field("ca", &ca.is_some()).finish()
+        f.debug_struct("Endpoint").field("url", &url).field("ca", &ca.is_some()).finish()
     }
 }
 
-impl Target {
+impl Endpoint {
     /// A server at this URL, without a credential, on behalf of nobody.
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), ca: None, tenant: String::new() }
@@ -51,7 +51,7 @@ impl Target {
 
 /// Why a target cannot be used. Does not quote it: a URL may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadTarget {
+pub enum BadEndpoint {
     /// Not a URL.
     #[error("not a URL: {0}")]
     Url(url::ParseError),
@@ -89,27 +89,27 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    pub(crate) fn parse(text: &str) -> Result<Self, BadTarget> {
-        let mut url = Url::parse(text.trim()).map_err(BadTarget::Url)?;
+    pub(crate) fn parse(text: &str) -> Result<Self, BadEndpoint> {
+        let mut url = Url::parse(text.trim()).map_err(BadEndpoint::Url)?;
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(BadTarget::Credentials);
+            return Err(BadEndpoint::Credentials);
         }
         let https = match url.scheme() {
             "http" => false,
             "https" => true,
-            _ => return Err(BadTarget::Scheme),
+            _ => return Err(BadEndpoint::Scheme),
         };
-        let port = url.port_or_known_default().ok_or(BadTarget::Scheme)?;
+        let port = url.port_or_known_default().ok_or(BadEndpoint::Scheme)?;
         let literal = match url.host() {
             Some(Host::Domain(name)) if !name.is_empty() => None,
             Some(Host::Ipv4(ip)) => Some(ip.into()),
             Some(Host::Ipv6(ip)) => Some(ip.into()),
-            _ => return Err(BadTarget::Scheme),
+            _ => return Err(BadEndpoint::Scheme),
         };
         url.set_path("");
         url.set_query(None);
         url.set_fragment(None);
-        let authority = authority(&url).ok_or(BadTarget::Scheme)?;
+        let authority = authority(&url).ok_or(BadEndpoint::Scheme)?;
         Ok(Self { url, authority, port, https, literal })
     }
 }
@@ -211,7 +211,7 @@ pub enum CredentialError {
     OtherDeployment,
     /// The token cannot be sent at all.
     #[error(transparent)]
-    BadToken(#[from] BadTarget),
+    BadToken(#[from] BadEndpoint),
 }
 
 /// A server that said which deployment it is.
@@ -273,14 +273,14 @@ mod tests {
     #[test]
     fn targets_that_cannot_work_are_refused_without_quoting_them() {
         for (text, expected) in [
-            ("coder.example", BadTarget::Url(url::ParseError::RelativeUrlWithoutBase)),
-            ("ftp://coder.example", BadTarget::Scheme),
-            ("unix:/run/coder", BadTarget::Scheme),
-            ("https://admin:hunter2@coder.example", BadTarget::Credentials),
+            ("coder.example", BadEndpoint::Url(url::ParseError::RelativeUrlWithoutBase)),
+            ("ftp://coder.example", BadEndpoint::Scheme),
+            ("unix:/run/coder", BadEndpoint::Scheme),
+            ("https://admin:hunter2@coder.example", BadEndpoint::Credentials),
         ] {
             let error = Origin::parse(text).unwrap_err();
             assert_eq!(error, expected, "{text}");
-            let shown = format!("{error} {:?}", Target::new(text));
+            let shown = format!("{error} {:?}", Endpoint::new(text));
             assert!(!shown.contains("hunter2"), "{shown}");
         }
     }

@@ -51,7 +51,8 @@ impl Cleanup {
         self.limit / 4
     }
 
-    /// How long the token of a control plane is kept for those who still clean up with it. The rest is for its own revocation.
+    /// Whether the token of a control plane is still kept for pools and proxies that clean up with it: for two thirds of the
+    /// time. The rest is for its own revocation.
     pub fn may_wait_for_dependents(self) -> bool {
         self.left > self.limit / 3
     }

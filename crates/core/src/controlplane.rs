@@ -33,7 +33,7 @@ use crate::{
     jobs::JobsVerdict,
     object,
     outcome::{ActResult, Blocker},
-    pod::{self, Needs, Server},
+    pod::{self, Needs, Serving},
     service::{self, HTTP},
     sources::SourceContents,
     workload::{self, Accounts, Rollout},
@@ -217,7 +217,7 @@ pub fn build_deployment(observed: &Observed, sources: &SourceContents, ipv6: boo
         pod_annotations: [].into(),
         sources,
         prometheus: &spec.prometheus,
-        server: Some(Server {
+        serving: Some(Serving {
             http: HTTP,
             ipv6,
             tls: &spec.tls,

@@ -37,7 +37,7 @@ use crate::{
     object::Deletion,
     outcome::{Blocker, EventNote},
     target::{CoderdTarget, Obstacle, SecretDataRef, Version},
-    workload::{Run, Workload},
+    workload::{PodCredential, Workload},
 };
 
 /// What differs between the kinds of credentials.
@@ -167,7 +167,7 @@ pub struct Decision<K: CredentialKind> {
     /// The one thing to do next.
     pub next: NextStep<K>,
     /// What pods run with. None: there is no credential for them yet, or the object is being deleted.
-    pub run: Option<Run>,
+    pub pod_credential: Option<PodCredential>,
     /// What the conditions report.
     pub verdict: CredentialVerdict,
     /// When to reconcile again, if nothing else happens.
@@ -178,8 +178,8 @@ pub struct Decision<K: CredentialKind> {
 
 impl<K: CredentialKind> Decision<K> {
     /// Nothing is to be done.
-    pub(crate) fn rest(run: Option<Run>, verdict: CredentialVerdict) -> Self {
-        Self { next: NextStep::Done, run, verdict, again: None, events: Vec::new() }
+    pub(crate) fn rest(pod_credential: Option<PodCredential>, verdict: CredentialVerdict) -> Self {
+        Self { next: NextStep::Done, pod_credential, verdict, again: None, events: Vec::new() }
     }
 
     /// The same, with something to do.
@@ -198,8 +198,8 @@ impl<K: CredentialKind> Decision<K> {
 pub enum NextStep<K: CredentialKind> {
     /// Answer this and decide again.
     Ask(Query<K>),
-    /// Write the status. The reconcile ends.
-    Record(Box<Record<K::Details>>),
+    /// Write the status with this record, which the status of the kind does. The reconcile ends.
+    WriteStatus(Box<Record<K::Details>>),
     /// Perform this, read the Secrets again and decide again.
     Act(Box<Effect<K>>),
     /// Nothing is left in coderd, or events named what is left: the object may go.
@@ -211,7 +211,7 @@ pub enum NextStep<K: CredentialKind> {
 impl<K: CredentialKind> NextStep<K> {
     /// Whether another reconcile has something to do at once.
     pub fn continues(&self) -> bool {
-        matches!(self, Self::Record(_) | Self::Act(_) | Self::RemoveFinalizer)
+        matches!(self, Self::WriteStatus(_) | Self::Act(_) | Self::RemoveFinalizer)
     }
 }
 

@@ -108,7 +108,7 @@ impl LicenseGate {
     }
 
     /// The status of the condition that tells it.
-    pub fn state(&self) -> ConditionStatus {
+    pub fn condition_status(&self) -> ConditionStatus {
         match self.state {
             GateState::Open => ConditionStatus::True,
             // The Go operator sets False for both, and scripts wait for that.
@@ -420,7 +420,11 @@ mod tests {
         ] {
             let gate = know(&Published::default(), Some(&answer));
             assert_eq!((gate.reason, gate.state), (reason, state));
-            assert!(!gate.may_begin() && gate.again.is_some() && gate.state() == ConditionStatus::False);
+            assert!(
+                !gate.may_begin()
+                    && gate.again.is_some()
+                    && gate.condition_status() == ConditionStatus::False
+            );
         }
     }
 

@@ -30,7 +30,8 @@ pub fn selector_text<'a>(labels: impl IntoIterator<Item = (&'a String, &'a Strin
     labels.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
-/// Whether an annotation stops all writes for the object. It does not stop a deletion.
+/// Whether an annotation stops all writes for the object, but for its status and the end of workspace RBAC that lost its
+/// consent. It does not stop a deletion.
 pub fn is_paused<K: Resource>(object: &K) -> bool {
     let meta = object.meta();
     let paused = meta.annotations.as_ref().and_then(|all| all.get(annotation::PAUSED));

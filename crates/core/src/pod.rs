@@ -57,12 +57,12 @@ pub struct Needs<'a> {
     pub prometheus: &'a Prometheus,
     /// How the pods serve requests that come through a Service. None: they only connect to coderd, and have the longer
     /// grace period of a daemon.
-    pub server: Option<Server<'a>>,
+    pub serving: Option<Serving<'a>>,
 }
 
 /// How the pods of a kind serve requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Server<'a> {
+pub struct Serving<'a> {
     /// Port of HTTP.
     pub http: i32,
     /// Whether the pods have IPv6 addresses.
@@ -109,25 +109,25 @@ pub fn deployment(settings: &PodSettings, needs: Needs<'_>) -> Deployment {
         progress_deadline_seconds,
         restart_on_config_change: _,
     } = settings;
-    let Needs { server, prometheus, sources, .. } = needs;
+    let Needs { serving, prometheus, sources, .. } = needs;
     let no_tls = Tls::default();
-    let tls = server.map_or(&no_tls, |server| server.tls);
-    let default_grace = if server.is_some() { POD_GRACE_SECONDS } else { DAEMON_GRACE_SECONDS };
+    let tls = serving.map_or(&no_tls, |serving| serving.tls);
+    let default_grace = if serving.is_some() { POD_GRACE_SECONDS } else { DAEMON_GRACE_SECONDS };
     let grace = termination_grace_period_seconds.unwrap_or(default_grace);
     let mut container = needs.container;
-    if let Some(server) = server {
-        container.readiness_probe = probe(server.readiness, true, "/healthz", "http");
-        container.liveness_probe = probe(server.liveness, false, "/healthz", "http");
+    if let Some(serving) = serving {
+        container.readiness_probe = probe(serving.readiness, true, "/healthz", "http");
+        container.liveness_probe = probe(serving.liveness, false, "/healthz", "http");
     }
-    container.ports = some(ports(server, prometheus));
+    container.ports = some(ports(serving, prometheus));
     container.args = some([container.args.unwrap_or_default(), extra_args.clone()].concat());
-    let own_env = [container.env.unwrap_or_default(), shared_env(server, prometheus)].concat();
+    let own_env = [container.env.unwrap_or_default(), shared_env(serving, prometheus)].concat();
     container.env = some(merged_env(own_env, extra_env));
     container.env_from = some(env_from.clone());
     container.image_pull_policy = image_pull_policy.and_then(wire_text);
     container.resources.clone_from(resources);
     container.security_context = Some(security_context.clone().unwrap_or_else(secure));
-    container.lifecycle = lifecycle.clone().or_else(|| server.and_then(|_| drain(grace)));
+    container.lifecycle = lifecycle.clone().or_else(|| serving.and_then(|_| drain(grace)));
     let Files { volumes: own_volumes, mounts } = files::certificates(tls, &certs.secrets, volumes);
     container.volume_mounts = some(files::replaced(mounts, volume_mounts, |mount| &mount.mount_path));
     let pod = PodSpec {
@@ -139,7 +139,7 @@ pub fn deployment(settings: &PodSettings, needs: Needs<'_>) -> Deployment {
         security_context: pod_security_context.clone(),
         node_selector: some_map(node_selector),
         tolerations: some(tolerations.clone()),
-        affinity: affinity.clone().or_else(|| server.map(|_| apart(&needs.selector))),
+        affinity: affinity.clone().or_else(|| serving.map(|_| apart(&needs.selector))),
         topology_spread_constraints: some(topology_spread_constraints.clone()),
         priority_class_name: priority_class_name.as_ref().map(ToString::to_string),
         scheduler_name: scheduler_name.as_ref().map(ToString::to_string),
@@ -220,9 +220,9 @@ fn probe(settings: &ProbeSettings, by_default: bool, path: &str, port: &str) -> 
 }
 
 /// The TCP ports of the main container.
-fn ports(server: Option<Server<'_>>, prometheus: &Prometheus) -> Vec<ContainerPort> {
-    let http = server.map(|server| ("http", server.http));
-    let https = server.filter(Server::has_tls).map(|_| ("https", HTTPS));
+fn ports(serving: Option<Serving<'_>>, prometheus: &Prometheus) -> Vec<ContainerPort> {
+    let http = serving.map(|serving| ("http", serving.http));
+    let https = serving.filter(Serving::has_tls).map(|_| ("https", HTTPS));
     let metrics = prometheus.enabled.then_some(("prometheus-http", prometheus.port));
     let port = |(name, number): (&str, i32)| ContainerPort {
         name: Some(name.to_owned()),
@@ -234,11 +234,11 @@ fn ports(server: Option<Server<'_>>, prometheus: &Prometheus) -> Vec<ContainerPo
 }
 
 /// The variables that follow those of the kind: HTTPS, and metrics.
-fn shared_env(server: Option<Server<'_>>, prometheus: &Prometheus) -> Vec<EnvVar> {
-    let ipv6 = server.is_some_and(|server| server.ipv6);
+fn shared_env(serving: Option<Serving<'_>>, prometheus: &Prometheus) -> Vec<EnvVar> {
+    let ipv6 = serving.is_some_and(|serving| serving.ipv6);
     let mut all = Vec::new();
-    if let Some(server) = server.filter(Server::has_tls) {
-        all.extend(files::serving(server.tls, &listen(ipv6, HTTPS)));
+    if let Some(serving) = serving.filter(Serving::has_tls) {
+        all.extend(files::serving(serving.tls, &listen(ipv6, HTTPS)));
     }
     if prometheus.enabled {
         all.push(variable("CODER_PROMETHEUS_ENABLE", "true"));
@@ -247,7 +247,7 @@ fn shared_env(server: Option<Server<'_>>, prometheus: &Prometheus) -> Vec<EnvVar
     all
 }
 
-impl Server<'_> {
+impl Serving<'_> {
     fn has_tls(&self) -> bool {
         !self.tls.secret_names.is_empty()
     }
@@ -410,7 +410,13 @@ mod tests {
             pod_annotations: [("sum".to_owned(), "1".to_owned())].into(),
             sources: &sources,
             prometheus: &prometheus,
-            server: Some(Server { http: 8080, ipv6: false, tls: &tls, readiness: &probe, liveness: &probe }),
+            serving: Some(Serving {
+                http: 8080,
+                ipv6: false,
+                tls: &tls,
+                readiness: &probe,
+                liveness: &probe,
+            }),
         };
         serde_json::to_value(deployment(&serde_json::from_value(settings).unwrap(), needs)).unwrap()
     }

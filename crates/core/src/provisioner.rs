@@ -26,7 +26,7 @@ use kube::ResourceExt;
 
 use self::{
     daemons::DaemonHealth,
-    keys::{CONDITIONS, Decision, NextStep, Run, tags},
+    keys::{CONDITIONS, Decision, NextStep, PodCredential, tags},
 };
 use crate::{
     condition::Conditions,
@@ -130,13 +130,10 @@ impl Observed {
     }
 }
 
-/// The address that daemons connect to: the Service, by HTTP where it has a certificate of its own.
+/// The address that daemons and proxies connect to: the Service, by HTTP even if coderd serves HTTPS, because its
+/// certificate need not name the Service and their pods need not trust it.
 pub fn pods_url(plane: &CoderControlPlane) -> String {
-    if plane.spec.tls.secret_names.is_empty() {
-        access_url::cluster_url(plane)
-    } else {
-        access_url::http_url(plane)
-    }
+    access_url::http_url(plane)
 }
 
 /// Decides what is to be done.
@@ -184,7 +181,11 @@ const KEY_VARIABLE: &str = "CODER_PROVISIONER_DAEMON_KEY";
 const URL_VARIABLE: &str = "CODER_URL";
 
 /// The Deployment, given what pods are to run with. None: no image is known yet.
-pub fn build_deployment(observed: &Observed, sources: &SourceContents, run: &Run) -> Option<Deployment> {
+pub fn build_deployment(
+    observed: &Observed,
+    sources: &SourceContents,
+    pod_credential: &PodCredential,
+) -> Option<Deployment> {
     let spec = &observed.object.spec;
     let name = observed.object.name_any();
     let container = Container {
@@ -195,8 +196,8 @@ pub fn build_deployment(observed: &Observed, sources: &SourceContents, run: &Run
         args: Some(vec!["provisioner".to_owned(), "start".to_owned()]),
         // Neither an organization nor tags: coderd takes both from the key, and the daemon refuses to start with them.
         env: Some(vec![
-            variable(URL_VARIABLE, run.url.clone()),
-            pod::secret_variable(KEY_VARIABLE, &run.secret),
+            variable(URL_VARIABLE, pod_credential.url.clone()),
+            pod::secret_variable(KEY_VARIABLE, &pod_credential.secret),
             pod::field("POD_NAME", "metadata.name"),
             pod::field("POD_UID", "metadata.uid"),
             variable(DAEMON_NAME, names::daemon(&name)),
@@ -210,10 +211,10 @@ pub fn build_deployment(observed: &Observed, sources: &SourceContents, run: &Run
         container,
         service_account: observed.service_account(),
         annotations: [].into(),
-        pod_annotations: [(annotation::KEY_CHECKSUM.to_owned(), run.checksum.clone())].into(),
+        pod_annotations: [(annotation::KEY_CHECKSUM.to_owned(), pod_credential.checksum.clone())].into(),
         sources,
         prometheus: &spec.prometheus,
-        server: None,
+        serving: None,
     };
     Some(pod::deployment(&spec.pod, needs))
 }
@@ -224,8 +225,8 @@ pub fn own_url(pool: &CoderProvisioner) -> bool {
 }
 
 /// What the pods of a template run with. None: it is not that of a pool.
-pub fn run_of(template: &PodTemplateSpec) -> Option<Run> {
-    Run::of(template, CONTAINER, annotation::KEY_CHECKSUM, KEY_VARIABLE, URL_VARIABLE)
+pub fn pod_credential_of(template: &PodTemplateSpec) -> Option<PodCredential> {
+    PodCredential::of(template, CONTAINER, annotation::KEY_CHECKSUM, KEY_VARIABLE, URL_VARIABLE)
 }
 
 /// What came of a plan.
@@ -255,7 +256,7 @@ pub fn status(
     observed: &Observed,
     plan: &Plan,
     outcome: &Outcome,
-    key: &Decision,
+    decision: &Decision,
     daemons: &DaemonHealth,
     now: Timestamp,
 ) -> CoderProvisionerStatus {
@@ -263,7 +264,7 @@ pub fn status(
     let generation = object.metadata.generation;
     let before = object.status.clone().unwrap_or_default();
     let mut next = before.clone();
-    if let NextStep::Record(record) = &key.next {
+    if let NextStep::WriteStatus(record) = &decision.next {
         record.write(&mut next);
     }
     show_tags(object, &mut next);
@@ -275,7 +276,8 @@ pub fn status(
     if object::is_deleting(object) {
         let grant_blockers = || outcome.grant_blockers.first().map(|(_, failure)| failure);
         let failure = outcome.done.failures.first().or_else(grant_blockers);
-        let workload = credential::deleting(&before.workload, generation, conditions, failure, &key.verdict);
+        let workload =
+            credential::deleting(&before.workload, generation, conditions, failure, &decision.verdict);
         return CoderProvisionerStatus { workload, ..next };
     }
     let plane = object.spec.control_plane_ref.name.as_str();
@@ -284,15 +286,15 @@ pub fn status(
     let license_gate::LicenseGate { reason: why, message, .. } = &observed.gate;
     conditions.set(
         condition_type::EXTERNAL_PROVISIONERS_ENTITLED,
-        observed.gate.state(),
+        observed.gate.condition_status(),
         *why,
         message.clone(),
     );
-    key.verdict.set_conditions(&mut conditions, &CONDITIONS);
+    decision.verdict.set_conditions(&mut conditions, &CONDITIONS);
     let said_ready =
         conditions.said(condition_type::PROVISIONER_KEY_READY).is_some_and(|c| c.status == "True");
     let standing = CredentialStanding {
-        verdict: &key.verdict,
+        verdict: &decision.verdict,
         said_good: said_ready,
         gate: Some(&observed.gate),
         can_run: outcome.deployment.is_some() || observed.image().is_some(),

@@ -10,8 +10,8 @@ const TOKEN: &str = "token";
 pub struct CoderdTarget {
     /// The control plane that leads there. Empty: the address alone does.
     pub control_plane: String,
-    /// Address that the pods connect to. The operator uses it only if the control plane is gone, and otherwise asks
-    /// `targets::server_of`.
+    /// Address that the pods connect to. The operator calls it only where no control plane is named, or the named one is
+    /// gone, and otherwise asks `targets::server_of`.
     pub url: String,
     /// The ID that the coderd reports of itself. None: recorded by the Go operator, which did not ask.
     pub deployment_id: Option<String>,

@@ -51,14 +51,14 @@ pub struct Children {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Workload {
     /// What its pods run with.
-    pub run: Run,
+    pub pod_credential: PodCredential,
     /// Whether its rollout is complete, or no pod is asked for and none is left.
     pub is_rolled_out: bool,
 }
 
 /// The Secret, checksum and URL in a pod template: which credential its pods use, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Run {
+pub struct PodCredential {
     /// Where they read their key or token.
     pub secret: SecretDataRef,
     /// The checksum on them.
@@ -67,7 +67,7 @@ pub struct Run {
     pub url: String,
 }
 
-impl Run {
+impl PodCredential {
     /// What the pods of a template run with: the checksum in this annotation, and the Secret and the address that these
     /// variables of the container name. None: it has no such container.
     pub(crate) fn of(

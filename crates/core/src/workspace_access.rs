@@ -225,7 +225,7 @@ impl Plan {
 }
 
 /// The namespaces that are asked for: the object's own first, each once.
-pub fn targets(rbac: &WorkspaceRbac, own: &str) -> Vec<String> {
+pub fn asked_namespaces(rbac: &WorkspaceRbac, own: &str) -> Vec<String> {
     if !rbac.workspace_perms {
         return Vec::new();
     }
@@ -253,7 +253,7 @@ pub fn decide(
     if rbac.workspace_perms {
         plan.refused_rules = refused.iter().filter_map(refused_as).collect();
     }
-    for namespace in targets(rbac, &grantee.namespace) {
+    for namespace in asked_namespaces(rbac, &grantee.namespace) {
         let given = if namespace == grantee.namespace {
             Consent::Given
         } else {

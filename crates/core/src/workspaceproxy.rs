@@ -33,12 +33,12 @@ use crate::{
     license_gate::LicenseGate,
     names, object,
     outcome::{ActResult, Blocker},
-    pod::{self, Needs, Server, variable},
+    pod::{self, Needs, Serving, variable},
     provisioner::pods_url,
     service,
     sources::SourceContents,
     target::SecretDataRef,
-    workload::{self, Accounts, Rollout, Run},
+    workload::{self, Accounts, PodCredential, Rollout},
 };
 
 pub use crate::workload::Children;
@@ -203,7 +203,7 @@ const DERP: &str = "CODER_DERP_SERVER_ENABLE";
 pub fn build_deployment(
     observed: &Observed,
     sources: &SourceContents,
-    run: &Run,
+    pod_credential: &PodCredential,
     ipv6: bool,
 ) -> Option<Deployment> {
     let spec = &observed.object.spec;
@@ -216,11 +216,11 @@ pub fn build_deployment(
         // The entrypoint of the image starts a server.
         command: Some(vec!["coder".to_owned()]),
         args: Some(args.into_iter().chain(derp_only).collect()),
-        env: Some(environment(observed, sources, run, ipv6)),
+        env: Some(environment(observed, sources, pod_credential, ipv6)),
         ..Container::default()
     };
     // A token that a person supplies has no checksum.
-    let checksum = Some(run.checksum.clone()).filter(|checksum| !checksum.is_empty());
+    let checksum = Some(pod_credential.checksum.clone()).filter(|checksum| !checksum.is_empty());
     let needs = Needs {
         name: names::proxy_child(&observed.object.name_any()),
         selector: observed.selector(),
@@ -234,7 +234,7 @@ pub fn build_deployment(
             .collect(),
         sources,
         prometheus: &spec.prometheus,
-        server: Some(Server {
+        serving: Some(Serving {
             http: HTTP,
             ipv6,
             tls: &spec.tls,
@@ -246,9 +246,17 @@ pub fn build_deployment(
 }
 
 /// The operator's variables. The first two are where the Go operator puts them.
-fn environment(observed: &Observed, sources: &SourceContents, run: &Run, ipv6: bool) -> Vec<EnvVar> {
+fn environment(
+    observed: &Observed,
+    sources: &SourceContents,
+    pod_credential: &PodCredential,
+    ipv6: bool,
+) -> Vec<EnvVar> {
     let spec = &observed.object.spec;
-    let mut all = vec![variable(PRIMARY, run.url.clone()), pod::secret_variable(TOKEN_VARIABLE, &run.secret)];
+    let mut all = vec![
+        variable(PRIMARY, pod_credential.url.clone()),
+        pod::secret_variable(TOKEN_VARIABLE, &pod_credential.secret),
+    ];
     let derp = pod::find_variable(&spec.pod.extra_env, DERP).and_then(|entry| entry.value.as_deref());
     if !derp.is_some_and(|derp| derp.eq_ignore_ascii_case("false")) {
         // Replicas relay for each other by the addresses of their pods. Set for one too, so that scaling restarts no pod.
@@ -265,8 +273,8 @@ pub fn own_url(observed: &Observed) -> bool {
 }
 
 /// What the pods of a template run with. None: it is not that of a proxy.
-pub fn run_of(template: &PodTemplateSpec) -> Option<Run> {
-    Run::of(template, CONTAINER, annotation::PROXY_TOKEN_CHECKSUM, TOKEN_VARIABLE, PRIMARY)
+pub fn pod_credential_of(template: &PodTemplateSpec) -> Option<PodCredential> {
+    PodCredential::of(template, CONTAINER, annotation::PROXY_TOKEN_CHECKSUM, TOKEN_VARIABLE, PRIMARY)
 }
 
 /// What came of a plan.
@@ -299,7 +307,7 @@ pub fn status(
     let generation = object.metadata.generation;
     let before = object.status.clone().unwrap_or_default();
     let mut next = before.clone();
-    if let NextStep::Record(record) = &decision.next {
+    if let NextStep::WriteStatus(record) = &decision.next {
         record.write(&mut next);
     }
     let mut conditions = Conditions::new(&before.workload.conditions, generation, now);
@@ -385,7 +393,12 @@ fn set_entitled(conditions: &mut Conditions<'_>, observed: &Observed) {
     match &observed.gate {
         None => conditions.clear(condition_type::ENTITLED),
         Some(gate) => {
-            conditions.set(condition_type::ENTITLED, gate.state(), gate.reason, gate.message.clone());
+            conditions.set(
+                condition_type::ENTITLED,
+                gate.condition_status(),
+                gate.reason,
+                gate.message.clone(),
+            );
         }
     }
 }

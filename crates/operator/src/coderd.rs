@@ -3,8 +3,9 @@
 //! `core` decides about coderd: ask this, do this, or done. [`run_protocol`] drives the decisions about operator tokens and
 //! licenses; [`credential`] those about keys and registrations, which write the status and Secrets between two steps.
 //!
-//! Only [`targets`] makes a server of an address. Tokens are attached in three places: by its `Connections`, by the
-//! sync of a control plane (`Plane::client`) and by the daemon poll (`query.rs`). A credential can be attached only to
+//! Only [`targets`] makes a server of an address. Tokens are attached in four places: by its `Connections`, by the
+//! sync of a control plane (`Plane::client`; `first_user.rs` for a session that the server has just begun), and by the
+//! daemon poll (`query.rs`). A credential can be attached only to
 //! a server that has answered which deployment it is (`coder_k8s_coderd::IdentifiedServer`), so that no caller can
 //! send one elsewhere by mistake.
 

@@ -187,7 +187,7 @@ pub(crate) async fn control(
             grant_sweep::run(&ctx, stop()),
             consent_poll::run(&ctx, stop()),
             ctx.queue.run(options.concurrency, stop(), timeout, reconcile),
-            ctx.verify_schedule.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, reconcile),
+            ctx.dependents.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, reconcile),
             ctx.coderd_sync.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, sync),
             ctx.daemon_poller.schedule.queue.run(CODERD_CONCURRENCY, stop(), timeout, poll),
         );

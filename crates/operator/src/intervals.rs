@@ -1,13 +1,32 @@
-//! Fixed delays and timeouts of the controller and of `dev`. Each is named after what it delays or limits. Those of calls
-//! to coderd are beside their users; what a user can set with a flag is in `controller/options.rs`.
+//! Fixed delays and timeouts of the controller and of `dev`. Each is named after what it delays or limits. What a user can
+//! set with a flag is in `controller/options.rs`; the parts into which a deadline of clean-up is divided are in
+//! `core/cleanup.rs`.
 
 use std::time::Duration;
+
+use jiff::SignedDuration;
 
 /// How soon to check again a foreign object that has the name of a child. No watch shows it, because it lacks our label.
 pub(crate) const REQUEUE_FOREIGN: Duration = Duration::from_secs(5);
 
 /// How soon to reconcile again after this process wrote the object itself. As a rule the watch enqueues it earlier.
 pub(crate) const REQUEUE_OWN_WRITE: Duration = Duration::from_millis(50);
+
+/// How soon an exchange checks again whether the status records the token that it is about to create.
+pub(crate) const REQUEUE_AWAITING_RECORD: Duration = Duration::from_millis(50);
+
+/// How long after the control plane its dependents may be deleted and still find the token: one `kubectl delete` of a
+/// namespace or a manifest deletes one object after the other.
+pub(crate) const DELETED_TOGETHER: SignedDuration = SignedDuration::from_secs(3);
+
+/// The part of the verify interval after which a proxy that coderd reports as unhealthy is verified again.
+pub(crate) const UNHEALTHY_FACTOR: f64 = 0.1;
+
+/// How soon to check again whether the pods of a deleted pool have stopped.
+pub(crate) const REQUEUE_DRAINING: Duration = Duration::from_secs(1);
+
+/// How soon the next reconcile continues with the steps that one reconcile began.
+pub(crate) const REQUEUE_CONTINUE: Duration = Duration::from_millis(50);
 
 /// How long a deposed leader delays an object. The process ends before that.
 pub(crate) const REQUEUE_NOT_LEADING: Duration = Duration::from_secs(1);

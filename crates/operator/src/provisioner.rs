@@ -20,7 +20,7 @@ use coder_k8s_core::{
     provisioner::{
         self, Children, Desired, Observed, Outcome, Plan, build_deployment,
         daemons::DaemonHealth,
-        keys::{Blocker, Decision, KeyRecord, NextStep, Run},
+        keys::{Blocker, Decision, KeyRecord, NextStep, PodCredential},
         license_gate::{Feature, LicenseGate},
         names,
         scaling::ObservedScaling,
@@ -75,7 +75,7 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let next = ctx.finish(&key, &*observed.pool.object, &status, outcome.into_done(), started).await;
     ctx.daemon_poller.consider(&observed.pool.object, &health, ctx.now());
     let delays = [decision.again, observed.pool.gate.again, health.again()];
-    ctx.verify_schedule.requeue(&key, next, decision.next.continues(), 1.0, delays, retry)
+    ctx.dependents.requeue(&key, next, decision.next.continues(), 1.0, delays, retry)
 }
 
 struct Observation {
@@ -94,7 +94,7 @@ async fn observe(
     object: Arc<CoderProvisioner>,
     ctx: &Arc<Context>,
 ) -> Option<(Observation, KeyReconciler)> {
-    let verify_due = ctx.verify_schedule.is_due(key, &*object, condition_type::PROVISIONER_KEY_READY);
+    let verify_due = ctx.dependents.is_due(key, &*object, condition_type::PROVISIONER_KEY_READY);
     let record = object.status.as_ref().map(KeyRecord::of).unwrap_or_default();
     let recorded = record.current.as_ref().map(|key| &key.target);
     let mut connections = Connections::new(&*object, recorded, None);
@@ -225,18 +225,18 @@ async fn act(
         None => keys.owner.clone(),
     };
     // With the key that the pods have so far: scaling and updates do not wait for coderd.
-    let mut outcome = apply_children(observed, plan, &owner, keys.first_run.as_ref(), ctx).await;
+    let mut outcome = apply_children(observed, plan, &owner, keys.present_pod_credential.as_ref(), ctx).await;
     let decision = match daemons::drain(observed, &owner, ctx, &mut outcome.done).await {
         Some(draining) => draining,
         None => keys.run().await,
     };
     let (retry, bindings) = (keys.retry, keys.bindings());
     if keys.object_written {
-        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&keys.key, retry));
+        let requeue = retry.map(|retry| ctx.dependents.failed(&keys.object_key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
     }
-    if decision.run != keys.first_run {
-        roll_out(observed, &owner, decision.run.as_ref(), ctx, &mut outcome).await;
+    if decision.pod_credential != keys.present_pod_credential {
+        roll_out(observed, &owner, decision.pod_credential.as_ref(), ctx, &mut outcome).await;
     }
     outcome.grant_blockers.extend(observation.unknown_consent.iter().cloned());
     if set_finalizer(observed, plan, &decision, ctx, &mut outcome).await {
@@ -252,14 +252,14 @@ async fn apply_children(
     observed: &Observed,
     plan: &Plan,
     owner: &Owner,
-    run: Option<&Run>,
+    pod_credential: Option<&PodCredential>,
     ctx: &Context,
 ) -> Outcome {
     let mut outcome = Outcome { deployment: observed.children.deployment.clone(), ..Outcome::default() };
     let children = async {
         let Some(desired) = &plan.desired else { return };
         children::apply_accounts(&desired.accounts, owner, ctx, &mut outcome.done).await;
-        roll_out(observed, owner, run, ctx, &mut outcome).await;
+        roll_out(observed, owner, pod_credential, ctx, &mut outcome).await;
         let cached = observed.children.budget.clone();
         children::apply_budget(ctx, owner, desired.budget.as_ref(), cached, &mut outcome.done).await;
         children::remove_obsolete_accounts(&desired.accounts, owner, ctx, &mut outcome.done).await;
@@ -274,14 +274,18 @@ async fn apply_children(
 async fn roll_out(
     observed: &Observed,
     owner: &Owner,
-    run: Option<&Run>,
+    pod_credential: Option<&PodCredential>,
     ctx: &Context,
     outcome: &mut Outcome,
 ) {
     let may_begin = outcome.deployment.is_some() || observed.gate.may_begin();
-    let Some(run) = run.filter(|_| may_begin && !object::is_deleting(&*observed.object)) else { return };
+    let Some(pod_credential) =
+        pod_credential.filter(|_| may_begin && !object::is_deleting(&*observed.object))
+    else {
+        return;
+    };
     let Some(sources) = children::readable(&observed.sources, &mut outcome.done) else { return };
-    let Some(mut desired) = build_deployment(observed, sources, run) else { return };
+    let Some(mut desired) = build_deployment(observed, sources, pod_credential) else { return };
     let cached = outcome.deployment.take();
     daemons::prepare_scale_down(observed, &mut desired, cached.as_deref(), ctx).await;
     let before = cached.as_deref().map(|cached| Rollout::of(Some(cached)).desired);

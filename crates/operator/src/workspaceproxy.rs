@@ -27,7 +27,7 @@ use coder_k8s_core::{
     provisioner::pods_url,
     service, sources,
     target::{CoderdTarget, Credentials, CredentialsKind, SecretDataRef},
-    workload::Run,
+    workload::PodCredential,
     workspaceproxy::{
         self, Children, Desired, Observed, Outcome, TOKEN, addresses, build_deployment,
         registration::{Decision, Health, NextStep, RegistrationRecord, health},
@@ -47,10 +47,8 @@ use crate::{
         Context,
         children::{self, apply},
     },
+    intervals::UNHEALTHY_FACTOR,
 };
-
-/// The part of the verify interval after which a proxy that coderd reports as unhealthy is verified again.
-const UNHEALTHY_FACTOR: f64 = 0.1;
 
 /// Reconciles one object.
 pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
@@ -79,7 +77,7 @@ pub(crate) async fn reconcile(key: ObjectKey, ctx: Arc<Context>) -> Action {
     let is_unhealthy = health.is_some_and(|health| health.status != "ok");
     let factor = if is_unhealthy && observed.object.spec.replicas > 0 { UNHEALTHY_FACTOR } else { 1.0 };
     let again = [decision.again, observed.gate.as_ref().and_then(|gate| gate.again)];
-    ctx.verify_schedule.requeue(&key, next, decision.next.continues(), factor, again, retry)
+    ctx.dependents.requeue(&key, next, decision.next.continues(), factor, again, retry)
 }
 
 /// Observes the object, its children, the coderd that it registers with, what it refers to, and the Secrets with its token.
@@ -92,7 +90,7 @@ async fn observe(
     object: Arc<CoderWorkspaceProxy>,
     ctx: &Arc<Context>,
 ) -> Option<(Observed, RegistrationReconciler)> {
-    let verify_due = ctx.verify_schedule.is_due(key, &*object, condition_type::REGISTERED);
+    let verify_due = ctx.dependents.is_due(key, &*object, condition_type::REGISTERED);
     let target = find_target(key, &object, verify_due, ctx).await;
     let inspected = addresses(&object).inspected(&object.spec.pod);
     let desired = sources::needed(&object.spec.pod, &object.spec.tls, &inspected);
@@ -327,15 +325,16 @@ async fn act(
         None => registration.owner.clone(),
     };
     // With the token that the pods have so far: scaling and updates do not wait for coderd.
-    let mut outcome = apply_children(observed, desired, &owner, registration.first_run.as_ref(), ctx).await;
+    let mut outcome =
+        apply_children(observed, desired, &owner, registration.present_pod_credential.as_ref(), ctx).await;
     let decision = registration.run().await;
     let (retry, bindings) = (registration.retry, registration.bindings());
     if registration.object_written {
-        let requeue = retry.map(|retry| ctx.verify_schedule.failed(&registration.key, retry));
+        let requeue = retry.map(|retry| ctx.dependents.failed(&registration.object_key, retry));
         return ControlFlow::Break(requeue.unwrap_or_else(|| ctx.requeue_own_write()));
     }
-    if decision.run != registration.first_run {
-        roll_out(observed, &owner, decision.run.as_ref(), ctx, &mut outcome).await;
+    if decision.pod_credential != registration.present_pod_credential {
+        roll_out(observed, &owner, decision.pod_credential.as_ref(), ctx, &mut outcome).await;
     }
     if remove_finalizer(observed, &decision, ctx, &mut outcome).await {
         return ControlFlow::Break(ctx.requeue_own_write());
@@ -349,7 +348,7 @@ async fn apply_children(
     observed: &Observed,
     desired: Option<&Desired>,
     owner: &Owner,
-    run: Option<&Run>,
+    pod_credential: Option<&PodCredential>,
     ctx: &Context,
 ) -> Outcome {
     let cached = &observed.children;
@@ -362,7 +361,7 @@ async fn apply_children(
     // Deployment keeps its family.
     let present_family = || cached.deployment.as_deref().is_some_and(pod::is_ipv6);
     outcome.ipv6 = service.as_deref().map_or_else(present_family, service::is_ipv6);
-    roll_out(observed, owner, run, ctx, &mut outcome).await;
+    roll_out(observed, owner, pod_credential, ctx, &mut outcome).await;
     let (ingress, route) = (cached.ingress.clone(), cached.route.clone());
     outcome.exposure =
         children::expose(&desired.exposure, ingress, route, owner, ctx, &mut outcome.done).await;
@@ -377,14 +376,18 @@ async fn apply_children(
 async fn roll_out(
     observed: &Observed,
     owner: &Owner,
-    run: Option<&Run>,
+    pod_credential: Option<&PodCredential>,
     ctx: &Context,
     outcome: &mut Outcome,
 ) {
     let may_begin = outcome.deployment.is_some() || observed.gate.as_ref().is_none_or(LicenseGate::may_begin);
-    let Some(run) = run.filter(|_| may_begin && !object::is_deleting(&*observed.object)) else { return };
+    let Some(pod_credential) =
+        pod_credential.filter(|_| may_begin && !object::is_deleting(&*observed.object))
+    else {
+        return;
+    };
     let Some(sources) = children::readable(&observed.sources, &mut outcome.done) else { return };
-    let Some(desired) = build_deployment(observed, sources, run, outcome.ipv6) else { return };
+    let Some(desired) = build_deployment(observed, sources, pod_credential, outcome.ipv6) else { return };
     let cached = outcome.deployment.take();
     outcome.deployment =
         children::roll_out(ctx, owner, desired, cached, &mut outcome.done, &mut outcome.pod_message).await;

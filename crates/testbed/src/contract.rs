@@ -14,7 +14,7 @@ mod wire;
 
 use std::{fmt, sync::Arc};
 
-use coder_k8s_coderd::{Client, CoderdError, Connector, NewFirstUser, Settings, Target};
+use coder_k8s_coderd::{Client, CoderdError, Connector, Endpoint, NewFirstUser, Settings};
 use futures::future::BoxFuture;
 use secrecy::SecretString;
 use uuid::Uuid;
@@ -51,7 +51,7 @@ pub enum Build {
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// Address of the server.
-    pub target: Target,
+    pub target: Endpoint,
     /// A token of an owner.
     pub owner: SecretString,
     /// Build and license, which decide which checks apply.
@@ -169,7 +169,7 @@ fn bench(subject: &Subject) -> Result<Bench, String> {
 }
 
 /// Creates the first user of an empty deployment and returns a token. Every step is checked against the contract.
-pub async fn set_up(target: &Target) -> Result<SecretString, String> {
+pub async fn set_up(target: &Endpoint) -> Result<SecretString, String> {
     let nobody =
         Connector::new(Settings::on_loopback()).client(target, None).map_err(|error| error.to_string())?;
     ensure(!nobody.has_first_user().await.map_err(text)?, "an empty deployment has no first user")?;

@@ -107,7 +107,7 @@ topics! {
             "The next check of a foreign object that has the name of a child. The delay grows as after a failure.";
         REQUEUE_ENTITLEMENT core::REQUEUE_ENTITLEMENT, "",
             "The next check of an entitlement of a pool or proxy that is not known.";
-        REQUEUE_DRAIN s(1), "",
+        REQUEUE_DRAINING s(1), "",
             "The next check whether the daemons of a deleted pool have left.";
         REQUEUE_DELETION core::REQUEUE_DELETION, "",
             "The next attempt to delete the keys of a deleted pool or the registration of a deleted proxy.";

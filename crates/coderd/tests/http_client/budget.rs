@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coder_k8s_coderd::{
-    Connector, ErrorKind, Outage, RetryAdvice, Settings, Target, intervals::MAX_REQUESTS_IN_FLIGHT,
+    Connector, Endpoint, ErrorKind, Outage, RetryAdvice, Settings, intervals::MAX_REQUESTS_IN_FLIGHT,
 };
 use coder_k8s_testbed::{
     codersim::{Mode, SimFault},
@@ -16,26 +16,26 @@ use super::{hasty, sim};
 async fn a_server_that_asks_for_patience_is_left_alone_by_everybody() {
     let (busy, other) = (sim(Mode::Licensed).await, sim(Mode::Licensed).await);
     let connector = Connector::new(Settings::on_loopback());
-    let one = connector.client(&Target::new(busy.url()), Some(&busy.owner_token())).unwrap();
+    let one = connector.client(&Endpoint::new(busy.url()), Some(&busy.owner_token())).unwrap();
     busy.fault("GET", "/api/v2/licenses", SimFault::rate_limited(Duration::from_mins(1)), Some(1));
     let error = one.licenses().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::RateLimited { retry_after: Duration::from_mins(1) });
 
     let mark = busy.mark();
-    let two = connector.client(&Target::new(format!("{}/path", busy.url())), None).unwrap();
+    let two = connector.client(&Endpoint::new(format!("{}/path", busy.url())), None).unwrap();
     let error = two.build_info().await.unwrap_err();
     let RetryAdvice::After(left) = error.retry() else { panic!("{error}") };
     assert!(left > Duration::from_secs(50) && error.reason().as_str() == "RateLimited");
     assert!(busy.since(mark).is_empty(), "it does not hear of it");
 
-    connector.client(&Target::new(other.url()), None).unwrap().build_info().await.unwrap();
+    connector.client(&Endpoint::new(other.url()), None).unwrap().build_info().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_server_out_of_reach_fails_calls_at_once_and_is_found_when_it_is_back() {
     let sim = sim(Mode::Licensed).await;
     let connector = Connector::new(Settings::on_loopback());
-    let client = connector.client(&Target::new(sim.url()), None).unwrap();
+    let client = connector.client(&Endpoint::new(sim.url()), None).unwrap();
     client.build_info().await.unwrap();
     sim.stop().await;
     let failed = client.build_info().await.unwrap_err();
@@ -59,13 +59,13 @@ async fn a_slow_server_takes_no_more_than_its_share() {
     let (slow, quick) = (sim(Mode::Licensed).await, sim(Mode::Licensed).await);
     slow.fault("*", "/**", SimFault::Latency(Duration::from_secs(30)), None);
     let connector = Connector::new(hasty());
-    let client = connector.client(&Target::new(slow.url()), None).unwrap();
+    let client = connector.client(&Endpoint::new(slow.url()), None).unwrap();
     let started = std::time::Instant::now();
     let calls = (0..20).map(|_| client.build_info());
     let results = futures::future::join_all(calls).await;
     assert!(started.elapsed() < Duration::from_secs(2), "the twenty do not wait one after the other");
     assert!(results.iter().all(Result::is_err));
-    connector.client(&Target::new(quick.url()), None).unwrap().build_info().await.unwrap();
+    connector.client(&Endpoint::new(quick.url()), None).unwrap().build_info().await.unwrap();
     assert_eq!(slow.requests().len(), MAX_REQUESTS_IN_FLIGHT, "its share reached it, and no more");
     assert_eq!(connector.server_count(), 2);
 }

@@ -1,6 +1,6 @@
 //! The contract, held by the simulator in each of its modes.
 
-use coder_k8s_coderd::Target;
+use coder_k8s_coderd::Endpoint;
 use coder_k8s_testbed::{
     CoderSim,
     codersim::Mode,
@@ -9,7 +9,7 @@ use coder_k8s_testbed::{
 
 async fn holds(mode: Mode, build: Build) -> Report {
     let sim = super::sim(mode).await;
-    let target = Target::new(sim.url());
+    let target = Endpoint::new(sim.url());
     let owner = contract::set_up(&target).await.unwrap();
     let spare_license = Some(CoderSim::license().build());
     let subject = Subject { target, owner, build, spare_license };
@@ -46,7 +46,7 @@ async fn an_agpl_simulator_holds_the_contract() {
 async fn a_server_that_breaks_the_contract_is_found_out() {
     let sim = super::sim(Mode::Unlicensed).await;
     let owner = sim.owner_token();
-    let target = Target::new(sim.url());
+    let target = Endpoint::new(sim.url());
     let subject = Subject { target, owner, build: Build::Licensed, spare_license: None };
     let report = contract::run(&subject).await;
     assert!(report.failed.len() > 10, "{report}");

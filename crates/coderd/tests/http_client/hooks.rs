@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use coder_k8s_coderd::{Call, Connector, Fault, Faults, Settings, Target};
+use coder_k8s_coderd::{Call, Connector, Endpoint, Fault, Faults, Settings};
 use coder_k8s_testbed::codersim::{Mode, SimFault};
 
 use super::{Notes, sim};
@@ -40,7 +40,7 @@ async fn faults_strike_before_or_after_the_effect() {
         let faults: Arc<dyn Faults> = Arc::new(Once { call, before, after });
         let settings =
             Settings { faults: Some(faults), deadline: Duration::from_secs(2), ..Settings::on_loopback() };
-        let target = Target::new(sim.url());
+        let target = Endpoint::new(sim.url());
         let client = Connector::new(settings).client(&target, Some(&sim.owner_token())).unwrap();
         client.me().await.unwrap();
         let error = client.create_provisioner_key("default", "key", &BTreeMap::new()).await.unwrap_err();
@@ -53,7 +53,7 @@ async fn every_call_is_counted_with_its_outcome() {
     let sim = sim(Mode::Unlicensed).await;
     let (notes, settings) = Notes::settings();
     let connector = Connector::new(settings);
-    let client = connector.client(&Target::new(sim.url()), Some(&sim.owner_token())).unwrap();
+    let client = connector.client(&Endpoint::new(sim.url()), Some(&sim.owner_token())).unwrap();
     client.licenses().await.unwrap();
     client.proxies().await.unwrap_err();
     let member = client.with_any_token(&sim.token_with_roles("member", &[])).unwrap();

@@ -17,7 +17,7 @@ mod transport;
 
 use std::{sync::Arc, time::Duration};
 
-use coder_k8s_coderd::{Client, Connector, Settings, Target};
+use coder_k8s_coderd::{Client, Connector, Endpoint, Settings};
 use coder_k8s_testbed::{CoderSim, codersim::Mode};
 
 async fn sim(mode: Mode) -> CoderSim {
@@ -29,12 +29,12 @@ async fn sim(mode: Mode) -> CoderSim {
 
 /// A client with an owner's token and connections of its own.
 fn owner(sim: &CoderSim) -> Client {
-    let target = Target::new(sim.url());
+    let target = Endpoint::new(sim.url());
     Connector::new(Settings::on_loopback()).client(&target, Some(&sim.owner_token())).unwrap()
 }
 
 fn nobody(sim: &CoderSim) -> Client {
-    Connector::new(Settings::on_loopback()).client(&Target::new(sim.url()), None).unwrap()
+    Connector::new(Settings::on_loopback()).client(&Endpoint::new(sim.url()), None).unwrap()
 }
 
 fn hasty() -> Settings {

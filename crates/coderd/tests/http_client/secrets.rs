@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
 use coder_k8s_coderd::{
-    BoundToken, Client, CoderdError, Connector, NewFirstUser, NewUser, ProxySettings, Target, license::Claims,
+    BoundToken, Client, CoderdError, Connector, Endpoint, NewFirstUser, NewUser, ProxySettings,
+    license::Claims,
 };
 use coder_k8s_testbed::codersim::{Mode, SimFault};
 use secrecy::{ExposeSecret, SecretString};
@@ -93,7 +94,7 @@ async fn no_error_quotes_what_was_sent() {
     for fault in faults {
         let sim = sim(Mode::Licensed).await;
         sim.fault("*", "/**", fault.clone(), None);
-        let target = Target::new(sim.url());
+        let target = Endpoint::new(sim.url());
         check("the target", &format!("{target:?}"));
         let found = errors(|| Connector::new(hasty()).client(&target, Some(&TOKEN.into())).unwrap()).await;
         assert_eq!(found.len(), 10, "{fault:?}");

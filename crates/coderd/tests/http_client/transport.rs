@@ -9,7 +9,7 @@ use std::{
 };
 
 use coder_k8s_coderd::{
-    AddressPolicy, BadTarget, Connector, ErrorKind, Outage, Resolve, RetryAdvice, Settings, Target,
+    AddressPolicy, BadEndpoint, Connector, Endpoint, ErrorKind, Outage, Resolve, RetryAdvice, Settings,
     Unexpected, intervals::UNREACHABLE_DELAY_MIN,
 };
 use coder_k8s_testbed::{
@@ -109,7 +109,7 @@ async fn an_answer_is_read_up_to_four_mebibytes() {
 #[tokio::test]
 async fn a_call_ends_at_its_deadline() {
     let sim = sim(Mode::Licensed).await;
-    let client = Connector::new(hasty()).client(&Target::new(sim.url()), None).unwrap();
+    let client = Connector::new(hasty()).client(&Endpoint::new(sim.url()), None).unwrap();
     sim.fault("*", "/**", SimFault::Latency(Duration::from_secs(30)), None);
     let error = client.build_info().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Transient(Outage::Timeout(hasty().deadline)));
@@ -180,12 +180,12 @@ async fn a_resolver_from_outside_maps_service_names_and_ports() {
     let resolver = Arc::new(Everything(sim.address(), parking_lot::Mutex::default()));
     let connector = Connector::new(Settings { resolver: Some(resolver.clone()), ..Settings::on_loopback() });
     for url in ["http://coder.ns.svc", "http://coder.ns.svc:8080", "http://coder.ns.svc:80"] {
-        connector.client(&Target::new(url), None).unwrap().build_info().await.unwrap();
+        connector.client(&Endpoint::new(url), None).unwrap().build_info().await.unwrap();
     }
     let asked = resolver.1.lock().clone();
     let name = "coder.ns.svc".to_owned();
     assert_eq!(asked, [(name.clone(), 80), (name, 8080)], "the third call found a connection");
-    let direct = connector.client(&Target::new(sim.url()), None).unwrap();
+    let direct = connector.client(&Endpoint::new(sim.url()), None).unwrap();
     direct.build_info().await.unwrap();
     assert_eq!(resolver.1.lock().len(), 2, "an address needs no resolver");
 }
@@ -211,7 +211,7 @@ async fn an_address_that_is_not_allowed_is_never_dialed() {
         (&plain, "127.0.0.1:1".to_owned()),
         (&plain, "169.254.169.254".to_owned()),
     ] {
-        let client = connector.client(&Target::new(format!("http://{host}")), None).unwrap();
+        let client = connector.client(&Endpoint::new(format!("http://{host}")), None).unwrap();
         let error = client.build_info().await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::AddressNotAllowed, "{host}");
         messages.insert(error.kind.to_string());
@@ -238,7 +238,7 @@ async fn a_name_that_leads_elsewhere_later_is_checked_again() {
     let only = AddressPolicy::new(vec![format!("{}/32", sim.address().ip()).parse().unwrap()], Vec::new());
     let (addresses, resolver) = (Arc::new(only), Some(Arc::new(rebinding) as Arc<dyn Resolve>));
     let connector = Connector::new(Settings { addresses, resolver, ..Settings::default() });
-    let client = connector.client(&Target::new("http://coder.ns.svc"), None).unwrap();
+    let client = connector.client(&Endpoint::new("http://coder.ns.svc"), None).unwrap();
     client.build_info().await.unwrap();
     // The next call needs a new connection.
     sim.fault("GET", "/**", SimFault::ResetAfter, Some(1));
@@ -261,7 +261,7 @@ async fn only_the_given_authority_is_trusted() {
 
     let resolver = Arc::new(Everything(sim.address(), parking_lot::Mutex::default()));
     let settings = || Settings { resolver: Some(resolver.clone()), ..Settings::on_loopback() };
-    let target = |ca: Option<String>| Target {
+    let target = |ca: Option<String>| Endpoint {
         url: "https://coder.ns.svc:8443".to_owned(),
         ca: ca.map(String::into_bytes),
         tenant: String::new(),
@@ -279,5 +279,5 @@ async fn only_the_given_authority_is_trusted() {
     }
     let bad =
         Connector::new(settings()).client(&target(Some("-----BEGIN CERTIFICATE-----\n".to_owned())), None);
-    assert!(matches!(bad, Err(BadTarget::Authorities(_))));
+    assert!(matches!(bad, Err(BadEndpoint::Authorities(_))));
 }

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     outcome::Blocker,
     target::{CoderdTarget, SecretDataRef, Version},
-    workload::Run,
+    workload::PodCredential,
 };
 
 /// Why a rule does not get to its end.
@@ -37,7 +37,7 @@ impl<K: CredentialKind> Stop<K> {
     }
 
     pub(crate) fn record(record: Record<K::Details>) -> Self {
-        Self::NextStep(Box::new(NextStep::Record(Box::new(record))))
+        Self::NextStep(Box::new(NextStep::WriteStatus(Box::new(record))))
     }
 
     /// coderd cannot be asked: until a person moves the object or its credentials, or else for now.
@@ -164,12 +164,12 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
 
     /// What pods may start with before anything is proven: what the recorded Secret holds, if it bears the mark of the current
     /// credential.
-    pub(crate) fn stored_run(&self, url: &str) -> Option<Run> {
+    pub(crate) fn stored_pod_credential(&self, url: &str) -> Option<PodCredential> {
         let (current, place) = (self.record.current.as_ref()?, self.record.secret.as_ref()?);
         let (held, marks) = self.held(place)?;
         let marked = K::marked(marks?).id.filter(|id| Some(id) == current.id.as_ref());
         let checksum = K::checksums(held).first().filter(|_| marked.is_some())?;
-        Some(Run { secret: place.clone(), checksum: checksum.clone(), url: url.to_owned() })
+        Some(PodCredential { secret: place.clone(), checksum: checksum.clone(), url: url.to_owned() })
     }
 
     /// Whether the recorded credential is what the spec asks for, as far as that can be told without asking.
@@ -192,12 +192,14 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
     /// Whether the Secret holds what the pods run with: only proven material gets there. A Secret that was edited or lost
     /// meanwhile is not what was verified. True if there are no pods to compare with, or the Secret cannot be read.
     pub(crate) fn holds_what_pods_have(&self, secret: &SecretDataRef) -> bool {
-        let Some(workload) = self.observed.workload.as_ref().filter(|pods| pods.run.secret == *secret) else {
+        let Some(workload) =
+            self.observed.workload.as_ref().filter(|pods| pods.pod_credential.secret == *secret)
+        else {
             return true;
         };
         match self.observed.secrets.get(secret) {
             Some(Secret::Ours { holds: Some(held), .. }) => {
-                K::checksums(held).contains(&workload.run.checksum)
+                K::checksums(held).contains(&workload.pod_credential.checksum)
             }
             Some(Secret::Ours { holds: None, .. } | Secret::Absent) => false,
             Some(Secret::Blocked(_) | Secret::Unknown(_)) | None => true,
@@ -231,9 +233,9 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
             return false;
         };
         let secret_is_wanted = current.id.is_some() && K::marked(marks).id == current.id;
-        let pods_have_it = workload.run.secret == *secret
-            && Some(&workload.run.url) == K::url(observed)
-            && K::checksums(held).contains(&workload.run.checksum);
+        let pods_have_it = workload.pod_credential.secret == *secret
+            && Some(&workload.pod_credential.url) == K::url(observed)
+            && K::checksums(held).contains(&workload.pod_credential.checksum);
         !observed.verify_due
             && observed.has_finalizer
             && self.is_wanted_on_record()

@@ -82,7 +82,7 @@ pub(crate) fn retire<K: CredentialKind>(
     if kept.len() == record.stale.len() {
         return if kept.is_empty() { rest } else { rest.wait() };
     }
-    let next = NextStep::Record(Box::new(Record { stale: kept, ..record.clone() }));
+    let next = NextStep::WriteStatus(Box::new(Record { stale: kept, ..record.clone() }));
     Decision { events, ..rest.then(next) }
 }
 

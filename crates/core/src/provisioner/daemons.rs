@@ -45,7 +45,7 @@ pub struct DaemonHealth {
     /// The daemons that count. None: not known, and the status stays as it is.
     daemons: Option<Vec<ListedDaemon>>,
     /// The version of coderd.
-    server: Option<String>,
+    coderd_version: Option<String>,
 }
 
 /// The condition `DaemonsConnected`, and what to do about it.
@@ -74,7 +74,7 @@ struct Facts<'a> {
     entitled: Option<Timestamp>,
     key: &'a CredentialVerdict,
     /// The version of coderd.
-    server: Option<&'a str>,
+    coderd_version: Option<&'a str>,
     /// The condition on status.
     before: Option<&'a Condition>,
     now: Timestamp,
@@ -116,7 +116,10 @@ pub fn judge(
         gate: &observed.gate,
         entitled,
         key: &key.verdict,
-        server: observed.control_plane.as_ref().and_then(|plane| plane.status.as_ref()?.version.as_deref()),
+        coderd_version: observed
+            .control_plane
+            .as_ref()
+            .and_then(|plane| plane.status.as_ref()?.version.as_deref()),
         before: condition(condition_type::DAEMONS_CONNECTED),
         now,
     };
@@ -130,7 +133,7 @@ impl<'a> Facts<'a> {
         DaemonHealth {
             finding: self.find(live.as_deref()),
             daemons: live.map(|live| live.into_iter().cloned().collect()),
-            server: self.server.map(str::to_owned),
+            coderd_version: self.coderd_version.map(str::to_owned),
         }
     }
 
@@ -273,7 +276,7 @@ impl<'a> Facts<'a> {
 
     /// coderd refuses daemons that are newer than itself.
     fn refused_version(&self, missing: &[DaemonPod]) -> Option<Finding> {
-        let server = self.server?;
+        let server = self.coderd_version?;
         let is_newer = |image: &&str| {
             let releases = (Release::of_image(image), Release::parse(server));
             matches!(releases, (Some(image), Some(server)) if image > server)
@@ -296,7 +299,7 @@ impl<'a> Facts<'a> {
             (Reason::SomeConnected, format!("the daemon{of} is not connected to coderd"))
         };
         let image = missing.iter().find_map(|pod| pod.image.as_deref());
-        let hint = match (image.filter(|image| Release::of_image(image).is_none()), self.server) {
+        let hint = match (image.filter(|image| Release::of_image(image).is_none()), self.coderd_version) {
             (Some(image), Some(server)) => format!(
                 "see their logs; coderd {server} refuses daemons that are newer, and the version of {image} is not known"
             ),
@@ -379,7 +382,7 @@ impl DaemonHealth {
             busy: count(&|daemon| daemon.busy),
             idle: count(&|daemon| !daemon.busy),
             outdated: count(&|daemon| {
-                self.server.as_deref().is_some_and(|server| is_other_release(&daemon.version, server))
+                self.coderd_version.as_deref().is_some_and(|server| is_other_release(&daemon.version, server))
             }),
             as_of: Some(Time(whole_seconds(now))),
             list: sorted.into_iter().take(MAX_DAEMONS_ON_STATUS).map(shown).collect(),

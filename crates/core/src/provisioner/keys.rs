@@ -12,11 +12,11 @@
 //! that could hold it is gone.
 //!
 //! The caller guarantees the following:
-//! - [`NextStep::Record`] is written with the resourceVersion that was decided on, and ends the reconcile.
+//! - [`NextStep::WriteStatus`] is written with the resourceVersion that was decided on, and ends the reconcile.
 //! - Before [`NextStep::Act`] the object, and the Secret of the effect, are read live; if either is not the one that was
 //!   decided on, the reconcile ends. Keys are listed right before a deletion: coderd deletes by name.
 //! - [`Decision::events`] are published before [`NextStep`] is done.
-//! - [`Decision::run`] is what pods run with. The rest of the Deployment is no concern of the key.
+//! - [`Decision::pod_credential`] is what pods run with. The rest of the Deployment is no concern of the key.
 
 mod decide;
 mod evidence;
@@ -46,7 +46,7 @@ pub use crate::{
     object::Deletion,
     outcome::Blocker,
     target::{CoderdTarget, Credentials, CredentialsKind, Obstacle, SecretDataRef, Version},
-    workload::{Run, Workload},
+    workload::{PodCredential, Workload},
 };
 
 /// The conditions that report the key.
@@ -147,7 +147,7 @@ impl FoundKey {
 pub struct ListedKey {
     /// The key.
     pub key: FoundKey,
-    /// Creation time of the object.
+    /// When coderd created the key.
     pub created: Option<Timestamp>,
     /// Whether a daemon ever connected with it, offline ones included.
     pub was_used: bool,

@@ -49,12 +49,16 @@ fn removed(plan: &Plan) -> (usize, usize) {
 #[test]
 fn the_own_namespace_comes_first_and_each_namespace_once() {
     assert_eq!(
-        targets(&rbac(json!({"workspaceNamespaces": [" b ", "coder", "b", "a"]})), "coder"),
+        asked_namespaces(&rbac(json!({"workspaceNamespaces": [" b ", "coder", "b", "a"]})), "coder"),
         ["coder", "b", "a"]
     );
-    assert_eq!(targets(&rbac(json!({"ownNamespace": false, "workspaceNamespaces": ["b"]})), "coder"), ["b"]);
+    assert_eq!(
+        asked_namespaces(&rbac(json!({"ownNamespace": false, "workspaceNamespaces": ["b"]})), "coder"),
+        ["b"]
+    );
     assert!(
-        targets(&rbac(json!({"workspacePerms": false, "workspaceNamespaces": ["b"]})), "coder").is_empty()
+        asked_namespaces(&rbac(json!({"workspacePerms": false, "workspaceNamespaces": ["b"]})), "coder")
+            .is_empty()
     );
 }
 

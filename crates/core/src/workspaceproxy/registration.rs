@@ -12,7 +12,7 @@
 //! nothing. No registration is deleted before its successor runs.
 //!
 //! The caller guarantees the following:
-//! - [`NextStep::Record`] is written with the resourceVersion that was decided on, and ends the reconcile.
+//! - [`NextStep::WriteStatus`] is written with the resourceVersion that was decided on, and ends the reconcile.
 //! - Before [`NextStep::Act`] the object is read live; a Secret is written onto the version that was decided on.
 //! - [`Decision::events`] are published before [`NextStep`] is done.
 

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{sources::SourceContents, target::SecretDataRef, workload::Run};
+use crate::{sources::SourceContents, target::SecretDataRef, workload::PodCredential};
 
 fn observed(spec: Value) -> Observed {
     let mut object = CoderWorkspaceProxy::new("eu", serde_json::from_value(spec).unwrap());
@@ -24,9 +24,9 @@ fn direct(more: &Value) -> Observed {
     observed(spec)
 }
 
-fn run() -> Run {
+fn run() -> PodCredential {
     let secret = SecretDataRef { name: "t".into(), key: "token".into() };
-    Run { secret, checksum: "sum".into(), url: "https://coder.example.com".into() }
+    PodCredential { secret, checksum: "sum".into(), url: "https://coder.example.com".into() }
 }
 
 fn container(observed: &Observed) -> Value {
@@ -103,7 +103,7 @@ fn certificates_make_the_proxy_and_its_service_speak_https() {
 fn the_checksum_of_the_token_is_on_the_pods_and_read_back() {
     let made = build_deployment(&direct(&json!({})), &SourceContents::new(), &run(), false).unwrap();
     let template = made.spec.unwrap().template;
-    assert_eq!(run_of(&template), Some(run()));
+    assert_eq!(pod_credential_of(&template), Some(run()));
     let all = template.metadata.unwrap().annotations.unwrap();
     assert_eq!(all["checksum/proxy-token"], "sum");
 }

@@ -16,7 +16,7 @@ use coder_k8s_api::{
     Reason, ReplacedToken, ReportedSecretRef, condition::condition_type, names::finalizer,
 };
 use coder_k8s_core::controlplane::coderd::access::{
-    self, AccessVerdict, Revocation, is_recorded, needs_cleaning,
+    self, AccessVerdict, Revocation, may_create, needs_cleaning,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -20,7 +20,7 @@ use coder_k8s_core::{
     object::{self, Deletion},
     outcome::{Blocker, EventNote, Retry},
     target::{CoderdTarget, SecretDataRef, Version},
-    workload::{Rollout, Run, Workload},
+    workload::{PodCredential, Rollout, Workload},
 };
 use coder_k8s_engine::{
     apply::Owner,
@@ -133,7 +133,7 @@ pub(crate) trait Managed: CredentialKind {
 /// The credential of one object in one reconcile.
 pub(crate) struct Reconciler<K: Managed> {
     pub(crate) ctx: Arc<Context>,
-    pub(crate) key: ObjectKey,
+    pub(crate) object_key: ObjectKey,
     pub(crate) object: Arc<K::Object>,
     pub(crate) owner: Owner,
     /// The servers that this reconcile has identified.
@@ -142,7 +142,7 @@ pub(crate) struct Reconciler<K: Managed> {
     stored: BTreeMap<String, SecretData>,
     pub(crate) observed: Observed<K>,
     /// What pods run with, as far as it is known without coderd.
-    pub(crate) first_run: Option<Run>,
+    pub(crate) present_pod_credential: Option<PodCredential>,
     /// Whether the object itself was written, so that what was observed of it is outdated.
     pub(crate) object_written: bool,
     /// When to try again what failed. No effect follows a failure.
@@ -161,13 +161,13 @@ impl<K: Managed> Reconciler<K> {
     ) -> Option<Self> {
         let mut this = Self {
             ctx: ctx.clone(),
-            key: key.clone(),
+            object_key: key.clone(),
             owner: children::owner_of(&*object, K::COMPONENT)?,
             object,
             connections,
             stored: BTreeMap::new(),
             observed,
-            first_run: None,
+            present_pod_credential: None,
             object_written: false,
             retry: None,
         };
@@ -175,7 +175,7 @@ impl<K: Managed> Reconciler<K> {
             this.observed.late_effect_window = SignedDuration::ZERO;
         }
         this.read_secrets().await;
-        this.first_run = K::decide(&this.observed, ctx.now()).run;
+        this.present_pod_credential = K::decide(&this.observed, ctx.now()).pod_credential;
         Some(this)
     }
 
@@ -185,7 +185,7 @@ impl<K: Managed> Reconciler<K> {
         let Record { pending, stale, .. } = &self.observed.record;
         let is_unasked = |pending: &Intent<K::Details>| {
             pending.credential.id.is_none()
-                && self.ctx.verify_schedule.is_unasked(&self.key, &pending.credential.name)
+                && self.ctx.dependents.is_unasked(&self.object_key, &pending.credential.name)
         };
         pending.as_ref().is_some_and(is_unasked) && stale.iter().all(|stale| stale.credential.id.is_some())
     }
@@ -217,7 +217,7 @@ impl<K: Managed> Reconciler<K> {
                 }
                 _ => {
                     if decision.verdict.is_ready() {
-                        self.ctx.verify_schedule.accepted(&self.key);
+                        self.ctx.dependents.accepted(&self.object_key);
                     }
                     self.note_announcement(&decision.next);
                     self.publish(&decision.events).await;
@@ -229,19 +229,19 @@ impl<K: Managed> Reconciler<K> {
 
     /// Notes a name that the next status announces for the first time.
     fn note_announcement(&self, next: &NextStep<K>) {
-        let NextStep::Record(record) = next else { return };
+        let NextStep::WriteStatus(record) = next else { return };
         let new = record.pending.as_ref().filter(|pending| {
             pending.credential.id.is_none() && Some(*pending) != self.observed.record.pending.as_ref()
         });
         if let Some(new) = new {
-            self.ctx.verify_schedule.note_announced(&self.key, &new.credential.name);
+            self.ctx.dependents.note_announced(&self.object_key, &new.credential.name);
         }
     }
 
     /// Counts an attempt of the clean-up of an object that is being deleted, and fits its calls into the deadline. Returns
     /// when the attempt has to end.
     fn begin_cleanup(&mut self) -> Option<Instant> {
-        let attempt = self.ctx.begin_cleanup(&self.key, &*self.object, K::FINALIZER)?;
+        let attempt = self.ctx.begin_cleanup(&self.object_key, &*self.object, K::FINALIZER)?;
         self.observed.deletion = Some(Deletion { overdue: attempt.overdue });
         self.connections.limit(attempt.limits());
         Some(due_in(attempt.cleanup.attempt_timeout()))
@@ -358,7 +358,7 @@ impl<K: Managed> Reconciler<K> {
             return true;
         }
         let makes = matches!(effect, Effect::Make { .. });
-        self.retry.is_none() && !(makes && self.ctx.verify_schedule.creation_backoff(&self.key).is_some())
+        self.retry.is_none() && !(makes && self.ctx.dependents.creation_backoff(&self.object_key).is_some())
     }
 
     async fn perform(&mut self, effect: Effect<K>) -> Performed {
@@ -372,7 +372,7 @@ impl<K: Managed> Reconciler<K> {
         match effect {
             Effect::AddFinalizer => {}
             Effect::Make { pending, settings, secret, version } => {
-                self.ctx.verify_schedule.note_asked(&self.key);
+                self.ctx.dependents.note_asked(&self.object_key);
                 let made = K::make(self, *pending, settings, &secret, &version).await?;
                 let Made { credential, record, material } = made;
                 // The UUID goes to the status first, which makes the credential ours beyond doubt.
@@ -420,7 +420,7 @@ impl<K: Managed> Reconciler<K> {
     /// Notes that coderd did not make what was announced.
     pub(crate) fn not_made(&mut self, name: &str, error: &CoderdError) -> Interrupted {
         if error.may_have_happened() {
-            self.ctx.verify_schedule.created(&self.key);
+            self.ctx.dependents.created(&self.object_key);
         }
         let blocker = self.failed(error);
         tracing::warn!(reason = %blocker.reason, "{} {name} was not made: {}", K::NOUN, blocker.message);
@@ -462,7 +462,7 @@ impl<K: Managed> Reconciler<K> {
     pub(crate) async fn record(&mut self, record: &Record<K::Details>) -> Performed {
         let mut status = K::recorded(&self.object, record);
         K::Object::workload_mut(&mut status).credential_bindings = self.bindings();
-        match self.ctx.record_status(&self.key, &*self.object, &status).await {
+        match self.ctx.record_status(&self.object_key, &*self.object, &status).await {
             Ok(StatusWrite::Changed) => {
                 self.object_written = true;
                 Ok(())
@@ -591,17 +591,17 @@ pub(crate) fn deployment_id_of<K: CoderResource>(
     plane.and_then(|plane| plane.status.as_ref()?.deployment_id.clone()).or_else(|| recorded.cloned())
 }
 
-/// The Deployment of an object. `run` reads its template. `own_url` is the address of pods whose spec sets it by itself: what
+/// The Deployment of an object. `pod_credential` reads its template. `own_url` is the address of pods whose spec sets it by itself: what
 /// the operator would have set counts.
 pub(crate) fn workload(
     deployment: Option<&Deployment>,
-    run: fn(&PodTemplateSpec) -> Option<Run>,
+    pod_credential: fn(&PodTemplateSpec) -> Option<PodCredential>,
     own_url: Option<String>,
 ) -> Option<Workload> {
     let deployment = deployment?;
-    let mut run = run(&deployment.spec.as_ref()?.template)?;
+    let mut pod_credential = pod_credential(&deployment.spec.as_ref()?.template)?;
     if let Some(url) = own_url {
-        run.url = url;
+        pod_credential.url = url;
     }
-    Some(Workload { run, is_rolled_out: Rollout::of(Some(deployment)).is_rolled_out() })
+    Some(Workload { pod_credential, is_rolled_out: Rollout::of(Some(deployment)).is_rolled_out() })
 }

@@ -1,5 +1,5 @@
 //! When the next call to a coderd is due: one queue, one backoff, and the due times of one kind of work ([`Schedule`]); and when
-//! the keys of pools and the registrations of proxies are verified ([`VerifySchedule`]).
+//! the keys of pools and the registrations of proxies are verified ([`DependentSchedule`]).
 //!
 //! Three kinds of work have one each: the sync of control planes, the verification of keys and registrations, and the daemon
 //! poll. The queues are separate, so that a server that hangs delays its own work alone. Due times are in memory only; after
@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::controller::CoderResource;
+use crate::intervals::REQUEUE_CONTINUE;
 
 /// A call to coderd that repeats at an interval.
 #[derive(Clone, Copy, Debug)]
@@ -158,18 +159,15 @@ pub(crate) fn soonest(action: Action, others: impl IntoIterator<Item = Option<Du
     others.into_iter().flatten().chain(own).min().map_or(Action::AwaitChange, Action::RequeueAfter)
 }
 
-/// How soon the next reconcile continues with the steps that one reconcile began.
-const REQUEUE_CONTINUE: Duration = Duration::from_millis(50);
-
 /// The schedule of all pools and proxies of the process.
 ///
 /// A verification runs when the spec or a Secret changes, and at an interval. After a restart of the operator the
 /// verifications of objects that are well are spread over one interval. What was created in coderd and was not stored or not
 /// accepted is created again only after a growing delay ([`Creations`]).
-pub(crate) struct VerifySchedule {
+pub(crate) struct DependentSchedule {
     /// Its queue is the one in which pools and proxies are reconciled: they call coderd while they are.
     pub(crate) schedule: Schedule,
-    states: Mutex<HashMap<ObjectKey, VerifyState>>,
+    states: Mutex<HashMap<ObjectKey, DependentState>>,
     /// Objects that refer to a Secret which changed since their last reconcile.
     changed: Mutex<HashSet<ObjectKey>>,
     interval: Duration,
@@ -177,7 +175,7 @@ pub(crate) struct VerifySchedule {
 
 /// What the process knows of one object between reconciles.
 #[derive(Default)]
-struct VerifyState {
+struct DependentState {
     uid: Option<String>,
     generation: Option<i64>,
     creations: Creations,
@@ -185,7 +183,7 @@ struct VerifyState {
     announced: Option<String>,
 }
 
-impl VerifySchedule {
+impl DependentSchedule {
     /// Creates an empty schedule. Verifications repeat at `interval`, a tenth more or less.
     pub(crate) fn new(metrics: Arc<Metrics>, interval: Duration) -> Self {
         Self {
@@ -228,7 +226,7 @@ impl VerifySchedule {
             let wait =
                 if is_verified(object, condition) { self.interval.mul_f64(jitter()) } else { Duration::ZERO };
             let (uid, generation) = (object.uid(), object.meta().generation);
-            all.insert(key.clone(), VerifyState { uid, generation, ..VerifyState::default() });
+            all.insert(key.clone(), DependentState { uid, generation, ..DependentState::default() });
             self.schedule.set_due(key, Task::Verify, wait);
             return wait.is_zero() || secret_changed;
         };
@@ -345,7 +343,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_was_not_accepted_is_created_again_after_a_growing_delay_or_an_edit() {
         let (schedule, key) = (
-            VerifySchedule::new(Metrics::new(), Duration::from_mins(5)),
+            DependentSchedule::new(Metrics::new(), Duration::from_mins(5)),
             ObjectKey::new("Pool", "ns", "pool"),
         );
         schedule.is_due(&key, &object(1), condition_type::PROVISIONER_KEY_READY);

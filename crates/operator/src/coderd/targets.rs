@@ -12,8 +12,8 @@ use coder_k8s_api::{
     condition::condition_type,
 };
 use coder_k8s_coderd::{
-    BoundToken, CallLimits, Client, CoderdError, CredentialError, IdentifiedServer, Server, Target, is_https,
-    is_same_server,
+    BoundToken, CallLimits, Client, CoderdError, CredentialError, Endpoint, IdentifiedServer, Server,
+    is_https, is_same_server,
 };
 use coder_k8s_core::{
     controlplane::access_url,
@@ -87,7 +87,7 @@ async fn server_at(
     let ca = read_ca(ca, namespace, ctx).await?;
     let bad = |bad| Blocker::until_change(Reason::BadTarget, format!("coderd cannot be called: {bad}"));
     let tenant = namespace.to_owned();
-    ctx.external.connector.server(&Target { url, ca, tenant }).map_err(bad)
+    ctx.external.connector.server(&Endpoint { url, ca, tenant }).map_err(bad)
 }
 
 /// The server at the address of a proxy's `bootstrap`. The caller has checked [`is_allowed`].
@@ -256,7 +256,7 @@ impl Connections {
             if let Some(bootstrap) = bootstrap {
                 return Ok(bootstrap_server(&bootstrap, &namespace, ctx).await?);
             }
-            let target = Target { url, ca: None, tenant: namespace };
+            let target = Endpoint { url, ca: None, tenant: namespace };
             ctx.external.connector.server(&target).map_err(|_| TargetError::Gone)
         };
         self.once(target.url.clone(), server).await

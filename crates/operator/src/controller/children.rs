@@ -251,7 +251,7 @@ where
     let api: Api<K> = Api::namespaced(ctx.client.clone(), &object.namespace().unwrap_or_default());
     match api.patch_metadata(&object.name_any(), &params, &Patch::Merge(&patch)).await {
         Ok(_) => {
-            ctx.mark_stale(object);
+            ctx.mark_outdated(object);
             ControlFlow::Break(FinalizerWrite::Yes)
         }
         Err(kube::Error::Api(status)) if status.is_not_found() => ControlFlow::Break(FinalizerWrite::Yes),

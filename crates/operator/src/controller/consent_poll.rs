@@ -56,13 +56,19 @@ fn asked(ctx: &Context) -> BTreeMap<String, Vec<ObjectKey>> {
             }
         }
     };
-    ctx.caches.control_planes.each(|plane| {
-        let key = ObjectKey::of(CoderKind::ControlPlane.as_str(), plane);
-        add(&key, workspace_access::targets(&plane.spec.rbac, &key.namespace));
-    });
-    ctx.caches.provisioners.each(|pool| {
-        let key = ObjectKey::of(CoderKind::Provisioner.as_str(), pool);
-        add(&key, workspace_access::targets(&pool.spec.rbac, &key.namespace));
-    });
+    for kind in CoderKind::ALL {
+        match kind {
+            CoderKind::ControlPlane => ctx.caches.control_planes.each(|plane| {
+                let key = ObjectKey::of(kind.as_str(), plane);
+                add(&key, workspace_access::asked_namespaces(&plane.spec.rbac, &key.namespace));
+            }),
+            CoderKind::Provisioner => ctx.caches.provisioners.each(|pool| {
+                let key = ObjectKey::of(kind.as_str(), pool);
+                add(&key, workspace_access::asked_namespaces(&pool.spec.rbac, &key.namespace));
+            }),
+            // Its pods run no workspaces.
+            CoderKind::WorkspaceProxy => {}
+        }
+    }
     all
 }

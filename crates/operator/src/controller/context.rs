@@ -46,7 +46,7 @@ use super::{
     watches::Scope,
 };
 use crate::{
-    coderd::{license_gate::SharedAnswers, schedule::VerifySchedule},
+    coderd::{license_gate::SharedAnswers, schedule::DependentSchedule},
     controlplane::{
         coderd_sync::{CoderdSync, Intervals},
         daemon_poll::DaemonPoller,
@@ -131,7 +131,7 @@ pub(crate) struct Context {
     /// Entitlements of control planes that do not ask by themselves.
     pub(crate) shared_answers: SharedAnswers,
     /// Reconciles of pools and proxies.
-    pub(crate) verify_schedule: VerifySchedule,
+    pub(crate) dependents: DependentSchedule,
     pub(crate) daemon_poller: DaemonPoller,
     pub(crate) listed_pods: ListedPods,
     pub(crate) known_generations: KnownGenerations,
@@ -169,7 +169,7 @@ impl Context {
             failures: Failures::default(),
             coderd_sync: CoderdSync::new(intervals),
             shared_answers: SharedAnswers::new(options.entitlements_interval),
-            verify_schedule: VerifySchedule::new(metrics.clone(), options.verify_interval),
+            dependents: DependentSchedule::new(metrics.clone(), options.verify_interval),
             daemon_poller: DaemonPoller::new(
                 options.daemons_interval,
                 options.autoscaling_interval,
@@ -215,8 +215,8 @@ impl Context {
         };
         let version = object.meta().resource_version.as_ref();
         let all = self.last_written.lock();
-        let is_stale = all.get(key).is_some_and(|last| version.is_some() && last.onto.as_ref() == version);
-        if is_stale { Err(self.requeue_own_write()) } else { Ok(object) }
+        let is_outdated = all.get(key).is_some_and(|last| version.is_some() && last.onto.as_ref() == version);
+        if is_outdated { Err(self.requeue_own_write()) } else { Ok(object) }
     }
 
     /// The requeue of an object that this reconcile has written, so that what it observed is outdated.
@@ -231,7 +231,7 @@ impl Context {
     }
 
     /// Records a write of something other than the status: the cached object of this version is outdated.
-    pub(super) fn mark_stale<K: CoderResource>(&self, object: &K) {
+    pub(super) fn mark_outdated<K: CoderResource>(&self, object: &K) {
         let mut all = self.last_written.lock();
         all.entry(ObjectKey::of(K::KIND.as_str(), object))
             .or_default()
@@ -313,7 +313,7 @@ impl Context {
         self.coderd_sync.remove(key);
         self.shared_answers.remove(key);
         self.cleanups.forget(key);
-        self.verify_schedule.forget(key);
+        self.dependents.forget(key);
         self.daemon_poller.remove(key);
         self.listed_pods.forget(key);
         self.known_generations.forget(key);

@@ -42,7 +42,7 @@ impl Context {
     pub(crate) fn queue_of(&self, kind: CoderKind) -> &Queue {
         match kind {
             CoderKind::ControlPlane => &self.queue,
-            CoderKind::Provisioner | CoderKind::WorkspaceProxy => &self.verify_schedule.schedule.queue,
+            CoderKind::Provisioner | CoderKind::WorkspaceProxy => &self.dependents.schedule.queue,
         }
     }
 
@@ -212,29 +212,35 @@ fn served_elsewhere<K: Resource>(ctx: &Context, child: &K) -> Vec<ObjectKey> {
     CoderKind::ALL.iter().flat_map(keys).collect()
 }
 
-/// Forgets what is known of a referenced object that changed, and enqueues the objects that refer to it. `target` is None if
+/// Forgets what is known of a referenced object that changed, and enqueues the objects that refer to it. `referenced` is None if
 /// the watch missed events, so that any object of the kind may have changed.
-pub(super) fn referenced_changed(ctx: &Context, kind: ReferencedKind, target: Option<&ObjectKey>) {
-    let referrers = match target {
-        Some(target) => ctx.references.of(target).into_iter().collect(),
+pub(super) fn referenced_changed(ctx: &Context, kind: ReferencedKind, referenced: Option<&ObjectKey>) {
+    let referrers = match referenced {
+        Some(referenced) => ctx.references.of(referenced).into_iter().collect(),
         None => ctx.references.of_kind(kind.as_str()),
     };
     for referrer in &referrers {
-        ctx.referenced.changed(referrer, kind, target);
+        ctx.referenced.changed(referrer, kind, referenced);
         let Some(referrer_kind) = CoderKind::named(referrer.kind) else { continue };
         match (referrer_kind, kind) {
             (CoderKind::ControlPlane, ReferencedKind::Secret | ReferencedKind::ConfigMap) => {
-                ctx.coderd_sync.source_changed(referrer, target.map_or("", |target| &target.name));
+                ctx.coderd_sync
+                    .source_changed(referrer, referenced.map_or("", |referenced| &referenced.name));
             }
-            (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::Secret) => match target {
-                Some(_) => ctx.verify_schedule.make_due(referrer),
-                None => ctx.verify_schedule.watch_gap(referrer),
-            },
-            (_, ReferencedKind::Namespace)
+            (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::Secret) => {
+                match referenced {
+                    Some(_) => ctx.dependents.make_due(referrer),
+                    None => ctx.dependents.watch_gap(referrer),
+                }
+            }
+            (
+                CoderKind::ControlPlane | CoderKind::Provisioner | CoderKind::WorkspaceProxy,
+                ReferencedKind::Namespace,
+            )
             | (CoderKind::Provisioner | CoderKind::WorkspaceProxy, ReferencedKind::ConfigMap) => {}
         }
     }
-    match target {
+    match referenced {
         Some(_) => enqueue(ctx, referrers),
         None => referrers.into_iter().for_each(|referrer| ctx.enqueue_unhurried(referrer)),
     }

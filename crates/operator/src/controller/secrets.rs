@@ -97,7 +97,7 @@ pub(crate) async fn marked(owner: &Owner, annotation: &str, ctx: &Context) -> Ve
 /// Writes a value, or annotations alone, onto exactly the version that was decided on, and returns the new version. None:
 /// `stored` is another version, or the API server has one.
 pub(crate) async fn store(
-    target: &SecretDataRef,
+    place: &SecretDataRef,
     version: &Version,
     stored: Option<&SecretData>,
     value: Option<&SecretString>,
@@ -109,14 +109,13 @@ pub(crate) async fn store(
         (Version::Absent, None, Some(value)) => {
             let annotations: BTreeMap<_, _> =
                 annotations.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-            let entry =
-                SecretEntry { name: &target.name, key: &target.key, value, annotations: &annotations };
+            let entry = SecretEntry { name: &place.name, key: &place.key, value, annotations: &annotations };
             secret::write(&ctx.client, owner, None, &entry).await
         }
         (Version::Is(_), Some(stored), _) if is_version(stored, version) => {
-            let data = value.map(|value| (target.key.clone(), Some(value.clone())));
+            let data = value.map(|value| (place.key.clone(), Some(value.clone())));
             let change = SecretPatch { data: data.into_iter().collect(), annotations };
-            secret::patch(&ctx.client, owner, &target.name, stored, &change).await
+            secret::patch(&ctx.client, owner, &place.name, stored, &change).await
         }
         _ => Ok(None),
     }

@@ -57,7 +57,7 @@ pub(crate) async fn consent<K: CoderResource>(
     if object::is_deleting(object) {
         return (all, unknown_consent);
     }
-    for namespace in workspace_access::targets(rbac, &key.namespace) {
+    for namespace in workspace_access::asked_namespaces(rbac, &key.namespace) {
         if namespace == *key.namespace {
             continue;
         }

@@ -47,10 +47,8 @@ use crate::{
         targets,
     },
     controller::{Context, children},
+    intervals::REQUEUE_AWAITING_RECORD,
 };
-
-/// How soon an exchange checks again whether the status records the token that it is about to create.
-const REQUEUE_AWAITING_RECORD: Duration = Duration::from_millis(50);
 
 /// The intervals of exchanges, from the flags.
 #[derive(Clone, Copy, Debug)]
@@ -281,7 +279,7 @@ impl SyncState {
     /// Drops what an earlier `operatorAccess.method` reported.
     fn drop_reports_of_other_methods(&mut self, object: &CoderControlPlane) {
         let method = object.spec.operator_access.method;
-        self.report.token_record.take_if(|grant| grant.method != method);
+        self.report.token_record.take_if(|record| record.method != method);
         if access::replaced_tokens(object).is_empty() {
             self.report.revocation = None;
         }
@@ -389,7 +387,7 @@ impl Exchange<'_> {
         let (client, token_retry) = if verify {
             let identified = self.identify(&server).await?;
             self.verify_token(&identified).await
-        } else if coderd::license::is_pending(&self.state.report, self.plane.object, &self.present) {
+        } else if coderd::license::is_outstanding(&self.state.report, self.plane.object, &self.present) {
             (self.reuse_token(&server).await?, None)
         } else {
             (None, None)
@@ -397,7 +395,11 @@ impl Exchange<'_> {
         let license_retry = match &client {
             Some(client)
                 if verify
-                    || coderd::license::is_pending(&self.state.report, self.plane.object, &self.present) =>
+                    || coderd::license::is_outstanding(
+                        &self.state.report,
+                        self.plane.object,
+                        &self.present,
+                    ) =>
             {
                 license::sync(self, client).await
             }
@@ -460,8 +462,8 @@ impl Exchange<'_> {
         let (report, client) = token::sync(self, server).await;
         let state = &mut *self.state;
         state.awaits_record = report.awaits_record;
-        if let Some(grant) = report.token_record {
-            state.report.token_record = Some(grant);
+        if let Some(record) = report.token_record {
+            state.report.token_record = Some(record);
             // An earlier revocation says nothing about a token that was created after it.
             state.report.revocation = None;
         }

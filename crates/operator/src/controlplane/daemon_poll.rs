@@ -399,9 +399,9 @@ fn record(
     for (pool, vanished) in changed {
         if vanished {
             // A daemon disappears when its key is deleted in coderd, so that the key is verified at once.
-            ctx.verify_schedule.make_due(&pool);
+            ctx.dependents.make_due(&pool);
         }
-        ctx.verify_schedule.schedule.queue.enqueue(pool);
+        ctx.dependents.schedule.queue.enqueue(pool);
     }
     // A control plane that was removed meanwhile has no verdict any more.
     let changed = poller.planes.lock().get_mut(key).is_some_and(|known| {

@@ -4,7 +4,7 @@
 //! Daemons come from the last daemon poll of the control plane, pods from the API server. `core::provisioner::daemons`
 //! decides which pods to restart and to protect. Nothing that fails here delays a rollout, nor a deletion past its deadline.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use coder_k8s_api::{CoderKind, CoderProvisioner, Reason};
 use coder_k8s_core::{
@@ -37,10 +37,8 @@ use serde_json::json;
 use crate::{
     controller::{Context, children},
     controlplane::daemon_poll::{daemons_now, organization, plane_of},
+    intervals::REQUEUE_DRAINING,
 };
-
-/// How soon to check again whether the pods of a deleted pool have stopped.
-const REQUEUE_DRAINING: Duration = Duration::from_secs(1);
 
 /// The daemons of the last poll, and the pods if there are daemons to compare them with.
 pub(super) async fn observe(

@@ -23,7 +23,7 @@ use coder_k8s_core::{
             KeyRecord, KeyRef, KeyScope, Keys, ListedKey, ObservedKeys, SecretDataRef, Version, decide,
             tags::Tags,
         },
-        names, own_url, run_of,
+        names, own_url, pod_credential_of,
     },
 };
 use coder_k8s_engine::{
@@ -67,7 +67,7 @@ pub(super) async fn begin(
         may_make: may_make(pool),
         target: target(pool),
         secrets: BTreeMap::new(),
-        workload: workload(pool.children.deployment.as_deref(), run_of, own_url),
+        workload: workload(pool.children.deployment.as_deref(), pod_credential_of, own_url),
         late_effect_window: ctx.policy.late_effect_window,
         deletion: object::is_deleting(object).then_some(Deletion { overdue: false }),
         proofs: BTreeMap::new(),
@@ -217,7 +217,7 @@ impl Managed for Keys {
         let made = client.create_provisioner_key(organization, &key.name, &tags).await;
         let material = made.map_err(|error| this.not_made(&key.name, &error))?;
         tracing::info!("created provisioner key {} in coderd", key.name);
-        this.ctx.verify_schedule.created(&this.key);
+        this.ctx.dependents.created(&this.object_key);
         this.observed.listings.clear();
         // coderd answers with the material alone.
         let listed = client.provisioner_keys(organization).await;
@@ -263,7 +263,7 @@ async fn old_pods(this: &KeyReconciler) -> Result<bool, Blocker> {
     let Some(workload) = &this.observed.workload else { return Ok(false) };
     let labels = this.owner.labels.iter().map(|(name, value)| format!("{name}={value}"));
     let labels = labels.collect::<Vec<_>>().join(",");
-    let api: Api<Pod> = Api::namespaced(this.ctx.client.clone(), &this.key.namespace);
+    let api: Api<Pod> = Api::namespaced(this.ctx.client.clone(), &this.object_key.namespace);
     let pods = api.list(&ListParams::default().labels(&labels)).await.map_err(|error| {
         Blocker::new(
             Reason::PodsUnknown,
@@ -276,9 +276,10 @@ async fn old_pods(this: &KeyReconciler) -> Result<bool, Blocker> {
     };
     let is_old = |pod: &Pod| {
         let template = PodTemplateSpec { metadata: Some(pod.metadata.clone()), spec: pod.spec.clone() };
-        run_of(&template).is_none_or(|run| {
-            let url = own_url(&this.object) || run.url == workload.run.url;
-            !url || run.secret != workload.run.secret || run.checksum != workload.run.checksum
+        pod_credential_of(&template).is_none_or(|pod_credential| {
+            let url = own_url(&this.object) || pod_credential.url == workload.pod_credential.url;
+            !url || pod_credential.secret != workload.pod_credential.secret
+                || pod_credential.checksum != workload.pod_credential.checksum
         })
     };
     Ok(pods.iter().any(|pod| !is_over(pod) && is_old(pod)))

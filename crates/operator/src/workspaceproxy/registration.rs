@@ -20,13 +20,13 @@ use coder_k8s_core::{
     provisioner::names::checksum,
     target::{CoderdTarget, SecretDataRef, Version},
     workspaceproxy::{
-        Observed, TOKEN, own_url, primary_url,
+        Observed, TOKEN, own_url, pod_credential_of, primary_url,
         registration::{
             Decision, ListedProxy, ObservedRegistration, ProxyProfile, RegistrationContext,
             RegistrationEffect, RegistrationIntent, RegistrationMarks, RegistrationRecord, RegistrationRef,
             Registrations, SuppliedToken, TokenFacts, decide, token_id,
         },
-        run_of, wanted_registration,
+        wanted_registration,
     },
 };
 use coder_k8s_engine::{
@@ -76,7 +76,7 @@ pub(super) async fn begin(
         secrets: BTreeMap::new(),
         workload: workload(
             proxy.children.deployment.as_deref(),
-            run_of,
+            pod_credential_of,
             url.clone().filter(|_| own_url(proxy)),
         ),
         late_effect_window: ctx.policy.late_effect_window,
@@ -212,7 +212,7 @@ impl Managed for Registrations {
                 return Err(not_made);
             }
         };
-        this.ctx.verify_schedule.created(&this.key);
+        this.ctx.dependents.created(&this.object_key);
         let Some(token) = token else { return Err(this.outdated()) };
         tracing::info!("coderd gave a token for workspace proxy {}", proxy.name);
         let id = Some(proxy.id.to_ascii_lowercase());
@@ -237,7 +237,7 @@ impl Managed for Registrations {
 }
 
 async fn is_unchanged(this: &RegistrationReconciler, place: &SecretDataRef, version: &Version) -> bool {
-    match secret::read(&this.ctx.client, &this.key.namespace, &place.name).await {
+    match secret::read(&this.ctx.client, &this.object_key.namespace, &place.name).await {
         Ok(Some(live)) => secrets::is_version(&live, version),
         Ok(None) => *version == Version::Absent,
         Err(_) => false,

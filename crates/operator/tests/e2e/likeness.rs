@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use coder_k8s_coderd::Target;
+use coder_k8s_coderd::Endpoint;
 use coder_k8s_testbed::{CoderSim, codersim::Mode, contract};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ struct Server {
 
 impl Server {
     async fn new(address: SocketAddr) -> Self {
-        let target = Target::new(format!("http://{address}"));
+        let target = Endpoint::new(format!("http://{address}"));
         let owner = contract::set_up(&target).await.unwrap();
         let (id, _) = owner.expose_secret().split_once('-').unwrap();
         let forged = format!("{id}-{}", "x".repeat(22));

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use coder_k8s_api::CoderControlPlane;
-use coder_k8s_coderd::Target;
+use coder_k8s_coderd::Endpoint;
 use coder_k8s_testbed::{
     Resolver, contract, eventually,
     postgres::{self, Database},
@@ -110,8 +110,8 @@ impl Real {
     }
 
     /// The same for a client of coderd.
-    pub async fn target(&self) -> Target {
-        Target::new(format!("http://{}", self.address().await))
+    pub async fn target(&self) -> Endpoint {
+        Endpoint::new(format!("http://{}", self.address().await))
     }
 
     /// Puts a value into a Secret, which may be new.

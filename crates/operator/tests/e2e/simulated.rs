@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use coder_k8s_api::CoderControlPlane;
-use coder_k8s_coderd::{Client, Connector, Settings, Target};
+use coder_k8s_coderd::{Client, Connector, Endpoint, Settings};
 use coder_k8s_testbed::{
     Exit, Program, binaries,
     codersim::{CoderSim, Entry, Mode, SessionSeen},
@@ -65,7 +65,7 @@ impl Simulated {
 
     /// A client with the rights of an owner.
     pub fn owner(&self) -> Client {
-        let target = Target::new(self.sim().url());
+        let target = Endpoint::new(self.sim().url());
         Connector::new(Settings::on_loopback()).client(&target, Some(&self.sim().owner_token())).unwrap()
     }
 

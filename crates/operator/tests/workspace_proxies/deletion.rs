@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use coder_k8s_api::{CoderControlPlane, CoderWorkspaceProxy};
-use coder_k8s_coderd::{Connector, Settings, Target};
+use coder_k8s_coderd::{Connector, Endpoint, Settings};
 use coder_k8s_testbed::{codersim::SimFault, eventually};
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
@@ -28,7 +28,7 @@ async fn a_deleted_proxy_is_deregistered_and_its_token_is_void() {
     delete(&site).await;
     assert_eq!(site.registrations().len(), 0);
     let nobody =
-        Connector::new(Settings::on_loopback()).client(&Target::new(site.sim().url()), None).unwrap();
+        Connector::new(Settings::on_loopback()).client(&Endpoint::new(site.sim().url()), None).unwrap();
     let refused = nobody.prove_proxy_token(&only.token).await.unwrap_err();
     assert_eq!(refused.reason().as_str(), "Unauthenticated");
     site.scene().until_gone::<Secret>(SECRET).await;

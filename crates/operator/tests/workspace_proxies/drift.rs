@@ -1,7 +1,7 @@
 //! What changes after a proxy was registered, in the spec, in the Secret and in coderd.
 
 use coder_k8s_api::CoderWorkspaceProxy;
-use coder_k8s_coderd::{Connector, ProxySettings, Settings, Target};
+use coder_k8s_coderd::{Connector, Endpoint, ProxySettings, Settings};
 use coder_k8s_testbed::{
     codersim::{CoderSim, Mode},
     eventually,
@@ -19,7 +19,7 @@ use coder_k8s_scenes::{
 use crate::OPERATOR;
 
 fn owner(sim: &CoderSim) -> coder_k8s_coderd::Client {
-    let (target, token) = (Target::new(sim.url()), sim.owner_token());
+    let (target, token) = (Endpoint::new(sim.url()), sim.owner_token());
     Connector::new(Settings::on_loopback()).client(&target, Some(&token)).unwrap()
 }
 

@@ -235,7 +235,7 @@ async fn report(url: &str) -> (&'static str, Vec<String>, Vec<String>) {
 
 #[cfg(test)]
 mod tests {
-    use coder_k8s_coderd::{Client, Connector, ProxySettings, Settings, Target};
+    use coder_k8s_coderd::{Client, Connector, Endpoint, ProxySettings, Settings};
     use secrecy::{ExposeSecret, SecretString};
     use serde_json::Value;
 
@@ -270,7 +270,7 @@ mod tests {
         async fn new() -> Self {
             let sim = CoderSim::start(Mode::Licensed).await.unwrap();
             let elsewhere = CoderSim::start(Mode::Agpl).await.unwrap();
-            let (target, token) = (Target::new(sim.url()), sim.owner_token());
+            let (target, token) = (Endpoint::new(sim.url()), sim.owner_token());
             let owner = Connector::new(Settings::on_loopback()).client(&target, Some(&token)).unwrap();
             let made = owner.create_proxy(&settings()).await.unwrap();
             Self { sim, elsewhere, owner, id: made.proxy.id, token: made.token.unwrap() }

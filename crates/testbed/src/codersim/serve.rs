@@ -152,7 +152,7 @@ async fn answer(stream: Stream, session: &Session) -> io::Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use coder_k8s_coderd::{Connector, Daemon, DaemonFilter, ListedDaemonStatus, Settings, Target};
+    use coder_k8s_coderd::{Connector, Daemon, DaemonFilter, Endpoint, ListedDaemonStatus, Settings};
     use secrecy::{ExposeSecret, SecretString};
     use serde_json::{Value, json};
 
@@ -183,7 +183,7 @@ mod tests {
     }
 
     async fn listed(sim: &CoderSim, organization: &str) -> Vec<Daemon> {
-        let (target, token) = (Target::new(sim.url()), sim.owner_token());
+        let (target, token) = (Endpoint::new(sim.url()), sim.owner_token());
         let owner = Connector::new(Settings::on_loopback()).client(&target, Some(&token)).unwrap();
         owner.provisioner_daemons(organization, DaemonFilter { offline: true }).await.unwrap()
     }
@@ -264,7 +264,7 @@ mod tests {
     async fn a_daemon_belongs_to_the_organization_of_its_key() {
         let (sim, _) = sim().await;
         let organization = sim.add_organization("acme");
-        let (target, token) = (Target::new(sim.url()), sim.owner_token());
+        let (target, token) = (Endpoint::new(sim.url()), sim.owner_token());
         let owner = Connector::new(Settings::on_loopback()).client(&target, Some(&token)).unwrap();
         let material = owner.create_provisioner_key("acme", "theirs", &BTreeMap::new()).await.unwrap();
         let _client = join(&sim, &material, "one").await;

@@ -138,7 +138,7 @@ pub fn replaced_tokens(object: &CoderControlPlane) -> Vec<ReplacedToken> {
 }
 
 /// Whether a token may be created: the status announces it and the finalizer holds the object until it is revoked.
-pub fn is_recorded(object: &CoderControlPlane) -> bool {
+pub fn may_create(object: &CoderControlPlane) -> bool {
     let method = object.spec.operator_access.method;
     let token = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
     token.is_some_and(|token| token.method == method)
@@ -241,7 +241,7 @@ pub fn set_conditions(
         status.operator_token_secret_ref = Some(token.clone());
     }
     match (&report.token_record, &report.revocation) {
-        (Some(grant), _) => status.operator_token = Some(grant.clone()),
+        (Some(record), _) => status.operator_token = Some(record.clone()),
         (None, Some(Revocation::Done)) => status.operator_token = None,
         (None, _) => {}
     }

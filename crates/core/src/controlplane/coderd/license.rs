@@ -1,8 +1,8 @@
 //! Decides what to do about the license of the Secret: send it, recognise it, remove the one that it replaces.
 //!
 //! It is *this* license that counts, not any: coderd's list shows which one it holds. The operator sends a license only
-//! when the list does not show it, and sends a value that a server has rejected no second time to that server. A replaced
-//! license of ours is removed only when the spec asks for it, and only once the list shows its successor.
+//! when the list does not show it, and does not send a value again that coderd has rejected, until the value or the version of
+//! coderd changes. A replaced license of ours is removed only when the spec asks for it, and only once the list shows its successor.
 
 use coder_k8s_api::{
     CoderControlPlane, CoderControlPlaneStatus, LicenseStatus, Reason, condition::condition_type,
@@ -87,7 +87,7 @@ pub fn is_applied(report: &CoderdReport, object: &CoderControlPlane, present: &P
 
 /// Whether an exchange between two verifications tries to apply the license. A license that coderd rejected waits for a
 /// change.
-pub fn is_pending(report: &CoderdReport, object: &CoderControlPlane, present: &PresentInputs) -> bool {
+pub fn is_outstanding(report: &CoderdReport, object: &CoderControlPlane, present: &PresentInputs) -> bool {
     !is_applied(report, object, present) && !matches!(report.license, Some(LicenseVerdict::Refused { .. }))
 }
 
@@ -256,11 +256,11 @@ pub fn decide(observed: &ObservedLicense, now: Timestamp) -> LicenseStep {
             }
             (Some(old), None) => Step::Act(LicenseEffect::Remove(old)),
             (Some(old), Some(Err(blocker))) => {
-                let pending = LicenseStatus { replaces: Some(old.uuid), ..ours.clone() };
+                let with_replaced = LicenseStatus { replaces: Some(old.uuid), ..ours.clone() };
                 let retry = blocker.timed_retry().or(Some(Retry::Backoff));
                 Step::Done(LicenseReport {
                     retry,
-                    ..applied(text, Some(pending), accepted, list.uploaded_at)
+                    ..applied(text, Some(with_replaced), accepted, list.uploaded_at)
                 })
             }
         };

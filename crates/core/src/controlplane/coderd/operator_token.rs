@@ -140,7 +140,7 @@ pub struct TokenReport {
     pub blocks_license: bool,
     /// What to record about the token. None: the record stands.
     pub token_record: Option<OperatorTokenStatus>,
-    /// Whether the token can be created only once `grant` is on the status.
+    /// Whether the token can be created only once `token_record` is on the status.
     pub awaits_record: bool,
     /// Set when a token of another method was revoked and no record of ours remains.
     pub revocation: Option<Revocation>,

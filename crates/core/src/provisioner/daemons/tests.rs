@@ -91,7 +91,7 @@ impl Situation {
             gate: &gate,
             entitled: Some(at(NOW - entitled)),
             key: &key,
-            server: Some(SERVER),
+            coderd_version: Some(SERVER),
             before: said.as_ref(),
             now: at(NOW),
         }

@@ -35,7 +35,7 @@ pub fn decide(observed: &ObservedKeys, now: Timestamp) -> Decision {
         return delete_all(&facts, deadline);
     }
     if facts.is_at_rest() {
-        return Decision::rest(facts.last_run(), ready());
+        return Decision::rest(facts.last_pod_credential(), ready());
     }
     match proven(&facts) {
         Err(stop) => finish(&facts, None, Err(stop)),
@@ -71,7 +71,7 @@ fn proven(facts: &KeyFacts<'_>) -> Flow<Option<Live>> {
 
 /// Makes a decision of what a rule came to. While nothing else is to be done, keys that nothing uses go.
 fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision {
-    let run = live.map_or_else(|| facts.last_run(), |live| facts.run(live));
+    let pod_credential = live.map_or_else(|| facts.last_pod_credential(), |live| facts.run(live));
     let verdict = match outcome {
         Ok(()) => ready(),
         Err(Stop::Wait(verdict)) => {
@@ -83,10 +83,10 @@ fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decis
             let verdict =
                 facts.weighed_against_loss(&facts.observed.desired.secret, progress(facts, live, &next));
             let events = passed_over(facts, &next);
-            return Decision { events, ..Decision::rest(run, verdict).then(*next) };
+            return Decision { events, ..Decision::rest(pod_credential, verdict).then(*next) };
         }
     };
-    retire(facts, live, Decision::rest(run, verdict))
+    retire(facts, live, Decision::rest(pod_credential, verdict))
 }
 
 /// The Secret holds the key that the spec asks for: the status says so, the Secret is the wanted one, and its annotations
@@ -159,8 +159,8 @@ fn replace(facts: &KeyFacts<'_>, live: Option<&Live>, reason: Reason) -> Flow<()
 /// What to say while a step is under way.
 fn progress(facts: &KeyFacts<'_>, live: Option<&Live>, next: &NextStep) -> CredentialVerdict {
     let making = facts.record.pending.is_some()
-        || matches!(next, NextStep::Record(record) if record.pending.is_some());
-    if !making && live.is_some() && matches!(next, NextStep::Act(_) | NextStep::Record(_)) {
+        || matches!(next, NextStep::WriteStatus(record) if record.pending.is_some());
+    if !making && live.is_some() && matches!(next, NextStep::Act(_) | NextStep::WriteStatus(_)) {
         let message = "coderd accepts the key; updating the status and the Secret";
         return CredentialVerdict::working(Reason::Recording, message);
     }
@@ -168,7 +168,7 @@ fn progress(facts: &KeyFacts<'_>, live: Option<&Live>, next: &NextStep) -> Crede
         return CredentialVerdict::working(Reason::Creating, "creating the first key of the pool in coderd");
     };
     let announced = match next {
-        NextStep::Record(record) => record.pending.as_ref(),
+        NextStep::WriteStatus(record) => record.pending.as_ref(),
         _ => facts.record.pending.as_ref(),
     };
     let why = announced.map_or_else(String::new, |pending| format!(" ({})", pending.reason));
@@ -181,7 +181,7 @@ fn progress(facts: &KeyFacts<'_>, live: Option<&Live>, next: &NextStep) -> Crede
 /// one whose material is in the Secret and about to be overwritten.
 fn passed_over(facts: &KeyFacts<'_>, next: &NextStep) -> Vec<EventNote> {
     let announced = match next {
-        NextStep::Record(record) => {
+        NextStep::WriteStatus(record) => {
             record.pending.as_ref().filter(|key| Some(*key) != facts.record.pending.as_ref())
         }
         _ => None,
@@ -338,7 +338,7 @@ fn retire(facts: &KeyFacts<'_>, live: Option<&Live>, rest: Decision) -> Decision
             return rest.then(NextStep::Act(Box::new(removal)));
         }
         if facts.record.stale.iter().any(lacks_unused_since) {
-            return rest.then(NextStep::Record(Box::new(unused(facts.record, facts.now))));
+            return rest.then(NextStep::WriteStatus(Box::new(unused(facts.record, facts.now))));
         }
     }
     credential::retire(facts, live.is_some(), rest)
@@ -391,10 +391,10 @@ fn find_lost(facts: &KeyFacts<'_>) -> Flow<()> {
 /// Whether every pod runs with the live key, and with nothing else. None: the pods must be listed.
 fn is_clear(facts: &KeyFacts<'_>, live: Option<&Live>) -> Option<bool> {
     let Some(live) = live else { return Some(false) };
-    let run = facts.run(live);
+    let pod_credential = facts.run(live);
     let rolled = facts.observed.workload.as_ref().is_some_and(|workload| {
         workload.is_rolled_out
-            && Some(&workload.run) == run.as_ref()
+            && Some(&workload.pod_credential) == pod_credential.as_ref()
             && live.secret == facts.observed.desired.secret
     });
     match &facts.observed.own.old_pods {
@@ -426,7 +426,12 @@ fn unmarked_key(facts: &KeyFacts<'_>) -> Option<EventNote> {
         return None;
     }
     let desired = &facts.observed.desired;
-    let url = facts.observed.workload.as_ref().map(|workload| workload.run.url.clone()).unwrap_or_default();
+    let url = facts
+        .observed
+        .workload
+        .as_ref()
+        .map(|workload| workload.pod_credential.url.clone())
+        .unwrap_or_default();
     let organization = Organization { id: None, name: desired.organization.clone() };
     Some(Keys::abandoned(&KeyRef {
         id: None,

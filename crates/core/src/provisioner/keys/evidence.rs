@@ -3,8 +3,8 @@
 use coder_k8s_api::Reason;
 
 use super::{
-    Blocker, FoundKey, KeyMarks, KeyProof, KeyQuery, KeyRef, KeyScope, Keys, Organization, Query, Run,
-    Secret, tags,
+    Blocker, FoundKey, KeyMarks, KeyProof, KeyQuery, KeyRef, KeyScope, Keys, Organization, PodCredential,
+    Query, Secret, tags,
 };
 use crate::{
     credential::{self, CredentialVerdict, Facts},
@@ -112,7 +112,7 @@ impl<'a> KeyFacts<'a> {
     fn is_of_target(&self, marks: Option<&KeyMarks>, checksums: &[String; 2]) -> Flow<bool> {
         let target = self.target()?;
         let marked = marks.and_then(|marks| marks.deployment_id.as_ref());
-        let carried = self.observed.workload.as_ref().map(|workload| &workload.run.checksum);
+        let carried = self.observed.workload.as_ref().map(|workload| &workload.pod_credential.checksum);
         let is_new = carried.is_some_and(|carried| !checksums.contains(carried));
         let announced =
             self.record.pending.as_ref().is_some_and(|pending| pending.credential.target.is_same(target));
@@ -120,9 +120,11 @@ impl<'a> KeyFacts<'a> {
             (Some(_), _) => marked == target.deployment_id.as_ref(),
             (None, Some(current)) => current.target.is_same(target) || (is_new && announced),
             // The status is lost: the pods still know where they connect to.
-            (None, None) => {
-                self.observed.workload.as_ref().is_none_or(|workload| workload.run.url == target.url)
-            }
+            (None, None) => self
+                .observed
+                .workload
+                .as_ref()
+                .is_none_or(|workload| workload.pod_credential.url == target.url),
         })
     }
 
@@ -202,21 +204,21 @@ impl<'a> KeyFacts<'a> {
     }
 
     /// What the pods of a live key run with. The checksum of the Go operator says the same, and is kept.
-    pub(super) fn run(&self, live: &Live) -> Option<Run> {
+    pub(super) fn run(&self, live: &Live) -> Option<PodCredential> {
         let [ours, go_operator] = &live.checksums;
-        let carried = self.observed.workload.as_ref().map(|workload| &workload.run.checksum);
+        let carried = self.observed.workload.as_ref().map(|workload| &workload.pod_credential.checksum);
         let checksum = if carried == Some(go_operator) { go_operator } else { ours };
         let url = self.observed.target.as_ref().ok()?.url.clone();
-        Some(Run { secret: live.secret.clone(), checksum: checksum.clone(), url })
+        Some(PodCredential { secret: live.secret.clone(), checksum: checksum.clone(), url })
     }
 
     /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if
     /// it bears the mark of the current key.
-    pub(super) fn last_run(&self) -> Option<Run> {
+    pub(super) fn last_pod_credential(&self) -> Option<PodCredential> {
         if let Some(workload) = &self.observed.workload {
-            return Some(workload.run.clone());
+            return Some(workload.pod_credential.clone());
         }
-        self.stored_run(&self.record.current.as_ref()?.target.url)
+        self.stored_pod_credential(&self.record.current.as_ref()?.target.url)
     }
 
     /// A key of the target as the record keeps it.

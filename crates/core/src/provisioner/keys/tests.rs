@@ -109,7 +109,8 @@ fn here() -> KeyScope {
 
 /// A pool that runs: key k1, called `pool`, in the Secret `s`.
 fn running() -> ObservedKeys {
-    let run = Run { secret: secret_at("s"), checksum: "sum-k1".into(), url: "http://coder".into() };
+    let pod_credential =
+        PodCredential { secret: secret_at("s"), checksum: "sum-k1".into(), url: "http://coder".into() };
     ObservedKeys {
         desired: DesiredKey {
             control_plane: "coder".into(),
@@ -129,7 +130,7 @@ fn running() -> ObservedKeys {
         may_make: Ok(()),
         target: Ok(place("coder")),
         secrets: [(secret_at("s"), secret("k1", "pool"))].into(),
-        workload: Some(Workload { run, is_rolled_out: true }),
+        workload: Some(Workload { pod_credential, is_rolled_out: true }),
         name_conflict: None,
         deletion: None,
         proofs: BTreeMap::new(),
@@ -172,7 +173,7 @@ fn next(observed: &ObservedKeys) -> NextStep {
 #[track_caller]
 fn recorded(observed: &ObservedKeys) -> KeyRecord {
     match decide(observed, at(NOW)).next {
-        NextStep::Record(record) => *record,
+        NextStep::WriteStatus(record) => *record,
         other => panic!("{other:?}"),
     }
 }

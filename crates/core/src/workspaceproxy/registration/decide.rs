@@ -17,7 +17,7 @@ use crate::{
     credential::{self, CredentialKind as _, CredentialVerdict, Facts, Listed as _, NameConflict},
     object::Deletion,
     target::{CoderdTarget, SecretDataRef},
-    workload::Run,
+    workload::PodCredential,
 };
 
 /// The icon of a proxy for which nobody chose one. Without any, coderd would refuse every later change.
@@ -40,18 +40,18 @@ pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
     }
     let Some(desired) = &observed.desired else { return supplied(&facts) };
     if facts.is_at_rest() {
-        return Decision::rest(facts.last_run(), ready());
+        return Decision::rest(facts.last_pod_credential(), ready());
     }
     match facts.registered(desired) {
-        Ok(run) => retire(&facts, Decision::rest(run, ready())),
+        Ok(pod_credential) => retire(&facts, Decision::rest(pod_credential, ready())),
         Err(Stop::Wait(verdict)) => {
             let is_intact = facts.holds_what_pods_have(&desired.secret);
             let verdict = verdict.weighed_against_record(facts.is_wanted_on_record(), is_intact);
-            Decision::rest(facts.last_run(), facts.weighed_against_loss(&desired.secret, verdict))
+            Decision::rest(facts.last_pod_credential(), facts.weighed_against_loss(&desired.secret, verdict))
         }
         Err(Stop::NextStep(next)) => {
             let verdict = facts.weighed_against_loss(&desired.secret, progress(&facts));
-            Decision::rest(facts.last_run(), verdict).then(*next)
+            Decision::rest(facts.last_pod_credential(), verdict).then(*next)
         }
     }
 }
@@ -82,7 +82,7 @@ pub fn health(observed: &ObservedRegistration) -> Option<Health> {
 
 impl<'a> RegistrationFacts<'a> {
     /// What pods run with, when the registration and its token are as wanted and on record.
-    fn registered(&self, desired: &DesiredRegistration) -> Flow<Option<Run>> {
+    fn registered(&self, desired: &DesiredRegistration) -> Flow<Option<PodCredential>> {
         let target = self.target()?;
         self.may_begin()?;
         self.moves_on(target)?;
@@ -104,19 +104,23 @@ impl<'a> RegistrationFacts<'a> {
             return Err(Stop::act(Effect::Own(RegistrationEffect::Update { target, id, settings })));
         }
         let current = reference(listed, target);
-        let run = self.token_in_place(desired, &current, settings)?;
+        let pod_credential = self.token_in_place(desired, &current, settings)?;
         self.ensure_recorded(RegistrationRecord {
             current: Some(current),
             secret: Some(desired.secret.clone()),
             pending: None,
             stale: self.record.stale.clone(),
         })?;
-        Ok(run)
+        Ok(pod_credential)
     }
 
     /// Without credentials nothing can be listed or changed. A token of ours that coderd knows says enough: the proxy is
     /// registered, and goes on.
-    fn unlisted(&self, desired: &DesiredRegistration, verdict: CredentialVerdict) -> Flow<Option<Run>> {
+    fn unlisted(
+        &self,
+        desired: &DesiredRegistration,
+        verdict: CredentialVerdict,
+    ) -> Flow<Option<PodCredential>> {
         let current = self.record.current.as_ref();
         let is_its = |id: &&String| current.is_none_or(|current| current.id.as_ref() == Some(*id));
         let held = self.held(&desired.secret).map(|(token, _)| token);
@@ -158,18 +162,18 @@ impl<'a> RegistrationFacts<'a> {
 
     /// What pods run with while nothing is proven: as they do; or, where there are none, with what the Secret holds if it
     /// is the token of the registration on record.
-    fn last_run(&self) -> Option<Run> {
+    fn last_pod_credential(&self) -> Option<PodCredential> {
         if let Some(workload) = &self.observed.workload {
-            let mut run = workload.run.clone();
+            let mut pod_credential = workload.pod_credential.clone();
             // Pods of the Go operator have no checksum: they get that of the token that they would start with.
-            if let Some((token, _)) = self.held(&run.secret)
-                && run.checksum.is_empty()
+            if let Some((token, _)) = self.held(&pod_credential.secret)
+                && pod_credential.checksum.is_empty()
             {
-                run.checksum.clone_from(&token.checksum);
+                pod_credential.checksum.clone_from(&token.checksum);
             }
-            return Some(run);
+            return Some(pod_credential);
         }
-        self.stored_run(self.observed.own.url.as_ref()?).filter(|_| self.record.pending.is_none())
+        self.stored_pod_credential(self.observed.own.url.as_ref()?).filter(|_| self.record.pending.is_none())
     }
 
     /// UUIDs of registrations whose tokens, or marks, our Secrets hold.
@@ -189,7 +193,11 @@ impl<'a> RegistrationFacts<'a> {
     }
 
     /// There is no registration on record, or it is gone: one of ours is found again, or another one is made.
-    fn find_or_register(&self, desired: &DesiredRegistration, listing: &[ListedProxy]) -> Flow<Option<Run>> {
+    fn find_or_register(
+        &self,
+        desired: &DesiredRegistration,
+        listing: &[ListedProxy],
+    ) -> Flow<Option<PodCredential>> {
         let target = self.target()?;
         let known = self.known_ids().find_map(|id| listing.iter().find(|listed| listed.id == *id));
         // A target that the spec returns to may still have the registration that was given up.
@@ -236,7 +244,11 @@ impl<'a> RegistrationFacts<'a> {
         Some(self.remember(marks, self.observed.target.as_ref().ok()))
     }
 
-    fn register(&self, desired: &DesiredRegistration, listing: &[ListedProxy]) -> Flow<Option<Run>> {
+    fn register(
+        &self,
+        desired: &DesiredRegistration,
+        listing: &[ListedProxy],
+    ) -> Flow<Option<PodCredential>> {
         self.may_make()?;
         let version = self.writable(&desired.secret)?;
         if let Err(conflict) = self.is_free(desired, listing, None) {
@@ -291,7 +303,7 @@ impl<'a> RegistrationFacts<'a> {
         desired: &DesiredRegistration,
         current: &RegistrationRef,
         settings: ProxyProfile,
-    ) -> Flow<Option<Run>> {
+    ) -> Flow<Option<PodCredential>> {
         let marks = Registrations::marks(current);
         let reason = match self.stored_token(&desired.secret, current)? {
             Ok(token) => {
@@ -318,9 +330,9 @@ impl<'a> RegistrationFacts<'a> {
         }
     }
 
-    fn run(&self, secret: &SecretDataRef, token: &TokenFacts) -> Option<Run> {
+    fn run(&self, secret: &SecretDataRef, token: &TokenFacts) -> Option<PodCredential> {
         let (url, checksum) = (self.observed.own.url.clone()?, token.checksum.clone());
-        Some(Run { secret: secret.clone(), checksum, url })
+        Some(PodCredential { secret: secret.clone(), checksum, url })
     }
 
     /// The token of a registration that a Secret holds, or why another one is to be made.
@@ -378,12 +390,15 @@ fn settings(desired: &DesiredRegistration, listed: Option<&ListedProxy>) -> Prox
 
 /// What can go now. `rest` is the decision while nothing can, with what pods are to run with.
 fn retire(facts: &RegistrationFacts<'_>, rest: Decision) -> Decision {
-    let leftover = rest.run.as_ref().and_then(|run| facts.leftover(&run.secret));
+    let leftover =
+        rest.pod_credential.as_ref().and_then(|pod_credential| facts.leftover(&pod_credential.secret));
     if facts.record.stale.is_empty() && leftover.is_none() {
         return rest;
     }
     let workload = facts.observed.workload.as_ref();
-    if !workload.is_some_and(|workload| workload.is_rolled_out && Some(&workload.run) == rest.run.as_ref()) {
+    if !workload.is_some_and(|workload| {
+        workload.is_rolled_out && Some(&workload.pod_credential) == rest.pod_credential.as_ref()
+    }) {
         return rest.wait();
     }
     let decision = credential::retire(facts, true, rest);
@@ -400,10 +415,10 @@ fn supplied(facts: &RegistrationFacts<'_>) -> Decision {
         Ok(given) => given,
         Err(blocker) => {
             let unsure = CredentialVerdict { in_place: Some(false), ..CredentialVerdict::unsure(blocker) };
-            return Decision::rest(facts.last_run(), unsure);
+            return Decision::rest(facts.last_pod_credential(), unsure);
         }
     };
-    let run = facts.run(&given.place, &given.token);
+    let pod_credential = facts.run(&given.place, &given.token);
     let message = "the Secret holds the token that somebody supplied";
     let verdict = CredentialVerdict::ready(Reason::TokenGiven, message);
     let is_its = |id: &String| given.token.id.as_ref() == Some(id);
@@ -420,9 +435,9 @@ fn supplied(facts: &RegistrationFacts<'_>) -> Decision {
         record.secret = Some(given.place.clone());
         record
     });
-    let decision = Decision::rest(run, verdict);
+    let decision = Decision::rest(pod_credential, verdict);
     if record != *facts.record {
-        return decision.then(NextStep::Record(Box::new(record)));
+        return decision.then(NextStep::WriteStatus(Box::new(record)));
     }
     let decision = retire(facts, decision);
     if decision.next == NextStep::Done && facts.observed.has_finalizer && facts.record.is_empty() {
@@ -437,7 +452,9 @@ fn delete_all(facts: &RegistrationFacts<'_>, deletion: Deletion) -> Decision {
     let verdict = CredentialVerdict::working(Reason::Deleting, message);
     let decision = credential::clean_up(facts, deletion, verdict);
     match find_lost(facts) {
-        Some(record) => Decision { events: Vec::new(), ..decision.then(NextStep::Record(Box::new(record))) },
+        Some(record) => {
+            Decision { events: Vec::new(), ..decision.then(NextStep::WriteStatus(Box::new(record))) }
+        }
         None => decision,
     }
 }

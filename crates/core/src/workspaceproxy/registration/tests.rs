@@ -11,7 +11,7 @@ use crate::{
     object::Deletion,
     outcome::Blocker,
     target::{CoderdTarget, Credentials, CredentialsKind, Obstacle, SecretDataRef, Version},
-    workload::{Run, Workload},
+    workload::{PodCredential, Workload},
 };
 
 /// The time of every decision.
@@ -67,8 +67,8 @@ fn pending(id: Option<&str>) -> RegistrationIntent {
     RegistrationIntent { credential, reason: "why".into(), since: at(NOW - 10) }
 }
 
-fn run(id: &str) -> Run {
-    Run { secret: secret_at("s"), checksum: format!("sum-{id}"), url: "http://primary".into() }
+fn run(id: &str) -> PodCredential {
+    PodCredential { secret: secret_at("s"), checksum: format!("sum-{id}"), url: "http://primary".into() }
 }
 
 /// Nothing was begun; everything may.
@@ -106,7 +106,7 @@ fn well() -> ObservedRegistration {
     observed.secrets = [(secret_at("s"), secret(ID))].into();
     observed.proofs = [(secret_at("s"), TokenProof::Is(()))].into();
     observed.listings = [(place("coder"), Listing::Known(vec![listed(ID, "eu")]))].into();
-    observed.workload = Some(Workload { run: run(ID), is_rolled_out: true });
+    observed.workload = Some(Workload { pod_credential: run(ID), is_rolled_out: true });
     observed
 }
 
@@ -127,7 +127,7 @@ fn step(observed: &ObservedRegistration) -> Effect {
 
 fn record(observed: &ObservedRegistration) -> RegistrationRecord {
     match next(observed) {
-        NextStep::Record(record) => *record,
+        NextStep::WriteStatus(record) => *record,
         other => panic!("{other:?}"),
     }
 }
@@ -195,7 +195,7 @@ fn a_registration_of_somebody_else_is_never_touched() {
     observed.name_conflict = Some(NameConflict::Elsewhere);
     observed.listings = [(place("coder"), Listing::Known(Vec::new()))].into();
     let next = decide(&observed, at(NOW)).next;
-    assert!(matches!(next, NextStep::Record(_)), "a server can repeat any identity: {next:?}");
+    assert!(matches!(next, NextStep::WriteStatus(_)), "a server can repeat any identity: {next:?}");
     let mut renamed = well();
     renamed.desired.as_mut().unwrap().name = "us".into();
     let both = vec![listed(ID, "eu"), listed(OTHER, "us")];
@@ -280,7 +280,7 @@ fn what_is_not_definite_makes_no_token() {
         [unlisted(Listing::Unknown(blocker())), unlisted(Listing::Gone), unproven, unread, elsewhere]
     {
         assert_eq!(verdict(&observed).0, CredentialProgress::Unsure, "{observed:?}");
-        assert_eq!(decide(&observed, at(NOW)).run, Some(run(ID)), "what runs stays");
+        assert_eq!(decide(&observed, at(NOW)).pod_credential, Some(run(ID)), "what runs stays");
     }
     let mut unsupported = well();
     unsupported.proofs = [(secret_at("s"), TokenProof::Unsupported)].into();
@@ -345,8 +345,12 @@ fn a_renamed_secret_is_copied_and_the_old_one_goes_when_nothing_reads_it() {
     assert_eq!(record(&observed).secret, Some(secret_at("new")));
     observed.record.secret = Some(secret_at("new"));
     let decision = decide(&observed, at(NOW));
-    assert_eq!((decision.next, decision.run.clone().unwrap().secret), (NextStep::Done, secret_at("new")));
-    observed.workload = Some(Workload { run: decision.run.unwrap(), is_rolled_out: true });
+    assert_eq!(
+        (decision.next, decision.pod_credential.clone().unwrap().secret),
+        (NextStep::Done, secret_at("new"))
+    );
+    observed.workload =
+        Some(Workload { pod_credential: decision.pod_credential.unwrap(), is_rolled_out: true });
     assert!(matches!(step(&observed), Effect::RemoveSecret { secret, .. } if secret == secret_at("s")));
 }
 
@@ -368,12 +372,13 @@ fn another_deployment_means_another_registration_and_the_old_one_goes_last() {
     observed.listings.insert(place("other"), Listing::Known(vec![listed(OTHER, "eu")]));
     let decision = decide(&observed, at(NOW));
     assert_eq!(decision.next, NextStep::Done, "pods run with the old one");
-    observed.workload = Some(Workload { run: decision.run.unwrap(), is_rolled_out: true });
+    observed.workload =
+        Some(Workload { pod_credential: decision.pod_credential.unwrap(), is_rolled_out: true });
     assert!(matches!(step(&observed), Effect::Delete { id, .. } if id == ID));
     observed.listings.insert(place("coder"), Listing::Gone);
     let decision = decide(&observed, at(NOW));
     assert_eq!(decision.events[0].reason, Reason::ProxyAbandoned);
-    assert!(matches!(decision.next, NextStep::Record(record) if record.stale.is_empty()));
+    assert!(matches!(decision.next, NextStep::WriteStatus(record) if record.stale.is_empty()));
 }
 
 #[test]
@@ -408,7 +413,7 @@ fn a_token_that_a_person_supplies_needs_no_registration() {
     observed.has_finalizer = false;
     assert_eq!(verdict(&observed), (CredentialProgress::Ready, Reason::TokenGiven));
     observed.own.given = Err(blocker());
-    assert_eq!(decide(&observed, at(NOW)).run, Some(run(ID)), "what runs stays");
+    assert_eq!(decide(&observed, at(NOW)).pod_credential, Some(run(ID)), "what runs stays");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use coder_k8s_core::{
 
 use super::{
     AccessKind, AccessVerdict, Flaw, Material, Method, Phase, Process, Reason, Record, ReplacedToken,
-    Revocation, RevocationKind, Status, Successor, World, access, at, is_recorded, needs_cleaning, reference,
+    Revocation, RevocationKind, Status, Successor, World, access, at, may_create, needs_cleaning, reference,
 };
 
 /// An exchange that is about to perform an effect.
@@ -402,7 +402,7 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
     let announced = match world.flaw {
         Some(Flaw::CreatesUnannounced) => true,
         Some(Flaw::RecordsBeforeFinalizer) => record.is_some(),
-        _ => is_recorded(&object),
+        _ => may_create(&object),
     };
     let observed = ObservedToken {
         is_recorded: announced,

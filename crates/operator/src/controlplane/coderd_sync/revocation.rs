@@ -17,7 +17,7 @@ use coder_k8s_core::{
     outcome::{Blocker, Retry},
 };
 use coder_k8s_engine::{cache::ObjectKey, queue::Action};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kube::Resource;
 
 use super::{
@@ -27,11 +27,8 @@ use super::{
 use crate::{
     coderd::{Protocol, blocker_of, run_protocol, targets},
     controller::{CleanupAttempt, Context},
+    intervals::DELETED_TOGETHER,
 };
-
-/// How long after the control plane its dependents may be deleted and still find the token: one `kubectl delete` of a
-/// namespace or a manifest deletes one object after the other.
-const DELETED_TOGETHER: SignedDuration = SignedDuration::from_secs(3);
 
 /// Revokes the token because the access is disabled.
 pub(super) async fn on_disabled(state: &mut SyncState, plane: Plane<'_>) -> Action {

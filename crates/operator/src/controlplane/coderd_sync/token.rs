@@ -113,7 +113,7 @@ pub(super) async fn sync(
     let object = exchange.plane.object;
     let observed = ObservedToken {
         method: object.spec.operator_access.method,
-        is_recorded: access::is_recorded(object),
+        is_recorded: access::may_create(object),
         record: access::proven_record(object),
         replaced: access::replaced_tokens(object),
         creation_delay: exchange.state.creations.backoff(),
@@ -311,9 +311,7 @@ impl TokenProtocol<'_, '_> {
             }
             (AccessMethod::Postgres, _, Some(token)) => database::keep_only(plane, token).await,
             // No token was created, or none was accepted.
-            (AccessMethod::FirstUser | AccessMethod::Postgres, _, _) | (AccessMethod::TokenSecret, _, _) => {
-                Ok(())
-            }
+            (AccessMethod::FirstUser | AccessMethod::Postgres | AccessMethod::TokenSecret, _, _) => Ok(()),
         }
     }
 

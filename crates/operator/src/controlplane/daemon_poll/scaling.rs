@@ -220,7 +220,7 @@ fn decide_organization(
         let is_settled = |before: &PoolDecision| before.decision == *decision && before.shrink.is_none();
         if !before.get(&decision.pool).is_some_and(is_settled) {
             let pool = ObjectKey::of(CoderKind::Provisioner.as_str(), &*pool.object);
-            ctx.verify_schedule.schedule.queue.enqueue(pool);
+            ctx.dependents.schedule.queue.enqueue(pool);
         }
     }
     decisions

@@ -164,12 +164,12 @@ fn a_token_of_the_go_operator_outlives_the_reference_that_records_it() {
 #[test]
 fn a_token_is_made_only_once_it_is_recorded_and_the_object_cannot_vanish() {
     let object = plane(json!({}), recorded("Postgres"));
-    assert!(is_recorded(&object));
+    assert!(may_create(&object));
     let mut loose = object.clone();
     loose.metadata.finalizers = None;
-    assert!(!is_recorded(&loose));
-    assert!(!is_recorded(&plane(json!({}), recorded("FirstUser"))), "recorded for another way");
-    assert!(!is_recorded(&plane(json!({}), json!({}))));
+    assert!(!may_create(&loose));
+    assert!(!may_create(&plane(json!({}), recorded("FirstUser"))), "recorded for another way");
+    assert!(!may_create(&plane(json!({}), json!({}))));
 }
 
 #[test]

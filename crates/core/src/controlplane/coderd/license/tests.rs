@@ -246,7 +246,7 @@ fn a_license_is_pending_until_it_is_applied_or_refused_for_its_present_inputs() 
     .enumerate()
     {
         assert_eq!(super::is_applied(&report, object, &present), is_applied, "row {number}");
-        assert_eq!(super::is_pending(&report, object, &present), is_pending, "row {number}");
+        assert_eq!(super::is_outstanding(&report, object, &present), is_pending, "row {number}");
     }
     let mut without = none.clone();
     without.spec.license_secret_ref = None;

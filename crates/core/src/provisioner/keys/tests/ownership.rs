@@ -30,7 +30,7 @@ fn a_key_that_lacks_one_sign_of_being_ours_is_never_touched() {
     ] {
         let observed = announced_and_listed(not_ours);
         let decision = decide(&observed, at(NOW));
-        let NextStep::Record(record) = decision.next else { panic!("{what}: {:?}", decision.next) };
+        let NextStep::WriteStatus(record) = decision.next else { panic!("{what}: {:?}", decision.next) };
         assert_eq!(record.pending.as_ref().unwrap().credential.name, spare(), "{what}");
         assert!(decision.events[0].message.contains("provisioner key pool (k1)"), "{what}");
     }
@@ -133,7 +133,7 @@ fn an_edit_into_a_conflict_keeps_the_key_that_works() {
     observed.listings.insert(here(), Listing::Known(vec![listed("k1", "pool"), listed("theirs", "team")]));
     let decision = decide(&observed, at(NOW));
     assert_eq!((decision.next, decision.verdict.reason), (NextStep::Done, Reason::KeyConflict));
-    assert_eq!(decision.run.unwrap().checksum, "sum-k1");
+    assert_eq!(decision.pod_credential.unwrap().checksum, "sum-k1");
 }
 
 #[test]

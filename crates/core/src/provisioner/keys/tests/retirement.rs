@@ -26,7 +26,7 @@ fn an_old_key_stays_while_anything_may_use_it() {
     let mut rolling = replaced(None);
     rolling.workload.as_mut().unwrap().is_rolled_out = false;
     let mut unrolled = replaced(None);
-    unrolled.workload.as_mut().unwrap().run.checksum = "sum-k0".into();
+    unrolled.workload.as_mut().unwrap().pod_credential.checksum = "sum-k0".into();
     let mut missing = replaced(None);
     missing.workload = None;
     let mut ending = replaced(None);
@@ -80,7 +80,7 @@ fn a_key_that_nothing_is_left_to_delete_with_is_named_after_a_while() {
     assert_eq!(next(&observed), NextStep::Done);
     observed.record.stale[0].since = at(NOW - 4000);
     let decision = decide(&observed, at(NOW));
-    assert!(matches!(decision.next, NextStep::Record(record) if record.stale.is_empty()));
+    assert!(matches!(decision.next, NextStep::WriteStatus(record) if record.stale.is_empty()));
     assert!(decision.events[0].warning && decision.events[0].message.contains("(k0)"));
 }
 

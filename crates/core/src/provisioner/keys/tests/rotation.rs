@@ -18,7 +18,7 @@ fn a_pool_at_rest_asks_nothing() {
     let decision = decide(&running(), at(NOW));
     assert_eq!(decision.next, NextStep::Done);
     assert!(decision.verdict.is_ready());
-    assert_eq!(decision.run, running().workload.map(|workload| workload.run));
+    assert_eq!(decision.pod_credential, running().workload.map(|workload| workload.pod_credential));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_made_key_is_proven_before_it_is_current_and_pods_change_over_after_that() {
     observed.secrets.insert(secret_at("s"), secret("k2", &spare()));
     let before = decide(&observed, at(NOW));
     assert_eq!(before.next, NextStep::Ask(Query::Proof(secret_at("s"))));
-    assert_eq!(before.run.unwrap().checksum, "sum-k1", "unproven material is not rolled out");
+    assert_eq!(before.pod_credential.unwrap().checksum, "sum-k1", "unproven material is not rolled out");
     observed.proofs.insert(secret_at("s"), KeyProof::Is(new));
     observed.record = recorded(&observed);
     assert_eq!(observed.record.current.as_ref().unwrap().id.as_deref(), Some("k2"));
@@ -71,7 +71,7 @@ fn a_made_key_is_proven_before_it_is_current_and_pods_change_over_after_that() {
         key("k1", "pool"),
         "with where it is and what can delete it"
     );
-    assert_eq!(decide(&observed, at(NOW)).run.unwrap().checksum, "sum-k2");
+    assert_eq!(decide(&observed, at(NOW)).pod_credential.unwrap().checksum, "sum-k2");
 }
 
 #[test]
@@ -140,7 +140,10 @@ fn a_new_address_of_the_same_deployment_rolls_the_pods_and_keeps_the_key() {
     assert_eq!((record.current.as_ref().unwrap().target.clone(), record.pending.clone()), (moved, None));
     observed.record = record;
     let decision = decide(&observed, at(NOW));
-    assert_eq!((decision.next, decision.run.unwrap().url), (NextStep::Done, "https://coder".into()));
+    assert_eq!(
+        (decision.next, decision.pod_credential.unwrap().url),
+        (NextStep::Done, "https://coder".into())
+    );
 }
 
 #[test]
@@ -161,7 +164,11 @@ fn another_deployment_gets_a_key_of_its_own_and_never_sees_the_old_one() {
         (announced.reason.as_str(), announced.credential.target),
         (Reason::ControlPlaneChanged.as_str(), place("other"))
     );
-    assert_eq!(decide(&observed, at(NOW)).run.unwrap().url, "http://coder", "pods stay where their key is");
+    assert_eq!(
+        decide(&observed, at(NOW)).pod_credential.unwrap().url,
+        "http://coder",
+        "pods stay where their key is"
+    );
 }
 
 #[test]
@@ -234,7 +241,11 @@ fn answers_that_are_not_definite_change_nothing() {
     ] {
         let decision = decide(&observed, at(NOW));
         assert_eq!((decision.next, decision.verdict.stage), (NextStep::Done, stage), "{what}");
-        assert_eq!(decision.run, observed.workload.map(|workload| workload.run), "{what}");
+        assert_eq!(
+            decision.pod_credential,
+            observed.workload.map(|workload| workload.pod_credential),
+            "{what}"
+        );
     }
 }
 
@@ -308,7 +319,7 @@ fn while_the_gate_is_closed_no_key_is_made_and_pods_run_on() {
     let mut observed = verified(ObservedKeys { may_make: Err(closed), ..running() });
     observed.desired.tags = tags("us");
     let decision = decide(&observed, at(NOW));
-    assert_eq!((decision.next, decision.run.unwrap().checksum), (NextStep::Done, "sum-k1".into()));
+    assert_eq!((decision.next, decision.pod_credential.unwrap().checksum), (NextStep::Done, "sum-k1".into()));
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn a_pool_of_the_existing_operator_keeps_its_key_and_its_pods() {
     observed
         .secrets
         .insert(secret_at("s"), Secret::Ours { version: "7".into(), holds: checksums, marks: None });
-    observed.workload.as_mut().unwrap().run.checksum = "old-k1".into();
+    observed.workload.as_mut().unwrap().pod_credential.checksum = "old-k1".into();
     let mut observed = verified(observed);
     let record = recorded(&observed);
     assert_eq!(record, running().record, "what was missing is filled in");
@@ -36,7 +36,7 @@ fn a_pool_of_the_existing_operator_keeps_its_key_and_its_pods() {
     );
     observed.secrets.insert(secret_at("s"), secret("k1", "pool"));
     let decision = decide(&observed, at(NOW));
-    assert_eq!((decision.next, decision.run.unwrap().checksum), (NextStep::Done, "old-k1".into()));
+    assert_eq!((decision.next, decision.pod_credential.unwrap().checksum), (NextStep::Done, "old-k1".into()));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn a_part_that_was_lost_is_filled_in() {
     (key.id, key.details.tags_hash, key.target.deployment_id) = (None, None, None);
     let mut observed = verified(observed);
     observed.record = recorded(&observed);
-    while let NextStep::Record(record) = next(&observed) {
+    while let NextStep::WriteStatus(record) = next(&observed) {
         assert_eq!(record.pending, None);
         observed.record = *record;
     }
@@ -76,7 +76,7 @@ fn an_unmarked_secret_is_adopted_only_if_its_key_is_what_the_spec_asks_for() {
     assert_eq!(recorded(&fits).current.unwrap().id.as_deref(), Some("k9"));
     let observed = knows(observed, KeyProof::Is(found("k9", "elses")), all);
     let decision = decide(&observed, at(NOW));
-    let NextStep::Record(record) = decision.next else { panic!("{:?}", decision.next) };
+    let NextStep::WriteStatus(record) = decision.next else { panic!("{:?}", decision.next) };
     assert_eq!((record.current, record.stale.len()), (None, 0));
     assert!(record.pending.is_some() && decision.events[0].message.contains("(k9)"), "it is left alone");
 }

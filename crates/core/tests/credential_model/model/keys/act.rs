@@ -3,7 +3,7 @@
 use coder_k8s_core::{
     credential::CredentialKind as _,
     provisioner::keys::{
-        Decision, Effect, KeyIntent, KeyMarks, KeyRecord, KeyRef, KeyScope, Keys, NextStep, Run,
+        Decision, Effect, KeyIntent, KeyMarks, KeyRecord, KeyRef, KeyScope, Keys, NextStep, PodCredential,
         SecretDataRef, Version,
     },
 };
@@ -33,12 +33,12 @@ fn perform(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
             tell(world, &note.message);
         }
     }
-    if let Some(run) = decision.run {
-        world.deployment = Some(run);
+    if let Some(pod_credential) = decision.pod_credential {
+        world.deployment = Some(pod_credential);
     }
     match decision.next {
         NextStep::Done | NextStep::Ask(_) => {}
-        NextStep::Record(record) => write(world, *record, flaw),
+        NextStep::WriteStatus(record) => write(world, *record, flaw),
         NextStep::RemoveFinalizer => world.phase = Phase::Gone,
         NextStep::Act(effect) => match *effect {
             Effect::AddFinalizer => world.has_finalizer = true,
@@ -201,11 +201,14 @@ fn delete(world: &mut World, scope: &KeyScope, name: &str, id: &str) {
     }
     let material = Material::Of(key.id);
     // A pod that connects elsewhere cannot use it.
-    let uses = |run: &Run| server_at(&run.url) == key.server;
-    let is_read = world.deployment.as_ref().is_some_and(|run| {
-        uses(run) && world.secret(secret_of(&run.secret)).is_some_and(|stored| stored.material == material)
+    let uses = |pod_credential: &PodCredential| server_at(&pod_credential.url) == key.server;
+    let is_read = world.deployment.as_ref().is_some_and(|pod_credential| {
+        uses(pod_credential)
+            && world
+                .secret(secret_of(&pod_credential.secret))
+                .is_some_and(|stored| stored.material == material)
     });
-    let is_mounted = world.pods.iter().any(|pod| pod.held == material && uses(&pod.run));
+    let is_mounted = world.pods.iter().any(|pod| pod.held == material && uses(&pod.pod_credential));
     if world.phase == Phase::Alive && (is_read || is_mounted) {
         world.violation = Some("deleted a key that pods hold or would read");
     }

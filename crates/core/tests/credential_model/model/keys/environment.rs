@@ -5,7 +5,7 @@ use super::{
     act::make_now,
     world::{FOREIGN, Flight, Id, KeyHere, Material, Pod, Stored, World, id_text, secret_of},
 };
-use coder_k8s_core::provisioner::keys::{Effect, Run};
+use coder_k8s_core::provisioner::keys::{Effect, PodCredential};
 
 /// Everything that may happen without the operator, with a name.
 pub fn happenings(world: &World, limits: &Limits, at_rest: bool) -> Vec<(String, World)> {
@@ -86,12 +86,12 @@ fn pods(world: &World, all: &mut Vec<(String, World)>) {
     }
     let Some(left) = world.budget.restarts.checked_sub(1) else { return };
     for at in 0..world.pods.len() {
-        let run = world.pods[at].run.clone();
-        let Some(held) = read(world, secret_of(&run.secret)) else { continue };
+        let pod_credential = world.pods[at].pod_credential.clone();
+        let Some(held) = read(world, secret_of(&pod_credential.secret)) else { continue };
         add(all, world, "a pod restarts", |next| {
             next.budget.restarts = left;
             next.pods[at].held = held;
-            connect(next, held, &run);
+            connect(next, held, &pod_credential);
         });
     }
 }
@@ -101,9 +101,9 @@ fn read(world: &World, secret: bool) -> Option<Material> {
 }
 
 /// A pod that starts says so to coderd, if its key is known there.
-fn connect(world: &mut World, held: Material, run: &Run) {
+fn connect(world: &mut World, held: Material, pod_credential: &PodCredential) {
     let Material::Of(id) = held else { return };
-    let server = server_at(&run.url);
+    let server = server_at(&pod_credential.url);
     if world.killed & (1 << id) != 0 && world.phase == Phase::Alive {
         world.violation = Some("a pod started with a key that the operator deleted");
     }
@@ -113,25 +113,26 @@ fn connect(world: &mut World, held: Material, run: &Run) {
 }
 
 pub fn can_start(world: &World) -> bool {
-    let Some(run) = &world.deployment else { return false };
-    world.pods.iter().all(|pod| pod.run != *run) && read(world, secret_of(&run.secret)).is_some()
+    let Some(pod_credential) = &world.deployment else { return false };
+    world.pods.iter().all(|pod| pod.pod_credential != *pod_credential)
+        && read(world, secret_of(&pod_credential.secret)).is_some()
 }
 
 pub fn start(world: &mut World) {
-    let Some(run) = world.deployment.clone() else { return };
-    let Some(held) = read(world, secret_of(&run.secret)) else { return };
-    world.pods.push(Pod { held, run: run.clone() });
-    connect(world, held, &run);
+    let Some(pod_credential) = world.deployment.clone() else { return };
+    let Some(held) = read(world, secret_of(&pod_credential.secret)) else { return };
+    world.pods.push(Pod { held, pod_credential: pod_credential.clone() });
+    connect(world, held, &pod_credential);
 }
 
 /// An old pod ends once a new one is there.
 pub fn can_stop(world: &World) -> bool {
-    let new = |pod: &Pod| Some(&pod.run) == world.deployment.as_ref();
+    let new = |pod: &Pod| Some(&pod.pod_credential) == world.deployment.as_ref();
     world.pods.iter().any(new) && !world.pods.iter().all(new)
 }
 
 pub fn stop(world: &mut World) {
-    let at = world.pods.iter().position(|pod| Some(&pod.run) != world.deployment.as_ref());
+    let at = world.pods.iter().position(|pod| Some(&pod.pod_credential) != world.deployment.as_ref());
     if let Some(at) = at {
         world.pods.remove(at);
     }

@@ -46,8 +46,10 @@ impl Machine for Keys {
             }
             let held = world.pods.first().map(|pod| pod.held).ok_or("the pool does not come up")?;
             let [_, existing] = checksums(held).ok_or("the pool does not come up")?;
-            for run in world.deployment.iter_mut().chain(world.pods.iter_mut().map(|pod| &mut pod.run)) {
-                run.checksum.clone_from(&existing);
+            for pod_credential in
+                world.deployment.iter_mut().chain(world.pods.iter_mut().map(|pod| &mut pod.pod_credential))
+            {
+                pod_credential.checksum.clone_from(&existing);
             }
         }
         Ok(world)

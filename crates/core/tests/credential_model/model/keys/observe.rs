@@ -101,9 +101,10 @@ fn observed(world: &World, how: Circumstances) -> ObservedKeys {
         }
     }
     let hasty = how.flaw == Some(Flaw::DeletesBeforeRollout);
-    let workload = world.deployment.as_ref().map(|run| {
-        let settled = !world.pods.is_empty() && world.pods.iter().all(|pod| pod.run == *run);
-        Workload { run: run.clone(), is_rolled_out: settled || hasty }
+    let workload = world.deployment.as_ref().map(|pod_credential| {
+        let settled =
+            !world.pods.is_empty() && world.pods.iter().all(|pod| pod.pod_credential == *pod_credential);
+        Workload { pod_credential: pod_credential.clone(), is_rolled_out: settled || hasty }
     });
     ObservedKeys {
         desired,
@@ -147,7 +148,7 @@ fn show(world: &World, how: Circumstances, now: i64, observed: &mut ObservedKeys
             observed.listings.insert(at, listing);
         }
         Query::Own(KeyQuery::Pods) => {
-            let left = world.pods.iter().any(|pod| Some(&pod.run) != world.deployment.as_ref());
+            let left = world.pods.iter().any(|pod| Some(&pod.pod_credential) != world.deployment.as_ref());
             observed.own.old_pods = Some(Ok(left && how.flaw != Some(Flaw::DeletesBeforeRollout)));
         }
     }
@@ -193,7 +194,8 @@ fn listing(world: &World, how: Circumstances, now: i64, at: &KeyScope) -> Listin
 }
 
 fn listed(world: &World, how: Circumstances, now: i64, key: &KeyHere) -> ListedKey {
-    let connects = |pod: &Pod| pod.held == Material::Of(key.id) && server_at(&pod.run.url) == key.server;
+    let connects =
+        |pod: &Pod| pod.held == Material::Of(key.id) && server_at(&pod.pod_credential.url) == key.server;
     let held = world.pods.iter().any(connects);
     let last_seen = if held { Some(now) } else { key.used.then_some(THEN - 100) };
     let mut listed = ListedKey {

@@ -49,7 +49,7 @@ pub fn at_the_end(world: &World, how: Circumstances) -> Result<(), String> {
     }
     for verify in [false, true] {
         let decision = facts(world, Circumstances { reach: Reach::All, late: true, verify, flaw: how.flaw })?;
-        if decision.next != NextStep::Done || decision.run != world.deployment {
+        if decision.next != NextStep::Done || decision.pod_credential != world.deployment {
             return Err(format!("does not rest: {:?}", decision.next));
         }
         if verify && decision.verdict.stage == CredentialProgress::Stalled {

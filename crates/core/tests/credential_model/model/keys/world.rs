@@ -1,7 +1,7 @@
 //! The state of the model of provisioner keys.
 
 use coder_k8s_core::provisioner::{
-    keys::{KeyIntent, KeyMarks, KeyRecord, Run, SecretDataRef, tags::Tags},
+    keys::{KeyIntent, KeyMarks, KeyRecord, PodCredential, SecretDataRef, tags::Tags},
     names::KeyBase,
 };
 
@@ -51,7 +51,7 @@ pub struct KeyHere {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pod {
     pub held: Material,
-    pub run: Run,
+    pub pod_credential: PodCredential,
 }
 
 /// What the operator is about to do.
@@ -72,7 +72,7 @@ pub struct World {
     pub record: KeyRecord,
     pub secrets: [Option<Stored>; 2],
     pub keys: Vec<KeyHere>,
-    pub deployment: Option<Run>,
+    pub deployment: Option<PodCredential>,
     pub pods: Vec<Pod>,
     pub flight: Option<Flight>,
     /// A request that coderd got and has not carried out yet.

@@ -5,7 +5,7 @@ use super::{
     world::{Flight, Pod, ProxyHere, Request, Stored, Token, World, id_of, id_text},
 };
 use coder_k8s_core::{
-    workload::Run,
+    workload::PodCredential,
     workspaceproxy::registration::{Effect, RegistrationRecord},
 };
 
@@ -110,7 +110,7 @@ fn pods(world: &World, all: &mut Vec<(String, World)>) {
     }
     let Some(left) = world.budget.restarts.checked_sub(1) else { return };
     for at in 0..world.pods.len() {
-        if world.read(&world.pods[at].run.secret).is_some() {
+        if world.read(&world.pods[at].pod_credential.secret).is_some() {
             add(all, world, "a pod restarts", |next| {
                 next.budget.restarts = left;
                 restart(next, at);
@@ -122,28 +122,28 @@ fn pods(world: &World, all: &mut Vec<(String, World)>) {
 /// A pod that coderd refuses, and that would read another token when it starts again.
 pub fn refused(world: &World) -> Option<usize> {
     world.pods.iter().position(|pod| {
-        let read = world.read(&pod.run.secret);
+        let read = world.read(&pod.pod_credential.secret);
         pod.held != Token::Supplied
-            && !world.works(pod.held, server_at(&pod.run.url))
+            && !world.works(pod.held, server_at(&pod.pod_credential.url))
             && read.is_some_and(|token| token != pod.held)
     })
 }
 
 pub fn restart(world: &mut World, at: usize) {
-    let run = world.pods[at].run.clone();
-    if let Some(held) = world.read(&run.secret) {
+    let pod_credential = world.pods[at].pod_credential.clone();
+    if let Some(held) = world.read(&pod_credential.secret) {
         world.pods[at].held = held;
-        connect(world, held, &run);
+        connect(world, held, &pod_credential);
     }
 }
 
 /// A pod that starts registers itself with coderd, if its token is known there.
-fn connect(world: &mut World, held: Token, run: &Run) {
+fn connect(world: &mut World, held: Token, pod_credential: &PodCredential) {
     let Token::Of(id, _) = held else { return };
     if world.killed & (1 << id) != 0 && world.phase == Phase::Alive {
         world.violation = Some("a pod started with the token of a registration that the operator deleted");
     }
-    if world.works(held, server_at(&run.url))
+    if world.works(held, server_at(&pod_credential.url))
         && let Some(proxy) = world.proxies.iter_mut().find(|proxy| proxy.id == id)
     {
         proxy.used = true;
@@ -151,25 +151,26 @@ fn connect(world: &mut World, held: Token, run: &Run) {
 }
 
 pub fn can_start(world: &World) -> bool {
-    let Some(run) = &world.deployment else { return false };
-    world.pods.iter().all(|pod| pod.run != *run) && world.read(&run.secret).is_some()
+    let Some(pod_credential) = &world.deployment else { return false };
+    world.pods.iter().all(|pod| pod.pod_credential != *pod_credential)
+        && world.read(&pod_credential.secret).is_some()
 }
 
 pub fn start(world: &mut World) {
-    let Some(run) = world.deployment.clone() else { return };
-    let Some(held) = world.read(&run.secret) else { return };
-    world.pods.push(Pod { held, run: run.clone() });
-    connect(world, held, &run);
+    let Some(pod_credential) = world.deployment.clone() else { return };
+    let Some(held) = world.read(&pod_credential.secret) else { return };
+    world.pods.push(Pod { held, pod_credential: pod_credential.clone() });
+    connect(world, held, &pod_credential);
 }
 
 /// An old pod ends once a new one is there.
 pub fn can_stop(world: &World) -> bool {
-    let new = |pod: &Pod| Some(&pod.run) == world.deployment.as_ref();
+    let new = |pod: &Pod| Some(&pod.pod_credential) == world.deployment.as_ref();
     world.pods.iter().any(new) && !world.pods.iter().all(new)
 }
 
 pub fn stop(world: &mut World) {
-    let at = world.pods.iter().position(|pod| Some(&pod.run) != world.deployment.as_ref());
+    let at = world.pods.iter().position(|pod| Some(&pod.pod_credential) != world.deployment.as_ref());
     if let Some(at) = at {
         world.pods.remove(at);
     }

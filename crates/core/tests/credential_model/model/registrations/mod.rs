@@ -45,8 +45,10 @@ impl Machine for Registrations {
             world.has_finalizer = false;
             let secret = world.record.secret.take();
             world.record = RegistrationRecord { secret, ..RegistrationRecord::default() };
-            for run in world.deployment.iter_mut().chain(world.pods.iter_mut().map(|pod| &mut pod.run)) {
-                run.checksum.clear();
+            for pod_credential in
+                world.deployment.iter_mut().chain(world.pods.iter_mut().map(|pod| &mut pod.pod_credential))
+            {
+                pod_credential.checksum.clear();
             }
         }
         Ok(world)
@@ -137,7 +139,7 @@ impl Machine for Registrations {
         }
         for verify in [false, true] {
             let decision = decision(world, self.calm(verify))?;
-            if decision.next != NextStep::Done || decision.run != world.deployment {
+            if decision.next != NextStep::Done || decision.pod_credential != world.deployment {
                 return Err(format!("does not rest: {:?}", decision.next));
             }
             if verify && decision.verdict.stage == CredentialProgress::Stalled {

@@ -7,7 +7,7 @@ use coder_k8s_core::{
     object::Deletion,
     outcome::Blocker,
     target::{CoderdTarget, Obstacle, SecretDataRef, Version},
-    workload::{Run, Workload},
+    workload::{PodCredential, Workload},
     workspaceproxy::registration::{
         Decision, DesiredRegistration, Effect, ListedProxy, Listing, NextStep, ObservedRegistration, Query,
         RegistrationContext, RegistrationEffect, RegistrationIntent, RegistrationMarks, RegistrationRecord,
@@ -115,9 +115,10 @@ fn observed(world: &World, how: Circumstances) -> ObservedRegistration {
     });
     let supplied = TokenFacts { checksum: "supplied".to_owned(), id: Some("theirs".to_owned()) };
     let hasty = how.flaw == Some(Flaw::DeletesBeforeRollout);
-    let workload = world.deployment.as_ref().map(|run| {
-        let settled = !world.pods.is_empty() && world.pods.iter().all(|pod| pod.run == *run);
-        Workload { run: run.clone(), is_rolled_out: settled || hasty }
+    let workload = world.deployment.as_ref().map(|pod_credential| {
+        let settled =
+            !world.pods.is_empty() && world.pods.iter().all(|pod| pod.pod_credential == *pod_credential);
+        Workload { pod_credential: pod_credential.clone(), is_rolled_out: settled || hasty }
     });
     ObservedRegistration {
         secrets: secrets(world, desired.as_ref()),
@@ -255,12 +256,12 @@ fn perform(world: &mut World, decision: Decision, flaw: Option<Flaw>) {
             tell(world, &note.message);
         }
     }
-    if let Some(run) = decision.run {
-        world.deployment = Some(run);
+    if let Some(pod_credential) = decision.pod_credential {
+        world.deployment = Some(pod_credential);
     }
     match decision.next {
         NextStep::Done | NextStep::Ask(_) => {}
-        NextStep::Record(record) => write(world, *record, flaw),
+        NextStep::WriteStatus(record) => write(world, *record, flaw),
         NextStep::RemoveFinalizer if world.phase == Phase::Alive => world.has_finalizer = false,
         NextStep::RemoveFinalizer => world.phase = Phase::Gone,
         NextStep::Act(effect) => match *effect {
@@ -442,10 +443,11 @@ fn deregister(world: &mut World, id: &str) {
     }
     let is_its = |token: Token| matches!(token, Token::Of(id, _) if id == proxy.id);
     // A pod that connects elsewhere cannot use it.
-    let uses = |run: &Run| server_at(&run.url) == proxy.server;
-    let is_read =
-        world.deployment.as_ref().is_some_and(|run| uses(run) && world.read(&run.secret).is_some_and(is_its));
-    let is_mounted = world.pods.iter().any(|pod| is_its(pod.held) && uses(&pod.run));
+    let uses = |pod_credential: &PodCredential| server_at(&pod_credential.url) == proxy.server;
+    let is_read = world.deployment.as_ref().is_some_and(|pod_credential| {
+        uses(pod_credential) && world.read(&pod_credential.secret).is_some_and(is_its)
+    });
+    let is_mounted = world.pods.iter().any(|pod| is_its(pod.held) && uses(&pod.pod_credential));
     if world.phase == Phase::Alive && (is_read || is_mounted) {
         world.violation = Some("deleted a registration whose token pods hold or would read");
     }

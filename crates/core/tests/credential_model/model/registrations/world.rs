@@ -2,7 +2,7 @@
 
 use coder_k8s_core::{
     target::{CoderdTarget, SecretDataRef},
-    workload::Run,
+    workload::PodCredential,
     workspaceproxy::registration::{Effect, RegistrationMarks, RegistrationRecord},
 };
 
@@ -55,7 +55,7 @@ pub struct ProxyHere {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pod {
     pub held: Token,
-    pub run: Run,
+    pub pod_credential: PodCredential,
 }
 
 /// A request to register, or to regenerate the token of this registration.
@@ -83,7 +83,7 @@ pub struct World {
     pub record: RegistrationRecord,
     pub secrets: [Option<Stored>; 2],
     pub proxies: Vec<ProxyHere>,
-    pub deployment: Option<Run>,
+    pub deployment: Option<PodCredential>,
     pub pods: Vec<Pod>,
     pub flight: Option<Flight>,
     /// A request that coderd got and has not carried out yet.
