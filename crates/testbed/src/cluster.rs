@@ -258,9 +258,9 @@ impl Cluster {
         self.controller_manager.is_some()
     }
 
-    /// Suspends the process of the API server: connections stay open and nothing is answered.
+    /// Suspends the process of the API server: connections stay open and, once this returns, nothing is answered.
     pub fn pause_api_server(&self) -> io::Result<()> {
-        self.api_server.lock().signal(Signal::STOP)
+        self.api_server.lock().pause()
     }
 
     /// Continues a suspended API server.

@@ -194,6 +194,21 @@ impl Component {
         }
     }
 
+    /// Suspends the program and waits until its last thread has stopped: on a busy machine that takes a while after
+    /// the signal, and the other threads go on in the meantime.
+    pub(crate) fn pause(&self) -> io::Result<()> {
+        self.signal(Signal::STOP)?;
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let deadline = Instant::now() + STOP_WITHIN;
+        while waitid(WaitId::Pid(pid(self.pid)?), options)?.is_none() {
+            if Instant::now() >= deadline {
+                return Err(io::Error::other(format!("{} did not stop within {STOP_WITHIN:?}", self.name)));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Kills the program and waits until it has exited.
     pub(crate) fn kill(&self) -> io::Result<()> {
         let mut child = self.child.lock();
@@ -248,7 +263,7 @@ mod tests {
         let component = sleeper(&group, "sleep 600 & echo ready; wait");
         until_ready(&component);
         let stopped = sleeper(&group, "sleep 600");
-        stopped.signal(Signal::STOP).unwrap();
+        stopped.pause().unwrap();
         assert!(group.pids().len() >= 3);
         let began = Instant::now();
         group.stop();

@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::{conditions, wait::Condition as _};
@@ -96,6 +96,9 @@ async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, E
         tell("kube-controller-manager is up");
         Some(component)
     } else {
+        // The API server creates it by itself, some time after it has become ready.
+        let namespaces = Api::<Namespace>::all(client.clone());
+        ready(&api_server, &[&etcd], *ready_within, || namespaces.get("default")).await?;
         None
     };
     Ok(Cluster {

@@ -25,9 +25,9 @@ async fn a_paused_api_server_hangs_and_a_restarted_one_keeps_its_data() {
     namespaces.get("default").await.unwrap();
 
     let pods = Api::<Pod>::namespaced(cluster.client(), "default");
-    pods.create(&PostParams::default(), &pod("before")).await.unwrap();
-    cluster.restart_api_server().await.unwrap();
     // A busy machine may need a moment: admission waits for what it watches.
+    eventually(SOON, || async { pods.create(&PostParams::default(), &pod("before")).await }).await.unwrap();
+    cluster.restart_api_server().await.unwrap();
     eventually(SOON, || async { pods.create(&PostParams::default(), &pod("after")).await }).await.unwrap();
     for name in ["before", "after"] {
         eventually(SOON, || async {
