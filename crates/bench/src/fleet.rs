@@ -6,6 +6,7 @@
 use std::{
     collections::HashMap,
     fmt::Debug,
+    num::NonZero,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -89,10 +90,10 @@ impl Plane {
 
 type Planes = Mutex<HashMap<String, Plane>>;
 
-/// All control planes of one namespace.
+/// Control planes in one namespace, or spread evenly over several.
 pub(crate) struct Fleet {
     client: Client,
-    pub(crate) namespace: String,
+    namespaces: Arc<[String]>,
     planes: Arc<Planes>,
     changed: Arc<Notify>,
     /// Ends with the fleet.
@@ -100,29 +101,45 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Creates the namespace and begins to watch it.
-    pub(crate) async fn new(client: Client, namespace: &str) -> Result<Self> {
+    /// Creates so many namespaces and begins to watch them.
+    pub(crate) async fn new(client: Client, name: &str, namespaces: NonZero<usize>) -> Result<Self> {
         let api: Api<Namespace> = Api::all(client.clone());
-        let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
-        api.create(&PostParams::default(), &object).await.context("cannot create a namespace")?;
+        let namespaces: Arc<[String]> =
+            (1..=namespaces.get()).map(|number| format!("{name}-{number}")).collect();
+        for namespace in &*namespaces {
+            let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
+            api.create(&PostParams::default(), &object).await.context("cannot create a namespace")?;
+        }
         let (planes, changed) = (Arc::<Planes>::default(), Arc::<Notify>::default());
         let mut watches = JoinSet::new();
-        watches.spawn(watch_planes(planes_of(&client, namespace), planes.clone(), changed.clone()));
-        macro_rules! children {
-            ($($kind:ident),+) => {$(
-                let api: Api<PartialObjectMeta<$kind>> = Api::namespaced(client.clone(), namespace);
-                watches.spawn(watch_children(api, Child::$kind, planes.clone(), changed.clone()));
-            )+};
+        for namespace in &*namespaces {
+            watches.spawn(watch_planes(planes_of(&client, namespace), planes.clone(), changed.clone()));
+            macro_rules! children {
+                ($($kind:ident),+) => {$(
+                    let api: Api<PartialObjectMeta<$kind>> = Api::namespaced(client.clone(), namespace);
+                    watches.spawn(watch_children(api, Child::$kind, planes.clone(), changed.clone()));
+                )+};
+            }
+            children!(Deployment, Service, ServiceAccount, Role, RoleBinding);
         }
-        children!(Deployment, Service, ServiceAccount, Role, RoleBinding);
-        Ok(Self { client, namespace: namespace.to_owned(), planes, changed, _watches: watches })
+        Ok(Self { client, namespaces, planes, changed, _watches: watches })
+    }
+
+    /// Whether a namespace is one of this fleet.
+    pub(crate) fn contains(&self, namespace: &str) -> bool {
+        self.namespaces.iter().any(|own| own == namespace)
+    }
+
+    /// The namespace of the control plane of a number.
+    fn namespace_of(&self, number: usize) -> &str {
+        // Bounded by the number of namespaces, of which there is at least one.
+        self.namespaces.get(number % self.namespaces.len()).map_or("", String::as_str)
     }
 
     /// Creates control planes of these numbers.
     pub(crate) async fn create(&self, numbers: std::ops::Range<usize>) -> Result<()> {
-        let api = planes_of(&self.client, &self.namespace);
         let created = stream::iter(numbers).map(|number| {
-            let (api, object) = (api.clone(), plane(&name(number)));
+            let (api, object) = (planes_of(&self.client, self.namespace_of(number)), plane(&name(number)));
             async move {
                 api.create(&PostParams::default(), &serde_json::from_value(object)?).await.context("create")
             }
@@ -139,7 +156,7 @@ impl Fleet {
     /// Sets the replicas of one.
     pub(crate) async fn scale_one(&self, number: usize, replicas: u32) -> Result<()> {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
-        let api = planes_of(&self.client, &self.namespace);
+        let api = planes_of(&self.client, self.namespace_of(number));
         api.patch(&name(number), &PatchParams::default(), &patch).await.context("edit")?;
         Ok(())
     }
@@ -147,7 +164,7 @@ impl Fleet {
     /// Deletes the Service of one.
     pub(crate) async fn delete_service(&self, number: usize) -> Result<()> {
         let service = self.get(number).children.get(&Child::Service).map(|child| child.name.clone());
-        let api: Api<Service> = Api::namespaced(self.client.clone(), &self.namespace);
+        let api: Api<Service> = Api::namespaced(self.client.clone(), self.namespace_of(number));
         api.delete(&service.context("no Service")?, &kube::api::DeleteParams::default()).await?;
         Ok(())
     }

@@ -33,13 +33,15 @@ impl Line {
     }
 }
 
-/// Adds figures about memory, creation time and CPU of the API server, if there are at least two sizes.
+/// Adds figures about memory, creation time and CPU of both processes, if there are at least two sizes.
 pub(crate) fn add(report: &mut Report, sizes: &[usize]) {
     let memory = memory(report, sizes);
     let time = created(report, sizes, "time for each");
+    let own_cpu = created(report, sizes, "CPU of the operator for each");
     let cpu = created(report, sizes, "CPU of kube-apiserver for each");
     add_line(report, "memory", &memory, "MiB", ("KiB", 1024.0));
     add_line(report, "creation time", &time, "ms", ("ms", 1.0));
+    add_line(report, "CPU of the operator at creation", &own_cpu, "ms", ("ms", 1.0));
     add_line(report, "CPU of kube-apiserver at creation", &cpu, "ms", ("ms", 1.0));
 }
 

@@ -20,6 +20,7 @@ mod starts;
 
 use std::{
     fs,
+    num::NonZero,
     path::{Path, PathBuf},
 };
 
@@ -58,6 +59,9 @@ pub struct Args {
     /// How many control planes, one after the other, separated by commas
     #[arg(long, value_delimiter = ',', default_values_t = [100, 1000, 5000])]
     sizes: Vec<usize>,
+    /// Over how many namespaces the control planes are spread
+    #[arg(long, default_value_t = NonZero::<usize>::MIN)]
+    namespaces: NonZero<usize>,
     /// How many edits and deleted children are timed
     #[arg(long, default_value_t = 200)]
     samples: usize,
@@ -114,11 +118,12 @@ pub async fn run(args: &Args) -> Result<()> {
         return compare(&args.compare, args.plot.as_deref());
     }
     let plan = if args.quick {
-        Plan { sizes: vec![100], samples: 20, rest: 10, disasters: None, pools: 0 }
+        let namespaces = args.namespaces;
+        Plan { sizes: vec![100], namespaces, samples: 20, rest: 10, disasters: None, pools: 0 }
     } else {
-        let Args { sizes, samples, foreign_secrets, rest, .. } = args.clone();
+        let Args { sizes, namespaces, samples, foreign_secrets, rest, .. } = args.clone();
         let pools = if args.operator_cmd.is_none() { args.pools } else { 0 };
-        Plan { sizes, samples, rest, disasters: Some(foreign_secrets), pools }
+        Plan { sizes, namespaces, samples, rest, disasters: Some(foreign_secrets), pools }
     };
     let mut runs = Vec::new();
     for number in 1..=args.runs {

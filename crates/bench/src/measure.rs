@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    num::NonZero,
     time::{Duration, Instant},
 };
 
@@ -42,6 +43,8 @@ const RESTARTED_FROM: usize = 200;
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) sizes: Vec<usize>,
+    /// Over how many the control planes are spread.
+    pub(crate) namespaces: NonZero<usize>,
     pub(crate) samples: usize,
     /// Seconds.
     pub(crate) rest: u64,
@@ -80,13 +83,13 @@ impl<'a> Bench<'a> {
 
     /// Everything. Pools are last, so that no other figure is one beside pools.
     pub(crate) async fn all(&mut self, plan: &Plan, coderd: Option<&CoderSim>) -> Result<Report> {
-        let first = Fleet::new(self.client.clone(), "bench-first").await?;
+        let first = Fleet::new(self.client.clone(), "bench-first", NonZero::<usize>::MIN).await?;
         let mut operator = self.start_with_new(&first, "").await?;
         tokio::time::sleep(SETTLE).await;
         let idle = operator.memory()?;
         self.memory("memory with one object", idle);
 
-        let fleet = Fleet::new(self.client.clone(), "bench").await?;
+        let fleet = Fleet::new(self.client.clone(), "bench", plan.namespaces).await?;
         let mut made = 0;
         for size in plan.sizes.iter().copied() {
             say(&format!("{size} control planes"));
@@ -216,10 +219,12 @@ impl<'a> Bench<'a> {
         macro_rules! copies {
             ($($kind:ident),+) => {$(
                 let resource = ApiResource::erase::<$kind>(&());
-                let api: Api<DynamicObject> =
-                    Api::namespaced_with(self.client.clone(), &fleet.namespace, &resource);
+                let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
                 let all = api.list(&ListParams::default()).await?;
-                let owned = all.into_iter().filter(|object| !object.owner_references().is_empty());
+                let owned = all.into_iter().filter(|object| {
+                    object.namespace().is_some_and(|namespace| fleet.contains(&namespace))
+                        && !object.owner_references().is_empty()
+                });
                 children.extend(owned.map(|object| (resource.clone(), copy(object, &resource, &namespace))));
             )+};
         }

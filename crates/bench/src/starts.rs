@@ -69,7 +69,7 @@ impl Bench<'_> {
         let requests = self.requests(before).await?;
         // All but those for the new object.
         let writes = requests.iter().filter(|event| {
-            !matches!(event.verb.as_str(), "get" | "list") && event.namespace != first.namespace
+            !matches!(event.verb.as_str(), "get" | "list") && !first.contains(&event.namespace)
         });
         self.report.count("writes after a restart", as_f64(writes.count()), "");
         self.memory(&format!("memory after a restart with {made}"), operator.memory()?);
