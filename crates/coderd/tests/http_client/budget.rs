@@ -63,7 +63,7 @@ async fn a_slow_server_takes_no_more_than_its_share() {
     let started = std::time::Instant::now();
     let calls = (0..20).map(|_| client.build_info());
     let results = futures::future::join_all(calls).await;
-    assert!(started.elapsed() < Duration::from_secs(2), "the twenty do not wait one after the other");
+    assert!(started.elapsed() < Duration::from_secs(5), "the twenty do not wait one after the other");
     assert!(results.iter().all(Result::is_err));
     connector.client(&Endpoint::new(quick.url()), None).unwrap().build_info().await.unwrap();
     assert_eq!(slow.requests().len(), MAX_REQUESTS_IN_FLIGHT, "its share reached it, and no more");

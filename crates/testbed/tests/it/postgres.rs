@@ -71,6 +71,9 @@ async fn a_stopped_server_refuses_and_comes_back_with_what_was_committed() {
     assert_eq!(rows[0].get::<_, i32>(0), 7);
 }
 
+/// How long nothing is answered until it counts as never: what comes before it has time to arrive on a busy machine.
+const SILENCE: Duration = Duration::from_secs(2);
+
 #[tokio::test]
 async fn a_proxy_makes_connections_go_wrong() {
     let server = shared().await;
@@ -88,11 +91,11 @@ async fn a_proxy_makes_connections_go_wrong() {
     let client = dial(&url).await.unwrap();
     proxy.set(ProxyFault::SilentAfter("VALUES (3)"));
     let silent = client.batch_execute("INSERT INTO t VALUES (3)");
-    assert!(tokio::time::timeout(Duration::from_millis(300), silent).await.is_err());
+    assert!(tokio::time::timeout(SILENCE, silent).await.is_err());
     proxy.set(ProxyFault::Close);
     assert!(dial(&url).await.is_err());
     proxy.set(ProxyFault::Hang);
-    assert!(tokio::time::timeout(Duration::from_millis(300), dial(&url)).await.is_err());
+    assert!(tokio::time::timeout(SILENCE, dial(&url)).await.is_err());
     assert_eq!(proxy.accepted(), 5);
 
     let rows = database.connect().await.unwrap().query("SELECT n FROM t ORDER BY n", &[]).await.unwrap();
