@@ -73,7 +73,7 @@ impl Observer {
     }
 
     async fn ends_with(&self, expected: &[Verdict]) {
-        for _ in 0..300 {
+        for _ in 0..600 {
             let seen: Vec<_> = self.seen.lock().iter().map(|(verdict, _)| *verdict).collect();
             if seen == expected {
                 return;

@@ -412,8 +412,15 @@ async fn consent_withdrawn_from_a_paused_object_takes_its_grant_back_and_nothing
     assert!(message(&plane, "WorkspaceAccess").contains(&other));
     is_granted(&scene, &stays).await;
     is_granted(&scene, &scene.namespace).await;
-    let told = scene.events("coder").await;
-    assert!(told.iter().any(|(_, reason)| reason == "ConsentMissing"), "{told:?}");
+    let told = eventually(PATIENCE, || async {
+        let told = scene.events("coder").await;
+        if told.iter().any(|(_, reason)| reason == "ConsentMissing") {
+            Ok(())
+        } else {
+            Err(format!("{told:?}"))
+        }
+    });
+    told.await.unwrap();
     // A paused object gets nothing back.
     scene.label(&other, scene.consent()).await;
     tokio::time::sleep(Duration::from_secs(1)).await;

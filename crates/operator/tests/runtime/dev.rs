@@ -232,12 +232,12 @@ async fn it_fails_with_what_is_missing_when_not_everything_is_ready() {
     )
     .unwrap();
     let path = folder.to_str().unwrap();
-    let mut dev = Dev::start("missing", &["--until-ready", "--timeout=20s", "-f", path]);
+    let mut dev = Dev::start("missing", &["--until-ready", "--timeout=40s", "-f", path]);
     let code = dev.ends().await;
     let output = dev.output();
     fs::remove_dir_all(&folder).unwrap();
     assert_eq!(code, Some(1), "{output}");
-    let told = output.lines().skip_while(|line| !line.contains("not everything is Ready after 20s:"));
+    let told = output.lines().skip_while(|line| !line.contains("not everything is Ready after 40s:"));
     let told: Vec<_> = told.collect();
     assert!(
         told.iter().any(|line| line.contains("CoderProvisioner elsewhere/lost: Ready=False ")),

@@ -21,7 +21,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(4);
 /// The backoff may have grown to 16 s by the end.
 const RECOVERED: Duration = Duration::from_secs(40);
 /// Calls that were under way at the same time: none of them knew yet.
-const TOGETHER: SignedDuration = SignedDuration::from_millis(300);
+const TOGETHER: SignedDuration = SignedDuration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rate_limit_is_respected_and_outlived() {

@@ -37,9 +37,9 @@ async fn a_component_that_never_gets_ready_is_reported_with_its_last_lines() {
     let _alone = alone().await;
     let dir = tempfile::tempdir().unwrap();
     let binaries = with_api_server(dir.path(), "#!/bin/sh\necho thinking\nexec sleep 600\n");
-    let builder = Cluster::builder().binaries(binaries).ready_within(Duration::from_secs(1));
+    let builder = Cluster::builder().binaries(binaries).ready_within(Duration::from_secs(5));
     let error = builder.start().await.unwrap_err().to_string();
-    assert!(error.contains("kube-apiserver is not ready after 1s"), "{error}");
+    assert!(error.contains("kube-apiserver is not ready after 5s"), "{error}");
     assert!(error.contains("thinking"), "{error}");
 }
 

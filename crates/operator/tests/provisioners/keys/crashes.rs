@@ -186,8 +186,8 @@ async fn writes_that_fail_or_whose_answers_are_lost_cost_no_key() {
         let made = own.pool.made();
         own.victim.faults(std::slice::from_ref(fault));
         if fault.contains("apply secrets") {
-            own.pool.scene.delete::<Secret>(SECRET).await;
             let lost = status(&own.pool.now().await).provisioner_key_id;
+            own.pool.scene.delete::<Secret>(SECRET).await;
             own.pool.until(|pool| status(pool).provisioner_key_id != lost).await;
         }
         let n = (n + 1).to_string();

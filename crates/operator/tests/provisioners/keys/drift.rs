@@ -233,8 +233,8 @@ async fn overlapping_edits_end_with_exactly_one_key() {
 async fn two_keys_at_most_while_each_edit_waits_for_the_last() {
     let pool = PoolScene::ready(&KEYS, "drift", json!({})).await;
     for n in 0..3 {
-        pool.edit(json!({"tags": {"n": n.to_string()}})).await;
         let hash = status(&pool.now().await).tags_hash;
+        pool.edit(json!({"tags": {"n": n.to_string()}})).await;
         pool.until(|pool| {
             assert!(status(pool).stale_keys.len() <= 1);
             status(pool).tags_hash != hash

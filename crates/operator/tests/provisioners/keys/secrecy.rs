@@ -98,8 +98,8 @@ async fn key_material_is_in_no_log_event_status_or_metric() {
 
     // A rotation, with a Secret that somebody wrote into.
     let wrong = SecretString::from("canary-canary-canary-canary-canary-canary-1");
-    pool.scene.edit::<Secret>(SECRET, json!({"stringData": {"key": wrong.expose_secret()}})).await;
     let old = status(&pool.now().await).provisioner_key_id;
+    pool.scene.edit::<Secret>(SECRET, json!({"stringData": {"key": wrong.expose_secret()}})).await;
     pool.until(|pool| status(pool).provisioner_key_id != old).await;
     secrets.extend([wrong, pool.assert_consistent(&[]).await.material]);
     silent(&pool, &operator, &secrets, "replaced").await;

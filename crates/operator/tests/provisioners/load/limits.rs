@@ -34,7 +34,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(4);
 const RECOVERED: Duration = Duration::from_secs(30);
 
 /// Calls that were under way at the same time: none of them knew yet.
-const TOGETHER: SignedDuration = SignedDuration::from_millis(300);
+const TOGETHER: SignedDuration = SignedDuration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rate_limit_of_everything_is_respected_and_outlived() {
