@@ -93,7 +93,8 @@ type Planes = Mutex<HashMap<String, Plane>>;
 /// Control planes in one namespace, or spread evenly over several.
 pub(crate) struct Fleet {
     client: Client,
-    namespaces: Arc<[String]>,
+    /// At least one.
+    namespaces: Vec<String>,
     planes: Arc<Planes>,
     changed: Arc<Notify>,
     /// Ends with the fleet.
@@ -104,15 +105,14 @@ impl Fleet {
     /// Creates so many namespaces and begins to watch them.
     pub(crate) async fn new(client: Client, name: &str, namespaces: NonZero<usize>) -> Result<Self> {
         let api: Api<Namespace> = Api::all(client.clone());
-        let namespaces: Arc<[String]> =
-            (1..=namespaces.get()).map(|number| format!("{name}-{number}")).collect();
-        for namespace in &*namespaces {
+        let namespaces: Vec<_> = (1..=namespaces.get()).map(|number| format!("{name}-{number}")).collect();
+        for namespace in &namespaces {
             let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
             api.create(&PostParams::default(), &object).await.context("cannot create a namespace")?;
         }
         let (planes, changed) = (Arc::<Planes>::default(), Arc::<Notify>::default());
         let mut watches = JoinSet::new();
-        for namespace in &*namespaces {
+        for namespace in &namespaces {
             watches.spawn(watch_planes(planes_of(&client, namespace), planes.clone(), changed.clone()));
             macro_rules! children {
                 ($($kind:ident),+) => {$(
@@ -132,7 +132,6 @@ impl Fleet {
 
     /// The namespace of the control plane of a number.
     fn namespace_of(&self, number: usize) -> &str {
-        // Bounded by the number of namespaces, of which there is at least one.
         self.namespaces.get(number % self.namespaces.len()).map_or("", String::as_str)
     }
 
