@@ -57,7 +57,7 @@ impl Child {
 
 /// What is known of a child.
 #[derive(Clone, Debug)]
-pub(crate) struct SeenChild {
+pub(crate) struct ObservedChild {
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) generation: i64,
@@ -71,7 +71,7 @@ pub(crate) struct Plane {
     pub(crate) generation: i64,
     /// `status.observedGeneration`.
     pub(crate) observed: i64,
-    pub(crate) children: HashMap<Child, SeenChild>,
+    pub(crate) children: HashMap<Child, ObservedChild>,
 }
 
 impl Plane {
@@ -251,7 +251,7 @@ async fn watch_children<K>(
         match event {
             Ok(Event::Apply(child) | Event::InitApply(child)) => {
                 if let Some(owner) = owner(&child) {
-                    let seen = SeenChild {
+                    let seen = ObservedChild {
                         name: child.name_any(),
                         uid: child.uid().unwrap_or_default(),
                         generation: child.metadata.generation.unwrap_or_default(),

@@ -19,7 +19,7 @@ use super::{
     console::Console,
     styled::{Line, Style, wrap},
     terminal::{self, FullScreen, Size},
-    world::{Id, Object, Seen, World},
+    world::{Id, Object, Observed, World},
 };
 use crate::intervals::{DEV_REDRAW_PAUSE, DEV_REDRAW_PERIOD};
 
@@ -72,7 +72,7 @@ impl<'a> Live<'a> {
         Self { console, screen: FullScreen::enter() }
     }
 
-    fn draw(&self, seen: &Seen, guide: &Guide) {
+    fn draw(&self, seen: &Observed, guide: &Guide) {
         let console = self.console;
         let notes = console.notes();
         let now = Timestamp::now();
@@ -116,7 +116,7 @@ pub(super) struct Moment<'a> {
 }
 
 /// The lines for a terminal of this size: never more rows than it has.
-fn frame(seen: &Seen, guide: &Guide, moment: &Moment<'_>, size: Size) -> Vec<Line> {
+fn frame(seen: &Observed, guide: &Guide, moment: &Moment<'_>, size: Size) -> Vec<Line> {
     let Size { columns, rows } = size;
     let events = events(seen, moment, columns);
     let few = events.len().min(FEW_EVENTS);
@@ -155,7 +155,7 @@ fn frame(seen: &Seen, guide: &Guide, moment: &Moment<'_>, size: Size) -> Vec<Lin
     lines.into_iter().take(rows).map(|line| line.cut(columns)).collect()
 }
 
-fn header(seen: &Seen, guide: &Guide, moment: &Moment<'_>) -> Line {
+fn header(seen: &Observed, guide: &Guide, moment: &Moment<'_>) -> Line {
     let (ready, all) = (seen.ready(), seen.objects.len());
     let (style, state) = match (all, ready == all) {
         (0, _) => (Style::Waiting, "no objects".to_owned()),
@@ -175,7 +175,7 @@ fn header(seen: &Seen, guide: &Guide, moment: &Moment<'_>) -> Line {
 }
 
 /// Each object with its reason and message, and below it what is known of it and what the operator made.
-fn objects(seen: &Seen, columns: usize, children: bool, facts: bool) -> Vec<Line> {
+fn objects(seen: &Observed, columns: usize, children: bool, facts: bool) -> Vec<Line> {
     let kinds = seen.objects.keys().map(|id| id.kind.chars().count() + 2).max().unwrap_or_default();
     let kinds = if columns < WIDE { 0 } else { kinds };
     let names = seen.objects.keys().map(|id| full_name(id).chars().count()).max().unwrap_or_default();
@@ -223,13 +223,13 @@ fn full_name(id: &Id) -> String {
 }
 
 /// The children of an object, such as `Deployment coder 1/1`.
-pub(super) fn children_of(seen: &Seen, owner: &Id) -> Vec<String> {
+pub(super) fn children_of(seen: &Observed, owner: &Id) -> Vec<String> {
     let own = seen.children.iter().filter(|(_, child)| child.owner.as_ref() == Some(owner));
     own.map(|(id, child)| format!("{} {} {}", id.kind, id.name, child.state).trim_end().to_owned()).collect()
 }
 
 /// Events and notes by time, oldest first.
-fn events(seen: &Seen, moment: &Moment<'_>, columns: usize) -> Vec<Line> {
+fn events(seen: &Observed, moment: &Moment<'_>, columns: usize) -> Vec<Line> {
     let mut all: Vec<(Duration, Line)> = Vec::new();
     for event in &seen.events {
         let ago = Duration::try_from(moment.now.duration_since(event.at)).unwrap_or_default();
@@ -265,7 +265,7 @@ pub(super) fn commands(guide: &Guide, heading: &str) -> Vec<Line> {
 }
 
 /// What exists, as a table.
-pub(super) fn table(seen: &Seen) -> Vec<Line> {
+pub(super) fn table(seen: &Observed) -> Vec<Line> {
     if seen.objects.is_empty() {
         return vec![Line::new(Style::Dim, "there are no objects")];
     }

@@ -65,14 +65,14 @@ pub(super) struct Happened {
 
 /// All that is shown, at one moment.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Observed {
     pub(super) objects: BTreeMap<Id, Object>,
     pub(super) children: BTreeMap<Id, Child>,
     /// Oldest first.
     pub(super) events: VecDeque<Happened>,
 }
 
-impl Seen {
+impl Observed {
     /// How many objects are as they should be.
     pub(super) fn ready(&self) -> usize {
         self.objects.values().filter(|object| object.missing.is_none()).count()
@@ -90,7 +90,7 @@ impl Seen {
 
 /// The present state, and a signal when it changes.
 pub(super) struct World {
-    seen: Mutex<Seen>,
+    seen: Mutex<Observed>,
     changes: watch::Sender<u64>,
 }
 
@@ -99,7 +99,7 @@ impl World {
         Self { seen: Mutex::default(), changes: watch::Sender::new(0) }
     }
 
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> Observed {
         self.seen.lock().clone()
     }
 
@@ -108,7 +108,7 @@ impl World {
         self.changes.subscribe()
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Seen) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut Observed) -> T) -> T {
         let outcome = change(&mut self.seen.lock());
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
         outcome

@@ -22,7 +22,7 @@ const LOST_IN_A_ROW: usize = 3;
 const WAIT: &str = "10.0";
 
 #[derive(Default)]
-struct Seen {
+struct Observed {
     peak_kib: u64,
     /// The attacks that were under way then.
     at_peak: Vec<&'static str>,
@@ -33,7 +33,7 @@ struct Seen {
     most_in_a_row: usize,
 }
 
-impl Seen {
+impl Observed {
     fn probed(&mut self, took: Duration, answer: Result<Result<(u16, String), JoinError>, Elapsed>) {
         self.probes += 1;
         self.slowest = self.slowest.max(took);
@@ -52,7 +52,7 @@ impl Seen {
 pub(crate) struct Vitals {
     idle_kib: u64,
     lease: Lease,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<Observed>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -60,7 +60,7 @@ impl Vitals {
     /// Begins, with an operator that has nothing to do.
     pub(crate) async fn watch(stage: &'static Stage) -> Self {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let seen = Arc::<Mutex<Seen>>::default();
+        let seen = Arc::<Mutex<Observed>>::default();
         let idle_kib = resident_kib(stage);
         let task = tokio::spawn(look(stage, seen.clone()));
         Self { idle_kib, lease: lease(stage).await, seen, task }
@@ -83,7 +83,7 @@ impl Vitals {
     }
 }
 
-async fn look(stage: &'static Stage, seen: Arc<Mutex<Seen>>) {
+async fn look(stage: &'static Stage, seen: Arc<Mutex<Observed>>) {
     loop {
         let now = resident_kib(stage);
         let grown = now > seen.lock().unwrap().peak_kib;
@@ -111,7 +111,7 @@ async fn lease(stage: &Stage) -> Lease {
     leases.get(coder_k8s_api::names::LEASE).await.unwrap()
 }
 
-fn memory(idle: u64, seen: &Seen) -> Verdict {
+fn memory(idle: u64, seen: &Observed) -> Verdict {
     let grown = seen.peak_kib.saturating_sub(idle);
     let figures = format!(
         "{} MiB idle, {} MiB at the peak, during {}",
@@ -123,7 +123,7 @@ fn memory(idle: u64, seen: &Seen) -> Verdict {
     Ok(figures)
 }
 
-fn probe(seen: &Seen) -> Verdict {
+fn probe(seen: &Observed) -> Verdict {
     let lost = seen.failures.len();
     let figures = format!("{} probes, {lost} of them lost, the slowest {:?}", seen.probes, seen.slowest);
     ensure(seen.most_in_a_row < LOST_IN_A_ROW && seen.probes > 0, || {

@@ -21,9 +21,9 @@ fn unready(reason: &str) -> Object {
     }
 }
 
-fn seen() -> Seen {
+fn seen() -> Observed {
     let (plane, pool) = (id("CoderControlPlane", "coder"), id("CoderProvisioner", "pool-us"));
-    let mut seen = Seen::default();
+    let mut seen = Observed::default();
     seen.objects
         .insert(plane.clone(), ready(&["simulated coderd v2.36.1", "premium license until 2027-02-15"]));
     seen.objects.insert(pool.clone(), unready("KeyPending"));
@@ -143,5 +143,5 @@ CoderProvisioner   coder/pool-us  False  KeyPending
   tags region=us
   Deployment provisioner-pool-us 0/1";
     assert_eq!(texts(&table(&seen())).join("\n"), expected);
-    assert_eq!(texts(&table(&Seen::default())), ["there are no objects"]);
+    assert_eq!(texts(&table(&Observed::default())), ["there are no objects"]);
 }
