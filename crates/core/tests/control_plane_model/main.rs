@@ -117,6 +117,8 @@ fn a_database_of_another_coderd_is_not_filled_with_tokens() {
 fn every_flaw_of_the_token_protocol_is_caught() {
     let settled = |flaw, method, budget| is_caught(flaw, World::settled(method, budget, Some(flaw)));
     settled(Flaw::CreatesUnannounced, Method::Postgres, EDIT);
+    settled(Flaw::KeepsOldRecord, Method::Postgres, Budget { damages: 1, ..NONE });
+    settled(Flaw::ForgetsUnwrittenRecord, Method::FirstUser, EDITS);
     settled(Flaw::RecordsBeforeFinalizer, Method::Supplied, DELETION);
     settled(Flaw::RemovesUnproven, Method::Postgres, RENEWAL);
     settled(Flaw::TakesSilenceForRefusal, Method::Postgres, NONE);

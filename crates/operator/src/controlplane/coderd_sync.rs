@@ -298,11 +298,13 @@ fn resume(key: &ObjectKey, object: &CoderControlPlane, inputs: &Inputs, sync: &C
     let status = object.status.as_ref();
     let checked = status.and_then(|status| status.entitlements_last_checked.as_ref());
     let age = checked.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
-    let renewal = status.and_then(|status| status.operator_token.as_ref()?.renew_after.as_ref());
-    let needs_no_renewal = renewal.is_none_or(|at| at.0 > Timestamp::now());
+    // A record without times is that of a token whose creation may have been interrupted.
+    let needs_no_token = status
+        .and_then(|status| status.operator_token.as_ref())
+        .is_none_or(|record| record.renew_after.as_ref().is_some_and(|at| at.0 > Timestamp::now()));
     let licensed =
         object.spec.license_secret_ref.is_none() || is_verified(object, condition_type::LICENSE_APPLIED);
-    let has_access = needs_no_renewal && is_verified(object, condition_type::OPERATOR_ACCESS_READY);
+    let has_access = needs_no_token && is_verified(object, condition_type::OPERATOR_ACCESS_READY);
     let is_steady = licensed && has_access && age.is_some();
     let intervals = sync.intervals;
     let verify_in = if is_steady { intervals.verify.mul_f64(jitter()) } else { Duration::ZERO };

@@ -145,11 +145,14 @@ pub fn may_create(object: &CoderControlPlane) -> bool {
         && object::has_finalizer(object, finalizer::CONTROL_PLANE)
 }
 
-/// The token on record, if it was proven: only a proven one has times.
-pub fn proven_record(object: &CoderControlPlane) -> Option<OperatorTokenStatus> {
-    let token = object.status.as_ref()?.operator_token.clone()?;
-    let is_proven = token.method == object.spec.operator_access.method && token.renew_after.is_some();
-    is_proven.then(|| OperatorTokenStatus { replaces: replaced_tokens(object).into_iter().next(), ..token })
+/// The token on record, if it was proven: only a proven one has times. What `report` is about to record counts.
+pub fn proven_record(object: &CoderControlPlane, report: &CoderdReport) -> Option<OperatorTokenStatus> {
+    let on_status = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
+    let is_proven = |token: &&OperatorTokenStatus| {
+        token.method == object.spec.operator_access.method && token.renew_after.is_some()
+    };
+    let token = [report.token_record.as_ref(), on_status].into_iter().flatten().find(is_proven)?;
+    Some(OperatorTokenStatus { replaces: replaced_tokens(object).into_iter().next(), ..token.clone() })
 }
 
 /// Whether the object needs its finalizer: a token may exist in coderd, or is about to.

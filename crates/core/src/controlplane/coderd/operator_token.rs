@@ -236,6 +236,11 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
             };
             return Step::Done(TokenReport { retry, is_usable: works, ..report });
         }
+        // A record that is not due would let the next exchange rest, and if this one is interrupted, the token that it
+        // replaces would stay valid beside the new one.
+        if !observed.is_due(now) {
+            return Step::Done(observed.announcement(works));
+        }
         let renews = works && observed.record.is_some();
         return Step::Act(TokenEffect::Create { renews, is_refused: lack == Lack::Refused });
     }
@@ -244,17 +249,7 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
     match &observed.source {
         None => Step::Ask(TokenQuery::Source),
         Some(Err(blocker)) => Step::Done(failed(blocker, works)),
-        Some(Ok(())) => Step::Done(TokenReport {
-            access: works.then_some(AccessVerdict::Ready),
-            token_record: Some(OperatorTokenStatus {
-                method: observed.method,
-                replaces: observed.replaced.first().cloned(),
-                ..OperatorTokenStatus::default()
-            }),
-            awaits_record: true,
-            is_usable: works,
-            ..TokenReport::default()
-        }),
+        Some(Ok(())) => Step::Done(observed.announcement(works)),
     }
 }
 
@@ -272,8 +267,7 @@ fn lack(observed: &ObservedToken, now: Timestamp) -> Result<Option<Lack>, Box<To
         Some(TokenCheck::Refused(_)) => return Ok(Some(Lack::Refused)),
         Some(TokenCheck::Accepted { .. }) => {}
     }
-    let renew_after = observed.record.as_ref().and_then(|record| record.renew_after.as_ref());
-    if renew_after.is_none_or(|at| at.0 <= now) {
+    if observed.is_due(now) {
         return Ok(Some(Lack::Expiring));
     }
     match (observed.method, &observed.rights) {
@@ -318,6 +312,27 @@ fn after_creation(observed: &ObservedToken, created: &Result<CreatedToken, Block
 }
 
 impl ObservedToken {
+    /// Whether the record asks for another token: it is time for one, or none was proven.
+    fn is_due(&self, now: Timestamp) -> bool {
+        let renew_after = self.record.as_ref().and_then(|record| record.renew_after.as_ref());
+        renew_after.is_none_or(|at| at.0 <= now)
+    }
+
+    /// Puts on record that a token is about to be created. Only one that is proven has times there.
+    fn announcement(&self, works: bool) -> TokenReport {
+        TokenReport {
+            access: works.then_some(AccessVerdict::Ready),
+            token_record: Some(OperatorTokenStatus {
+                method: self.method,
+                replaces: self.replaced.first().cloned(),
+                ..OperatorTokenStatus::default()
+            }),
+            awaits_record: true,
+            is_usable: works,
+            ..TokenReport::default()
+        }
+    }
+
     /// coderd accepts the token. What it replaces is revoked before the exchange goes on.
     fn finish(&self, token_record: Option<OperatorTokenStatus>) -> TokenStep {
         let ready = TokenReport {

@@ -55,7 +55,7 @@ impl World {
         // The least number that nothing remembers, so that the number of states stays finite.
         let is_free = |id: &u8| {
             let is_read = [self.secret, sync.secret].contains(&Some(Material::Token(*id)));
-            !is_read && !self.deleted_by_others.contains(id) && self.rows.iter().all(|row| row.id != *id)
+            !is_read && !self.damaged_by_others.contains(id) && self.rows.iter().all(|row| row.id != *id)
         };
         let (id, born) = ((0..u8::MAX).find(is_free).unwrap_or(u8::MAX), self.now);
         let is_accepted = method != Method::Postgres || !self.wrong_database;

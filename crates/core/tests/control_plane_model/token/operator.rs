@@ -158,7 +158,12 @@ impl World {
                 add("an administrator deletes the token".to_owned(), &|next| {
                     next.budget.damages -= 1;
                     next.delete(row.id, None);
-                    next.deleted_by_others.push(row.id);
+                    next.damaged_by_others.push(row.id);
+                });
+                add("coderd no longer accepts the token".to_owned(), &|next| {
+                    next.budget.damages -= 1;
+                    next.rows.iter_mut().filter(|of| of.id == row.id).for_each(|of| of.is_accepted = false);
+                    next.damaged_by_others.push(row.id);
                 });
             }
             if self.has_rights {
@@ -404,9 +409,13 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
         Some(Flaw::RecordsBeforeFinalizer) => record.is_some(),
         _ => may_create(&object),
     };
+    let report = match world.flaw {
+        Some(Flaw::ForgetsUnwrittenRecord) => CoderdReport::default(),
+        _ => next.report(),
+    };
     let observed = ObservedToken {
         is_recorded: announced,
-        record: access::proven_record(&object),
+        record: access::proven_record(&object, &report),
         replaced,
         creation_delay: (next.process.awaits_delay && world.flaw != Some(Flaw::ReplacesForEver))
             .then_some(Duration::from_secs(1)),
@@ -436,6 +445,7 @@ fn continue_sync(mut world: World, mut sync: SyncExchange, is_up: bool) -> World
         let removes_now = world.flaw == Some(Flaw::RemovesUnproven)
             && sync.observed.others_removed.is_none()
             && created.is_some_and(|created| !created.is_only_one);
+        let creates_now = world.flaw == Some(Flaw::KeepsOldRecord) && sync.observed.record.is_some();
         let revokes_now = world.flaw == Some(Flaw::RevokesReplacedFirst);
         let next_replaced = sync.observed.replaced.get(sync.observed.replaced_revoked.len()).cloned();
         match (step, next_replaced) {
@@ -452,6 +462,12 @@ fn continue_sync(mut world: World, mut sync: SyncExchange, is_up: bool) -> World
             (Step::Ask(query), _) => answer(&mut world, &mut sync, query, is_up),
             (Step::Act(effect), _) => {
                 sync.effect = effect;
+                world.exchange = Some(Exchange::Sync(Box::new(sync)));
+                return world;
+            }
+            (Step::Done(TokenReport { awaits_record: true, .. }), _) if creates_now => {
+                let is_refused = matches!(sync.observed.check, Some(TokenCheck::Refused(_)));
+                sync.effect = TokenEffect::Create { renews: false, is_refused };
                 world.exchange = Some(Exchange::Sync(Box::new(sync)));
                 return world;
             }

@@ -114,7 +114,7 @@ pub(super) async fn sync(
     let observed = ObservedToken {
         method: object.spec.operator_access.method,
         is_recorded: access::may_create(object),
-        record: access::proven_record(object),
+        record: access::proven_record(object, &exchange.state.report),
         replaced: access::replaced_tokens(object),
         creation_delay: exchange.state.creations.backoff(),
         ..ObservedToken::default()

@@ -122,8 +122,25 @@ fn a_created_token_is_proven_before_the_others_go() {
 }
 
 #[test]
+fn a_token_is_created_only_while_the_record_is_due_so_that_an_interrupted_exchange_is_resumed() {
+    let refused = Some(TokenCheck::Refused(blocker()));
+    for (lacking, still_works) in [
+        (ObservedToken { check: refused, ..steady() }, false),
+        (ObservedToken { secret: ours(false, false), ..steady() }, false),
+        (ObservedToken { rights: Some(Ok(false)), ..steady() }, true),
+    ] {
+        let announced = report(&lacking);
+        let times = announced.token_record.map(|record| (record.expires, record.renew_after));
+        assert_eq!((announced.awaits_record, times), (true, Some((None, None))));
+        assert_eq!(announced.is_usable, still_works);
+    }
+    // Interrupted after the creation: coderd accepts the new token, and the others are still to be removed.
+    assert_eq!(step(&ObservedToken { record: None, ..steady() }), Step::Act(CREATE));
+}
+
+#[test]
 fn a_refused_token_is_replaced_and_what_is_refused_again_after_a_delay() {
-    let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), ..steady() };
+    let refused = ObservedToken { check: Some(TokenCheck::Refused(blocker())), record: None, ..steady() };
     assert_eq!(step(&refused), Step::Act(TokenEffect::Create { renews: false, is_refused: true }));
     let created = CreatedToken { expires: at(900), renew_after: at(600), is_only_one: true };
     let again = ObservedToken {
@@ -255,7 +272,7 @@ fn two_replaced_tokens_are_both_revoked_before_the_record_goes() {
 #[test]
 fn a_text_that_cannot_be_a_token_counts_as_none() {
     let garbage = TokenCheck::Refused(Blocker::until_change(Reason::BadToken, "newline"));
-    let minted = ObservedToken { check: Some(garbage.clone()), ..steady() };
+    let minted = ObservedToken { check: Some(garbage.clone()), record: None, ..steady() };
     assert_eq!(step(&minted), Step::Act(CREATE), "not a replacement of a refused token");
     let supplied = ObservedToken {
         secret: ours(true, true),
@@ -268,8 +285,8 @@ fn a_text_that_cannot_be_a_token_counts_as_none() {
 
 #[test]
 fn a_user_without_every_right_gets_them_with_a_new_token() {
-    let lacking = ObservedToken { rights: Some(Ok(false)), ..steady() };
-    assert_eq!(step(&lacking), Step::Act(TokenEffect::Create { renews: true, is_refused: false }));
+    let lacking = ObservedToken { rights: Some(Ok(false)), record: None, ..steady() };
+    assert_eq!(step(&lacking), Step::Act(CREATE));
     let failing = ObservedToken { created: Some(Err(blocker())), ..lacking };
     assert!(matches!(report(&failing).access, Some(AccessVerdict::Overdue(_))), "the token still works");
 }
