@@ -1,6 +1,8 @@
 //! Getting the programs of the test cluster, and running the tests with them.
 
-use anyhow::{Context, Result};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
 use coder_k8s_testbed::{
     Binaries, Pace,
     binaries::{self, Progress},
@@ -101,6 +103,14 @@ pub(crate) fn kills(count: u32) -> Result<()> {
 /// Lets this build take over from an earlier one.
 pub(crate) fn upgrade(binary: &std::path::Path) -> Result<()> {
     let binary = binary.canonicalize().with_context(|| format!("cannot find {}", binary.display()))?;
+    let help = Command::new(&binary).args(["dev", "--help"]).output();
+    if !help.with_context(|| format!("cannot run {}", binary.display()))?.status.success() {
+        bail!(
+            "{} was built without the feature `dev`, and would find no simulated coderd: build it with `cargo build` at that \
+             commit",
+            binary.display()
+        );
+    }
     get()?;
     let mut command =
         cargo(&["test", "--package", "coder-k8s", "--features", "upgrade", "--test", "upgrade"]);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
@@ -131,19 +131,27 @@ impl Fleet {
     }
 
     /// The namespace of the control plane of a number.
-    fn namespace_of(&self, number: usize) -> &str {
+    pub(crate) fn namespace_of(&self, number: usize) -> &str {
         self.namespaces.get(number % self.namespaces.len()).map_or("", String::as_str)
     }
 
     /// Creates control planes of these numbers.
     pub(crate) async fn create(&self, numbers: std::ops::Range<usize>) -> Result<()> {
+        self.created(numbers).try_for_each(|_| async { Ok(()) }).await
+    }
+
+    /// The same, as each one is created.
+    pub(crate) fn created(
+        &self,
+        numbers: std::ops::Range<usize>,
+    ) -> impl Stream<Item = Result<DynamicObject>> {
         let created = stream::iter(numbers).map(|number| {
             let (api, object) = (planes_of(&self.client, self.namespace_of(number)), plane(&name(number)));
             async move {
                 api.create(&PostParams::default(), &serde_json::from_value(object)?).await.context("create")
             }
         });
-        created.buffer_unordered(WRITERS).try_for_each(|_| async { Ok(()) }).await
+        created.buffer_unordered(WRITERS)
     }
 
     /// Sets the replicas of control planes of these numbers.
@@ -204,7 +212,7 @@ impl Fleet {
 }
 
 /// The name of the control plane of a number.
-fn name(number: usize) -> String {
+pub(crate) fn name(number: usize) -> String {
     format!("plane-{number:05}")
 }
 
@@ -213,7 +221,7 @@ fn plane(name: &str) -> Value {
         "spec": {"image": "example.test/coder:v2.36.1", "replicas": 1}})
 }
 
-fn planes_of(client: &Client, namespace: &str) -> Api<DynamicObject> {
+pub(crate) fn planes_of(client: &Client, namespace: &str) -> Api<DynamicObject> {
     let resource =
         ApiResource::from_gvk(&GroupVersionKind::gvk("coder.com", "v1alpha1", "CoderControlPlane"));
     Api::namespaced_with(client.clone(), namespace, &resource)

@@ -33,16 +33,20 @@ impl Line {
     }
 }
 
-/// Adds figures about memory, creation time and CPU of both processes, if there are at least two sizes.
+/// Adds figures about memory, about time and CPU of creation, and about those of raw writes, if there are at least two sizes.
 pub(crate) fn add(report: &mut Report, sizes: &[usize]) {
     let memory = memory(report, sizes);
-    let time = created(report, sizes, "time for each");
-    let own_cpu = created(report, sizes, "CPU of the operator for each");
-    let cpu = created(report, sizes, "CPU of kube-apiserver for each");
+    let time = sums(report, sizes, "created", "time for each");
+    let own_cpu = sums(report, sizes, "created", "CPU of the operator for each");
+    let cpu = sums(report, sizes, "created", "CPU of kube-apiserver for each");
+    let raw_time = sums(report, sizes, "raw writes", "time for each");
+    let raw_cpu = sums(report, sizes, "raw writes", "CPU of kube-apiserver for each");
     add_line(report, "memory", &memory, "MiB", ("KiB", 1024.0));
     add_line(report, "creation time", &time, "ms", ("ms", 1.0));
     add_line(report, "CPU of the operator at creation", &own_cpu, "ms", ("ms", 1.0));
     add_line(report, "CPU of kube-apiserver at creation", &cpu, "ms", ("ms", 1.0));
+    add_line(report, "time of raw writes", &raw_time, "ms", ("ms", 1.0));
+    add_line(report, "CPU of kube-apiserver at raw writes", &raw_cpu, "ms", ("ms", 1.0));
 }
 
 fn memory(report: &Report, sizes: &[usize]) -> Vec<Point> {
@@ -53,11 +57,11 @@ fn memory(report: &Report, sizes: &[usize]) -> Vec<Point> {
     sizes.iter().filter_map(point).collect()
 }
 
-/// A cost of creation. Each size adds the objects that the size before did not have, so the total is that of all sizes so far.
-fn created(report: &Report, sizes: &[usize], cost: &str) -> Vec<Point> {
+/// A cost of what was done to each. Each size adds the objects that the size before did not have, so the total is that of all sizes so far.
+fn sums(report: &Report, sizes: &[usize], done: &str, cost: &str) -> Vec<Point> {
     let (mut made, mut total) = (0, 0.0);
     let point = |size: &usize| {
-        let each = report.get(&format!("created, up to {size}, {cost}"))?;
+        let each = report.get(&format!("{done}, up to {size}, {cost}"))?;
         total += each * as_f64(size.saturating_sub(made));
         made = *size;
         Some(Point { size: as_f64(*size), total, each })

@@ -15,6 +15,7 @@ mod measure;
 mod plot;
 mod pools;
 mod process;
+mod raw;
 mod report;
 mod starts;
 
@@ -153,28 +154,44 @@ fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// One run, on a cluster of its own.
+/// One run: the operator on a cluster of its own, then the same objects without it on another.
 async fn measured(args: &Args, plan: &Plan) -> Result<Report> {
-    let crds = args.crds.as_deref().map_or_else(|| Ok(coder_k8s_api::crds()), read_crds)?;
-    let binaries = Binaries::build(&mut |progress| say(&progress.to_string())).await?;
-    let cluster = Cluster::builder().binaries(binaries).crds(crds).controller_manager(false).start().await?;
-    let log = cluster.run_dir().join("operator.log");
+    let cluster = start_cluster(args).await?;
     // The operator may only call what its flags name, so coderd listens before it starts.
     let coderd = if plan.pools > 0 { Some(CoderSim::start(Mode::Licensed).await?) } else { None };
-    let recipe = match &args.operator_cmd {
-        Some(command) => {
-            let kubeconfig = match &args.role {
-                Some(role) => limited(&cluster, role).await?,
-                None => cluster.kubeconfig_path(),
-            };
-            Recipe { command: command.clone(), kubeconfig, log, has_probes: false }
-        }
-        None => own_recipe(&cluster, args.program.as_deref(), coderd.as_ref(), log).await?,
-    };
-    let mut bench = Bench::new(&cluster, recipe, &args.user_agent)?;
+    let mut bench = Bench::new(&cluster, recipe(args, &cluster, coderd.as_ref()).await?, &args.user_agent)?;
     let measured = bench.all(plan, coderd.as_ref()).await;
+    let sample = bench.sample.take();
     cluster.stop().await;
-    measured
+    let mut report = measured?;
+    if let Some(sample) = sample {
+        let cluster = start_cluster(args).await?;
+        let Recipe { kubeconfig, .. } = recipe(args, &cluster, None).await?;
+        let written = raw::measure(&cluster, &kubeconfig, &sample, plan, &mut report).await;
+        cluster.stop().await;
+        written?;
+    }
+    growth::add(&mut report, &plan.sizes);
+    Ok(report)
+}
+
+async fn start_cluster(args: &Args) -> Result<Cluster> {
+    let crds = args.crds.as_deref().map_or_else(|| Ok(coder_k8s_api::crds()), read_crds)?;
+    let binaries = Binaries::build(&mut |progress| say(&progress.to_string())).await?;
+    Ok(Cluster::builder().binaries(binaries).crds(crds).controller_manager(false).start().await?)
+}
+
+/// How the operator is started on a cluster. Its account and its rights are made.
+async fn recipe(args: &Args, cluster: &Cluster, coderd: Option<&CoderSim>) -> Result<Recipe> {
+    let log = cluster.run_dir().join("operator.log");
+    let Some(command) = args.operator_cmd.clone() else {
+        return own_recipe(cluster, args.program.as_deref(), coderd, log).await;
+    };
+    let kubeconfig = match &args.role {
+        Some(role) => limited(cluster, role).await?,
+        None => cluster.kubeconfig_path(),
+    };
+    Ok(Recipe { command, kubeconfig, log, has_probes: false })
 }
 
 /// The kubeconfig of an account with a ClusterRole and the right to use leases and events, as operators have.

@@ -9,25 +9,17 @@ use std::{
 use anyhow::{Context, Result};
 use coder_k8s_testbed::{AuditEvent, Cluster, CoderSim};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::{
-    ByteString,
-    api::{
-        apps::v1::Deployment,
-        core::v1::{Namespace, Secret, Service, ServiceAccount},
-        rbac::v1::{Role, RoleBinding},
-    },
-    jiff::Timestamp,
-};
+use k8s_openapi::{ByteString, api::core::v1::Secret, jiff::Timestamp};
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{
     fleet::{Child, Fleet, WRITERS},
-    growth,
     process::{self, Memory, Operator, Recipe},
+    raw::Sample,
     report::Report,
     say,
 };
@@ -64,6 +56,8 @@ pub(crate) struct Bench<'a> {
     /// How often the operator was started beside a new object, which is the number of the next one.
     pub(crate) starts: usize,
     pub(crate) report: Report,
+    /// One of the control planes that were created first.
+    pub(crate) sample: Option<Sample>,
 }
 
 /// What a step began with.
@@ -78,7 +72,8 @@ impl<'a> Bench<'a> {
     pub(crate) fn new(cluster: &'a Cluster, recipe: Recipe, user_agent: &str) -> Result<Self> {
         let api_server = process::named(&cluster.pids(), "kube-apiserver")?;
         let (client, report) = (cluster.client(), Report::default());
-        Ok(Self { cluster, client, recipe, user_agent: user_agent.to_owned(), api_server, starts: 0, report })
+        let user_agent = user_agent.to_owned();
+        Ok(Self { cluster, client, recipe, user_agent, api_server, starts: 0, report, sample: None })
     }
 
     /// Everything. Pools are last, so that no other figure is one beside pools.
@@ -103,7 +98,6 @@ impl<'a> Bench<'a> {
                 operator = self.start_with_new(&first, &format!(", beside {size}")).await?;
             }
         }
-        growth::add(&mut self.report, &plan.sizes);
         self.rest(&mut operator, plan.rest, "").await?;
         operator = self.restart(operator, &first, made, plan.rest).await?;
         if let Some(secrets) = plan.disasters {
@@ -168,9 +162,8 @@ impl<'a> Bench<'a> {
         let what = format!("created, up to {size}");
         let before = self.before(operator)?;
         fleet.create(numbers.clone()).await?;
-        fleet.until(&what, numbers, super::fleet::Plane::is_complete).await?;
+        fleet.until(&what, numbers.clone(), super::fleet::Plane::is_complete).await?;
         operator.check()?;
-        let took = before.at.elapsed();
         self.cost(&what, &before, operator, count)?;
         let requests = self.requests(before.time).await?;
         if size == count {
@@ -179,12 +172,7 @@ impl<'a> Bench<'a> {
             let reads = requests.iter().filter(|event| matches!(event.verb.as_str(), "get" | "list"));
             self.report.count("reads for each new control plane", each(reads.count()), "");
             self.by_verb("new control plane", &requests, count);
-            let raw = self.raw(fleet, count).await?;
-            self.report.measured(
-                "share of the API server's raw write rate",
-                raw.as_secs_f64() / took.as_secs_f64(),
-                "",
-            );
+            self.sample = Some(Sample::of(&self.client, fleet, numbers.start).await?);
         }
         tokio::time::sleep(SETTLE_CREATED).await;
         if let Some(probes) = operator.probes.filter(|_| size == count) {
@@ -208,34 +196,6 @@ impl<'a> Bench<'a> {
             let each = as_f64(number) / as_f64(count);
             self.report.count(format!("{what}: {}", verb.trim_end_matches('/')), each, "");
         }
-    }
-
-    /// How long it takes to write the same children once more, without any operator.
-    async fn raw(&self, fleet: &Fleet, count: usize) -> Result<Duration> {
-        let namespace = format!("raw-{count}");
-        let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
-        Api::<Namespace>::all(self.client.clone()).create(&PostParams::default(), &object).await?;
-        let mut children = Vec::new();
-        macro_rules! copies {
-            ($($kind:ident),+) => {$(
-                let resource = ApiResource::erase::<$kind>(&());
-                let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-                let all = api.list(&ListParams::default()).await?;
-                let owned = all.into_iter().filter(|object| {
-                    object.namespace().is_some_and(|namespace| fleet.contains(&namespace))
-                        && !object.owner_references().is_empty()
-                });
-                children.extend(owned.map(|object| (resource.clone(), copy(object, &resource, &namespace))));
-            )+};
-        }
-        copies!(ServiceAccount, Role, RoleBinding, Service, Deployment);
-        let began = Instant::now();
-        let written = stream::iter(children).map(|(resource, object)| {
-            let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource);
-            async move { api.create(&PostParams::default(), &object).await }
-        });
-        written.buffer_unordered(WRITERS).try_for_each(|_| async { Ok(()) }).await.context("raw writes")?;
-        Ok(began.elapsed())
     }
 
     /// Scales to two, which adds a PodDisruptionBudget, and then to three, which changes the Deployment alone.
@@ -377,31 +337,6 @@ impl<'a> Bench<'a> {
 /// When the child of this kind last changed, counted from `began`.
 fn changed(fleet: &Fleet, number: usize, kind: Child, began: Instant) -> Option<Duration> {
     fleet.get(number).children.get(&kind).map(|child| child.at.saturating_duration_since(began))
-}
-
-/// The same object for another namespace, as somebody would create it who is no operator: whatever names one in its labels
-/// and annotations is changed, or the operator would take the copies for strays of its own.
-fn copy(object: DynamicObject, resource: &ApiResource, namespace: &str) -> DynamicObject {
-    let mut copy = DynamicObject::new(&object.name_any(), resource).within(namespace);
-    let renamed = |all: Option<BTreeMap<String, String>>| {
-        let entries = all.into_iter().flatten();
-        entries
-            .map(|(name, value)| {
-                (name.replacen("coder", "bench", 1).replacen("kubernetes", "bench", 1), value)
-            })
-            .collect()
-    };
-    copy.metadata.labels = Some(renamed(object.metadata.labels));
-    copy.metadata.annotations = Some(renamed(object.metadata.annotations));
-    copy.data = object.data;
-    if let Some(fields) = copy.data.as_object_mut() {
-        fields.remove("status");
-    }
-    if let Some(spec) = copy.data.pointer_mut("/spec").and_then(Value::as_object_mut) {
-        // The server assigns these.
-        spec.retain(|field, _| !matches!(field.as_str(), "clusterIP" | "clusterIPs"));
-    }
-    copy
 }
 
 /// Applies an object of any kind.

@@ -219,13 +219,11 @@ impl Managed for Keys {
         tracing::info!("created provisioner key {} in coderd", key.name);
         this.ctx.dependents.created(&this.object_key);
         this.observed.listings.clear();
-        // coderd answers with the material alone.
-        let listed = client.provisioner_keys(organization).await;
-        let listed = listed.map_err(|error| Interrupted(Some(this.failed(&error))))?;
-        let Some(made) = listed.into_iter().find(|made| made.name == key.name) else {
+        let id = made_id(&client, organization, &key.name, &material).await;
+        let Some(id) = id.map_err(|error| Interrupted(Some(this.failed(&error))))? else {
             return Err(this.outdated());
         };
-        let credential = KeyRef { id: Some(made.id), ..key };
+        let credential = KeyRef { id: Some(id), ..key };
         let mut record = this.observed.record.clone();
         if let Some(pending) = &mut record.pending {
             pending.credential.id.clone_from(&credential.id);
@@ -236,6 +234,23 @@ impl Managed for Keys {
     async fn act(_: &mut KeyReconciler, effect: Infallible) -> Performed {
         match effect {}
     }
+}
+
+/// The UUID of a key that was just made, because coderd answers with the material alone. None: coderd has no such key any more.
+///
+/// If this fails, the material is lost and the key is made again. So the list, which grows with the keys of others and shares
+/// a rate limit with the creation, is only asked if coderd cannot say whose material it is.
+async fn made_id(
+    client: &Client,
+    organization: &str,
+    name: &str,
+    material: &SecretString,
+) -> Result<Option<String>, CoderdError> {
+    if let Ok(made) = client.provisioner_key_details(material).await {
+        return Ok((made.name == name).then_some(made.id));
+    }
+    let listed = client.provisioner_keys(organization).await?;
+    Ok(listed.into_iter().find(|made| made.name == name).map(|made| made.id))
 }
 
 /// The UUID of the wanted organization. None: coderd knows no such organization.

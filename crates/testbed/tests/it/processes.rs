@@ -247,8 +247,8 @@ async fn a_process_whose_liveness_probe_fails_is_replaced() {
 async fn a_deleted_pod_pauses_is_asked_to_end_and_then_killed() {
     let web = Web::new("process-end").await;
     let container = json!({"env": [{"name": "WEB_STUBBORN", "value": "yes"}],
-        "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}});
-    web.deploy(1, container, json!({"terminationGracePeriodSeconds": 3})).await;
+        "lifecycle": {"preStop": {"sleep": {"seconds": 4}}}});
+    web.deploy(1, container, json!({"terminationGracePeriodSeconds": 6})).await;
     let address = web.ready(1).await[0];
     let began = Instant::now();
     web.api::<Deployment>().delete("web", &DeleteParams::background()).await.unwrap();
@@ -260,7 +260,7 @@ async fn a_deleted_pod_pauses_is_asked_to_end_and_then_killed() {
     .await
     .unwrap();
     assert!(
-        began.elapsed() >= Duration::from_secs(3),
+        began.elapsed() >= Duration::from_secs(6),
         "the grace period was cut short: {:?}",
         began.elapsed()
     );
@@ -307,7 +307,7 @@ async fn a_process_ends_with_a_pod_that_was_deleted_by_force() {
 #[tokio::test]
 async fn a_rollout_is_followed_without_a_failed_request() {
     let web = Web::new("process-roll").await;
-    let container = json!({"lifecycle": {"preStop": {"sleep": {"seconds": 2}}}});
+    let container = json!({"lifecycle": {"preStop": {"sleep": {"seconds": 5}}}});
     web.deploy(1, container, json!({})).await;
     let first = web.ready(1).await[0];
     let image =

@@ -125,8 +125,11 @@ fn fitting_record(facts: &KeyFacts<'_>, live: &Live) -> Flow<KeyRecord> {
 fn replace(facts: &KeyFacts<'_>, live: Option<&Live>, reason: Reason) -> Flow<()> {
     facts.may_make()?;
     let desired = &facts.observed.desired;
-    let scope = facts.target_scope()?;
+    facts.target()?;
     let version = facts.writable(&desired.secret)?;
+    // Before coderd is asked anything: the object with its finalizer is decided about anew.
+    facts.ensure_finalizer()?;
+    let scope = facts.target_scope()?;
     let listing = facts.listing(&scope)?;
     is_complete(live, &scope, listing)?;
     remember_marked(facts, &scope, listing)?;
@@ -136,7 +139,6 @@ fn replace(facts: &KeyFacts<'_>, live: Option<&Live>, reason: Reason) -> Flow<()
             listing.iter().find(|listed| listed.key.name.eq_ignore_ascii_case(&pending.credential.name));
         match listed {
             None => {
-                facts.ensure_finalizer()?;
                 return Err(Stop::act(Effect::Make {
                     pending: Box::new(pending.clone()),
                     settings: desired.tags.clone(),
@@ -250,7 +252,6 @@ fn announce(facts: &KeyFacts<'_>, scope: &KeyScope, listing: &[ListedKey], reaso
             return Err(Stop::record(record));
         }
     };
-    facts.ensure_finalizer()?;
     let reason = match &facts.record.current {
         None => Reason::FirstKey,
         Some(current) if !current.target.is_same(&scope.target) => Reason::ControlPlaneChanged,

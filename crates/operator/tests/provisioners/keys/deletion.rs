@@ -271,10 +271,9 @@ async fn whatever_coderd_answers_a_pool_goes_by_its_deadline() {
 #[tokio::test]
 async fn a_pool_that_goes_before_coderd_was_asked_for_its_key_waits_for_nobody() {
     let pool = PoolScene::plane(&KEYS, "deletion", Mode::Licensed).await;
-    // Two listings show that the name is free, for the finalizer and for the announcement; the third fails, so that nothing is
-    // asked for.
+    // The first listing shows that the name is free, for the announcement; the second fails, so that nothing is asked for.
     let path = "/api/v2/organizations/*/provisionerkeys";
-    pool.sim.fault("GET", path, SimFault::Latency(Duration::ZERO), Some(2));
+    pool.sim.fault("GET", path, SimFault::Latency(Duration::ZERO), Some(1));
     let fault = pool.sim.fault("GET", path, SimFault::status(500, "no", ""), None);
     pool.make(json!({})).await;
     pool.until(|pool| status(pool).pending_key.is_some()).await;

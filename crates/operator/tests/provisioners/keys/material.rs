@@ -214,6 +214,25 @@ async fn answers_that_say_nothing_definite_never_cost_a_key() {
 }
 
 #[tokio::test]
+async fn a_made_key_is_known_by_its_material_and_only_else_by_the_list() {
+    for lacks_details in [false, true] {
+        let pool = PoolScene::plane(&KEYS, "material", Mode::Licensed).await;
+        if lacks_details {
+            pool.sim.fault("GET", "/api/v2/provisionerkeys/*", SimFault::html(404), Some(1));
+        }
+        pool.make(json!({})).await;
+        pool.until_ready().await;
+        assert_eq!(pool.made(), 1, "lacks details: {lacks_details}");
+        let mut calls = pool.sim.requests();
+        calls.retain(|entry| entry.path.contains("/provisionerkeys"));
+        let creation = calls.iter().position(|entry| entry.method == "POST").unwrap();
+        let next: Vec<_> = calls[creation + 1..].iter().take(2).map(|entry| entry.path.as_str()).collect();
+        assert!(next[0].starts_with("/api/v2/provisionerkeys/"), "{next:?}");
+        assert_eq!(next[1].starts_with("/api/v2/organizations/"), lacks_details, "{next:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_rate_limit_is_said_and_heeded() {
     let pool = PoolScene::plane(&KEYS, "material", Mode::Licensed).await;
     let path = "/api/v2/organizations/*/provisionerkeys";

@@ -32,12 +32,12 @@ fn a_verification_asks_what_the_material_is_and_nothing_else() {
 #[test]
 fn the_first_key_is_announced_before_it_is_made_and_only_under_a_free_name() {
     let mut observed = ObservedKeys { has_finalizer: false, ..new() };
+    assert_eq!(step(&observed), Effect::AddFinalizer, "the object must not go without its key");
+    observed.has_finalizer = true;
     assert_eq!(next(&observed), NextStep::Ask(Query::Own(KeyQuery::Organization)));
     observed.own.organization = Some(Ok(Some("org".into())));
     assert_eq!(next(&observed), NextStep::Ask(Query::Listing(here())));
     observed.listings.insert(here(), Listing::Known(Vec::new()));
-    assert_eq!(step(&observed), Effect::AddFinalizer, "the object must not go without its key");
-    observed.has_finalizer = true;
     let record = recorded(&observed);
     assert_eq!(record.pending.as_ref().unwrap().credential.name, "pool");
     assert_eq!(record.pending.as_ref().unwrap().reason, Reason::FirstKey.as_str());
