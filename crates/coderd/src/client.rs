@@ -92,6 +92,11 @@ impl Client {
         Self { limits, ..self.clone() }
     }
 
+    /// The same client for calls whose loss would cost more than they do: they are sent even while the server is left alone.
+    pub fn at_once(&self) -> Self {
+        self.within(CallLimits { patience: Some(Duration::ZERO), ..self.limits })
+    }
+
     /// The deadline of one call.
     fn deadline(&self) -> Duration {
         let deadline = self.shared.settings.deadline;

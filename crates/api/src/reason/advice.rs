@@ -248,7 +248,7 @@ impl Reason {
             Self::Kept => Wait("Until the next verification, within `--verify-interval` (10 minutes)."),
             Self::RenewalFails => act(
                 "The message has the reason of the failure; it has an entry on this page.",
-                "Correct it before `status.operatorToken.expires`. A renewal is first tried when a third of the lifetime is left: four months with the method `Postgres`, two days with `FirstUser` and coderd's default.",
+                "Correct it before the token expires: `status.operatorToken.expires`, where it is set. A renewal is first tried when a third of the lifetime is left: four months with the method `Postgres`, two days with `FirstUser` and coderd's default.",
             ),
             Self::TokenRefused => act(
                 "Does coderd use the database of `CODER_PG_CONNECTION_URL`? A database proxy or a second environment variable can lead elsewhere.",

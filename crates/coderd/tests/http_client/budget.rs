@@ -27,6 +27,7 @@ async fn a_server_that_asks_for_patience_is_left_alone_by_everybody() {
     let RetryAdvice::After(left) = error.retry() else { panic!("{error}") };
     assert!(left > Duration::from_secs(50) && error.reason().as_str() == "RateLimited");
     assert!(busy.since(mark).is_empty(), "it does not hear of it");
+    one.at_once().licenses().await.expect("what would cost more later is asked");
 
     connector.client(&Endpoint::new(other.url()), None).unwrap().build_info().await.unwrap();
 }

@@ -219,7 +219,7 @@ impl Managed for Keys {
         tracing::info!("created provisioner key {} in coderd", key.name);
         this.ctx.dependents.created(&this.object_key);
         this.observed.listings.clear();
-        let id = made_id(&client, organization, &key.name, &material).await;
+        let id = made_id(&client.at_once(), organization, &key.name, &material).await;
         let Some(id) = id.map_err(|error| Interrupted(Some(this.failed(&error))))? else {
             return Err(this.outdated());
         };
@@ -238,8 +238,8 @@ impl Managed for Keys {
 
 /// The UUID of a key that was just made, because coderd answers with the material alone. None: coderd has no such key any more.
 ///
-/// If this fails, the material is lost and the key is made again. So the list, which grows with the keys of others and shares
-/// a rate limit with the creation, is only asked if coderd cannot say whose material it is.
+/// If this fails, the material is lost and the key is made again. coderd says whose material it is. Where it does not, the list
+/// does, which grows with the keys of others; coderd lifts its rate limit for an owner who asks for it.
 async fn made_id(
     client: &Client,
     organization: &str,

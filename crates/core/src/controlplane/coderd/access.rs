@@ -155,6 +155,14 @@ pub fn proven_record(object: &CoderControlPlane, report: &CoderdReport) -> Optio
     Some(OperatorTokenStatus { replaces: replaced_tokens(object).into_iter().next(), ..token.clone() })
 }
 
+/// The user of the token on record, proven or not. What `report` is about to record counts.
+pub fn recorded_user(object: &CoderControlPlane, report: &CoderdReport) -> Option<String> {
+    let on_status = object.status.as_ref().and_then(|status| status.operator_token.as_ref());
+    let all = [report.token_record.as_ref(), on_status].into_iter().flatten();
+    let mut own = all.filter(|token| token.method == object.spec.operator_access.method);
+    own.find_map(|token| token.user_id.clone())
+}
+
 /// Whether the object needs its finalizer: a token may exist in coderd, or is about to.
 pub fn needs_cleaning(object: &CoderControlPlane, report: &CoderdReport) -> bool {
     let over = matches!(report.revocation, Some(Revocation::Done | Revocation::Abandoned));

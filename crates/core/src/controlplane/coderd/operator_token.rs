@@ -30,6 +30,8 @@ pub struct ObservedToken {
     pub is_recorded: bool,
     /// The token on record, if it was proven: it has an expiry.
     pub record: Option<OperatorTokenStatus>,
+    /// UUID of the user of the token on record, proven or not.
+    pub user_id: Option<String>,
     /// Tokens of other methods that are still to be revoked, as [`super::access::replaced_tokens`] lists them.
     pub replaced: Vec<ReplacedToken>,
     /// How long no token may be created, because coderd has not accepted the last one.
@@ -241,7 +243,7 @@ fn decide_minted(observed: &ObservedToken, now: Timestamp) -> TokenStep {
         if !observed.is_due(now) {
             return Step::Done(observed.announcement(works));
         }
-        let renews = works && observed.record.is_some();
+        let renews = works && observed.is_of_recorded_user();
         return Step::Act(TokenEffect::Create { renews, is_refused: lack == Lack::Refused });
     }
     // The intent is recorded only once it is known that the source can be used: a control plane without a database
@@ -318,12 +320,21 @@ impl ObservedToken {
         renew_after.is_none_or(|at| at.0 <= now)
     }
 
+    /// Whether the token in the Secret belongs to the user on record, and not to that of another method.
+    fn is_of_recorded_user(&self) -> bool {
+        match &self.check {
+            Some(TokenCheck::Accepted { user_id }) => self.user_id.as_ref() == Some(user_id),
+            Some(TokenCheck::Refused(_) | TokenCheck::Unknown(_)) | None => false,
+        }
+    }
+
     /// Puts on record that a token is about to be created. Only one that is proven has times there.
     fn announcement(&self, works: bool) -> TokenReport {
         TokenReport {
             access: works.then_some(AccessVerdict::Ready),
             token_record: Some(OperatorTokenStatus {
                 method: self.method,
+                user_id: self.user_id.clone(),
                 replaces: self.replaced.first().cloned(),
                 ..OperatorTokenStatus::default()
             }),

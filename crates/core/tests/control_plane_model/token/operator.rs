@@ -66,6 +66,7 @@ impl Hash for SyncExchange {
         (self.generation, self.secret, self.created, self.client).hash(state);
         (Method::of(*method), is_recorded, creation_delay, record.as_ref().map(Record::of_status))
             .hash(state);
+        self.observed.user_id.hash(state);
         for token in replaced {
             (Method::of(token.method), token.user_id.is_some()).hash(state);
         }
@@ -416,6 +417,7 @@ fn start(world: &World, status: &Status, is_up: bool) -> World {
     let observed = ObservedToken {
         is_recorded: announced,
         record: access::proven_record(&object, &report),
+        user_id: access::recorded_user(&object, &report),
         replaced,
         creation_delay: (next.process.awaits_delay && world.flaw != Some(Flaw::ReplacesForEver))
             .then_some(Duration::from_secs(1)),

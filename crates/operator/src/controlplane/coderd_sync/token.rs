@@ -115,6 +115,7 @@ pub(super) async fn sync(
         method: object.spec.operator_access.method,
         is_recorded: access::may_create(object),
         record: access::proven_record(object, &exchange.state.report),
+        user_id: access::recorded_user(object, &exchange.state.report),
         replaced: access::replaced_tokens(object),
         creation_delay: exchange.state.creations.backoff(),
         ..ObservedToken::default()

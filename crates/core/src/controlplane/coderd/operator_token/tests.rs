@@ -35,6 +35,7 @@ fn unasked(method: AccessMethod) -> ObservedToken {
 fn steady() -> ObservedToken {
     ObservedToken {
         is_recorded: true,
+        user_id: token_record(600).user_id,
         record: Some(token_record(600)),
         secret: ours(true, true),
         check: Some(accepted()),
@@ -54,6 +55,7 @@ fn report(observed: &ObservedToken) -> TokenReport {
     }
 }
 
+const RENEW: TokenEffect = TokenEffect::Create { renews: true, is_refused: false };
 const CREATE: TokenEffect = TokenEffect::Create { renews: false, is_refused: false };
 
 #[test]
@@ -94,7 +96,7 @@ fn nothing_is_created_before_it_is_announced() {
 #[test]
 fn a_token_that_expires_creates_its_successor_and_goes_on_working() {
     let due = ObservedToken { record: Some(token_record(100)), ..steady() };
-    assert_eq!(step(&due), Step::Act(TokenEffect::Create { renews: true, is_refused: false }));
+    assert_eq!(step(&due), Step::Act(RENEW));
     let failing = ObservedToken { created: Some(Err(blocker())), ..due.clone() };
     let told = report(&failing);
     assert!(matches!(told.access, Some(AccessVerdict::Overdue(_))) && told.is_usable && told.retry.is_some());
@@ -130,12 +132,23 @@ fn a_token_is_created_only_while_the_record_is_due_so_that_an_interrupted_exchan
         (ObservedToken { rights: Some(Ok(false)), ..steady() }, true),
     ] {
         let announced = report(&lacking);
-        let times = announced.token_record.map(|record| (record.expires, record.renew_after));
-        assert_eq!((announced.awaits_record, times), (true, Some((None, None))));
+        let announcement = OperatorTokenStatus { expires: None, renew_after: None, ..token_record(600) };
+        assert_eq!((announced.awaits_record, announced.token_record), (true, Some(announcement)));
         assert_eq!(announced.is_usable, still_works);
     }
     // Interrupted after the creation: coderd accepts the new token, and the others are still to be removed.
-    assert_eq!(step(&ObservedToken { record: None, ..steady() }), Step::Act(CREATE));
+    let interrupted = ObservedToken { record: None, ..steady() };
+    assert_eq!(step(&interrupted), Step::Act(RENEW));
+}
+
+#[test]
+fn a_token_that_works_again_creates_its_successor_without_a_password() {
+    let again = ObservedToken { record: None, method: AccessMethod::FirstUser, ..steady() };
+    assert_eq!(step(&again), Step::Act(RENEW));
+    for stranger in [None, Some("somebody".to_owned())] {
+        let of_another = ObservedToken { user_id: stranger, ..again.clone() };
+        assert_eq!(step(&of_another), Step::Act(CREATE), "the Secret holds the token of another user");
+    }
 }
 
 #[test]
@@ -285,8 +298,11 @@ fn a_text_that_cannot_be_a_token_counts_as_none() {
 
 #[test]
 fn a_user_without_every_right_gets_them_with_a_new_token() {
-    let lacking = ObservedToken { rights: Some(Ok(false)), record: None, ..steady() };
-    assert_eq!(step(&lacking), Step::Act(CREATE));
-    let failing = ObservedToken { created: Some(Err(blocker())), ..lacking };
+    let lacking = ObservedToken { rights: Some(Ok(false)), ..steady() };
+    let announced = report(&lacking);
+    assert!(announced.awaits_record && announced.is_usable);
+    let announced = ObservedToken { record: None, ..lacking };
+    assert_eq!(step(&announced), Step::Act(RENEW));
+    let failing = ObservedToken { created: Some(Err(blocker())), ..announced };
     assert!(matches!(report(&failing).access, Some(AccessVerdict::Overdue(_))), "the token still works");
 }
