@@ -134,13 +134,15 @@ async fn a_daemon_that_is_scaled_away_finishes_its_job_and_leaves() {
     // Long enough for an idle one to be gone.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(place.open(), both, "who has a job stays");
+    let freed = jiff::Timestamp::now();
     for daemon in &both {
         assert!(place.sim().set_busy(&daemon.name, false));
     }
     let (gone, stays): (Vec<_>, Vec<_>) = both.into_iter().partition(|seen| seen.name == going);
     let ended = place.until("the process has ended", async || place.exits().into_iter().next()).await;
+    assert!(ended.finished >= freed, "after its job: {ended:?}, freed {freed}");
     let took = ended.finished.duration_since(ended.told.unwrap());
-    assert!((5..600).contains(&took.as_secs()), "within its grace period: {ended:?}");
+    assert!(took.as_secs() < 600, "within its grace period: {ended:?}");
     left_gracefully(&place, &gone).await;
     // Coderd lists the other one for a minute and a half more, so that the list is not asked here.
     pools.until_settled(POOL).await;
