@@ -93,6 +93,7 @@ impl Client {
     }
 
     /// The same client for calls whose loss would cost more than they do: they are sent even while the server is left alone.
+    #[must_use]
     pub fn at_once(&self) -> Self {
         self.within(CallLimits { patience: Some(Duration::ZERO), ..self.limits })
     }
