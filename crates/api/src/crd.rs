@@ -1,9 +1,9 @@
 //! The CRDs as they are installed, and the paths of their fields.
 //!
-//! The derive macros generate almost everything. Three things that they cannot express are changed here: no field is
-//! nullable (the API server then drops a null, or replaces it by the default), a CoderControlPlane needs no `spec`, and
-//! only a few defaults are stored with an object. A stored default costs the API server time and memory with every write
-//! of the object; the operator knows all defaults anyway.
+//! The derive macros generate almost everything. Four things that they cannot express are changed here: no field is
+//! nullable (the API server then drops a null, or replaces it by the default), a CoderControlPlane needs no `spec`, only a
+//! few defaults are stored with an object, and each condition has one manager. A stored default and a managed field cost the
+//! API server time and memory with every write of the object; the operator knows all defaults anyway.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,6 +32,7 @@ fn crd(kind: CoderKind) -> CustomResourceDefinition {
         }
         refuse_nulls(root);
         hide_defaults("", root);
+        make_conditions_whole(root);
     }
     crd
 }
@@ -142,6 +143,26 @@ fn make_spec_optional(root: &mut JSONSchemaProps) {
     root.required.take_if(|required| required.is_empty());
     if let Some(spec) = root.properties.as_mut().and_then(|properties| properties.get_mut("spec")) {
         spec.default = serde_json::to_value(CoderControlPlaneSpec::default()).ok().map(JSON);
+    }
+}
+
+/// Gives each condition, and each object in the status, one manager instead of one for each of its fields. Nobody changes the
+/// reason of a condition and leaves its message. The status keeps separate managers for its conditions, by their types.
+fn make_conditions_whole(root: &mut JSONSchemaProps) {
+    let whole = |schema: &mut JSONSchemaProps| schema.x_kubernetes_map_type = Some("atomic".to_owned());
+    let status = root.properties.as_mut().and_then(|fields| fields.get_mut("status"));
+    for field in
+        status.and_then(|status| status.properties.as_mut()).into_iter().flat_map(BTreeMap::values_mut)
+    {
+        match (field.type_.as_deref(), &mut field.items) {
+            (Some("object"), _) => whole(field),
+            (_, Some(JSONSchemaPropsOrArray::Schema(entry)))
+                if field.x_kubernetes_list_type.as_deref() == Some("map") =>
+            {
+                whole(entry);
+            }
+            _ => {}
+        }
     }
 }
 

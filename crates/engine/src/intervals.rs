@@ -44,6 +44,9 @@ pub const WATCH_SERVER_TIMEOUT_SECONDS: u32 = 290;
 /// [`WATCH_SERVER_TIMEOUT_SECONDS`], so that only a dead connection reaches it.
 pub const WATCH_IDLE_TIMEOUT: Duration = Duration::from_mins(5);
 
+/// Longest silence between two of the objects that exist, with which a watch begins. Then it begins again.
+pub const STREAMED_LIST_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Least time between the openings of two metadata watches.
 pub const WATCH_REOPEN_DELAY: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,7 @@
 //! A watch that reports which objects of others change, and stores none of them.
 //!
-//! It asks for metadata alone, and the list that gives it a version to start from is limited to one object: ten
-//! thousand Secrets cost as much memory and traffic as one. In return it does not know the state before it started.
+//! It asks for metadata alone, and the list that gives it a version to start from names no object: ten
+//! thousand Secrets cost as much memory and traffic as none. In return it does not know the state before it started.
 //! Whenever it starts without a version to resume from it reports a gap, and the caller reads the objects it needs.
 
 use std::{borrow::Cow, fmt::Debug, sync::Arc};
@@ -26,6 +26,9 @@ use crate::{
     metrics::Metrics,
     outage::Outage,
 };
+
+/// Selects nothing: no object can have this name.
+const NO_OBJECT: &str = "metadata.name=-";
 
 /// What a [`MetadataWatch`] reports.
 #[derive(Debug)]
@@ -88,8 +91,9 @@ where
         failures: &mut WatchFailures<'_>,
         notify: &impl Fn(MetadataEvent<'_>),
     ) -> kube::Result<()> {
-        // The list is only there for its version, so that one object is enough.
-        let list = self.api.list(&ListParams::default().limit(1)).await?;
+        // The list is only there for its version, so that it asks for no object. That version may be older than the last write,
+        // which costs events and misses none; the newest one would have to wait for etcd.
+        let list = self.api.list(&ListParams::default().match_any().fields(NO_OBJECT)).await?;
         let mut version = list.metadata.resource_version.unwrap_or_default();
         let params = WatchParams::default().timeout(WATCH_SERVER_TIMEOUT_SECONDS);
         // Before the watch is open: it begins at this version, so that it reports what changes after the caller has read.

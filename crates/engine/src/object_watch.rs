@@ -3,20 +3,26 @@
 //! An object that does not parse is left out of the cache, named in the log and counted in a metric; the watch goes on
 //! with the others. A watch that fails is retried with backoff; until its first success, the readiness of the process
 //! says why. After a reconnect only objects whose version changed are reported.
+//!
+//! The objects that exist come first in the watch itself, one at a time, in the state of the API server's cache. That state may
+//! be older than the last write, as any cached object may be. In return nothing waits for etcd, and no page is held in memory.
+//! An API server that cannot stream them is asked for pages.
 
 use std::{collections::HashSet, fmt::Debug, sync::Arc, time::Duration};
 
-use futures::{StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use kube::{
     Api, Resource, ResourceExt,
     runtime::{WatchStreamExt, utils::Backoff, watcher},
 };
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use crate::{
     cache::{Cache, ObjectKey},
     client,
     health::ReadyCheck,
+    intervals::STREAMED_LIST_IDLE_TIMEOUT,
     metadata_watch::WatchFailures,
     metrics::Metrics,
     outage::Outage,
@@ -25,6 +31,17 @@ use crate::{
 
 /// How many objects a list asks for at a time. While a page is parsed it takes several times the memory of its JSON.
 const LIST_PAGE_OBJECTS: u32 = 100;
+
+/// How the API server is asked for the objects that exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InitialList {
+    /// As the first events of the watch.
+    Streamed,
+    /// By lists, which an API server needs whose feature gate `WatchList` is off: by default that of Kubernetes 1.33.
+    Paged,
+}
+
+type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<ParsedObject<K>>>>;
 
 /// What an [`ObjectWatch`] reports. The cache reflects the event before it is reported.
 #[derive(Debug)]
@@ -64,27 +81,55 @@ where
 {
     /// Watches until the future is dropped, and calls `notify` for every change.
     pub async fn run(&self, notify: impl Fn(ObjectEvent<'_, K>) + Send) {
-        let config = self.config.clone().page_size(LIST_PAGE_OBJECTS);
-        let mut events = watcher(self.api.clone(), config).backoff(WithoutReset::default()).boxed();
-        let mut listed = HashSet::new();
+        let mut initial = InitialList::Streamed;
+        let (mut events, mut is_listing, mut listed) = (self.events(initial), false, HashSet::new());
         let namespace = self.namespace.as_deref();
         let mut failures =
             WatchFailures::new(K::plural(&()), namespace, &self.synced, &self.metrics, &self.outage);
         loop {
-            match events.try_next().await {
+            // A page has the deadline of its call; between the events of a watch there may be any time.
+            let next = if is_listing && initial == InitialList::Streamed {
+                timeout(STREAMED_LIST_IDLE_TIMEOUT, events.try_next()).await
+            } else {
+                Ok(events.try_next().await)
+            };
+            let Ok(next) = next else {
+                let seconds = STREAMED_LIST_IDLE_TIMEOUT.as_secs();
+                let why = format!("the API server sent nothing for {seconds} s of the objects that exist");
+                failures.failed(why, false, true);
+                (events, is_listing) = (self.events(initial), false);
+                continue;
+            };
+            is_listing = matches!(next, Ok(Some(watcher::Event::Init | watcher::Event::InitApply(_))));
+            match next {
                 Ok(Some(event)) => {
-                    // `Init` only announces that a list will be requested; it proves nothing.
+                    // `Init` only announces a list; it proves nothing.
                     if !matches!(event, watcher::Event::Init) {
                         failures.works();
                     }
                     self.handle(event, &mut listed, &notify);
                 }
                 Ok(None) => return,
-                // The history since the last version is gone, as after a pause: the watcher lists anew.
+                // The history since the last version is gone, as after a pause: the watcher begins anew.
                 Err(error) if is_expired(&error) => failures.expired(),
+                Err(error) if initial == InitialList::Streamed && cannot_stream(&error) => {
+                    tracing::debug!(resource = %K::plural(&()), "listing in pages: {}", explain(&error));
+                    initial = InitialList::Paged;
+                    events = self.events(initial);
+                }
                 Err(error) => failures.failed(explain(&error), is_forbidden(&error), may_pass(&error)),
             }
         }
+    }
+
+    /// Everything that exists, and then every change.
+    fn events(&self, initial: InitialList) -> Events<K> {
+        let config = self.config.clone();
+        let config = match initial {
+            InitialList::Streamed => config.streaming_lists(),
+            InitialList::Paged => config.page_size(LIST_PAGE_OBJECTS),
+        };
+        watcher(self.api.clone(), config).backoff(WithoutReset::default()).boxed()
     }
 
     /// Removes every object from the cache and reports each as deleted. For a kind whose CRD was uninstalled.
@@ -204,10 +249,19 @@ fn is_forbidden(error: &watcher::Error) -> bool {
     }
 }
 
+/// Whether the API server cannot stream a list: not at all (422), or not yet (429), as that of a CRD that is new, whose cache
+/// is still empty. Both can be listed.
+fn cannot_stream(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status)) if matches!(status.code, 422 | 429))
+}
+
 /// Describes a watch error in one sentence. A message of the API server already names verb and resource.
 fn explain(error: &watcher::Error) -> String {
     match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404 => {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+            if status.code == 404 =>
+        {
             "the API server does not serve this resource; check that its CRD is installed".to_owned()
         }
         watcher::Error::WatchError(status) => status.message.clone(),

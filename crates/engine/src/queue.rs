@@ -34,8 +34,9 @@ use crate::{
     metrics::Metrics,
 };
 
-/// One in so many reconciles is of an object that was enqueued without hurry, so that the others cannot delay it for ever.
-const UNHURRIED_SHARE: u64 = 8;
+/// One in so many reconciles is of an object that was enqueued without hurry, so that the others cannot delay it for ever. It is
+/// also the share of workers that such objects have while another one is being reconciled, so that they cannot delay that one.
+const UNHURRIED_SHARE: usize = 8;
 
 /// When an object is reconciled again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +84,10 @@ struct State {
     unhurried: BTreeMap<u64, ObjectKey>,
     next_ticket: u64,
     /// How many objects were taken.
-    taken: u64,
+    taken: usize,
+    running: usize,
+    /// Of those that run, how many were taken from `unhurried`.
+    running_unhurried: usize,
     /// The phase of each queued or running object. An idle object has no entry.
     phases: HashMap<ObjectKey, Phase>,
     /// When delayed objects become due. An entry is stale, and skipped, unless the object's phase has the same time.
@@ -93,7 +97,7 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Waiting { since: Instant, ticket: Option<u64> },
-    Running { enqueued_again: bool },
+    Running { enqueued_again: bool, is_unhurried: bool },
     Delayed { until: Instant },
 }
 
@@ -123,7 +127,7 @@ impl Queue {
         let mut state = self.shared.state.lock();
         match state.phases.get_mut(&key) {
             Some(Phase::Waiting { .. }) => return,
-            Some(Phase::Running { enqueued_again }) => {
+            Some(Phase::Running { enqueued_again, .. }) => {
                 *enqueued_again = true;
                 return;
             }
@@ -154,7 +158,7 @@ impl Queue {
                 state.make_ready(key, since);
             }
             (Some(Phase::Waiting { .. }), _) => return,
-            (Some(Phase::Running { enqueued_again }), _) => {
+            (Some(Phase::Running { enqueued_again, .. }), _) => {
                 *enqueued_again = true;
                 return;
             }
@@ -175,7 +179,7 @@ impl Queue {
     pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.shared.state.lock();
         match state.phases.get_mut(key) {
-            Some(Phase::Running { enqueued_again }) => *enqueued_again = false,
+            Some(Phase::Running { enqueued_again, .. }) => *enqueued_again = false,
             Some(Phase::Waiting { ticket: Some(ticket), .. }) => {
                 let ticket = *ticket;
                 state.unhurried.remove(&ticket);
@@ -214,7 +218,7 @@ impl Queue {
         let mut running = JoinSet::new();
         loop {
             while running.len() < concurrency.max(1)
-                && let Some(key) = self.take()
+                && let Some(key) = self.take(concurrency)
             {
                 let queue = self.clone();
                 let span = tracing::info_span!("reconcile", object = %key);
@@ -258,12 +262,15 @@ impl Queue {
         }
     }
 
-    fn take(&self) -> Option<ObjectKey> {
+    fn take(&self, concurrency: usize) -> Option<ObjectKey> {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
         state.promote(now);
-        let key = state.next()?;
-        let before = state.phases.insert(key.clone(), Phase::Running { enqueued_again: false });
+        let (key, is_unhurried) = state.next(concurrency)?;
+        state.running += 1;
+        state.running_unhurried += usize::from(is_unhurried);
+        let running = Phase::Running { enqueued_again: false, is_unhurried };
+        let before = state.phases.insert(key.clone(), running);
         if let (Some(Phase::Waiting { since, .. }), Some(metrics)) = (before, &self.shared.metrics) {
             metrics.queue_wait(now.saturating_duration_since(since));
         }
@@ -273,8 +280,9 @@ impl Queue {
 
     fn finish(&self, key: ObjectKey, next: Action) {
         let mut state = self.shared.state.lock();
-        let enqueued_again =
-            matches!(state.phases.remove(&key), Some(Phase::Running { enqueued_again: true }));
+        let Some(Phase::Running { enqueued_again, is_unhurried }) = state.phases.remove(&key) else { return };
+        state.running -= 1;
+        state.running_unhurried -= usize::from(is_unhurried);
         match next {
             _ if enqueued_again => state.make_ready(key, Instant::now()),
             Action::AwaitChange => {}
@@ -299,15 +307,17 @@ impl State {
         self.ready.len() + self.unhurried.len()
     }
 
-    /// Takes the next object that is due.
-    fn next(&mut self) -> Option<ObjectKey> {
+    /// Takes the next object that is due, and says whether it was enqueued without hurry.
+    fn next(&mut self, concurrency: usize) -> Option<(ObjectKey, bool)> {
+        let is_alone = self.running == self.running_unhurried;
+        let may_take_unhurried = is_alone || self.running_unhurried < concurrency.div_ceil(UNHURRIED_SHARE);
+        let is_turn = (self.taken + 1).is_multiple_of(UNHURRIED_SHARE) || self.ready.is_empty();
+        let key = match self.unhurried.first_entry().filter(|_| is_turn && may_take_unhurried) {
+            Some(entry) => (entry.remove(), true),
+            None => (self.ready.pop_front()?, false),
+        };
         self.taken += 1;
-        if self.taken.is_multiple_of(UNHURRIED_SHARE)
-            && let Some((_, key)) = self.unhurried.pop_first()
-        {
-            return Some(key);
-        }
-        self.ready.pop_front().or_else(|| self.unhurried.pop_first().map(|(_, key)| key))
+        Some(key)
     }
 
     fn delay(&mut self, key: ObjectKey, until: Instant) {

@@ -98,6 +98,7 @@ pub struct Builder {
     binaries: Option<Binaries>,
     controller_manager: bool,
     crds: Vec<CustomResourceDefinition>,
+    streams_lists: bool,
     ready_within: Duration,
     tell: Tell,
 }
@@ -113,6 +114,13 @@ impl Builder {
     /// Definitions to install before the controllers start, so that garbage collection knows them at once.
     pub fn crds(mut self, crds: Vec<CustomResourceDefinition>) -> Self {
         self.crds = crds;
+        self
+    }
+
+    /// Whether a watch may begin with the objects that exist (feature gate `WatchList`); on by default. An API server of
+    /// Kubernetes 1.33 refuses it unless it is told otherwise.
+    pub fn streaming_lists(mut self, allowed: bool) -> Self {
+        self.streams_lists = allowed;
         self
     }
 
@@ -163,6 +171,7 @@ impl Cluster {
             binaries: None,
             controller_manager: true,
             crds: Vec::new(),
+            streams_lists: true,
             ready_within: Duration::from_mins(1),
             tell: Box::new(|_| {}),
         }

@@ -233,7 +233,7 @@ topics! {
             "The next attempt to release a lease that changed in the meantime.";
     }
 
-    "How long does a metadata watch live?"
+    "How long does a watch live?"
     "Watches of Secrets, ConfigMaps, namespaces and CRDs have no cache." {
         WATCH_SERVER_TIMEOUT_SECONDS s(1).saturating_mul(engine::WATCH_SERVER_TIMEOUT_SECONDS), "",
             "How long the API server keeps a watch open. Then the operator continues with a new one.";
@@ -241,6 +241,8 @@ topics! {
             "How long the operator trusts a silent watch.";
         WATCH_REOPEN_DELAY engine::WATCH_REOPEN_DELAY, "",
             "The shortest time from one watch to the next.";
+        STREAMED_LIST_IDLE_TIMEOUT engine::STREAMED_LIST_IDLE_TIMEOUT, "",
+            "How long any other watch waits for the next of the objects that exist, with which it begins.";
         WATCH_RETRY_BASE engine::WATCH_RETRY_BASE, "",
             "The first retry of a watch that failed. The delay doubles with each failure.";
         WATCH_RETRY_MAX engine::WATCH_RETRY_MAX, "",

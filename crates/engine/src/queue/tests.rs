@@ -227,7 +227,7 @@ fn check(queue: &Queue, known: &HashMap<ObjectKey, Expected>, seed: u64) {
                 let is_in = state.delays.iter().any(|Reverse((at, delayed))| at == until && delayed == key);
                 assert!(is_in && *until <= due_in(Duration::MAX), "seed {seed}: {key}");
             }
-            Phase::Running { enqueued_again } => assert_eq!(*enqueued_again, known[key].enqueued_again),
+            Phase::Running { enqueued_again, .. } => assert_eq!(*enqueued_again, known[key].enqueued_again),
         }
     }
     assert_eq!(state.ready.len(), waiting, "seed {seed}");
@@ -256,7 +256,7 @@ async fn every_known_object_is_due_delayed_or_running() {
                     known.entry(object).and_modify(|expected| expected.enqueued_again = false);
                 }
                 3 => {
-                    if let Some(taken) = queue.take() {
+                    if let Some(taken) = queue.take(8) {
                         let before =
                             known.insert(taken, Expected { is_running: true, enqueued_again: false });
                         assert!(before.is_some_and(|before| !before.is_running), "one worker at a time");
@@ -276,8 +276,47 @@ async fn every_known_object_is_due_delayed_or_running() {
             check(&queue, &known, seed);
         }
         tokio::time::advance(QUEUE_DELAY_MAX).await;
-        let taken: HashSet<_> = std::iter::from_fn(|| queue.take()).collect();
+        let taken: HashSet<_> = std::iter::from_fn(|| queue.take(8)).collect();
         let idle = known.iter().filter(|(_, expected)| !expected.is_running).map(|(key, _)| key.clone());
         assert_eq!(taken, idle.collect(), "seed {seed}: each comes up again");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_without_hurry_take_a_share_of_the_workers_while_another_one_is_reconciled() {
+    let queue = queue();
+    for number in 0..64 {
+        queue.enqueue_unhurried(key(&format!("old-{number}")));
+    }
+    queue.enqueue(key("new"));
+    let (stop, now, most) = (CancellationToken::new(), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (now, most) = (Arc::new(now), Arc::new(most));
+    let jobs = queue.run(16, stop.clone(), Duration::from_secs(10), |key| {
+        let (now, most) = (now.clone(), most.clone());
+        async move {
+            if &*key.name == "new" {
+                tokio::time::sleep(Duration::from_millis(105)).await;
+                most.lock().push(0);
+            } else {
+                let beside = now.fetch_add(1, Ordering::SeqCst) + 1;
+                most.lock().push(beside);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                now.fetch_sub(1, Ordering::SeqCst);
+            }
+            Action::AwaitChange
+        }
+    });
+    let ((), drained) = tokio::join!(
+        async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            stop.cancel();
+        },
+        jobs
+    );
+    assert!(drained);
+    let most = most.lock().clone();
+    let end = most.iter().position(|beside| *beside == 0).unwrap();
+    let (during, after) = most.split_at(end);
+    assert_eq!((most.len(), during.iter().max(), after.iter().max()), (65, Some(&2), Some(&16)));
+    assert_eq!(during.len(), 22, "two at a time for as long as the other one takes");
 }

@@ -52,7 +52,7 @@ pub(super) async fn start(builder: Builder) -> Result<Cluster, Error> {
 }
 
 async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, Error> {
-    let Builder { binaries: _, controller_manager, crds, ready_within, tell } = builder;
+    let Builder { binaries: _, controller_manager, crds, streams_lists, ready_within, tell } = builder;
     let group = tokio::task::spawn_blocking(Group::start)
         .await
         .map_err(io::Error::other)
@@ -73,7 +73,10 @@ async fn start_once(builder: &Builder, binaries: &Binaries) -> Result<Cluster, E
     ready(&etcd, &[], *ready_within, || TcpStream::connect((Ipv4Addr::LOCALHOST, etcd_port))).await?;
     tell("etcd is up");
 
-    let args = flags::kube_apiserver(&files, api_port, etcd_port, AUDIT_LOG, *controller_manager);
+    let mut args = flags::kube_apiserver(&files, api_port, etcd_port, AUDIT_LOG, *controller_manager);
+    if !streams_lists {
+        args.push("--feature-gates=WatchList=false".into());
+    }
     let api_server = group
         .spawn("kube-apiserver", &binaries.kube_apiserver, &args)
         .map_err(Error::io("start kube-apiserver"))?;

@@ -26,8 +26,11 @@ impl Refusal {
     }
 
     pub(super) fn invalid(what: &str) -> Self {
-        let message = format!("{what} is invalid: metadata.uid: field is immutable");
-        Self { code: 422, reason: "Invalid", message }
+        Self::unprocessable(format!("{what} is invalid: metadata.uid: field is immutable"))
+    }
+
+    pub(super) fn unprocessable(message: impl Into<String>) -> Self {
+        Self { code: 422, reason: "Invalid", message: message.into() }
     }
 
     pub(super) fn bad(message: impl Into<String>) -> Self {

@@ -66,7 +66,10 @@ async fn handle(request: Request<Incoming>, store: Arc<Store>) -> Result<Respons
     };
     if parts.method == Method::GET && query.get("watch").is_some_and(|value| value == "true" || value == "1")
     {
-        return Ok(watch(store, &target, &query, metadata_only));
+        // As an API server whose feature gate `WatchList` is off.
+        let streams = query.get("sendInitialEvents").is_some();
+        let refusal = Refusal::unprocessable("sendInitialEvents: Forbidden: lists are not streamed");
+        return Ok(if streams { refused(&refusal) } else { watch(store, &target, &query, metadata_only) });
     }
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
