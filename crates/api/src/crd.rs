@@ -69,24 +69,15 @@ fn keep_visible(path: &str, default: &mut Value) {
     }
 }
 
-/// Paths of the fields that a CRD serves, such as `spec.expose.ingress`, down to the fourth level. The operator
-/// compares them with an installed CRD to find out whether it is outdated.
-pub fn field_paths(crd: &CustomResourceDefinition) -> BTreeSet<String> {
-    paths_of(crd, |_| true)
-}
-
-/// As [`field_paths`], without the fields of embedded Kubernetes types. Only fields of our own types have a
-/// description.
+/// Paths of the fields of our own types, such as `spec.expose.ingress`, down to the fourth level, without those of embedded
+/// Kubernetes types. Only fields of our own types have a description. The operator compares them with an installed CRD to
+/// find out whether it is outdated.
 pub fn own_field_paths(crd: &CustomResourceDefinition) -> BTreeSet<String> {
-    paths_of(crd, |field| field.description.is_some())
-}
-
-fn paths_of(crd: &CustomResourceDefinition, counts: fn(&JSONSchemaProps) -> bool) -> BTreeSet<String> {
     let mut paths = BTreeSet::new();
     for version in crd.spec.versions.iter().filter(|version| version.served) {
         let root = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref());
         for (name, field) in root.and_then(|root| root.properties.as_ref()).into_iter().flatten() {
-            collect(name, field, 3, counts, &mut paths);
+            collect(name, field, 3, &mut paths);
             paths.insert(name.clone());
         }
     }
@@ -110,21 +101,16 @@ pub fn crds_json() -> Vec<Value> {
     serde_json::from_str(include_str!("../generated/crds.json")).unwrap_or_default()
 }
 
-fn collect(
-    path: &str,
-    schema: &JSONSchemaProps,
-    depth: usize,
-    counts: fn(&JSONSchemaProps) -> bool,
-    paths: &mut BTreeSet<String>,
-) {
+fn collect(path: &str, schema: &JSONSchemaProps, depth: usize, paths: &mut BTreeSet<String>) {
     if depth == 0 {
         return;
     }
-    for (name, field) in schema.properties.iter().flatten().filter(|(_, field)| counts(field)) {
+    let own = |(_, field): &(_, &JSONSchemaProps)| field.description.is_some();
+    for (name, field) in schema.properties.iter().flatten().filter(own) {
         let path = format!("{path}.{name}");
-        collect(&path, field, depth - 1, counts, paths);
+        collect(&path, field, depth - 1, paths);
         if let Some(JSONSchemaPropsOrArray::Schema(item)) = &field.items {
-            collect(&format!("{path}[]"), item, depth - 1, counts, paths);
+            collect(&format!("{path}[]"), item, depth - 1, paths);
         }
         paths.insert(path);
     }

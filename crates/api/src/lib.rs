@@ -28,7 +28,7 @@ pub use controlplane::{
     EntitlementsStatus, LicenseSettings, LicenseStatus, OperatorAccess, OperatorTokenStatus, ReplacedToken,
     Scaling, Tls, VerifiedInputs,
 };
-pub use crd::{crds, crds_json, field_paths, fields, own_field_paths};
+pub use crd::{crds, crds_json, fields, own_field_paths};
 pub use kind::CoderKind;
 pub use network::{
     Expose, GatewayExposure, GatewayRef, IngressExposure, IngressTls, Scheme, ServiceSettings, ServiceType,

@@ -6,13 +6,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use coder_k8s_api::field_paths;
 use futures::future::join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
-    runtime::wait::{Condition as _, conditions::is_crd_established},
+    api::{ApiResource, Object},
 };
+use serde::Deserialize;
 use tokio::{
     sync::{mpsc, watch},
     time::sleep,
@@ -87,7 +87,8 @@ impl Crds {
                 MetadataEvent::Changed { name, .. } => drop(due.send(name.to_owned())),
                 MetadataEvent::Gap => names.iter().for_each(|name| drop(due.send(name.clone()))),
             });
-            tokio::join!(watching, read_due(Api::all(client), tracked, due_names, retry, sender, outage));
+            let api = Api::all_with(client, &ApiResource::erase::<CustomResourceDefinition>(&()));
+            tokio::join!(watching, read_due(api, tracked, due_names, retry, sender, outage));
         };
         (Self { states: receiver }, tracking)
     }
@@ -130,7 +131,7 @@ enum Requirement {
 
 /// Reads the CRDs whose names arrive, and publishes their states.
 async fn read_due(
-    api: Api<CustomResourceDefinition>,
+    api: Api<InstalledCrd>,
     tracked: BTreeMap<String, Requirement>,
     mut due_names: mpsc::UnboundedReceiver<String>,
     retry: mpsc::UnboundedSender<String>,
@@ -167,7 +168,7 @@ async fn read_due(
 
 /// Reads a CRD. `None` if that failed and must be retried.
 async fn read(
-    api: &Api<CustomResourceDefinition>,
+    api: &Api<InstalledCrd>,
     name: &str,
     requirement: &Requirement,
     outage: &Outage,
@@ -218,20 +219,77 @@ fn report(name: &str, state: &Served, requirement: &Requirement) {
     check.fail(waits_for);
 }
 
+/// A CRD, as far as it is read. A whole one has thousands of values, which would be parsed at each start.
+type InstalledCrd = Object<CrdSpec, CrdStatus>;
+
+#[derive(Clone, Debug, Deserialize)]
+struct CrdSpec {
+    versions: Vec<CrdVersion>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct CrdVersion {
+    name: String,
+    served: bool,
+    #[serde(default)]
+    schema: CrdSchema,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct CrdSchema {
+    #[serde(default, rename = "openAPIV3Schema")]
+    root: Fields,
+}
+
+/// The names of the fields of a schema.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Fields {
+    #[serde(default)]
+    properties: BTreeMap<String, Fields>,
+    items: Option<Box<Fields>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct CrdStatus {
+    #[serde(default)]
+    conditions: Vec<CrdCondition>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct CrdCondition {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+}
+
+impl Fields {
+    /// Whether there is a field of this path, such as `spec.expose.ingress`, or `spec.volumes[].name` in the entries of a list.
+    fn contain(&self, path: &str) -> bool {
+        let found = path.split('.').try_fold(self, |fields, name| match name.strip_suffix("[]") {
+            Some(list) => fields.properties.get(list)?.items.as_deref(),
+            None => fields.properties.get(name),
+        });
+        found.is_some()
+    }
+}
+
 /// The state of a CRD that was just read.
-fn state_of(crd: Option<&CustomResourceDefinition>, requirement: &Requirement) -> Served {
+fn state_of(crd: Option<&InstalledCrd>, requirement: &Requirement) -> Served {
     let Some(crd) = crd else { return Served::Absent };
+    let served = || crd.spec.versions.iter().filter(|version| version.served);
     let missing = match requirement {
         Requirement::Version(version) => {
-            let served = crd.spec.versions.iter().any(|found| found.name == *version && found.served);
-            if served { Vec::new() } else { return Served::Older(vec![format!("version {version}")]) }
+            let is_served = served().any(|found| found.name == *version);
+            if is_served { Vec::new() } else { return Served::Older(vec![format!("version {version}")]) }
         }
         Requirement::Fields { fields, .. } => {
-            let found = field_paths(crd);
-            fields.iter().filter(|field| !found.contains(**field)).map(ToString::to_string).collect()
+            let has = |field: &&&str| served().any(|version| version.schema.root.contain(field));
+            fields.iter().filter(|field| !has(field)).map(ToString::to_string).collect()
         }
     };
-    if !is_crd_established().matches_object(Some(crd)) || crd.metadata.deletion_timestamp.is_some() {
+    let mut conditions = crd.status.iter().flat_map(|status| &status.conditions);
+    let is_established = conditions.any(|found| found.type_ == "Established" && found.status == "True");
+    if !is_established || crd.metadata.deletion_timestamp.is_some() {
         return Served::Pending;
     }
     if missing.is_empty() { Served::Ready } else { Served::Older(missing) }
@@ -239,21 +297,27 @@ fn state_of(crd: Option<&CustomResourceDefinition>, requirement: &Requirement) -
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn ours() -> CustomResourceDefinition {
-        let mut crd = coder_k8s_api::crds().remove(0);
-        let condition = serde_json::json!({"conditions": [{"type": "Established", "status": "True"}]});
-        crd.status = Some(serde_json::from_value(condition).unwrap());
+    fn ours() -> serde_json::Value {
+        let mut crd = serde_json::to_value(coder_k8s_api::crds().remove(0)).unwrap();
+        crd["status"] = json!({"conditions": [{"type": "NamesAccepted", "status": "True"}, {"type": "Established", "status": "True"}]});
         crd
     }
 
-    fn without(crd: &CustomResourceDefinition, field: &str) -> CustomResourceDefinition {
+    fn without(crd: &serde_json::Value, path: &str) -> serde_json::Value {
         let mut crd = crd.clone();
-        let root = crd.spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema.as_mut().unwrap();
-        let spec = root.properties.as_mut().unwrap().get_mut("spec").unwrap();
-        assert!(spec.properties.as_mut().unwrap().remove(field).is_some());
+        let (parent, name) = path.rsplit_once('/').unwrap();
+        let root = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let parent = root.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        assert!(parent.remove(name).is_some());
         crd
+    }
+
+    fn judged(crd: &serde_json::Value, requirement: &Requirement) -> Served {
+        state_of(Some(&serde_json::from_value(crd.clone()).unwrap()), requirement)
     }
 
     fn needs(fields: Vec<&'static str>) -> Requirement {
@@ -268,23 +332,51 @@ mod tests {
     #[test]
     fn a_crd_without_a_needed_field_is_older() {
         let crd = ours();
-        assert_eq!(state_of(Some(&crd), &needs(fields())), Served::Ready);
+        assert_eq!(judged(&crd, &needs(fields())), Served::Ready);
+        for (removed, missing) in [
+            ("/properties/spec/properties/scaling", "spec.scaling"),
+            ("/properties/status/properties/url", "status.url"),
+            (
+                "/properties/spec/properties/certs/properties/secrets/items/properties/key",
+                "spec.certs.secrets[].key",
+            ),
+        ] {
+            let state = judged(&without(&crd, removed), &needs(fields()));
+            assert!(
+                matches!(&state, Served::Older(all) if all.iter().any(|field| field == missing)),
+                "{missing}: {state:?}"
+            );
+        }
         assert_eq!(
-            state_of(Some(&without(&crd, "scaling")), &needs(fields())),
+            judged(&without(&crd, "/properties/spec/properties/scaling"), &needs(fields())),
             Served::Older(vec!["spec.scaling".into()])
         );
         assert_eq!(state_of(None, &needs(fields())), Served::Absent);
-        assert_eq!(state_of(Some(&crd), &Requirement::Version("v1alpha1")), Served::Ready);
-        assert_eq!(
-            state_of(Some(&crd), &Requirement::Version("v1")),
-            Served::Older(vec!["version v1".into()])
-        );
-        assert_eq!(state_of(Some(&coder_k8s_api::crds().remove(0)), &needs(fields())), Served::Pending);
+        assert_eq!(judged(&crd, &Requirement::Version("v1alpha1")), Served::Ready);
+        assert_eq!(judged(&crd, &Requirement::Version("v1")), Served::Older(vec!["version v1".into()]));
+    }
+
+    #[test]
+    fn a_crd_that_is_not_served_is_pending() {
+        let mut crd = ours();
+        crd["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(judged(&crd, &needs(fields())), Served::Pending, "it is being deleted");
+        for status in [json!({}), json!({"conditions": [{"type": "Established", "status": "False"}]})] {
+            let mut crd = ours();
+            crd["status"] = status;
+            assert_eq!(judged(&crd, &needs(fields())), Served::Pending);
+        }
+        let mut crd = ours();
+        crd.as_object_mut().unwrap().remove("status");
+        assert_eq!(judged(&crd, &needs(fields())), Served::Pending);
+        let mut unserved = ours();
+        unserved["spec"]["versions"][0]["served"] = json!(false);
+        assert!(matches!(judged(&unserved, &needs(fields())), Served::Older(_)));
     }
 
     #[test]
     fn a_crd_of_a_later_release_is_ready() {
         let older: Vec<_> = fields().into_iter().filter(|field| *field != "spec.scaling").collect();
-        assert_eq!(state_of(Some(&ours()), &needs(older)), Served::Ready);
+        assert_eq!(judged(&ours(), &needs(older)), Served::Ready);
     }
 }

@@ -155,6 +155,52 @@ async fn a_metadata_watch_reports_every_change_and_lists_no_object() {
     assert!(lists.len() == 1 && lists[0].uri.contains("fieldSelector=metadata.name"), "{lists:?}");
 }
 
+#[tokio::test]
+async fn an_object_watch_begins_with_what_exists_and_lists_nothing() {
+    let shared = shared_with(crds).await;
+    let namespace = shared.namespace("object-watch").await;
+    let admin: Api<Secret> = Api::namespaced(shared.cluster.client(), namespace.name());
+    let create = async |name: &str| {
+        let secret = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        admin.create(&PostParams::default(), &secret).await.unwrap();
+    };
+    for n in 0..250 {
+        create(&format!("s-{n}")).await;
+    }
+    let (readiness, cache) = (Readiness::default(), Cache::new("Secret"));
+    let synced = readiness.ready_check("watch secrets");
+    let watch: ObjectWatch<Secret> = ObjectWatch {
+        api: Api::namespaced(client_of(shared, "object-watch"), namespace.name()),
+        config: watcher::Config::default(),
+        namespace: Some(namespace.name().to_owned()),
+        cache: cache.clone(),
+        synced: synced.clone(),
+        metrics: Metrics::new(),
+        outage: Outage::default(),
+    };
+    let running = tokio::spawn(async move { watch.run(|_| {}).await });
+    eventually(TIMEOUT, || async { if synced.passed() { Ok(()) } else { Err("not synced") } }).await.unwrap();
+    assert_eq!(cache.filter(|_| true).len(), 250, "everything is there when the check passes");
+    create("later").await;
+    admin.delete("s-0", &DeleteParams::default()).await.unwrap();
+    eventually(TIMEOUT, || async {
+        let found =
+            (cache.get(namespace.name(), "later").is_some(), cache.get(namespace.name(), "s-0").is_some());
+        if found == (true, false) { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await
+    .unwrap();
+    running.abort();
+    let asked: Vec<_> = shared
+        .cluster
+        .audit()
+        .unwrap()
+        .into_iter()
+        .filter(|event| event.user_agent == "object-watch")
+        .collect();
+    assert!(asked.iter().all(|event| event.verb == "watch") && asked.len() <= 2, "{asked:?}");
+}
+
 /// A server whose history is too short: the first watch ends with 410, the second stays open.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_expired_starts_over_and_reports_a_gap() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coder_k8s::manifests::Install;
-use coder_k8s_api::{CoderControlPlane, crds};
+use coder_k8s_api::{CoderControlPlane, CoderKind, crds};
 use coder_k8s_testbed::{Cluster, eventually};
 use k8s_openapi::{
     api::core::v1::ServiceAccount,
@@ -16,7 +16,7 @@ use kube::{
 use serde_json::json;
 
 use coder_k8s_scenes::{
-    Operator, PATIENCE, apply, bare_cluster, control_plane, grant, plane::observed, planes,
+    Operator, PATIENCE, apply, bare_cluster, control_plane, grant, plane::observed, planes, requests,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,6 +118,51 @@ async fn an_object_that_does_not_parse_is_named_and_blinds_nobody() {
     let raw: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &resource);
     raw.patch("bad", &PatchParams::default(), &Patch::Merge(&mended)).await.unwrap();
     observed(&client, "default", "bad").await;
+}
+
+/// As that of Kubernetes 1.33 is by default.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_streams_no_lists_is_asked_for_pages() {
+    let routes = json!({
+        "metadata": {"name": "httproutes.gateway.networking.k8s.io",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a stand-in"}},
+        "spec": {
+            "group": "gateway.networking.k8s.io", "scope": "Namespaced",
+            "names": {"kind": "HTTPRoute", "plural": "httproutes", "singular": "httproute"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    });
+    let kinds = crds().into_iter().chain([serde_json::from_value(routes).unwrap()]).collect();
+    let cluster = Cluster::builder()
+        .controller_manager(false)
+        .streaming_lists(false)
+        .crds(kinds)
+        .start()
+        .await
+        .unwrap();
+    let client = cluster.client();
+    grant(&client, &Install::default()).await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("before")).await.unwrap();
+    let operator = Operator::start(&cluster, &[]);
+    operator.until_ready().await;
+    observed(&client, "default", "before").await;
+    planes(&client, "default").create(&PostParams::default(), &control_plane("after")).await.unwrap();
+    observed(&client, "default", "after").await;
+
+    let asked = requests(&cluster, |user| user == operator.user);
+    for resource in CoderKind::RESOURCES.iter().copied().chain([
+        "serviceaccounts",
+        "services",
+        "deployments",
+        "poddisruptionbudgets",
+        "ingresses",
+        "roles",
+        "rolebindings",
+        "httproutes",
+    ]) {
+        let lists = asked.iter().filter(|event| event.verb == "list" && event.resource == resource);
+        assert_eq!(lists.count(), 1, "{resource}");
+    }
 }
 
 /// With the real garbage collector, which removes the children of what goes with its kind.
