@@ -197,6 +197,22 @@ mod tests {
     }
 
     #[test]
+    fn each_condition_and_each_object_of_a_status_has_one_manager() {
+        for mut crd in crds() {
+            let root = roots(&mut crd).next().unwrap();
+            let mut status = root.properties.as_ref().unwrap()["status"].properties.clone().unwrap();
+            let Some(JSONSchemaPropsOrArray::Schema(condition)) = status.remove("conditions").unwrap().items
+            else {
+                panic!("a list of conditions");
+            };
+            assert_eq!(condition.x_kubernetes_map_type.as_deref(), Some("atomic"));
+            for (name, field) in status.iter().filter(|(_, field)| field.type_.as_deref() == Some("object")) {
+                assert_eq!(field.x_kubernetes_map_type.as_deref(), Some("atomic"), "{name}");
+            }
+        }
+    }
+
+    #[test]
     fn the_crds_that_are_written_down_are_those_of_the_types() {
         assert_eq!(
             Value::Array(crds_json()),

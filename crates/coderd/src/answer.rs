@@ -271,11 +271,22 @@ impl Refusal {
 
 /// The text without words that look like a credential: one that was sent earlier, or to somebody else.
 fn without_credentials(text: &str) -> String {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    // A section of a license may contain '-', as a UUID, a time and a name do: it has letters of both cases too.
+    let text = without_words(
+        text,
+        |c| c == '-',
+        |word| {
+            word.contains(|c: char| c.is_ascii_lowercase()) && word.contains(|c: char| c.is_ascii_uppercase())
+        },
+    );
+    without_words(&text, |_| false, |word| word.contains(|c: char| c.is_ascii_alphabetic()))
+}
+
+/// The text without long words of letters, digits, `_` and what `is_part` says, if they have a digit and are `secret`.
+fn without_words(text: &str, is_part: fn(char) -> bool, secret: fn(&str) -> bool) -> String {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || is_part(c);
     let is_credential = |word: &str| {
-        word.len() >= MIN_CREDENTIAL_WORD
-            && word.contains(|c: char| c.is_ascii_digit())
-            && word.contains(|c: char| c.is_ascii_alphabetic())
+        word.len() >= MIN_CREDENTIAL_WORD && word.contains(|c: char| c.is_ascii_digit()) && secret(word)
     };
     let mut shown = String::with_capacity(text.len());
     for piece in text.split_inclusive(|c: char| !is_part(c)) {

@@ -145,6 +145,7 @@ fn a_credential_that_was_not_sent_with_this_request_is_hidden_by_its_form() {
         ("no such token: abcdefghij-klmnopqrstuvwxyz012345", "no such token: abcdefghij-[hidden]"),
         ("key (GVfJbRxMdc2V2PWVMWsb5kXsrQbFyhQJhZcGIJFbPAA) unknown", "key ([hidden]) unknown"),
         ("eyJhbGciOiJFZERTQSIsImtpZCI6IjIwMjIt.eyJ0", "[hidden].eyJ0"),
+        ("bad RDKjswRMMqukc7p-mA3F-XQaaRBRre0-4EmxX4Bwda4", "bad [hidden]"),
         // What people look for stays.
         ("no key 6f6d7a0e-93ab-4bb5-8c4c-0a1b2c3d4e5f", "no key 6f6d7a0e-93ab-4bb5-8c4c-0a1b2c3d4e5f"),
         ("feature external_provisioner_daemons is off", "feature external_provisioner_daemons is off"),

@@ -20,6 +20,12 @@ fn encoded(text: &str) -> String {
     text.as_bytes().chunks_exact(3).flat_map(sextets).collect()
 }
 
+/// What follows the first part of a secret: the sections of a license after its header, which is the same for all, or the
+/// secret of a token after its id.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    text.split(if text.contains('.') { '.' } else { '-' }).skip(1)
+}
+
 /// A secret, its telling parts, and all of them as a Secret carries them.
 fn canaries(secrets: &[SecretString]) -> Vec<String> {
     let mut all = Vec::new();
@@ -27,8 +33,7 @@ fn canaries(secrets: &[SecretString]) -> Vec<String> {
         let text = secret.expose_secret();
         all.push(text.to_owned());
         all.push(encoded(text));
-        // The header of a license is the same for all.
-        all.extend(text.split(['.', '-']).skip(1).filter(|part| part.len() >= 12).map(str::to_owned));
+        all.extend(parts(text).filter(|part| part.len() >= 12).map(str::to_owned));
     }
     all
 }
@@ -100,7 +105,7 @@ async fn neither_token_nor_license_is_in_log_events_status_or_metrics() {
     // Answers that quote what was sent.
     let quoting = |secret: &SecretString, code| {
         let text = secret.expose_secret();
-        let parts: Vec<_> = text.split(['.', '-']).skip(1).collect();
+        let parts: Vec<_> = parts(text).collect();
         SimFault::status(code, &format!("{text} is no good: {}", parts.join(" and ")), text)
     };
     for (n, code, reason) in [(2, 400, "InvalidLicense"), (3, 500, "ServerError")] {
