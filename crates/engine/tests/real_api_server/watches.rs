@@ -21,7 +21,7 @@ use coder_k8s_engine::{
     outage::Outage,
 };
 use coder_k8s_testbed::{Memory, Shared, eventually, memory::Kinds, shared_with};
-use futures::stream;
+use futures::{StreamExt, stream};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -250,6 +250,50 @@ async fn a_watch_that_expired_starts_over_and_reports_a_gap() {
         "once at the start, once after it expired"
     );
     assert!(readiness.is_ready());
+    running.abort();
+}
+
+/// A server that accepts the first watch and sends nothing, as behind a connection that died.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_silent_before_it_has_shown_what_exists_begins_again() {
+    let watches = Arc::new(AtomicUsize::new(0));
+    let counted = watches.clone();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let first = counted.fetch_add(1, Ordering::SeqCst) == 0;
+        let asked = request.uri().query().unwrap_or_default().to_owned();
+        async move {
+            assert!(
+                asked.contains("sendInitialEvents=true") && asked.contains("resourceVersion=0"),
+                "{asked}"
+            );
+            let end = json!({"type": "BOOKMARK", "object": {"apiVersion": "v1", "kind": "Secret", "metadata":
+                {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}});
+            let sent =
+                if first { Vec::new() } else { vec![Ok(Frame::data(Bytes::from(format!("{end}\n"))))] };
+            let silence = stream::pending::<Result<Frame<Bytes>, std::convert::Infallible>>();
+            Ok::<_, std::convert::Infallible>(Response::new(StreamBody::new(
+                stream::iter(sent).chain(silence),
+            )))
+        }
+    });
+    let readiness = Readiness::default();
+    let watch: ObjectWatch<Secret> = ObjectWatch {
+        api: Api::all(Client::new(service, "default")),
+        config: watcher::Config::default(),
+        namespace: None,
+        cache: Cache::new("Secret"),
+        synced: readiness.ready_check("watch secrets"),
+        metrics: Metrics::new(),
+        outage: Outage::default(),
+    };
+    let running = tokio::spawn(async move { watch.run(|_| {}).await });
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!((watches.load(Ordering::SeqCst), readiness.is_ready()), (1, false));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!((watches.load(Ordering::SeqCst), readiness.is_ready()), (2, true));
+    // What exists is known: from now on there may be any time between two events.
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert_eq!(watches.load(Ordering::SeqCst), 2);
     running.abort();
 }
 
