@@ -144,12 +144,15 @@ fn simulate(args: &[String]) -> anyhow::Result<()> {
     run::must(command)
 }
 
-/// Builds the released program, unless another one is measured.
+/// Builds the released program, unless another one is measured. The bench is optimized as well, because it shares the cores with
+/// what it measures.
 fn bench(args: &[String]) -> anyhow::Result<()> {
+    let has = |flags: &[&str]| args.iter().any(|arg| flags.iter().any(|flag| arg.starts_with(flag)));
+    let profile = if has(&["--compare", "--help", "--quick"]) { "dev" } else { "measure" };
     testbed::get()?;
-    let mut command = run::cargo(&["run", "--quiet", "--package", "coder-k8s-bench", "--"]);
-    let without_build = ["--operator-cmd", "--program", "--compare", "--help"];
-    if !args.iter().any(|arg| without_build.iter().any(|flag| arg.starts_with(flag))) {
+    let mut command =
+        run::cargo(&["run", "--quiet", "--profile", profile, "--package", "coder-k8s-bench", "--"]);
+    if !has(&["--operator-cmd", "--program", "--compare", "--help"]) {
         let features = ["--no-default-features", "--package", "coder-k8s"];
         run::must(run::cargo(&[&["build", "--release"], &features[..]].concat()))?;
         command.arg("--program").arg(run::root().join("target/release/coder-k8s"));

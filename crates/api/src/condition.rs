@@ -97,7 +97,8 @@ conditions! {
     LICENSE_EXPIRING "LicenseExpiring" "False" &[ControlPlane], "The license expires within 30 days, or has expired.";
     ENTITLEMENTS_HEALTHY "EntitlementsHealthy" "True" &[ControlPlane],
         "coderd reports neither errors nor warnings about its license. Never affects `Ready`.";
-    EXPOSED "Exposed" "True" &[ControlPlane, WorkspaceProxy], "The Ingress is written, or a Gateway accepts the HTTPRoute.";
+    EXPOSED "Exposed" "True" &[ControlPlane, WorkspaceProxy],
+        "The Ingress is written, or a Gateway accepts the HTTPRoute. Present only with `expose`.";
     WORKSPACE_ACCESS "WorkspaceAccess" "True" &[ControlPlane, Provisioner],
         "Workspace RBAC is in place in every namespace that the spec names. Never affects `Ready`.";
     JOBS_RUNNABLE "JobsRunnable" "True" &[ControlPlane],

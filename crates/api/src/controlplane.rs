@@ -11,11 +11,18 @@ use crate::{
     access::WorkspaceRbac,
     condition::WorkloadStatus,
     network::{Expose, ServiceSettings},
-    pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings, yes},
+    pod::{DisruptionBudget, FieldRule, PodSettings, Probe, Prometheus, ServiceAccountSettings, yes},
     refs::{ReportedSecretRef, SecretKeyRef, SecretRef},
     schema::defaults,
     text::{ClusterDomain, HttpUrl, ImageRef, ObjectName},
 };
+
+/// Rules about fields of [`PodSettings`] that hold for this kind alone.
+pub(crate) const FIELD_RULES: &[FieldRule] = &[FieldRule {
+    field: "initContainers",
+    rule: "!self.exists(init, init.name == 'coder')",
+    message: "an init container must not be called coder: that is the name of the main container",
+}];
 
 /// The image of a control plane that names none.
 pub const DEFAULT_IMAGE: &str = "ghcr.io/coder/coder:latest";
@@ -52,10 +59,6 @@ pub const DEFAULT_IMAGE: &str = "ghcr.io/coder/coder:latest";
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!has(self.livenessProbe) || !has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1")
-        .message("livenessProbe.successThreshold must be 1: Kubernetes allows no other value"),
-    validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'coder')")
-        .message("an init container must not be called coder: that is the name of the main container"),
     validation = Rule::new("!has(self.minReadySeconds) || (has(self.progressDeadlineSeconds) ? self.progressDeadlineSeconds : 600) > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
     validation = Rule::new("!has(self.license) || !has(self.license.removeReplaced) || !self.license.removeReplaced || has(self.licenseSecretRef)")
@@ -108,6 +111,8 @@ pub struct CoderControlPlaneSpec {
 
     /// Liveness probe of coderd. Disabled by default, because it would kill a pod during a long database migration.
     #[serde(default = "liveness_probe")]
+    #[x_kube(validation = Rule::new("!has(self.successThreshold) || self.successThreshold == 1")
+        .message("livenessProbe.successThreshold must be 1: Kubernetes allows no other value"))]
     pub liveness_probe: Probe,
 
     /// Whether `CODER_ACCESS_URL` is the address of the Service when neither the environment nor `expose` sets it.

@@ -1,19 +1,27 @@
 //! The CRDs as they are installed, and the paths of their fields.
 //!
-//! The derive macros generate almost everything. Four things that they cannot express are changed here: no field is
+//! The derive macros generate almost everything. Five things that they cannot express are changed here: no field is
 //! nullable (the API server then drops a null, or replaces it by the default), a CoderControlPlane needs no `spec`, only a
-//! few defaults are stored with an object, and each condition has one manager. A stored default and a managed field cost the
-//! API server time and memory with every write of the object; the operator knows all defaults anyway.
+//! few defaults are stored with an object, each condition has one manager, and a field that all kinds have carries the rules
+//! of its kind. A stored default and a managed field cost the API server time and memory with every write of the object; the
+//! operator knows all defaults anyway.
+//!
+//! A rule belongs to the field that it is about. The API server evaluates the rules of `spec` with every write, of the status
+//! too, and copies the schema of all fields of the spec for each one that a rule reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    ValidationRule,
 };
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-use crate::{CoderControlPlane, CoderControlPlaneSpec, CoderKind, CoderProvisioner, CoderWorkspaceProxy};
+use crate::{
+    CoderControlPlane, CoderControlPlaneSpec, CoderKind, CoderProvisioner, CoderWorkspaceProxy, controlplane,
+    pod::FieldRule, provisioner, workspaceproxy,
+};
 
 /// The CRDs of all kinds, ready to be applied.
 pub fn crds() -> Vec<CustomResourceDefinition> {
@@ -21,10 +29,10 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 }
 
 fn crd(kind: CoderKind) -> CustomResourceDefinition {
-    let mut crd = match kind {
-        CoderKind::ControlPlane => CoderControlPlane::crd(),
-        CoderKind::Provisioner => CoderProvisioner::crd(),
-        CoderKind::WorkspaceProxy => CoderWorkspaceProxy::crd(),
+    let (mut crd, rules) = match kind {
+        CoderKind::ControlPlane => (CoderControlPlane::crd(), controlplane::FIELD_RULES),
+        CoderKind::Provisioner => (CoderProvisioner::crd(), provisioner::FIELD_RULES),
+        CoderKind::WorkspaceProxy => (CoderWorkspaceProxy::crd(), workspaceproxy::FIELD_RULES),
     };
     for root in roots(&mut crd) {
         if kind == CoderKind::ControlPlane {
@@ -33,6 +41,7 @@ fn crd(kind: CoderKind) -> CustomResourceDefinition {
         refuse_nulls(root);
         hide_defaults("", root);
         make_conditions_whole(root);
+        add_field_rules(root, rules);
     }
     crd
 }
@@ -152,6 +161,20 @@ fn make_conditions_whole(root: &mut JSONSchemaProps) {
     }
 }
 
+fn add_field_rules(root: &mut JSONSchemaProps, rules: &[FieldRule]) {
+    let spec = root.properties.as_mut().and_then(|fields| fields.get_mut("spec"));
+    let Some(fields) = spec.and_then(|spec| spec.properties.as_mut()) else { return };
+    for FieldRule { field, rule, message } in rules.iter().copied() {
+        if let Some(schema) = fields.get_mut(field) {
+            schema.x_kubernetes_validations.get_or_insert_default().push(ValidationRule {
+                rule: rule.to_owned(),
+                message: Some(message.to_owned()),
+                ..ValidationRule::default()
+            });
+        }
+    }
+}
+
 fn refuse_nulls(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     if let Some(values) = &mut schema.enum_ {
@@ -209,6 +232,23 @@ mod tests {
             for (name, field) in status.iter().filter(|(_, field)| field.type_.as_deref() == Some("object")) {
                 assert_eq!(field.x_kubernetes_map_type.as_deref(), Some("atomic"), "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn a_rule_belongs_to_the_field_that_it_is_about() {
+        for kind in CoderKind::ALL {
+            let mut crd = crd(*kind);
+            let root = roots(&mut crd).next().unwrap();
+            let spec = root.properties.as_ref().unwrap()["spec"].clone();
+            for rule in spec.x_kubernetes_validations.unwrap() {
+                let words = rule.rule.split("self.").skip(1);
+                let read: BTreeSet<_> =
+                    words.map(|word| word.split(|c: char| !c.is_alphanumeric()).next().unwrap()).collect();
+                assert!(read.len() > 1, "{kind:?}: {} reads {read:?} alone", rule.rule);
+            }
+            let init = spec.properties.unwrap()["initContainers"].x_kubernetes_validations.clone().unwrap();
+            assert!(init[0].message.as_ref().unwrap().starts_with("an init container must not be called"));
         }
     }
 

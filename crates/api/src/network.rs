@@ -18,11 +18,11 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("self.type == 'LoadBalancer' || !(has(self.loadBalancerIP) || has(self.loadBalancerClass) || has(self.loadBalancerSourceRanges))")
+    validation = Rule::new("!(has(self.loadBalancerIP) || has(self.loadBalancerClass) || has(self.loadBalancerSourceRanges)) || self.type == 'LoadBalancer'")
         .message("loadBalancerIP, loadBalancerClass and loadBalancerSourceRanges need service.type LoadBalancer"),
-    validation = Rule::new("self.type != 'ClusterIP' || !has(self.externalTrafficPolicy)")
+    validation = Rule::new("!has(self.externalTrafficPolicy) || self.type != 'ClusterIP'")
         .message("externalTrafficPolicy needs service.type NodePort or LoadBalancer"),
-    validation = Rule::new("self.type != 'ClusterIP' || !(has(self.httpNodePort) || has(self.httpsNodePort))")
+    validation = Rule::new("!(has(self.httpNodePort) || has(self.httpsNodePort)) || self.type != 'ClusterIP'")
         .message("httpNodePort and httpsNodePort need service.type NodePort or LoadBalancer"),
     validation = Rule::new("!has(self.httpNodePort) || !has(self.httpsNodePort) || self.httpNodePort != self.httpsNodePort")
         .message("httpNodePort and httpsNodePort must differ"),

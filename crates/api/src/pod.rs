@@ -172,6 +172,17 @@ pub struct PodSettings {
     pub restart_on_config_change: bool,
 }
 
+/// A rule about one field of [`PodSettings`], for one kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FieldRule {
+    /// As in a manifest.
+    pub(crate) field: &'static str,
+    /// CEL, whose `self` is the value of the field. Without the field it is not evaluated.
+    pub(crate) rule: &'static str,
+    /// What `kubectl apply` prints when the rule fails.
+    pub(crate) message: &'static str,
+}
+
 impl Default for PodSettings {
     fn default() -> Self {
         defaults()

@@ -15,10 +15,29 @@ use crate::{
     access::WorkspaceRbac,
     condition::WorkloadStatus,
     controlplane::default_replicas,
-    pod::{DisruptionBudget, PodSettings, Prometheus, ServiceAccountSettings},
+    pod::{DisruptionBudget, FieldRule, PodSettings, Prometheus, ServiceAccountSettings},
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
     text::{DataKey, IdleTime, ImageRef, KeyName, ObjectName, OrganizationName, TimeOfDay, TimeZoneName},
 };
+
+/// Rules about fields of [`PodSettings`] that hold for this kind alone.
+pub(crate) const FIELD_RULES: &[FieldRule] = &[
+    FieldRule {
+        field: "initContainers",
+        rule: "!self.exists(init, init.name == 'provisioner')",
+        message: "an init container must not be called provisioner: that is the name of the main container",
+    },
+    FieldRule {
+        field: "extraArgs",
+        rule: "!self.exists(arg, arg.matches('^(--(tag|org|psk)(=.*)?|-[tO].*)$'))",
+        message: "extraArgs must not contain --tag, --org or --psk: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName",
+    },
+    FieldRule {
+        field: "extraEnv",
+        rule: "!self.exists(env, env.name in ['CODER_ORGANIZATION', 'CODER_PROVISIONERD_TAGS', 'CODER_PROVISIONER_DAEMON_PSK'])",
+        message: "extraEnv must not set CODER_ORGANIZATION, CODER_PROVISIONERD_TAGS or CODER_PROVISIONER_DAEMON_PSK: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName",
+    },
+];
 
 /// Desired state of a pool of provisioner daemons.
 #[skip_serializing_none]
@@ -80,14 +99,8 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'provisioner')")
-        .message("an init container must not be called provisioner: that is the name of the main container"),
     validation = Rule::new("!has(self.minReadySeconds) || (has(self.progressDeadlineSeconds) ? self.progressDeadlineSeconds : 600) > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
-    validation = Rule::new("!has(self.extraArgs) || !self.extraArgs.exists(arg, arg.matches('^(--(tag|org|psk)(=.*)?|-[tO].*)$'))")
-        .message("extraArgs must not contain --tag, --org or --psk: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName"),
-    validation = Rule::new("!has(self.extraEnv) || !self.extraEnv.exists(env, env.name in ['CODER_ORGANIZATION', 'CODER_PROVISIONERD_TAGS', 'CODER_PROVISIONER_DAEMON_PSK'])")
-        .message("extraEnv must not set CODER_ORGANIZATION, CODER_PROVISIONERD_TAGS or CODER_PROVISIONER_DAEMON_PSK: the daemon refuses them beside the operator's key; use spec.tags and spec.organizationName"),
 )]
 pub struct CoderProvisionerSpec {
     /// CoderControlPlane that the daemons connect to.

@@ -179,8 +179,7 @@ reasons! {
     TokenAbandoned "TokenAbandoned"
         "The operator gave up revoking a token. The event names the token; delete it in coderd.";
     Disabled "Disabled"
-        "The spec does not ask for it: `operatorAccess.disabled` is set, nothing is exposed, or workspace RBAC is \
-         off.";
+        "The spec does not ask for it: `operatorAccess.disabled` is set, or workspace RBAC is off.";
     Revoking "Revoking"
         "`operatorAccess.disabled` is set or the object is being deleted, and the operator is revoking its token.";
     SecretMissing "SecretMissing"

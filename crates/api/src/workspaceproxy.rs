@@ -12,11 +12,18 @@ use crate::{
     condition::WorkloadStatus,
     controlplane::{Tls, cluster_domain, default_replicas, liveness_probe, readiness_probe},
     network::{Expose, ServiceSettings},
-    pod::{DisruptionBudget, PodSettings, Probe, Prometheus, ServiceAccountSettings},
+    pod::{DisruptionBudget, FieldRule, PodSettings, Probe, Prometheus, ServiceAccountSettings},
     provisioner::CredentialsSource,
     refs::{ControlPlaneRef, ReportedSecretRef, SecretKeyRef},
     text::{ClusterDomain, HttpUrl, ImageRef, Line, ObjectName, ProxyName, WildcardAccess},
 };
+
+/// Rules about fields of [`PodSettings`] that hold for this kind alone.
+pub(crate) const FIELD_RULES: &[FieldRule] = &[FieldRule {
+    field: "initContainers",
+    rule: "!self.exists(init, init.name == 'workspace-proxy')",
+    message: "an init container must not be called workspace-proxy: that is the name of the main container",
+}];
 
 /// Desired state of a workspace proxy.
 #[skip_serializing_none]
@@ -64,10 +71,6 @@ use crate::{
         .message("proxySessionTokenSecretRef needs primaryAccessURL: the address of the Coder server that issued the token"),
     validation = Rule::new("!has(self.registration) || has(self.controlPlaneRef)")
         .message("registration is used with controlPlaneRef only; bootstrap has fields of its own for the name, display name and icon"),
-    validation = Rule::new("!has(self.livenessProbe) || !has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1")
-        .message("livenessProbe.successThreshold must be 1: Kubernetes allows no other value"),
-    validation = Rule::new("!has(self.initContainers) || !self.initContainers.exists(init, init.name == 'workspace-proxy')")
-        .message("an init container must not be called workspace-proxy: that is the name of the main container"),
     validation = Rule::new("!has(self.minReadySeconds) || (has(self.progressDeadlineSeconds) ? self.progressDeadlineSeconds : 600) > self.minReadySeconds")
         .message("progressDeadlineSeconds must be greater than minReadySeconds"),
 )]
@@ -130,6 +133,8 @@ pub struct CoderWorkspaceProxySpec {
 
     /// Liveness probe of the proxy. Disabled by default.
     #[serde(default = "liveness_probe")]
+    #[x_kube(validation = Rule::new("!has(self.successThreshold) || self.successThreshold == 1")
+        .message("livenessProbe.successThreshold must be 1: Kubernetes allows no other value"))]
     pub liveness_probe: Probe,
 
     /// The PodDisruptionBudget of the pods.

@@ -4,8 +4,9 @@
 //! hold for any operator, whatever it reports about itself.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt::Debug,
+    mem,
     num::NonZero,
     sync::Arc,
     time::{Duration, Instant},
@@ -82,20 +83,41 @@ impl Plane {
             && self.observed >= self.generation
     }
 
+    /// Whether it was edited to so many replicas, and its Deployment and status are those of the edit. A fleet is created with
+    /// one replica, and edited once for each further one.
+    pub(crate) fn is_edited_to(&self, replicas: u32) -> bool {
+        let generation = i64::from(replicas);
+        self.generation >= generation && self.is_complete() && self.rollout() >= generation
+    }
+
     /// The generation of the Deployment, 0 without one.
     pub(crate) fn rollout(&self) -> i64 {
         self.children.get(&Child::Deployment).map_or(0, |child| child.generation)
     }
 }
 
-type Planes = Mutex<HashMap<String, Plane>>;
+/// What the watches of a fleet have delivered.
+#[derive(Debug, Default)]
+struct Planes {
+    by_name: HashMap<String, Plane>,
+    /// The names of those that changed since somebody looked, so that a wait for thousands looks at each change once.
+    changed: Vec<String>,
+}
+
+impl Planes {
+    /// The control plane of this name, which is about to change.
+    fn changing(&mut self, name: String) -> &mut Plane {
+        self.changed.push(name.clone());
+        self.by_name.entry(name).or_default()
+    }
+}
 
 /// Control planes in one namespace, or spread evenly over several.
 pub(crate) struct Fleet {
     client: Client,
     /// At least one.
     namespaces: Vec<String>,
-    planes: Arc<Planes>,
+    planes: Arc<Mutex<Planes>>,
     changed: Arc<Notify>,
     /// Ends with the fleet.
     _watches: JoinSet<()>,
@@ -110,7 +132,7 @@ impl Fleet {
             let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
             api.create(&PostParams::default(), &object).await.context("cannot create a namespace")?;
         }
-        let (planes, changed) = (Arc::<Planes>::default(), Arc::<Notify>::default());
+        let (planes, changed) = (Arc::<Mutex<Planes>>::default(), Arc::<Notify>::default());
         let mut watches = JoinSet::new();
         for namespace in &namespaces {
             watches.spawn(watch_planes(planes_of(&client, namespace), planes.clone(), changed.clone()));
@@ -156,16 +178,23 @@ impl Fleet {
 
     /// Sets the replicas of control planes of these numbers.
     pub(crate) async fn scale(&self, numbers: std::ops::Range<usize>, replicas: u32) -> Result<()> {
-        let edited = stream::iter(numbers).map(|number| self.scale_one(number, replicas));
-        edited.buffer_unordered(WRITERS).try_for_each(|()| async { Ok(()) }).await
+        self.scaled(numbers, replicas).try_for_each(|_| async { Ok(()) }).await
     }
 
-    /// Sets the replicas of one.
-    pub(crate) async fn scale_one(&self, number: usize, replicas: u32) -> Result<()> {
+    /// The same, as each one is edited.
+    pub(crate) fn scaled(
+        &self,
+        numbers: std::ops::Range<usize>,
+        replicas: u32,
+    ) -> impl Stream<Item = Result<DynamicObject>> {
+        stream::iter(numbers).map(move |number| self.scale_one(number, replicas)).buffer_unordered(WRITERS)
+    }
+
+    /// Sets the replicas of one, and returns it.
+    pub(crate) async fn scale_one(&self, number: usize, replicas: u32) -> Result<DynamicObject> {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let api = planes_of(&self.client, self.namespace_of(number));
-        api.patch(&name(number), &PatchParams::default(), &patch).await.context("edit")?;
-        Ok(())
+        api.patch(&name(number), &PatchParams::default(), &patch).await.context("edit")
     }
 
     /// Deletes the Service of one.
@@ -178,10 +207,11 @@ impl Fleet {
 
     /// What is known of a control plane now.
     pub(crate) fn get(&self, number: usize) -> Plane {
-        self.planes.lock().get(&name(number)).cloned().unwrap_or_default()
+        self.planes.lock().by_name.get(&name(number)).cloned().unwrap_or_default()
     }
 
-    /// Waits until something holds of every control plane of these numbers. Returns when the last of them changed.
+    /// Waits until something holds of every control plane of these numbers. Returns when the last of them changed. One wait of
+    /// a fleet at a time: a change is shown to one of them.
     pub(crate) async fn until(
         &self,
         what: &str,
@@ -189,12 +219,21 @@ impl Fleet {
         holds: impl Fn(&Plane) -> bool,
     ) -> Result<()> {
         let began = Instant::now();
-        let mut open: Vec<_> = numbers.map(name).collect();
+        let mut open: HashSet<_> = numbers.map(name).collect();
+        {
+            let mut planes = self.planes.lock();
+            planes.changed.clear();
+            open.retain(|name| !planes.by_name.get(name).is_some_and(&holds));
+        }
         loop {
             let changed = self.changed.notified();
             {
-                let planes = self.planes.lock();
-                open.retain(|name| !planes.get(name).is_some_and(&holds));
+                let mut planes = self.planes.lock();
+                for name in mem::take(&mut planes.changed) {
+                    if planes.by_name.get(&name).is_some_and(&holds) {
+                        open.remove(&name);
+                    }
+                }
             }
             if open.is_empty() {
                 return Ok(());
@@ -203,7 +242,7 @@ impl Fleet {
                 bail!(
                     "{what}: not within {PATIENCE:?} for {} control planes, {:?} among them",
                     open.len(),
-                    open.first()
+                    open.iter().next()
                 );
             }
             let _ = tokio::time::timeout(Duration::from_millis(500), changed).await;
@@ -227,12 +266,12 @@ pub(crate) fn planes_of(client: &Client, namespace: &str) -> Api<DynamicObject> 
     Api::namespaced_with(client.clone(), namespace, &resource)
 }
 
-async fn watch_planes(api: Api<DynamicObject>, planes: Arc<Planes>, changed: Arc<Notify>) {
+async fn watch_planes(api: Api<DynamicObject>, planes: Arc<Mutex<Planes>>, changed: Arc<Notify>) {
     let mut events = watcher::watcher(api, watcher::Config::default()).default_backoff().boxed();
     while let Some(event) = events.next().await {
         if let Ok(Event::Apply(object) | Event::InitApply(object)) = event {
             let mut planes = planes.lock();
-            let plane = planes.entry(object.name_any()).or_default();
+            let plane = planes.changing(object.name_any());
             plane.generation = object.metadata.generation.unwrap_or_default();
             plane.observed =
                 object.data.pointer("/status/observedGeneration").and_then(Value::as_i64).unwrap_or_default();
@@ -244,7 +283,7 @@ async fn watch_planes(api: Api<DynamicObject>, planes: Arc<Planes>, changed: Arc
 async fn watch_children<K>(
     api: Api<PartialObjectMeta<K>>,
     kind: Child,
-    planes: Arc<Planes>,
+    planes: Arc<Mutex<Planes>>,
     changed: Arc<Notify>,
 ) where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -265,14 +304,12 @@ async fn watch_children<K>(
                         generation: child.metadata.generation.unwrap_or_default(),
                         at: Instant::now(),
                     };
-                    planes.lock().entry(owner).or_default().children.insert(kind, seen);
+                    planes.lock().changing(owner).children.insert(kind, seen);
                 }
             }
             Ok(Event::Delete(child)) => {
-                if let Some(plane) = owner(&child)
-                    .and_then(|owner| planes.lock().get_mut(&owner).map(|plane| plane.children.remove(&kind)))
-                {
-                    drop(plane);
+                if let Some(owner) = owner(&child) {
+                    planes.lock().changing(owner).children.remove(&kind);
                 }
             }
             _ => {}

@@ -184,14 +184,15 @@ async fn start_cluster(args: &Args) -> Result<Cluster> {
 /// How the operator is started on a cluster. Its account and its rights are made.
 async fn recipe(args: &Args, cluster: &Cluster, coderd: Option<&CoderSim>) -> Result<Recipe> {
     let log = cluster.run_dir().join("operator.log");
+    let group = i32::try_from(cluster.guard_pid())?;
     let Some(command) = args.operator_cmd.clone() else {
-        return own_recipe(cluster, args.program.as_deref(), coderd, log).await;
+        return own_recipe(cluster, args.program.as_deref(), coderd, log, group).await;
     };
     let kubeconfig = match &args.role {
         Some(role) => limited(cluster, role).await?,
         None => cluster.kubeconfig_path(),
     };
-    Ok(Recipe { command, kubeconfig, log, has_probes: false })
+    Ok(Recipe { command, kubeconfig, log, has_probes: false, group })
 }
 
 /// The kubeconfig of an account with a ClusterRole and the right to use leases and events, as operators have.
@@ -225,6 +226,7 @@ async fn own_recipe(
     program: Option<&Path>,
     coderd: Option<&CoderSim>,
     log: PathBuf,
+    group: i32,
 ) -> Result<Recipe> {
     let install = coder_k8s::manifests::Install::default();
     let client = cluster.client();
@@ -244,7 +246,7 @@ async fn own_recipe(
         let flags = format!(" --allowed-coder-urls={} --allowed-address-ranges=127.0.0.0/8", coderd.url());
         command.push_str(&flags);
     }
-    Ok(Recipe { command, kubeconfig, log, has_probes: true })
+    Ok(Recipe { command, kubeconfig, log, has_probes: true, group })
 }
 
 fn read_crds(folder: &Path) -> Result<Vec<CustomResourceDefinition>> {

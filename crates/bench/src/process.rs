@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io,
     net::SocketAddr,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -32,6 +33,8 @@ pub(crate) struct Recipe {
     /// Whether it serves `/readyz` at the address in `CODER_K8S_HEALTH_ADDR`, and metrics at that in
     /// `CODER_K8S_METRICS_ADDR`.
     pub(crate) has_probes: bool,
+    /// The process group that it joins: that of the cluster, whose guard ends it if the bench is killed. 0: its own.
+    pub(crate) group: i32,
 }
 
 /// A running operator. Killed when dropped.
@@ -73,6 +76,7 @@ impl Recipe {
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
+            .process_group(self.group)
             .spawn()
             .with_context(|| format!("cannot start {}", self.command))?;
         Ok(Operator { child, log: self.log.clone(), probes })
@@ -255,6 +259,7 @@ mod tests {
             kubeconfig: PathBuf::new(),
             log: folder.clone(),
             has_probes: false,
+            group: 0,
         };
         // `exec` of a builtin does not return: the list ends with its first command.
         let mut operator = recipe.start().unwrap();

@@ -23,10 +23,10 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, PostParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     fleet::{self, Child, Fleet},
@@ -72,7 +72,7 @@ impl Sample {
     }
 
     /// Writes children and status of a control plane that was just created.
-    async fn write(&self, client: &Client, mut plane: DynamicObject) -> Result<()> {
+    async fn write(&self, client: &Client, plane: DynamicObject) -> Result<()> {
         let namespace = plane.namespace().unwrap_or_default();
         // Who is no administrator binds a Role that exists.
         let is_last = |(resource, _): &&(ApiResource, String)| resource.kind == RoleBinding::KIND;
@@ -88,15 +88,47 @@ impl Sample {
             });
             future::try_join_all(written).await?;
         }
-        let status: Value = self.adapted(&self.status, &plane)?;
+        self.write_status(client, plane).await
+    }
+
+    /// Writes what follows from the new number of replicas of a control plane: its Deployment and its status.
+    async fn edit(&self, client: &Client, plane: DynamicObject, replicas: u32) -> Result<()> {
+        let api: Api<Deployment> = Api::namespaced(client.clone(), &plane.namespace().unwrap_or_default());
+        let patch = Patch::Strategic(json!({"spec": {"replicas": replicas}}));
+        api.patch(&plane.name_any(), &PatchParams::default(), &patch)
+            .await
+            .context("cannot patch a Deployment")?;
+        self.write_status(client, plane).await
+    }
+
+    async fn write_status(&self, client: &Client, mut plane: DynamicObject) -> Result<()> {
+        let mut status: Value = self.adapted(&self.status, &plane)?;
+        observe_generation(&mut status, plane.metadata.generation.unwrap_or_default());
         if let Some(fields) = plane.data.as_object_mut() {
             fields.insert("status".to_owned(), status);
         }
-        let api = fleet::planes_of(client, &namespace);
+        let api = fleet::planes_of(client, &plane.namespace().unwrap_or_default());
         api.replace_status(&plane.name_any(), &PostParams::default(), &plane)
             .await
             .context("cannot write a status")?;
         Ok(())
+    }
+}
+
+/// Sets `observedGeneration` of a status and of its conditions.
+fn observe_generation(status: &mut Value, generation: i64) {
+    match status {
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                if field == "observedGeneration" {
+                    *value = generation.into();
+                } else {
+                    observe_generation(value, generation);
+                }
+            }
+        }
+        Value::Array(entries) => entries.iter_mut().for_each(|entry| observe_generation(entry, generation)),
+        _ => {}
     }
 }
 
@@ -141,28 +173,87 @@ pub(crate) async fn measure(
     write(&first, 0..1, sample, &client).await?;
 
     let fleet = Fleet::new(cluster.client(), "bench", plan.namespaces).await?;
-    let api_server = process::named(&cluster.pids(), "kube-apiserver")?;
+    let mut meter = Meter::of(cluster)?;
     let mut made = 0;
     for size in plan.sizes.iter().copied() {
         say(&format!("{size} control planes without an operator"));
-        let (what, count) = (format!("raw writes, up to {size}"), as_f64(size.saturating_sub(made)));
-        let used = || Ok::<_, anyhow::Error>((process::cpu(api_server)?, process::cpu(std::process::id())?));
-        let (began, before) = (Instant::now(), used()?);
-        write(&fleet, made..size, sample, &client).await?;
-        let (took, after) = (began.elapsed(), used()?);
-        let ms = |time: Duration| time.as_secs_f64() * 1000.0 / count;
-        let (of_server, own) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
-        let each = ms(took);
-        report.measured(format!("{what}, time for each"), each, "ms");
-        report.measured(format!("{what}, CPU of kube-apiserver for each"), ms(of_server), "ms");
-        report.measured(format!("{what}, CPU of the bench for each"), ms(own), "ms");
-        if let Some(created) = report.get(&format!("created, up to {size}, time for each")) {
-            let share = format!("share of the API server's raw write rate, up to {size}");
-            report.measured(share, each / created, "");
-        }
+        let numbers = made..size;
+        meter.reset()?;
+        write(&fleet, numbers.clone(), sample, &client).await?;
+        meter.report(report, ("raw writes, up to", "created, up to"), size, numbers.len())?;
+        // The first edit of an operator adds a child; the second one is compared.
+        edit(&fleet, numbers.clone(), sample, &client, 2).await?;
+        meter.reset()?;
+        edit(&fleet, numbers.clone(), sample, &client, 3).await?;
+        meter.report(report, ("raw edits, beside", "edited again, beside"), size, numbers.len())?;
         made = size;
     }
     Ok(())
+}
+
+/// Time, and CPU of those who work without an operator.
+struct Meter {
+    api_server: u32,
+    etcd: u32,
+    began: Instant,
+    /// CPU of kube-apiserver, and of etcd and the bench.
+    used: [Duration; 2],
+}
+
+impl Meter {
+    fn of(cluster: &Cluster) -> Result<Self> {
+        let [api_server, etcd] = ["kube-apiserver", "etcd"].map(|name| process::named(&cluster.pids(), name));
+        Ok(Self { api_server: api_server?, etcd: etcd?, began: Instant::now(), used: Default::default() })
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        (self.began, self.used) = (Instant::now(), self.used()?);
+        Ok(())
+    }
+
+    fn used(&self) -> Result<[Duration; 2]> {
+        let others = process::cpu(self.etcd)? + process::cpu(std::process::id())?;
+        Ok([process::cpu(self.api_server)?, others])
+    }
+
+    /// Adds what it took since the last reset, and the share of that rate which the operator reached. `done` is the beginning
+    /// of the names of the figures, without an operator and with one.
+    fn report(
+        &self,
+        report: &mut Report,
+        (done, by_operator): (&str, &str),
+        size: usize,
+        count: usize,
+    ) -> Result<()> {
+        let (took, after) = (self.began.elapsed(), self.used()?);
+        let ms = |time: Duration| time.as_secs_f64() * 1000.0 / as_f64(count);
+        let what = format!("{done} {size}");
+        let each = ms(took);
+        report.measured(format!("{what}, time for each"), each, "ms");
+        for ((name, after), before) in
+            ["kube-apiserver", "etcd and the bench"].into_iter().zip(after).zip(self.used)
+        {
+            let cpu = ms(after.saturating_sub(before));
+            report.measured(format!("{what}, CPU of {name} for each"), cpu, "ms");
+        }
+        if let Some(taken) = report.get(&format!("{by_operator} {size}, time for each")) {
+            report.measured(format!("share of the rate of {what}"), each / taken, "");
+        }
+        Ok(())
+    }
+}
+
+/// Edits control planes of these numbers with all that follows, and waits as for an operator.
+async fn edit(
+    fleet: &Fleet,
+    numbers: Range<usize>,
+    sample: &Sample,
+    client: &Client,
+    replicas: u32,
+) -> Result<()> {
+    let edited = fleet.scaled(numbers.clone(), replicas).map_ok(|plane| sample.edit(client, plane, replicas));
+    edited.try_buffer_unordered(CONTROL_PLANES).try_collect::<()>().await?;
+    fleet.until("raw edits", numbers, |plane| plane.is_edited_to(replicas)).await
 }
 
 /// Writes control planes of these numbers with all that belongs to them, and waits as for an operator.
@@ -176,9 +267,17 @@ async fn write(fleet: &Fleet, numbers: Range<usize>, sample: &Sample, client: &C
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use serde_json::json;
-
     use super::*;
+
+    #[test]
+    fn a_status_says_which_generation_it_is_of() {
+        let mut status = json!({"observedGeneration": 1, "phase": "Ready",
+            "conditions": [{"type": "Ready", "observedGeneration": 1}]});
+        observe_generation(&mut status, 3);
+        let expected = json!({"observedGeneration": 3, "phase": "Ready",
+            "conditions": [{"type": "Ready", "observedGeneration": 3}]});
+        assert_eq!(status, expected);
+    }
 
     #[test]
     fn a_child_is_written_again_for_another_control_plane() {

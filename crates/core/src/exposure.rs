@@ -184,12 +184,12 @@ impl Exposure {
         Some(Verdict { ready: false, progress: Progress::Working, reason, message: message.to_owned() })
     }
 
-    /// Sets the condition `Exposed`.
+    /// Sets the condition `Exposed`. An object that asks for no exposure has none.
     pub fn set_conditions(&self, expose: Option<&Expose>, conditions: &mut Conditions<'_>) {
         let url = expose.and_then(addresses).map(|addresses| addresses.url).unwrap_or_default();
         let not_yet = "waiting for the Ingress or HTTPRoute to be written".to_owned();
         let (state, reason, message) = match self {
-            Self::NotRequested => (ConditionStatus::False, Reason::Disabled, "nothing is exposed".to_owned()),
+            Self::NotRequested => return conditions.clear(condition_type::EXPOSED),
             Self::Unwritten => (ConditionStatus::False, Reason::Pending, not_yet),
             Self::Ingress => {
                 (ConditionStatus::True, Reason::Exposed, format!("the Ingress for {url} is written"))

@@ -428,16 +428,20 @@ impl Applier {
         })
     }
 
-    /// Drops the response to a write that a watch has delivered.
-    pub fn delivered<K: Resource<DynamicType = ()>>(&self, cached: &K) {
+    /// Drops the response to a write that a watch has delivered. Returns whether `cached` is exactly that response, which
+    /// the reconcile that wrote it has seen.
+    pub fn delivered<K: Resource<DynamicType = ()>>(&self, cached: &K) -> bool {
         let mut all = self.undelivered.lock();
         // Most of the time nothing is under way.
-        if !all.is_empty() {
-            let key = key_of::<K>(cached.namespace().as_deref(), &cached.name_any());
-            if all.get(&key).is_some_and(|last| !is_older(cached, &last.version)) {
-                all.remove(&key);
-            }
+        if all.is_empty() {
+            return false;
         }
+        let key = key_of::<K>(cached.namespace().as_deref(), &cached.name_any());
+        let Some(last) = all.get(&key).filter(|last| !is_older(cached, &last.version)) else { return false };
+        let is_response = cached.meta().uid.as_ref() == Some(&last.uid)
+            && cached.meta().resource_version.as_ref() == Some(&last.version);
+        all.remove(&key);
+        is_response
     }
 
     /// Drops what is remembered of a child that was deleted.

@@ -8,10 +8,11 @@ use std::time::Duration;
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time after which a connection to the API server that no call uses is closed. Bursts open many, and each has buffers.
-pub const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+pub const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many unused connections to the API server are kept at most. A burst opens one for each of its calls at a time.
-pub const MAX_IDLE_CONNECTIONS: usize = 8;
+/// How many unused connections to the API server are kept at most: as many as calls that are made at a time in a burst. A
+/// connection that is closed too early is opened again, which costs both sides as much CPU as a write.
+pub const MAX_IDLE_CONNECTIONS: usize = 32;
 
 /// Default deadline of one call to the API server, response body included.
 pub const API_CALL_DEADLINE: Duration = Duration::from_secs(30);
@@ -46,6 +47,10 @@ pub const WATCH_IDLE_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Longest silence between two of the objects that exist, with which a watch begins. Then it begins again.
 pub const STREAMED_LIST_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Least time for which a watch asks for the objects that exist in pages, after the API server refused to stream them. An API
+/// server that was busy, or is replaced by a newer release, can do it later.
+pub const PAGED_LIST_PERIOD: Duration = Duration::from_mins(10);
 
 /// Least time between the openings of two metadata watches.
 pub const WATCH_REOPEN_DELAY: Duration = Duration::from_secs(1);
@@ -84,6 +89,9 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
 
 /// Longest delay of an object in a queue. Whoever asks for more gets this, so that no sum of times overflows.
 pub const QUEUE_DELAY_MAX: Duration = Duration::from_hours(24 * 7);
+
+/// How long objects that were enqueued without hurry are reconciled one at a time beside others. After that they have a share.
+pub const HURRIED_PRECEDENCE: Duration = Duration::from_secs(1);
 
 /// Delay before the first retry of a reconcile whose view of the cluster was out of date.
 pub const REQUEUE_AFTER_CONFLICT: Duration = Duration::from_millis(50);

@@ -39,10 +39,15 @@ pub enum MetadataEvent<'a> {
         namespace: &'a str,
         /// The object's `metadata.name`.
         name: &'a str,
+        /// What is read at this version shows the change. None: unknown.
+        version: Option<&'a str>,
     },
     /// Earlier changes may have been missed. Later ones are reported, unless the API server refuses the watch: then this is
     /// the only event, so that the caller reads what it needs at least once.
-    Gap,
+    Gap {
+        /// What is read at this version shows all that may have been missed. None: unknown.
+        version: Option<&'a str>,
+    },
 }
 
 /// A watch on the metadata of one kind.
@@ -73,7 +78,7 @@ where
             let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
             failures.failed(client::describe(&error), forbidden, client::may_pass(&error));
             if forbidden && failures.in_a_row == 1 {
-                notify(MetadataEvent::Gap);
+                notify(MetadataEvent::Gap { version: None });
             }
             let backoff = Backoff { base: WATCH_RETRY_BASE, max: WATCH_RETRY_MAX };
             let retry_after = match client::blocker("watch", &error).retry {
@@ -97,7 +102,9 @@ where
         let mut version = list.metadata.resource_version.unwrap_or_default();
         let params = WatchParams::default().timeout(WATCH_SERVER_TIMEOUT_SECONDS);
         // Before the watch is open: it begins at this version, so that it reports what changes after the caller has read.
-        notify(MetadataEvent::Gap);
+        notify(MetadataEvent::Gap {
+            version: Some(&version).filter(|version| !version.is_empty()).map(String::as_str),
+        });
         loop {
             let opened = Instant::now();
             let mut events = self.api.watch(&params, &version).await?.boxed();
@@ -115,9 +122,14 @@ where
                         | WatchEvent::Modified(object)
                         | WatchEvent::Deleted(object),
                     ))) => {
-                        version = object.resource_version().unwrap_or(version);
-                        let namespace = object.namespace().unwrap_or_default();
-                        notify(MetadataEvent::Changed { namespace: &namespace, name: &object.name_any() });
+                        let seen = object.resource_version();
+                        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+                        notify(MetadataEvent::Changed {
+                            namespace: &namespace,
+                            name: &name,
+                            version: seen.as_deref(),
+                        });
+                        version = seen.unwrap_or(version);
                     }
                     Ok(Some(Ok(WatchEvent::Bookmark(mark)))) => version = mark.metadata.resource_version,
                     Ok(Some(Ok(WatchEvent::Error(status)))) if status.code == 410 => return Ok(()),

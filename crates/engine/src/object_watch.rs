@@ -6,7 +6,7 @@
 //!
 //! The objects that exist come first in the watch itself, one at a time, in the state of the API server's cache. That state may
 //! be older than the last write, as any cached object may be. In return nothing waits for etcd, and no page is held in memory.
-//! An API server that cannot stream them is asked for pages.
+//! An API server that cannot stream them is asked for pages, for a while.
 
 use std::{collections::HashSet, fmt::Debug, sync::Arc, time::Duration};
 
@@ -16,13 +16,13 @@ use kube::{
     runtime::{WatchStreamExt, utils::Backoff, watcher},
 };
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     cache::{Cache, ObjectKey},
     client,
     health::ReadyCheck,
-    intervals::STREAMED_LIST_IDLE_TIMEOUT,
+    intervals::{PAGED_LIST_PERIOD, STREAMED_LIST_IDLE_TIMEOUT},
     metadata_watch::WatchFailures,
     metrics::Metrics,
     outage::Outage,
@@ -38,7 +38,10 @@ enum InitialList {
     /// As the first events of the watch.
     Streamed,
     /// By lists, which an API server needs whose feature gate `WatchList` is off: by default that of Kubernetes 1.33.
-    Paged,
+    Paged {
+        /// When the API server refused to stream. It may be another one by now.
+        since: Instant,
+    },
 }
 
 type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<ParsedObject<K>>>>;
@@ -52,6 +55,8 @@ pub enum ObjectEvent<'a, K> {
         before: Option<&'a K>,
         /// The object as it is cached now.
         now: &'a K,
+        /// Whether it came with everything that exists: the watch may have missed versions before this one.
+        is_listed: bool,
     },
     /// The object is gone, no longer parses, or no longer belongs into the cache. Holds its last cached state.
     Deleted(&'a K),
@@ -82,11 +87,19 @@ where
     /// Watches until the future is dropped, and calls `notify` for every change.
     pub async fn run(&self, notify: impl Fn(ObjectEvent<'_, K>) + Send) {
         let mut initial = InitialList::Streamed;
-        let (mut events, mut is_listing, mut listed) = (self.events(initial), false, HashSet::new());
+        let (mut events, mut listed) = (self.events(initial), HashSet::new());
+        let (mut is_listing, mut is_interrupted) = (false, false);
         let namespace = self.namespace.as_deref();
         let mut failures =
             WatchFailures::new(K::plural(&()), namespace, &self.synced, &self.metrics, &self.outage);
         loop {
+            if let InitialList::Paged { since } = initial
+                && is_interrupted
+                && since.elapsed() >= PAGED_LIST_PERIOD
+            {
+                initial = InitialList::Streamed;
+                events = self.events(initial);
+            }
             // A page has the deadline of its call; between the events of a watch there may be any time.
             let next = if is_listing && initial == InitialList::Streamed {
                 timeout(STREAMED_LIST_IDLE_TIMEOUT, events.try_next()).await
@@ -101,6 +114,7 @@ where
                 continue;
             };
             is_listing = matches!(next, Ok(Some(watcher::Event::Init | watcher::Event::InitApply(_))));
+            is_interrupted = next.is_err();
             match next {
                 Ok(Some(event)) => {
                     // `Init` only announces a list; it proves nothing.
@@ -114,7 +128,7 @@ where
                 Err(error) if is_expired(&error) => failures.expired(),
                 Err(error) if initial == InitialList::Streamed && cannot_stream(&error) => {
                     tracing::debug!(resource = %K::plural(&()), "listing in pages: {}", explain(&error));
-                    initial = InitialList::Paged;
+                    initial = InitialList::Paged { since: Instant::now() };
                     events = self.events(initial);
                 }
                 Err(error) => failures.failed(explain(&error), is_forbidden(&error), may_pass(&error)),
@@ -127,7 +141,7 @@ where
         let config = self.config.clone();
         let config = match initial {
             InitialList::Streamed => config.streaming_lists(),
-            InitialList::Paged => config.page_size(LIST_PAGE_OBJECTS),
+            InitialList::Paged { .. } => config.page_size(LIST_PAGE_OBJECTS),
         };
         watcher(self.api.clone(), config).backoff(WithoutReset::default()).boxed()
     }
@@ -147,19 +161,19 @@ where
             watcher::Event::Init => listed.clear(),
             watcher::Event::InitApply(object) => {
                 listed.insert(ObjectKey::of(self.cache.kind(), &object));
-                self.store(object, notify);
+                self.store(object, true, notify);
             }
             watcher::Event::InitDone => {
                 self.keep_only(listed, notify);
                 listed.clear();
                 self.synced.pass();
             }
-            watcher::Event::Apply(object) => self.store(object, notify),
+            watcher::Event::Apply(object) => self.store(object, false, notify),
             watcher::Event::Delete(object) => self.remove(&ObjectKey::of(self.cache.kind(), &object), notify),
         }
     }
 
-    fn store(&self, object: ParsedObject<K>, notify: &impl Fn(ObjectEvent<'_, K>)) {
+    fn store(&self, object: ParsedObject<K>, is_listed: bool, notify: &impl Fn(ObjectEvent<'_, K>)) {
         let key = ObjectKey::of(self.cache.kind(), &object);
         match object.0 {
             Ok(object) if !self.cache.keeps(&object) => {
@@ -172,7 +186,7 @@ where
                 }
                 let (before, now) = self.cache.insert(object);
                 if before.as_ref().is_none_or(|before| before.resource_version() != now.resource_version()) {
-                    notify(ObjectEvent::Updated { before: before.as_deref(), now: &now });
+                    notify(ObjectEvent::Updated { before: before.as_deref(), now: &now, is_listed });
                 }
             }
             Err(invalid) => {

@@ -30,12 +30,12 @@ use tracing::Instrument as _;
 
 use crate::{
     cache::ObjectKey,
-    intervals::{QUEUE_DELAY_MAX, REQUEUE_AFTER_PANIC},
+    intervals::{HURRIED_PRECEDENCE, QUEUE_DELAY_MAX, REQUEUE_AFTER_PANIC},
     metrics::Metrics,
 };
 
 /// One in so many reconciles is of an object that was enqueued without hurry, so that the others cannot delay it for ever. It is
-/// also the share of workers that such objects have while another one is being reconciled, so that they cannot delay that one.
+/// also the share of workers that such objects have while others are being reconciled, so that they cannot delay those.
 const UNHURRIED_SHARE: usize = 8;
 
 /// When an object is reconciled again.
@@ -88,6 +88,8 @@ struct State {
     running: usize,
     /// Of those that run, how many were taken from `unhurried`.
     running_unhurried: usize,
+    /// Since when an object runs that was not.
+    hurried_since: Option<Instant>,
     /// The phase of each queued or running object. An idle object has no entry.
     phases: HashMap<ObjectKey, Phase>,
     /// When delayed objects become due. An entry is stale, and skipped, unless the object's phase has the same time.
@@ -214,10 +216,11 @@ impl Queue {
         F: Fn(ObjectKey) -> Fut,
         Fut: Future<Output = Action> + Send + 'static,
     {
+        let concurrency = concurrency.max(1);
         self.restart_waiting_times();
         let mut running = JoinSet::new();
         loop {
-            while running.len() < concurrency.max(1)
+            while running.len() < concurrency
                 && let Some(key) = self.take(concurrency)
             {
                 let queue = self.clone();
@@ -245,8 +248,8 @@ impl Queue {
                 biased;
                 () = stop.cancelled() => break,
                 Some(_) = running.join_next() => {}
-                () = self.shared.changed.notified(), if running.len() < concurrency.max(1) => {}
-                () = async { if let Some(at) = next_due { sleep_until(at).await } }, if next_due.is_some() && running.len() < concurrency.max(1) => {}
+                () = self.shared.changed.notified(), if running.len() < concurrency => {}
+                () = async { if let Some(at) = next_due { sleep_until(at).await } }, if next_due.is_some() && running.len() < concurrency => {}
             }
         }
         timeout(drain, async { while running.join_next().await.is_some() {} }).await.is_ok()
@@ -266,9 +269,13 @@ impl Queue {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
         state.promote(now);
-        let (key, is_unhurried) = state.next(concurrency)?;
+        let (key, is_unhurried) = state.next(concurrency, now)?;
         state.running += 1;
-        state.running_unhurried += usize::from(is_unhurried);
+        if is_unhurried {
+            state.running_unhurried += 1;
+        } else {
+            state.hurried_since.get_or_insert(now);
+        }
         let running = Phase::Running { enqueued_again: false, is_unhurried };
         let before = state.phases.insert(key.clone(), running);
         if let (Some(Phase::Waiting { since, .. }), Some(metrics)) = (before, &self.shared.metrics) {
@@ -283,6 +290,9 @@ impl Queue {
         let Some(Phase::Running { enqueued_again, is_unhurried }) = state.phases.remove(&key) else { return };
         state.running -= 1;
         state.running_unhurried -= usize::from(is_unhurried);
+        if state.running == state.running_unhurried {
+            state.hurried_since = None;
+        }
         match next {
             _ if enqueued_again => state.make_ready(key, Instant::now()),
             Action::AwaitChange => {}
@@ -308,9 +318,14 @@ impl State {
     }
 
     /// Takes the next object that is due, and says whether it was enqueued without hurry.
-    fn next(&mut self, concurrency: usize) -> Option<(ObjectKey, bool)> {
-        let is_alone = self.running == self.running_unhurried;
-        let may_take_unhurried = is_alone || self.running_unhurried < concurrency.div_ceil(UNHURRIED_SHARE);
+    fn next(&mut self, concurrency: usize, now: Instant) -> Option<(ObjectKey, bool)> {
+        // At a start hundreds without hurry are due, which need the CPU alone, and the API server is often on the same one.
+        let unhurried_limit = match self.hurried_since {
+            None => concurrency,
+            Some(since) if now.saturating_duration_since(since) < HURRIED_PRECEDENCE => 1,
+            Some(_) => concurrency.div_ceil(UNHURRIED_SHARE),
+        };
+        let may_take_unhurried = self.running_unhurried < unhurried_limit;
         let is_turn = (self.taken + 1).is_multiple_of(UNHURRIED_SHARE) || self.ready.is_empty();
         let key = match self.unhurried.first_entry().filter(|_| is_turn && may_take_unhurried) {
             Some(entry) => (entry.remove(), true),

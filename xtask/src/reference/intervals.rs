@@ -89,6 +89,8 @@ topics! {
             "The longest delay that a `Retry-After` gets.";
         QUEUE_DELAY_MAX engine::QUEUE_DELAY_MAX, "",
             "The longest delay of any object, whatever was asked for.";
+        HURRIED_PRECEDENCE engine::HURRIED_PRECEDENCE, "",
+            "How long the objects that a start finds as they were left are reconciled one at a time while others are. Then they have an eighth of the workers.";
         CLEANUP_DELAY_MIN core::CLEANUP_DELAY_MIN, "",
             "The least delay between two attempts of a clean-up.";
         REQUEUE_AFTER_CONFLICT engine::REQUEUE_AFTER_CONFLICT, "",
@@ -243,6 +245,8 @@ topics! {
             "The shortest time from one watch to the next.";
         STREAMED_LIST_IDLE_TIMEOUT engine::STREAMED_LIST_IDLE_TIMEOUT, "",
             "How long any other watch waits for the next of the objects that exist, with which it begins.";
+        PAGED_LIST_PERIOD engine::PAGED_LIST_PERIOD, "",
+            "How long such a watch lists objects in pages, if the API server does not stream them, before it asks for a stream again.";
         WATCH_RETRY_BASE engine::WATCH_RETRY_BASE, "",
             "The first retry of a watch that failed. The delay doubles with each failure.";
         WATCH_RETRY_MAX engine::WATCH_RETRY_MAX, "",

@@ -177,6 +177,21 @@ async fn nothing_is_sent_when_nothing_changed() {
 }
 
 #[tokio::test]
+async fn a_watch_that_delivers_what_was_written_tells_nothing_new() {
+    let scene = Scene::new("echo").await;
+    let first = written(scene.apply(account(&[("a", "1")]), None).await);
+    assert!(scene.applier.delivered(&first));
+    assert!(!scene.applier.delivered(&first), "only the first time, because a list may follow");
+    let second = written(scene.apply(account(&[("a", "2")]), Some(&first)).await);
+    assert!(!scene.applier.delivered(&first), "it is older than what was written");
+    let by_others = Patch::Merge(json!({"metadata": {"annotations": {"b": "1"}}}));
+    let patched =
+        scene.accounts().patch(&second.name_any(), &PatchParams::default(), &by_others).await.unwrap();
+    assert!(!scene.applier.delivered(&patched), "somebody else has changed it since");
+    assert!(!scene.applier.delivered(&second), "nothing is awaited any more");
+}
+
+#[tokio::test]
 async fn what_an_earlier_release_wrote_is_not_written_again() {
     let scene = Scene::new("applier-earlier").await;
     let made = written(scene.apply(account(&[("a", "1"), ("b", "1")]), None).await);

@@ -36,6 +36,7 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::json;
+use tokio::task::JoinHandle;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const ROUTES: &str = "httproutes.gateway.networking.k8s.io";
@@ -130,7 +131,7 @@ async fn a_metadata_watch_reports_every_change_and_lists_no_object() {
         metadata_watch
             .run(|event| match event {
                 MetadataEvent::Changed { name, .. } => recorded.lock().push(name.to_owned()),
-                MetadataEvent::Gap => recorded.lock().push("gap".to_owned()),
+                MetadataEvent::Gap { .. } => recorded.lock().push("gap".to_owned()),
             })
             .await;
     });
@@ -240,7 +241,7 @@ async fn a_watch_that_expired_starts_over_and_reports_a_gap() {
     let running = tokio::spawn(async move {
         metadata_watch
             .run(|event| {
-                if matches!(event, MetadataEvent::Gap) {
+                if matches!(event, MetadataEvent::Gap { .. }) {
                     counted.fetch_add(1, Ordering::SeqCst);
                 }
             })
@@ -254,6 +255,21 @@ async fn a_watch_that_expired_starts_over_and_reports_a_gap() {
     );
     assert!(readiness.is_ready());
     running.abort();
+}
+
+/// Watches all Secrets by this client.
+fn watched(client: Client) -> (Readiness, JoinHandle<()>) {
+    let readiness = Readiness::default();
+    let watch: ObjectWatch<Secret> = ObjectWatch {
+        api: Api::all(client),
+        config: watcher::Config::default(),
+        namespace: None,
+        cache: Cache::new("Secret"),
+        synced: readiness.ready_check("watch secrets"),
+        metrics: Metrics::new(),
+        outage: Outage::default(),
+    };
+    (readiness, tokio::spawn(async move { watch.run(|_| {}).await }))
 }
 
 /// A server that accepts the first watch and sends nothing, as behind a connection that died.
@@ -279,17 +295,7 @@ async fn a_watch_that_is_silent_before_it_has_shown_what_exists_begins_again() {
             )))
         }
     });
-    let readiness = Readiness::default();
-    let watch: ObjectWatch<Secret> = ObjectWatch {
-        api: Api::all(Client::new(service, "default")),
-        config: watcher::Config::default(),
-        namespace: None,
-        cache: Cache::new("Secret"),
-        synced: readiness.ready_check("watch secrets"),
-        metrics: Metrics::new(),
-        outage: Outage::default(),
-    };
-    let running = tokio::spawn(async move { watch.run(|_| {}).await });
+    let (readiness, running) = watched(Client::new(service, "default"));
     tokio::time::sleep(Duration::from_secs(29)).await;
     assert_eq!((watches.load(Ordering::SeqCst), readiness.is_ready()), (1, false));
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -297,6 +303,66 @@ async fn a_watch_that_is_silent_before_it_has_shown_what_exists_begins_again() {
     // What exists is known: from now on there may be any time between two events.
     tokio::time::sleep(Duration::from_secs(200)).await;
     assert_eq!(watches.load(Ordering::SeqCst), 2);
+    running.abort();
+}
+
+/// A server that refuses to stream the objects that exist once, as while it is busy, and whose watches end without history.
+#[tokio::test(start_paused = true)]
+async fn a_refused_stream_is_asked_for_again_after_a_while() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let recorded = asked.clone();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let query = request.uri().query().unwrap_or_default();
+        let kind = if query.contains("sendInitialEvents=true") {
+            "stream"
+        } else if query.contains("watch=true") {
+            "watch"
+        } else {
+            "list"
+        };
+        let mut asked = recorded.lock();
+        let number = asked.iter().filter(|other| **other == kind).count();
+        asked.push(kind);
+        let expired = json!({"type": "ERROR", "object": {"apiVersion": "v1", "kind": "Status", "metadata": {},
+            "status": "Failure", "code": 410, "reason": "Expired", "message": "too old resource version"}});
+        // Shorter than a watch may be silent.
+        let lived = Duration::from_mins(4);
+        let (code, sent) = match (kind, number) {
+            ("stream", 0) => (
+                429,
+                json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": 429,
+                    "reason": "TooManyRequests", "message": "storage is (re)initializing"}),
+            ),
+            ("stream", _) => (
+                200,
+                json!({"type": "BOOKMARK", "object": {"apiVersion": "v1", "kind": "Secret", "metadata":
+                    {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}}),
+            ),
+            ("list", _) => (
+                200,
+                json!({"apiVersion": "v1", "kind": "SecretList", "metadata": {"resourceVersion": "5"}, "items": []}),
+            ),
+            _ => (200, expired),
+        };
+        async move {
+            let later = async move {
+                if kind == "watch" {
+                    tokio::time::sleep(lived).await;
+                }
+                Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(format!("{sent}\n"))))
+            };
+            let stays_open = kind == "stream" && code == 200;
+            let silence = stream::pending().take(usize::from(stays_open));
+            let body = StreamBody::new(stream::once(later).chain(silence));
+            Ok::<_, std::convert::Infallible>(Response::builder().status(code).body(body).unwrap())
+        }
+    });
+    let (readiness, running) = watched(Client::new(service, "default"));
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    assert_eq!(*asked.lock(), ["stream", "list", "watch", "list", "watch", "list", "watch"]);
+    tokio::time::sleep(Duration::from_mins(4)).await;
+    assert_eq!(*asked.lock(), ["stream", "list", "watch", "list", "watch", "list", "watch", "stream"]);
+    assert!(readiness.is_ready());
     running.abort();
 }
 
@@ -328,7 +394,9 @@ async fn an_object_watch_whose_history_expired_lists_again_and_loses_nothing() {
         watch
             .run(|event| {
                 recorded.lock().push(match event {
-                    ObjectEvent::Updated { now, .. } => format!("updated {}", now.name_any()),
+                    ObjectEvent::Updated { now, is_listed, .. } => {
+                        format!("{} {}", if is_listed { "listed" } else { "updated" }, now.name_any())
+                    }
                     ObjectEvent::Deleted(last) => format!("deleted {}", last.name_any()),
                 });
             })
@@ -343,7 +411,7 @@ async fn an_object_watch_whose_history_expired_lists_again_and_loses_nothing() {
         found.await.unwrap();
         events.lock().clear();
     };
-    reported(&["updated changed", "updated deleted", "updated kept", "updated replaced"]).await;
+    reported(&["listed changed", "listed deleted", "listed kept", "listed replaced"]).await;
     eventually(TIMEOUT, || async { if readiness.is_ready() { Ok(()) } else { Err("not ready") } })
         .await
         .unwrap();
@@ -359,7 +427,7 @@ async fn an_object_watch_whose_history_expired_lists_again_and_loses_nothing() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(events.lock().is_empty(), "the watch could see nothing of it: {:?}", events.lock());
     memory.withhold_watches(false);
-    reported(&["deleted deleted", "updated added", "updated changed", "updated replaced"]).await;
+    reported(&["deleted deleted", "listed added", "listed changed", "listed replaced"]).await;
     let mut cached: Vec<_> = cache.filter(|_| true).iter().map(|secret| secret.name_any()).collect();
     cached.sort();
     assert_eq!(cached, ["added", "changed", "kept", "replaced"]);

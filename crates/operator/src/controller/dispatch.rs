@@ -1,8 +1,8 @@
 //! The way from a change to a reconcile: which objects a change enqueues, into which queue, and who reconciles them.
 //!
 //! Watches call this with each change. A change enqueues the object itself, its owner, and the objects that refer to it, each
-//! into the queue of its kind. A status that this process wrote enqueues nothing of its own, so that an object at rest stays
-//! at rest.
+//! into the queue of its kind. A status that this process wrote, and a child that it changed, enqueue nothing of their own, so
+//! that an object at rest stays at rest.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -100,7 +100,7 @@ pub(super) fn coder_object_changed<K: CoderResource + References>(
 ) {
     let kind = K::KIND;
     match change {
-        ObjectEvent::Updated { before, now } => {
+        ObjectEvent::Updated { before, now, is_listed: _ } => {
             let key = ObjectKey::of(kind.as_str(), *now);
             if before.is_none_or(|before| is_edited(before, now)) {
                 ctx.references.set(&key, referenced(*now, &key.namespace));
@@ -114,8 +114,9 @@ pub(super) fn coder_object_changed<K: CoderResource + References>(
                 ctx.enqueue(key);
                 return;
             }
-            if before.is_some_and(|before| has_new_status(before, now)) {
-                enqueue(ctx, ctx.references.of(&key));
+            let referrers = ctx.references.of(&key);
+            if !referrers.is_empty() && before.is_some_and(|before| has_new_status(before, now)) {
+                enqueue(ctx, referrers);
             }
             // A status that somebody else wrote is corrected; the one of this process is what it decided anyway.
             if !ctx.is_own_status(&key, now.status()) {
@@ -174,13 +175,17 @@ fn has_new_status<K: CoderResource>(before: &K, now: &K) -> bool {
     timeless_status(before) != timeless_status(now)
 }
 
-/// Enqueues the owner of a child that changed. One that is seen for the first time was found at a start, or written by this
-/// process.
+/// Enqueues the owner of a child that changed, unless it is exactly what a reconcile of the owner has just written.
+///
+/// One that is seen for the first time was found at a start, or written by this process. It counts as a change all the same: a
+/// reconcile that has decided meanwhile that it is not to exist could not see it. So does one that a list delivers, because
+/// versions before it may have been missed.
 pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &ObjectEvent<'_, K>) {
     match change {
-        ObjectEvent::Updated { before, now } => {
-            ctx.applier.delivered(*now);
+        ObjectEvent::Updated { before, now, is_listed } => {
+            let is_response = ctx.applier.delivered(*now);
             match before {
+                Some(_) if is_response && !is_listed => {}
                 Some(_) => enqueue(ctx, owners(ctx, *now)),
                 None => owners(ctx, *now).for_each(|owner| ctx.enqueue_unhurried(owner)),
             }

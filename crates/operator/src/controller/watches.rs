@@ -266,10 +266,10 @@ impl Watches<'_> {
         self.tasks.spawn(async move {
             metadata_watch
                 .run(|event| match event {
-                    MetadataEvent::Changed { namespace, name } => {
+                    MetadataEvent::Changed { namespace, name, .. } => {
                         referenced_changed(&ctx, kind, Some(&kind.key(namespace, name)));
                     }
-                    MetadataEvent::Gap => referenced_changed(&ctx, kind, None),
+                    MetadataEvent::Gap { .. } => referenced_changed(&ctx, kind, None),
                 })
                 .await;
         });

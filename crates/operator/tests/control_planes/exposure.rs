@@ -124,13 +124,29 @@ async fn an_ingress_goes_with_the_exposure_and_others_stay() {
     scene.spec("coder", json!({"expose": null})).await;
     scene.until_gone::<Ingress>("coder").await;
     let plane = scene.until_ready("coder").await;
-    assert_eq!(condition(&plane, "Exposed").unwrap().reason, "Disabled");
+    assert_eq!(condition(&plane, "Exposed"), None);
 
     scene.plane("mine", json!({"expose": {"ingress": {"host": "mine.example.com"}}})).await;
     scene.until_condition("mine", "Conflict", "True", None).await;
     scene.spec("mine", json!({"expose": null})).await;
     scene.until_ready("mine").await;
     assert!(!scene.absent::<Ingress>("mine").await, "an Ingress of others of the same name is left alone");
+}
+
+/// The operator may decide that an Ingress is to go before the watch has shown it.
+#[tokio::test]
+async fn an_exposure_that_is_dropped_at_once_leaves_no_ingress() {
+    let scene = Scene::new(&OPERATOR, "exposure").await;
+    let names: Vec<_> = (0..10).map(|number| format!("coder-{number}")).collect();
+    for name in &names {
+        scene.plane(name, json!({"expose": {"ingress": {"host": "coder.example.com"}}})).await;
+        scene.until_exists::<Ingress>(name).await;
+        scene.spec(name, json!({"expose": null})).await;
+    }
+    for name in &names {
+        scene.until_observed(name).await;
+        scene.until_gone::<Ingress>(name).await;
+    }
 }
 
 #[tokio::test]
@@ -334,7 +350,7 @@ async fn a_route_lives_with_the_gateway_api_and_the_answers_of_gateways() {
     scene.spec("coder", json!({"expose": null})).await;
     scene.until_gone::<HTTPRoute>("coder").await;
     let plane: CoderControlPlane = scene.until_ready("coder").await;
-    assert_eq!(condition(&plane, "Exposed").unwrap().reason, "Disabled");
+    assert_eq!(condition(&plane, "Exposed"), None);
 }
 
 /// What the operator has written in the default namespace.

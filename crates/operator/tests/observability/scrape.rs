@@ -65,7 +65,8 @@ async fn scrape(operator: &Operator) -> String {
 async fn run_operator() -> Scrapes {
     let coder = PoolScene::within(Scene::unmanaged("observe").await, Mode::Licensed).await;
     let namespace = coder.scene.namespace.clone();
-    let faults = ["before list coderprovisioners / status=500 2", "before create deployments / status=500 2"];
+    let faults =
+        ["before watch coderprovisioners / status=500 2", "before create deployments / status=500 2"];
     let operator = coder.scene.start_failing(FLAGS, &faults.map(String::from));
     operator.until_leading().await;
 

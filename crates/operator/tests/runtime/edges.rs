@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 
@@ -48,11 +48,9 @@ async fn a_foreign_service_account_is_a_conflict_until_it_is_handed_over() {
     accounts.patch("coder", &PatchParams::default(), &Patch::Merge(&hand_over)).await.unwrap();
     ready_is(client, namespace, "coder", "Progressing").await;
     assert_eq!(accounts.get("coder").await.unwrap().labels()["team"], "x");
-    let events: Api<k8s_openapi::api::events::v1::Event> = scene.api();
     // An event follows the status that it tells of.
     eventually(PATIENCE, || async {
-        let all = events.list(&ListParams::default()).await.unwrap().items;
-        let told: Vec<_> = all.into_iter().filter_map(|event| event.reason).collect();
+        let told: Vec<_> = scene.events("coder").await.into_iter().map(|(_, reason)| reason).collect();
         if told == ["ForeignObject", "Progressing"] {
             Ok(())
         } else {

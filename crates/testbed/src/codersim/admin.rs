@@ -139,8 +139,11 @@ impl State {
 }
 
 impl CoderSim {
-    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        change(&mut self.shared.state.lock())
+    /// Looks at the state, or changes it as somebody else than a client does. What was held until then counts as held.
+    pub(super) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.shared.state.lock();
+        monitor::remember_state(&self.shared, &state);
+        change(&mut state)
     }
 
     /// A token of an owner, without a request in the log. Creates the first user if there is none.

@@ -94,8 +94,12 @@ impl Held {
 
 /// Remembers what the server holds now.
 pub(super) fn remember(shared: &Shared) {
-    let held = Held::of(&shared.state.lock());
-    shared.monitor.lock().ever.extend(held);
+    remember_state(shared, &shared.state.lock());
+}
+
+/// Remembers what the server holds in this state.
+pub(super) fn remember_state(shared: &Shared, state: &State) {
+    shared.monitor.lock().ever.extend(Held::of(state));
 }
 
 /// The name of a token: its id. The secret half is known to its holder alone.

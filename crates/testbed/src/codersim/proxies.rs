@@ -13,23 +13,25 @@ use super::{
 impl CoderSim {
     /// Deletes a proxy, as an administrator does in the dashboard.
     pub fn delete_proxy(&self, id: &str) {
-        let mut state = self.shared.state.lock();
-        for proxy in state.proxies.iter_mut().filter(|proxy| proxy.id == id) {
-            proxy.deleted = true;
-        }
+        self.with(|state| {
+            for proxy in state.proxies.iter_mut().filter(|proxy| proxy.id == id) {
+                proxy.deleted = true;
+            }
+        });
     }
 
     /// Restores a proxy with its UUID and token, as a restored database does. It is unregistered until it runs.
     pub fn restore_proxy(&self, proxy: &ProxySeen) {
-        let mut state = self.shared.state.lock();
         let ProxySeen { id, name, display_name, icon, deleted, token, status: _, url: _, version: _ } =
             proxy.clone();
         let secret = token.expose_secret().rsplit(':').next().unwrap_or_default().to_owned();
-        let mut restored = Proxy::unregistered(id, secret, state.now());
-        (restored.name, restored.display_name, restored.icon, restored.deleted) =
-            (name, display_name, icon, deleted);
-        state.proxies.push(restored);
-        state.issue_all();
+        self.with(|state| {
+            let mut restored = Proxy::unregistered(id, secret, state.now());
+            (restored.name, restored.display_name, restored.icon, restored.deleted) =
+                (name, display_name, icon, deleted);
+            state.proxies.push(restored);
+            state.issue_all();
+        });
     }
 }
 
