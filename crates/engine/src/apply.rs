@@ -308,7 +308,13 @@ impl Applier {
             match self.patch(api, desired, values).await {
                 // A value that excludes another one, which the server has set by default.
                 Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {}
-                patched => return patched.map(Applied::Written),
+                Ok(patched) if desired.is_in(&patched)? => {
+                    self.remember(&patched, desired);
+                    return Ok(Applied::Written(patched));
+                }
+                // Somebody has changed another value of ours since, or the server stores one in another form.
+                Ok(_) => {}
+                Err(error) => return Err(error),
             }
         }
         if applied.is_none() || shape.is_some() {
@@ -346,10 +352,6 @@ impl Applier {
         values: Unprintable,
     ) -> kube::Result<K> {
         match api.patch(&desired.name, &update_params(), &Patch::Strategic(values)).await {
-            Ok(patched) => {
-                self.remember(&patched, desired);
-                Ok(patched)
-            }
             Err(kube::Error::Api(status)) if status.is_not_found() => {
                 Err(kube::Error::Api(Box::new(Status {
                     code: 409,
@@ -357,7 +359,7 @@ impl Applier {
                     ..*status
                 })))
             }
-            Err(error) => Err(error),
+            patched => patched,
         }
     }
 

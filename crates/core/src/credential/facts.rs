@@ -207,16 +207,18 @@ impl<'a, K: CredentialKind> Facts<'a, K> {
     }
 
     /// The verdict, which says that the Secret does not hold the credential any more if that is so: somebody deleted or emptied
-    /// it after it was stored there. What is under way may take long.
+    /// it after it was stored there, or coderd no longer accepts what it holds (`is_dead`). What is under way may take long.
     pub(crate) fn weighed_against_loss(
         &self,
         secret: &SecretDataRef,
+        is_dead: bool,
         verdict: CredentialVerdict,
     ) -> CredentialVerdict {
-        let is_lost = matches!(
-            self.observed.secrets.get(secret),
-            Some(Secret::Ours { holds: None, .. } | Secret::Absent)
-        );
+        let is_lost = is_dead
+            || matches!(
+                self.observed.secrets.get(secret),
+                Some(Secret::Ours { holds: None, .. } | Secret::Absent)
+            );
         if is_lost && self.record.secret.as_ref() == Some(secret) && verdict.in_place.is_none() {
             return CredentialVerdict { in_place: Some(false), ..verdict };
         }

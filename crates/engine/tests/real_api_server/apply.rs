@@ -130,6 +130,21 @@ async fn a_changed_value_costs_one_patch_and_no_read() {
     assert_eq!(none.annotations().get("a"), None);
 }
 
+/// The cached child, by which the patch is made, may be older than the live one.
+#[tokio::test]
+async fn what_somebody_changes_just_before_a_patch_is_corrected() {
+    let scene = Scene::new("applier-overtaken").await;
+    let made = written(scene.apply(account(&[("a", "1"), ("b", "1")]), None).await);
+    let theirs = json!({"metadata": {"annotations": {"b": "theirs"}}});
+    scene.accounts().patch("robot", &PatchParams::default(), &Patch::Merge(&theirs)).await.unwrap();
+    let changed = written(scene.apply(account(&[("a", "2"), ("b", "1")]), Some(&made)).await);
+    assert_eq!((&*changed.annotations()["a"], &*changed.annotations()["b"]), ("2", "1"));
+    assert!(matches!(
+        scene.apply(account(&[("a", "2"), ("b", "1")]), Some(&changed)).await,
+        Applied::Unchanged(_)
+    ));
+}
+
 #[tokio::test]
 async fn a_patch_is_refused_for_a_child_that_was_deleted() {
     let scene = Scene::new("applier-gone").await;

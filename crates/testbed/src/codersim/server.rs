@@ -159,7 +159,6 @@ async fn answer(
         }
         Some(SimFault::Answer { status, headers, body }) => Some((Reply::raw(status, headers, body), None)),
     };
-    monitor::remember(&shared);
     if let Some((reply, _)) = &reply {
         monitor::granted(&shared, &asked, reply.status);
     }
@@ -175,7 +174,13 @@ fn routed(
     asked: &Asked,
     upgrade: OnUpgrade,
 ) -> (Reply, Option<BoxFuture<'static, ()>>) {
-    let mut reply = routes::answer(&mut shared.state.lock(), asked);
+    let mut reply = {
+        // At once, before another request changes what this one made.
+        let mut state = shared.state.lock();
+        let reply = routes::answer(&mut state, asked);
+        monitor::remember_state(shared, &state);
+        reply
+    };
     let line: Option<BoxFuture<'static, ()>> = match reply.then.take().map(|then| *then) {
         None => None,
         Some(Then::CheckProxy(id)) => {

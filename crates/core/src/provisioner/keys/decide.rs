@@ -72,16 +72,17 @@ fn proven(facts: &KeyFacts<'_>) -> Flow<Option<Live>> {
 /// Makes a decision of what a rule came to. While nothing else is to be done, keys that nothing uses go.
 fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision {
     let pod_credential = live.map_or_else(|| facts.last_pod_credential(), |live| facts.run(live));
+    let secret = &facts.observed.desired.secret;
+    let is_dead = live.is_none() && facts.is_refused_in(secret);
     let verdict = match outcome {
         Ok(()) => ready(),
         Err(Stop::Wait(verdict)) => {
-            let is_intact = facts.holds_what_pods_have(&facts.observed.desired.secret);
+            let is_intact = facts.holds_what_pods_have(secret);
             let verdict = verdict.weighed_against_record(facts.is_wanted_on_record(), is_intact);
-            facts.weighed_against_loss(&facts.observed.desired.secret, verdict)
+            facts.weighed_against_loss(secret, is_dead, verdict)
         }
         Err(Stop::NextStep(next)) => {
-            let verdict =
-                facts.weighed_against_loss(&facts.observed.desired.secret, progress(facts, live, &next));
+            let verdict = facts.weighed_against_loss(secret, is_dead, progress(facts, live, &next));
             let events = passed_over(facts, &next);
             return Decision { events, ..Decision::rest(pod_credential, verdict).then(*next) };
         }

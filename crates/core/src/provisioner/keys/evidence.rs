@@ -69,8 +69,12 @@ impl<'a> KeyFacts<'a> {
 
     /// Whether a Secret holds material that coderd does not know, or knows as somebody else's.
     pub(super) fn is_refused(&self) -> bool {
-        self.places()
-            .any(|place| matches!(self.observed.proofs.get(place), Some(KeyProof::Refused | KeyProof::Is(_))))
+        self.places().any(|place| self.is_refused_in(place))
+    }
+
+    /// The same of one Secret.
+    pub(super) fn is_refused_in(&self, place: &SecretDataRef) -> bool {
+        matches!(self.observed.proofs.get(place), Some(KeyProof::Refused | KeyProof::Is(_)))
     }
 
     /// Stops while a Secret that may hold the key cannot be read.

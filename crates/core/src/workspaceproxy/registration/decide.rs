@@ -47,10 +47,17 @@ pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
         Err(Stop::Wait(verdict)) => {
             let is_intact = facts.holds_what_pods_have(&desired.secret);
             let verdict = verdict.weighed_against_record(facts.is_wanted_on_record(), is_intact);
-            Decision::rest(facts.last_pod_credential(), facts.weighed_against_loss(&desired.secret, verdict))
+            let is_dead = facts.is_dead(&desired.secret, facts.record);
+            let verdict = facts.weighed_against_loss(&desired.secret, is_dead, verdict);
+            Decision::rest(facts.last_pod_credential(), verdict)
         }
         Err(Stop::NextStep(next)) => {
-            let verdict = facts.weighed_against_loss(&desired.secret, progress(&facts));
+            let record = match &*next {
+                NextStep::WriteStatus(record) => record,
+                _ => facts.record,
+            };
+            let is_dead = facts.is_dead(&desired.secret, record);
+            let verdict = facts.weighed_against_loss(&desired.secret, is_dead, progress(&facts));
             Decision::rest(facts.last_pod_credential(), verdict).then(*next)
         }
     }
@@ -174,6 +181,14 @@ impl<'a> RegistrationFacts<'a> {
             return Some(pod_credential);
         }
         self.stored_pod_credential(self.observed.own.url.as_ref()?).filter(|_| self.record.pending.is_none())
+    }
+
+    /// Whether a Secret holds a token that coderd refuses, or that is not for the registration on this record.
+    fn is_dead(&self, secret: &SecretDataRef, record: &RegistrationRecord) -> bool {
+        let Some((token, _)) = self.held(secret) else { return false };
+        let is_its = |current: &RegistrationRef| current.id.is_none() || current.id == token.id;
+        !record.current.as_ref().is_some_and(is_its)
+            || self.observed.proofs.get(secret) == Some(&TokenProof::Refused)
     }
 
     /// UUIDs of registrations whose tokens, or marks, our Secrets hold.

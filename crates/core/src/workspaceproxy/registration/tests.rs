@@ -244,13 +244,13 @@ fn a_lost_or_dead_token_is_announced_and_made_again() {
     let empty = Secret::Ours { version: "7".into(), holds: None, marks: Some(marks(ID)) };
     let mut dead = well();
     dead.proofs = [(secret_at("s"), TokenProof::Refused)].into();
-    for (mut observed, reason, in_place) in [
-        (lost(Secret::Absent), Reason::TokenLost, Some(false)),
-        (lost(empty), Reason::TokenLost, Some(false)),
-        (lost(secret(OTHER)), Reason::TokenLost, None),
-        (dead, Reason::TokenRefused, None),
+    for (mut observed, reason) in [
+        (lost(Secret::Absent), Reason::TokenLost),
+        (lost(empty), Reason::TokenLost),
+        (lost(secret(OTHER)), Reason::TokenLost),
+        (dead, Reason::TokenRefused),
     ] {
-        assert_eq!(decide(&observed, at(NOW)).verdict.in_place, in_place, "said before anything is made");
+        assert_eq!(decide(&observed, at(NOW)).verdict.in_place, Some(false), "said before anything is made");
         let announced = record(&observed).pending.unwrap();
         assert_eq!(
             (announced.credential.id.as_deref(), announced.reason.as_str()),
@@ -330,8 +330,10 @@ fn a_registration_that_somebody_deleted_is_made_again() {
     observed.listings = fresh().listings;
     let after = record(&observed);
     assert_eq!((after.current, after.pending), (None, None));
+    assert_eq!(decide(&observed, at(NOW)).verdict.in_place, Some(false), "its token is dead");
     observed.record.current = None;
     assert!(record(&observed).pending.is_some());
+    assert_eq!(decide(&observed, at(NOW)).verdict.in_place, Some(false), "it still is");
 }
 
 #[test]

@@ -195,15 +195,13 @@ fn a_secret_that_is_lost_or_damaged_is_replaced_and_its_key_stays_until_pods_hav
         (secret("k1", "pool"), KeyProof::Refused, Reason::KeyRefused),
         (secret("k1", "pool"), KeyProof::Is(found("theirs", "elses")), Reason::KeyRefused),
     ] {
-        let is_stored = reason != Reason::SecretLost;
         let mut observed = ObservedKeys { verify_due: true, ..running() };
         observed.secrets.insert(secret_at("s"), secret);
         let mut observed = knows(observed, proof, vec![listed("k1", "pool"), listed("theirs", "elses")]);
-        if !is_stored {
+        if reason == Reason::SecretLost {
             observed.proofs.clear();
         }
-        let in_place = decide(&observed, at(NOW)).verdict.in_place;
-        assert_eq!(in_place, if is_stored { None } else { Some(false) }, "said before anything is made");
+        assert_eq!(decide(&observed, at(NOW)).verdict.in_place, Some(false), "said before anything is made");
         let record = recorded(&observed);
         assert_eq!(
             (record.pending.as_ref().unwrap().credential.name.clone(), record.stale.len()),
