@@ -115,6 +115,11 @@ impl Observed {
         self.object.metadata.deletion_timestamp.is_some()
     }
 
+    /// The latest Deployment that is known.
+    pub fn deployment(&self) -> Option<&Arc<Deployment>> {
+        self.newer_deployment.as_ref().or(self.children.deployment.as_ref())
+    }
+
     /// Whether every pod runs as the wanted ServiceAccount, so that an earlier one can go.
     fn has_moved(&self) -> bool {
         workload::have_moved(self.children.deployment.as_deref(), &self.service_account())
@@ -122,7 +127,7 @@ impl Observed {
 
     /// The image of coderd.
     fn image(&self) -> image::Image {
-        image::decide(&self.object, self.newer_deployment.as_deref().or(self.children.deployment.as_deref()))
+        image::decide(&self.object, self.deployment().map(Arc::as_ref))
     }
 
     /// Pods that are asked for, by whoever decides it.
@@ -130,7 +135,7 @@ impl Observed {
         match self.object.spec.scaling {
             Scaling::Managed => self.object.spec.replicas,
             Scaling::External => {
-                let live = self.children.deployment.as_ref().and_then(|d| d.spec.as_ref()?.replicas);
+                let live = self.deployment().and_then(|d| d.spec.as_ref()?.replicas);
                 live.unwrap_or(1)
             }
         }
@@ -165,17 +170,13 @@ fn desired(observed: &Observed) -> Desired {
         held,
         observed.has_moved(),
     );
-    let handed_over = observed
-        .children
-        .deployment
-        .as_ref()
-        .is_some_and(|held| held.annotations().get(annotation::SCALING).is_some());
+    let is_to_hand_over =
+        |live: &Arc<Deployment>| !live.annotations().contains_key(annotation::SCALING);
     Desired {
         accounts,
         service: service::service(&name, &spec.service, service::HTTP, tls, &selector),
         hand_over_replicas: spec.scaling == Scaling::External
-            && observed.children.deployment.is_some()
-            && !handed_over,
+            && observed.deployment().is_some_and(is_to_hand_over),
         exposure: exposure::desired(&name, spec.expose.as_ref(), &name, port, observed.gateway_api),
         budget: pod::disruption_budget(
             &name,

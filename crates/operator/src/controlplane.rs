@@ -232,7 +232,7 @@ async fn roll_out(
     };
     // First another field manager takes `replicas` over: a field that its only manager stops applying falls back to its
     // default, which is 1.
-    if let Some(live) = cached.as_deref().filter(|_| desired.hand_over_replicas)
+    if let Some(live) = observed.deployment().filter(|_| desired.hand_over_replicas)
         && let Err(error) = ctx.applier.hand_over_replicas(live).await
     {
         let what = format!("hand over the replicas of Deployment {}", live.name_any());

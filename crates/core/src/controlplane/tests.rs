@@ -118,8 +118,10 @@ fn somebody_else_may_scale() {
     held.metadata.annotations = None;
     observed.children.deployment = Some(Arc::new(held));
     assert!(decide(&observed).desired.unwrap().hand_over_replicas);
-    observed.children.deployment = Some(Arc::new(made));
-    assert!(!decide(&observed).desired.unwrap().hand_over_replicas);
+    observed.newer_deployment = Some(Arc::new(made));
+    assert!(!decide(&observed).desired.unwrap().hand_over_replicas, "the cache is late");
+    observed.newer_deployment = observed.children.deployment.take();
+    assert!(decide(&observed).desired.unwrap().hand_over_replicas, "it was written a moment ago");
 }
 
 #[test]
