@@ -170,8 +170,7 @@ fn desired(observed: &Observed) -> Desired {
         held,
         observed.has_moved(),
     );
-    let is_to_hand_over =
-        |live: &Arc<Deployment>| !live.annotations().contains_key(annotation::SCALING);
+    let is_to_hand_over = |live: &Arc<Deployment>| !live.annotations().contains_key(annotation::SCALING);
     Desired {
         accounts,
         service: service::service(&name, &spec.service, service::HTTP, tls, &selector),

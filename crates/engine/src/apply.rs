@@ -309,7 +309,7 @@ impl Applier {
                 // A value that excludes another one, which the server has set by default.
                 Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {}
                 Ok(patched) if desired.is_in(&patched)? => {
-                    self.remember(&patched, desired);
+                    self.remember(&patched, desired, true);
                     return Ok(Applied::Written(patched));
                 }
                 // Somebody has changed another value of ours since, or the server stores one in another form.
@@ -340,7 +340,7 @@ impl Applier {
         // As kube marks its own requests, so that the client knows what is meant.
         request.extensions_mut().insert("create");
         let created = self.client.request(request).await?;
-        self.remember(&created, desired);
+        self.remember(&created, desired, desired.is_in(&created)?);
         Ok(created)
     }
 
@@ -372,7 +372,7 @@ impl Applier {
         let written = api
             .patch(&desired.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(patch))
             .await?;
-        self.remember(&written, desired);
+        self.remember(&written, desired, desired.is_in(&written)?);
         Ok(written)
     }
 
@@ -382,11 +382,12 @@ impl Applier {
         self.hasher.hash_one((K::kind(&()), child.meta().uid.as_deref()))
     }
 
-    /// Remembers the response to a write. One lock at a time, here and in [`Self::forget`]: no order of locks to keep.
-    fn remember<K: NamespacedKind>(&self, written: &K, desired: &DesiredObject) {
+    /// Remembers the response to a write, and whether the desired object is in it. One lock at a time, here and in
+    /// [`Self::forget`]: no order of locks to keep.
+    fn remember<K: NamespacedKind>(&self, written: &K, desired: &DesiredObject, is_as_desired: bool) {
         let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) else { return };
         let key = key_of::<K>(written.namespace().as_deref(), &desired.name);
-        if desired.is_in(written).unwrap_or(false) {
+        if is_as_desired {
             self.reformatted.lock().remove(&key);
         } else {
             let (uid, version) = (uid.clone(), version.clone());

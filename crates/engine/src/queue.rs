@@ -242,7 +242,7 @@ impl Queue {
                     .instrument(span),
                 );
             }
-            let next_due = self.next_due();
+            let next_due = self.next_due(concurrency);
             tokio::select! {
                 // The stop comes first, so that a queue that never empties stops too.
                 biased;
@@ -302,9 +302,21 @@ impl Queue {
         self.shared.changed.notify_one();
     }
 
-    fn next_due(&self) -> Option<Instant> {
-        self.shared.state.lock().delays.peek().map(|Reverse((at, _))| *at)
+    /// When another object may be taken, even if none is enqueued and none of those that run ends.
+    fn next_due(&self, concurrency: usize) -> Option<Instant> {
+        let state = self.shared.state.lock();
+        let delayed = state.delays.peek().map(|Reverse((at, _))| *at);
+        let awaits_share =
+            !state.unhurried.is_empty() && state.running_unhurried < unhurried_share(concurrency);
+        let share_begins =
+            state.hurried_since.filter(|_| awaits_share).map(|since| since + HURRIED_PRECEDENCE);
+        delayed.into_iter().chain(share_begins).min()
     }
+}
+
+/// How many of the workers objects without hurry have beside others.
+fn unhurried_share(concurrency: usize) -> usize {
+    concurrency.div_ceil(UNHURRIED_SHARE)
 }
 
 impl State {
@@ -323,7 +335,7 @@ impl State {
         let unhurried_limit = match self.hurried_since {
             None => concurrency,
             Some(since) if now.saturating_duration_since(since) < HURRIED_PRECEDENCE => 1,
-            Some(_) => concurrency.div_ceil(UNHURRIED_SHARE),
+            Some(_) => unhurried_share(concurrency),
         };
         let may_take_unhurried = self.running_unhurried < unhurried_limit;
         let is_turn = (self.taken + 1).is_multiple_of(UNHURRIED_SHARE) || self.ready.is_empty();

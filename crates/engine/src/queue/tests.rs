@@ -322,3 +322,34 @@ async fn objects_without_hurry_come_one_at_a_time_beside_another_one_and_then_ha
     assert_eq!((later.len(), later.iter().max()), (42, Some(&2)), "two of 16 for 205 ms");
     assert_eq!(after.iter().max(), Some(&16));
 }
+
+#[tokio::test(start_paused = true)]
+async fn objects_without_hurry_get_their_share_although_nothing_ends() {
+    let queue = queue();
+    for number in 0..64 {
+        queue.enqueue_unhurried(key(&format!("old-{number}")));
+    }
+    queue.enqueue(key("new"));
+    let (start, started) = (Instant::now(), Mutex::new(Vec::new()));
+    let stop = CancellationToken::new();
+    let jobs = queue.run(64, stop.clone(), Duration::from_secs(10), |_| {
+        started.lock().push(start.elapsed());
+        // As with a server that does not answer.
+        async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            Action::AwaitChange
+        }
+    });
+    let ((), drained) = tokio::join!(
+        async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            stop.cancel();
+        },
+        jobs
+    );
+    assert!(drained);
+    let started = started.into_inner();
+    assert_eq!(started.len(), 1 + 8, "the other one, and an eighth of the workers");
+    assert_eq!(started.iter().filter(|at| **at < HURRIED_PRECEDENCE).count(), 2);
+    assert!(started.iter().all(|at| *at <= HURRIED_PRECEDENCE + Duration::from_millis(5)), "{started:?}");
+}

@@ -21,7 +21,7 @@ use kube::{Resource, ResourceExt};
 
 use super::{
     Context,
-    kinds::{CoderResource, ReferencedKind, controllers},
+    kinds::{CoderResource, ReferencedKind, controllers, is_controlled},
 };
 
 /// Reconciles one object of any kind. Whatever asks for a delay: a clean-up is continued within its deadline.
@@ -179,13 +179,14 @@ fn has_new_status<K: CoderResource>(before: &K, now: &K) -> bool {
 ///
 /// One that is seen for the first time was found at a start, or written by this process. It counts as a change all the same: a
 /// reconcile that has decided meanwhile that it is not to exist could not see it. So does one that a list delivers, because
-/// versions before it may have been missed.
+/// versions before it may have been missed; and one in another namespace, whose grant another reconcile may have decided about
+/// by the version before.
 pub(super) fn child_changed<K: Resource<DynamicType = ()>>(ctx: &Context, change: &ObjectEvent<'_, K>) {
     match change {
         ObjectEvent::Updated { before, now, is_listed } => {
             let is_response = ctx.applier.delivered(*now);
             match before {
-                Some(_) if is_response && !is_listed => {}
+                Some(_) if is_response && !is_listed && is_controlled(*now) => {}
                 Some(_) => enqueue(ctx, owners(ctx, *now)),
                 None => owners(ctx, *now).for_each(|owner| ctx.enqueue_unhurried(owner)),
             }

@@ -198,7 +198,7 @@ pub(crate) fn controllers<K: Resource>(child: &K) -> impl Iterator<Item = Object
     })
 }
 
-fn is_controlled<K: Resource>(child: &K) -> bool {
+pub(crate) fn is_controlled<K: Resource>(child: &K) -> bool {
     controllers(child).next().is_some()
 }
 

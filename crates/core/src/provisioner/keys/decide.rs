@@ -38,17 +38,18 @@ pub fn decide(observed: &ObservedKeys, now: Timestamp) -> Decision {
         return Decision::rest(facts.last_pod_credential(), ready());
     }
     match proven(&facts) {
-        Err(stop) => finish(&facts, None, Err(stop)),
+        Err(stop) => finish(&facts, None, false, Err(stop)),
         Ok(None) => {
             let reason = if facts.is_refused() { Reason::KeyRefused } else { Reason::SecretLost };
-            finish(&facts, None, replace(&facts, None, reason))
+            let is_dead = facts.is_refused_in(&observed.desired.secret);
+            finish(&facts, None, is_dead, replace(&facts, None, reason))
         }
         Ok(Some(live)) => {
             let outcome = facts.mismatch(&live.key).and_then(|mismatch| match mismatch {
                 None => settle(&facts, &live),
                 Some(reason) => replace(&facts, Some(&live), reason),
             });
-            finish(&facts, Some(&live), outcome)
+            finish(&facts, Some(&live), false, outcome)
         }
     }
 }
@@ -69,11 +70,11 @@ fn proven(facts: &KeyFacts<'_>) -> Flow<Option<Live>> {
     Ok(Some(live))
 }
 
-/// Makes a decision of what a rule came to. While nothing else is to be done, keys that nothing uses go.
-fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, outcome: Flow<()>) -> Decision {
+/// Makes a decision of what a rule came to. While nothing else is to be done, keys that nothing uses go. `is_dead`: the wanted
+/// Secret holds what coderd refuses.
+fn finish(facts: &KeyFacts<'_>, live: Option<&Live>, is_dead: bool, outcome: Flow<()>) -> Decision {
     let pod_credential = live.map_or_else(|| facts.last_pod_credential(), |live| facts.run(live));
     let secret = &facts.observed.desired.secret;
-    let is_dead = live.is_none() && facts.is_refused_in(secret);
     let verdict = match outcome {
         Ok(()) => ready(),
         Err(Stop::Wait(verdict)) => {

@@ -47,7 +47,8 @@ pub fn decide(observed: &ObservedRegistration, now: Timestamp) -> Decision {
         Err(Stop::Wait(verdict)) => {
             let is_intact = facts.holds_what_pods_have(&desired.secret);
             let verdict = verdict.weighed_against_record(facts.is_wanted_on_record(), is_intact);
-            let is_dead = facts.is_dead(&desired.secret, facts.record);
+            // Without a registration on record, which a part of the status may lack, it is as was said.
+            let is_dead = facts.record.current.is_some() && facts.is_dead(&desired.secret, facts.record);
             let verdict = facts.weighed_against_loss(&desired.secret, is_dead, verdict);
             Decision::rest(facts.last_pod_credential(), verdict)
         }

@@ -334,6 +334,8 @@ fn a_registration_that_somebody_deleted_is_made_again() {
     observed.record.current = None;
     assert!(record(&observed).pending.is_some());
     assert_eq!(decide(&observed, at(NOW)).verdict.in_place, Some(false), "it still is");
+    observed.target = Err(blocker());
+    assert_eq!(decide(&observed, at(NOW)).verdict.in_place, None, "what was said stays");
 }
 
 #[test]

@@ -63,6 +63,7 @@ fn a_made_key_is_proven_before_it_is_current_and_pods_change_over_after_that() {
     assert_eq!(before.next, NextStep::Ask(Query::Proof(secret_at("s"))));
     assert_eq!(before.pod_credential.unwrap().checksum, "sum-k1", "unproven material is not rolled out");
     observed.proofs.insert(secret_at("s"), KeyProof::Is(new));
+    assert_eq!(decide(&observed, at(NOW)).verdict.in_place, None, "the Secret always held a key that works");
     observed.record = recorded(&observed);
     assert_eq!(observed.record.current.as_ref().unwrap().id.as_deref(), Some("k2"));
     assert_eq!(observed.record.pending, None);

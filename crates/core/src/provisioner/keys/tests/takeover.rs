@@ -56,6 +56,7 @@ fn a_part_that_was_lost_is_filled_in() {
     let key = observed.record.current.as_mut().unwrap();
     (key.id, key.details.tags_hash, key.target.deployment_id) = (None, None, None);
     let mut observed = verified(observed);
+    assert_eq!(decide(&observed, at(NOW)).verdict.in_place, None, "what was said stays");
     observed.record = recorded(&observed);
     while let NextStep::WriteStatus(record) = next(&observed) {
         assert_eq!(record.pending, None);
